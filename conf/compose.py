@@ -1,0 +1,205 @@
+"""Hydra composes, pydantic judges: overrides in, a checked ``Config`` out, or every fault at once.
+
+Whatever the source (the command line, a stored configuration), values become overrides and take this one path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from pydantic import ValidationError
+
+from conf import grammar
+from conf.errors import ConfigError
+from conf.keys import (
+    CONF,
+    choice_content,
+    dotted,
+    groups,
+    lookup,
+    unknown_choice,
+    unknown_key,
+)
+from conf.schema import Config
+from conf.verdict import judge, missing_value
+
+
+def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> Config:
+    """Return the configuration that ``overrides`` (no sweeps) make of the YAML files.
+
+    ``base`` is a configuration as ``to_json`` writes it; it stands between the YAML files and ``overrides``. Raises
+    ConfigError with all faults.
+    """
+    parsed, faults = grammar.parse(overrides)
+    if base is not None:
+        replaced = {o.key_or_group for o in parsed}
+        stored, stored_faults = grammar.parse(_as_overrides(base, replaced, faults))
+        parsed, faults = stored + parsed, faults + stored_faults
+    choices = [o for o in parsed if o.key_or_group in groups() and _valid_choice(o, faults)]
+    defaults = _compose(choices, faults)
+    values = [o for o in parsed if o.key_or_group not in groups() and _valid_key(o, defaults, faults)]
+    tree, unresolved = _resolved(_compose(choices + values, faults))
+    faults += unresolved.values()
+    config, judged = _judged(tree, defaults, ignore=set(unresolved))
+    if config is None or faults or judged:
+        raise ConfigError(list(dict.fromkeys(faults + judged)))
+    return config
+
+
+def to_json(config: Config) -> str:
+    """Return the configuration as JSON that ``from_json`` and ``--config`` accept."""
+    return config.model_dump_json(indent=2) + "\n"
+
+
+def from_json(text: str, *, source: str, overrides: list[str] | None = None) -> Config:
+    """Return the configuration in ``text``, changed by ``overrides``; ``source`` names it in an error."""
+    try:
+        base = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError([f"{source} is not JSON ({error})"]) from error
+    if not isinstance(base, dict):
+        raise ConfigError([f"{source} must hold one JSON object, as `agentrl show --json` prints"])
+    return compose(overrides or [], base=base)
+
+
+def _compose(overrides: list[Override], faults: list[str]) -> DictConfig:
+    """Let Hydra compose; what it refuses becomes a fault, and the defaults are returned in its place."""
+    lines = [str(o.input_line) for o in overrides]
+    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        try:
+            return hydra_compose("config", overrides=lines)
+        except (HydraException, OmegaConfBaseException) as error:
+            faults.append(" ".join(str(error).split()))
+            return hydra_compose("config")
+
+
+def _valid_choice(override: Override, faults: list[str]) -> bool:
+    group, line = override.key_or_group, override.input_line
+    if override.is_delete():
+        faults.append(f"{line}: a run cannot do without {group}; drop this override")
+    elif override.type is not OverrideType.CHANGE or override.package is not None:
+        faults.append(f"{line}: {group} is a group with one choice; write {group}=CHOICE")
+    elif override.is_sweep_override():
+        faults.append(_sweep_fault(override))
+    elif isinstance(override.value(), dict):
+        faults.append(f"{line}: {group} is a group; choose with {group}=CHOICE, set {group}.KEY=VALUE")
+    elif override.value() not in groups()[group]:
+        faults.append(unknown_choice(group, override.value()))
+    else:
+        return True
+    return False
+
+
+def _valid_key(override: Override, tree: DictConfig, faults: list[str]) -> bool:
+    """Judge what Hydra would stop at; what it accepts (``+new=1``, ``~key``) is left to pydantic."""
+    key, line = override.key_or_group, override.input_line
+    known, node = lookup(tree, key)
+    before = len(faults)
+    if override.is_sweep_override():
+        faults.append(_sweep_fault(override))
+    elif override.package is not None or "/" in key or key.partition(".")[0] == "hydra":
+        faults.append(f"{line}: agentrl's groups are {', '.join(groups())}; write GROUP=CHOICE or KEY=VALUE")
+    elif override.is_add() and known:
+        faults.append(f"{line}: {key} exists already; drop the +")
+    elif not known and not override.is_add() and not override.is_force_add():
+        faults.append(unknown_key(key, tree))
+    elif key.partition(".")[0] in groups() and key.endswith(".kind") and key.count(".") == 1:
+        group = key.removesuffix(".kind")
+        faults.append(f"{line}: the choice of a group is made with {group}={override.value()}")
+    elif isinstance(node, Mapping) and not override.is_delete():
+        faults += _section_faults(override, node, tree)
+    return len(faults) == before
+
+
+def _section_faults(override: Override, section: Mapping[str, Any], tree: DictConfig) -> list[str]:
+    """Judge ``section={…}``, which merges into the section."""
+    key, value = override.key_or_group, override.value()
+    if not isinstance(value, dict):
+        return [f"{override.input_line}: {key} is a section; set its keys, e.g. {key}.{next(iter(section))}=…"]
+    names = [f"{key}.{name}" for name, _ in dotted(value)]
+    return [unknown_key(name, tree) for name in names if not lookup(tree, name)[0]]
+
+
+def _sweep_fault(override: Override) -> str:
+    return (
+        f"{override.input_line} is a sweep, which only `agentrl run` takes: give one value, or quote it "
+        f"if it is one, '{override.key_or_group}=\"…\"' in the shell"
+    )
+
+
+def _resolved(tree: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the plain tree, and the faults of keys that have no value or an interpolation that fails, by key."""
+    faults: dict[str, str] = {}
+    for key, _ in dotted(OmegaConf.to_container(tree)):  # type: ignore[arg-type]  # the root is a dict
+        try:
+            OmegaConf.select(tree, key, throw_on_missing=True)
+        except MissingMandatoryValue:
+            faults[key] = missing_value(key)
+        except OmegaConfBaseException as error:
+            faults[key] = f"{key}: {str(error).splitlines()[0]}"
+    for key in faults:
+        OmegaConf.update(tree, key, None)
+    plain: dict[str, Any] = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    return plain, faults
+
+
+def _judged(
+    tree: dict[str, Any], defaults: DictConfig, *, ignore: set[str]
+) -> tuple[Config | None, list[str]]:
+    """Let pydantic judge; the rules between keys are judged too where single keys are at fault.
+
+    For that a faulty key takes its default. JSON is pydantic's strict mode in which a path is text and a list a tuple.
+    """
+    try:
+        return Config.model_validate_json(json.dumps(tree), strict=True), []
+    except ValidationError as error:
+        by_key, between = judge(error, tree)
+    faults = [fault for key, fault in by_key.items() if key not in ignore] + between
+    if by_key:
+        repaired = OmegaConf.create(tree)
+        for key in by_key:
+            _repair(repaired, key.partition("[")[0], defaults)
+        try:
+            Config.model_validate_json(json.dumps(OmegaConf.to_container(repaired)), strict=True)
+        except ValidationError as error:
+            between = judge(error, tree)[1]
+            faults += [fault for fault in between if not any(key in fault for key in by_key)]
+    return None, faults
+
+
+def _repair(tree: DictConfig, key: str, defaults: DictConfig) -> None:
+    section, _, name = key.rpartition(".")
+    known, value = lookup(defaults, key) if not OmegaConf.is_missing(defaults, key) else (False, None)
+    if known:
+        OmegaConf.update(tree, key, value, merge=False)
+    elif isinstance(parent := OmegaConf.select(tree, section) if section else tree, DictConfig):
+        parent.pop(name, None)
+
+
+def _as_overrides(base: Mapping[str, Any], replaced: set[str], faults: list[str]) -> list[str]:
+    """Return the lines that make ``base`` out of the YAML files; a group that is chosen anew is left out."""
+    lines: list[str] = []
+    for section, content in base.items():
+        if section not in groups():
+            if isinstance(content, dict):
+                lines += [grammar.as_override(key, value) for key, value in dotted(content, f"{section}.")]
+            else:
+                lines.append(grammar.as_override(section, content))
+        elif section not in replaced:
+            kind = content.get("kind") if isinstance(content, dict) else content
+            choice = next((c for c in groups()[section] if choice_content(section, c)["kind"] == kind), None)
+            if choice is None:
+                faults.append(unknown_choice(section, kind))
+                continue
+            rest = {name: value for name, value in content.items() if name != "kind"}
+            lines.append(f"{section}={choice}")
+            lines += [grammar.as_override(key, value) for key, value in dotted(rest, f"{section}.")]
+    return lines

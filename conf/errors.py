@@ -1,0 +1,46 @@
+"""The errors a user sees: one base class, one exit code each.
+
+Every boundary (config, engine, sandbox, gateway, store, …) has one subclass, defined in the room that owns the
+boundary, and one function there that turns foreign errors into it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Process exit codes; scripts rely on them."""
+
+    DONE = 0
+    FAILURE_BUDGET = 1
+    """Ran, but failed its own budget of failures."""
+    USAGE = 2
+    """Usage or configuration."""
+    PREFLIGHT = 3
+    """A pre-flight check failed."""
+    SERVICE_GONE = 4
+    """A service the run needs (engine, gateway) is gone; the run can be resumed."""
+    DATA_REFUSED = 5
+    """Stored data was refused (unreadable, wrong schema, changed config)."""
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class AgentrlError(Exception):
+    """An error with a message fit for a user: what is wrong, where, and what to do.
+
+    ``str(error)`` is printed without a traceback; the process exits with ``exit_code``.
+    """
+
+    exit_code: ExitCode = ExitCode.FAILURE_BUDGET
+
+
+class ConfigError(AgentrlError):
+    """The configuration is wrong; ``faults`` lists every fault found, each naming its key and its mend."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, faults: list[str]) -> None:
+        self.faults = faults
+        super().__init__("\n".join(faults))

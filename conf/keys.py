@@ -1,0 +1,88 @@
+"""Which keys and choices exist, and what somebody who mistyped one probably meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CONF = Path(__file__).parent
+
+
+@cache
+def groups() -> dict[str, tuple[str, ...]]:
+    """Return each group's choices: the YAML files in its folder."""
+    folders = sorted(path for path in CONF.iterdir() if path.is_dir())
+    choices = {folder.name: tuple(sorted(f.stem for f in folder.glob("*.yaml"))) for folder in folders}
+    return {group: names for group, names in choices.items() if names}
+
+
+@cache
+def choice_content(group: str, choice: str) -> dict[str, Any]:
+    """Return what a choice's YAML file holds."""
+    content: dict[str, Any] = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text("utf-8"))
+    return content
+
+
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every leaf of ``tree`` with its dotted key."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def lookup(tree: Any, key: str) -> tuple[bool, Any]:
+    """Return whether ``key`` (dotted) is in ``tree``, and what it holds."""
+    node = tree
+    for name in key.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return False, None
+        node = node[name]
+    return True, node
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that ``word`` most likely means: a typo, or a key without its section."""
+    known = list(known)
+    same_leaf = [key for key in known if "." in key and key.rpartition(".")[2] == word]
+    if len(same_leaf) == 1:
+        return same_leaf[0]
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    if near:
+        return near[0]
+    # "trainr.lr": judge the last part within the section that the first part means.
+    section, _, leaf = word.rpartition(".")
+    sections = {key.rpartition(".")[0] for key in known if "." in key}
+    for candidate in difflib.get_close_matches(section, sections, n=1, cutoff=0.6):
+        names = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == candidate]
+        for name in difflib.get_close_matches(leaf, names, n=1, cutoff=0.6):
+            return f"{candidate}.{name}"
+    return None
+
+
+def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
+    """Return the fault for a key that is not in ``tree``."""
+    group, _, rest = key.partition(".")
+    owners = [c for c in groups().get(group, ()) if rest and lookup(choice_content(group, c), rest)[0]]
+    if owners:
+        chosen = lookup(tree, f"{group}.kind")[1]
+        return f"{key} belongs to {group}={owners[0]}, but {group}={chosen} is chosen: add {group}={owners[0]}"
+    leaves = [leaf for leaf, _ in dotted(tree)]
+    meant = closest(key, [*leaves, *groups(), *tree])
+    mend = f"did you mean {meant}?" if meant else "`agentrl show` lists every key"
+    return f"{key} is no key: {mend}"
+
+
+def unknown_choice(group: str, choice: object) -> str:
+    """Return the fault for a choice that a group does not have."""
+    choices = groups()[group]
+    meant = closest(str(choice), choices)
+    mend = f"did you mean {group}={meant}? " if meant and len(choices) > 1 else ""
+    several = "choices: " if len(choices) > 1 else "the only choice is "
+    return f"{group}={choice} is no choice: {mend}({several}{', '.join(choices)})"

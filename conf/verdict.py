@@ -1,0 +1,99 @@
+"""pydantic's judgement in our words: one line per fault, with the key, the value, what is wrong and the mend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from conf.keys import closest, unknown_key
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+_EXPECTED = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "is too large",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "tuple_type": "must be a list such as [0.9,0.95]",
+    "too_long": "must have {max_length} items",
+    "model_type": "must be a section of keys",
+    "dict_type": "must be a section of keys",
+    "model_attributes_type": "must be a section of keys",
+}
+
+
+def judge(error: ValidationError, tree: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return the faults of single keys, by key, and the faults between keys."""
+    by_key: dict[str, str] = {}
+    between: list[str] = []
+    for detail in error.errors(include_url=False):
+        if detail["loc"]:
+            key = _key(detail["loc"], tree)
+            by_key.setdefault(key, _fault(key, detail, tree))
+        else:
+            between += str(detail["ctx"]["error"]).splitlines()
+    return by_key, between
+
+
+def missing_value(key: str) -> str:
+    """Return the fault for a key that nobody gave a value."""
+    return f"{key} has no value: add {key}=…"
+
+
+def _key(loc: Iterable[int | str], tree: Mapping[str, Any]) -> str:
+    """Return the dotted key; pydantic adds the tag of a union (``engine.embedded.port``), which is no part of it."""
+    key = ""
+    node: Any = tree
+    for part in loc:
+        if isinstance(part, int):
+            key += f"[{part}]"
+        elif isinstance(node, Mapping) and part not in node and node.get("kind") == part:
+            continue
+        else:
+            key = f"{key}.{part}" if key else part
+        if isinstance(node, Mapping):
+            node = node.get(str(part))
+    return key
+
+
+def _fault(key: str, detail: ErrorDetails, tree: Mapping[str, Any]) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return unknown_key(key, _without(tree, key))
+    if kind in ("missing", "union_tag_not_found"):
+        return missing_value(key)
+    given = f"{key}={_shown(detail['input'])}"
+    if kind in ("string_type", "path_type"):
+        return f"{given} must be text: quote it, '{key}=\"{_shown(detail['input'])}\"' in the shell"
+    if kind == "literal_error":
+        expected = str(context["expected"]).replace("'", "")
+        meant = closest(str(detail["input"]), expected.replace(" or ", ", ").split(", "))
+        return f"{given} must be {expected}" + (f": did you mean {meant}?" if meant else "")
+    if kind == "value_error":
+        return f"{given} {context['error']}"
+    if kind in _EXPECTED:
+        return f"{given} {_EXPECTED[kind].format(**context)}"
+    return f"{given}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _without(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return a copy of ``tree`` without ``key``, so that an unknown key is not offered as its own mend."""
+    head, _, rest = key.partition(".")
+    kept = {name: value for name, value in tree.items() if rest or name != head}
+    if rest and isinstance(kept.get(head), Mapping):
+        kept[head] = _without(kept[head], rest)
+    return kept

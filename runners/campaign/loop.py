@@ -1,0 +1,198 @@
+"""The campaign: sample tasks → roll out groups → advantages → train → sync weights → evaluate → checkpoint.
+
+A step is durable before the next begins: first its rollouts, then the checkpoint (which carries the step's metrics),
+then the step's row. Whatever the instant of a ``kill -9``, a resumed run takes up what is there: counting rollouts are
+kept, a checkpoint without its row is entered, and nothing is done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from conf.schema import Config
+from runners.campaign.schedule import evaluation_batch, evaluation_due, training_batch
+from runners.campaign.stack import Stack
+from runners.observe.progress import Progress
+from runners.pool import Pool
+from runners.rollout import RolloutSpec
+from runners.training import checkpoint
+from runners.training.advantages import group_advantages
+from runners.training.sample import Sample
+from runners.trajectory.record import RolloutRecord
+from runners.trajectory.segments import segments
+from runners.trajectory.store import RunStore
+
+
+class Drained(Exception):
+    """The run was asked to stop, and everything in flight has been kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a step trains on."""
+
+    records: list[RolloutRecord]
+    """Counting rollouts with their advantages, all of the step."""
+    samples: list[Sample]
+    dropped_groups: int
+    """Groups without enough graded rollouts for a baseline."""
+    flat_groups: int
+    """Groups whose rewards are all equal: advantage 0."""
+
+
+class Campaign:
+    """Drives one run from where its store says it is to its last step."""
+
+    def __init__(self, config: Config, store: RunStore, stack: Stack, progress: Progress, draining: asyncio.Event) -> None:
+        self._config = config
+        self._store = store
+        self._stack = stack
+        self._progress = progress
+        self._draining = draining
+        self._pool = Pool(
+            stack.tools,
+            concurrency=config.rollout.concurrency,
+            attempts=config.rollout.attempts,
+            breaker=config.rollout.breaker,
+            draining=draining,
+            on_done=progress.rollout_done,
+        )
+
+    async def run(self) -> None:
+        """Run to the last step; raises Drained when asked to stop."""
+        done = self._enter_orphaned_step()
+        await self._evaluate(0)
+        for step in range(1, self._config.run.steps + 1):
+            if step not in done:
+                await self._step(step)
+            await self._evaluate(step)
+
+    def _enter_orphaned_step(self) -> set[int]:
+        """Return the finished steps, after entering one whose checkpoint is there but whose row is not."""
+        done = {row.step for row in self._store.steps() if row.state == "done"}
+        state = self._stack.resumed_state
+        if state is not None and self._stack.version not in done:
+            self._store.finish_step(self._stack.version, state["metrics"])
+            done.add(self._stack.version)
+        return done
+
+    async def _step(self, step: int) -> None:
+        specs = training_batch(self._config, self._stack.train_tasks, step)
+        self._store.begin_step(step, [spec.task.id for spec in specs if spec.member == 0])
+        self._progress.begin("rolling out", step, len(specs))
+        started = time.monotonic()
+        batch = self._batch(await self._rollouts(specs))
+        rollout_s = time.monotonic() - started
+        self._progress.begin("training", step, 0)
+        trained = await asyncio.to_thread(self._stack.trainer.step, batch.samples)
+        metrics = _step_metrics(batch, rollout_s) | trained
+        for record in batch.records:
+            self._store.put_rollout(record)
+        self._progress.begin("saving", step, 0)
+        saved = await asyncio.to_thread(
+            checkpoint.save,
+            self._stack.trainer,
+            self._store.run_dir / "checkpoints",
+            step=step,
+            state={"metrics": metrics},
+            keep=self._config.run.keep_checkpoints,
+        )
+        self._store.finish_step(step, metrics)
+        await self._stack.engine.update_weights(saved.path, step)
+        self._progress.step_done(step, metrics)
+
+    async def _evaluate(self, step: int) -> None:
+        """Evaluate the policy after ``step`` updates, if that is due and not done yet."""
+        if not evaluation_due(self._config, step) or step != self._version():
+            return  # a resumed run is past this step: its weights are gone, and its evaluation is stored
+        if step in {row.step for row in self._store.evaluations()}:
+            return
+        specs = evaluation_batch(self._config, self._stack.held_out_tasks, step)
+        self._progress.begin("evaluating", step, len(specs))
+        records = await self._rollouts(specs)
+        graded = [record for record in records if record.solved is not None]
+        result = {
+            "solve_rate": _mean([float(bool(record.solved)) for record in graded]),
+            "tasks": len(specs),
+            "graded": len(graded),
+            "turns_mean": _mean([float(record.turns) for record in graded]),
+        }
+        self._store.finish_evaluation(step, result)
+        self._progress.evaluated(step, result["solve_rate"])
+
+    async def _rollouts(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
+        """Run what is not in the store yet; returns one counting record per spec, in order. Raises Drained."""
+        if self._draining.is_set():
+            raise Drained
+        kept = {
+            record.rollout_id: record
+            for record in self._store.rollouts(step=specs[0].step, split=specs[0].split, counts=True)
+        }
+        for record in kept.values():
+            self._progress.rollout_done(record)
+        fresh = await self._pool.run([spec for spec in specs if spec.rollout_id not in kept])
+        found = kept | {record.rollout_id: record for record in fresh}
+        if len(found) < len(specs):
+            raise Drained
+        return [found[spec.rollout_id] for spec in specs]
+
+    def _batch(self, records: Sequence[RolloutRecord]) -> Batch:
+        groups: dict[int, list[RolloutRecord]] = defaultdict(list)
+        for record in records:
+            groups[record.group].append(record)
+        batch = Batch([], [], 0, 0)
+        dropped = flat = 0
+        for members in groups.values():
+            advantages = group_advantages(
+                [record.reward for record in members],
+                min_group=self._config.trainer.min_group,
+                normalize_std=self._config.trainer.normalize_std,
+            )
+            graded = [advantage for advantage in advantages if advantage is not None]
+            dropped += not graded
+            flat += bool(graded) and not any(graded)
+            for record, advantage in zip(members, advantages, strict=True):
+                samples = [] if advantage is None else self._samples(record, advantage)
+                trained = sum(int(sample.loss_mask.sum()) for sample in samples)
+                batch.samples.extend(samples)
+                batch.records.append(replace(record, advantage=advantage, trained_tokens=trained))
+        return replace(batch, dropped_groups=dropped, flat_groups=flat)
+
+    def _samples(self, record: RolloutRecord, advantage: float) -> list[Sample]:
+        return [
+            Sample(record.rollout_id, segment.tokens, segment.loss_mask, segment.logprobs, advantage)
+            for segment in segments(self._store.turns(record.session_id))
+        ]
+
+    def _version(self) -> int:
+        """Weight version the engine serves now."""
+        return max((row.step for row in self._store.steps() if row.state == "done"), default=0)
+
+
+def _step_metrics(batch: Batch, rollout_s: float) -> dict[str, Any]:
+    """What the rollouts of a step say; graded rollouts only, where a grade is needed."""
+    graded = [record for record in batch.records if record.reward is not None]
+    sampled = sum(record.sampled_tokens for record in graded)
+    return {
+        "train/reward_mean": _mean([record.reward for record in graded if record.reward is not None]),
+        "train/solve_rate": _mean([float(bool(record.solved)) for record in graded]),
+        "rollout/turns_mean": _mean([float(record.turns) for record in graded]),
+        "rollout/turns_max": max((record.turns for record in graded), default=0),
+        "rollout/ungraded": len(batch.records) - len(graded),
+        "rollout/retried": sum(record.attempt > 0 for record in batch.records),
+        "rollout/groups_dropped": batch.dropped_groups,
+        "rollout/groups_flat": batch.flat_groups,
+        "tokens/sampled": sampled,
+        "tokens/trained": sum(record.trained_tokens for record in graded),
+        "tokens/per_s": sampled / max(rollout_s, 1e-9),
+        "time/rollout_s": rollout_s,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,64 @@
+"""What a run came to, read from its store alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from conf.errors import ExitCode
+from runners.trajectory.store import RunStore
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignResult:
+    """How a run ended."""
+
+    summary: dict[str, Any]
+    """``run_dir, steps, eval: {first, last}, wall_s, rollouts, outcomes, tokens: {sampled, trained}``."""
+    exit_code: ExitCode
+    message: str = ""
+    """Why it ended early; empty when it is done."""
+
+
+def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
+    """Sum up a run: finished steps, first and last evaluation, and the rollouts that count.
+
+    ``tokens`` are those of the training rollouts of finished steps that ended with a grade; each of their sampled
+    tokens is trained.
+    """
+    steps = [row.step for row in store.steps() if row.state == "done"]
+    evaluations = store.evaluations()
+    done = set(steps)
+    outcomes: Counter[str] = Counter()
+    sampled = trained = 0
+    for record in store.each_rollout(counts=True):
+        outcomes[record.outcome.code.value] += 1
+        if record.split == "train" and record.step in done and record.reward is not None:
+            sampled += record.sampled_tokens
+            trained += record.trained_tokens
+    return {
+        "run_dir": str(store.run_dir),
+        "steps": len(steps),
+        "eval": {
+            "first": evaluations[0].result["solve_rate"] if evaluations else None,
+            "last": evaluations[-1].result["solve_rate"] if evaluations else None,
+        },
+        "wall_s": round(wall_s, 1),
+        "rollouts": sum(outcomes.values()),
+        "outcomes": dict(sorted(outcomes.items())),
+        "tokens": {"sampled": sampled, "trained": trained},
+    }
+
+
+def metrics_rows(store: RunStore) -> list[dict[str, Any]]:
+    """Return the lines of ``metrics.jsonl``: one per finished step, each with the last evaluation made during it.
+
+    The evaluation before the first step belongs to step 1; ``eval/step`` says how many updates the evaluated policy had.
+    """
+    rows = {row.step: {"step": row.step, **row.metrics} for row in store.steps() if row.state == "done"}
+    for evaluation in store.evaluations():
+        row = rows.get(max(1, evaluation.step))
+        if row is not None:
+            row.update({f"eval/{key}": value for key, value in evaluation.result.items()}, **{"eval/step": evaluation.step})
+    return list(rows.values())

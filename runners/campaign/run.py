@@ -1,0 +1,136 @@
+"""Run a campaign in this process: its store, its signals, its end.
+
+The first SIGINT or SIGTERM drains: nothing new starts, what is in flight finishes and is kept. The second leaves at
+once. Both leave a run that ``--resume`` continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from conf.errors import AgentrlError, ExitCode
+from conf.schema import Config
+from runners.campaign.loop import Campaign, Drained
+from runners.campaign.result import CampaignResult, metrics_rows, summarize
+from runners.campaign.stack import Policy, prepare_policy, running_stack
+from runners.observe.dashboard import LiveView
+from runners.observe.diagnostics import diagnostics
+from runners.observe.metrics import MetricsWriter
+from runners.observe.progress import Progress
+from runners.observe.summary import write_reward_curve
+from runners.service import ServiceError
+from runners.trajectory.run_state import State
+from runners.trajectory.store import RunStore
+
+HEARTBEAT_S = 5.0
+
+
+def run_campaign(config: Config, run_dir: Path, *, resume: bool = False, dashboard: bool = True) -> CampaignResult:
+    """Run, or continue, the campaign in ``run_dir``; returns how it ended.
+
+    Raises AgentrlError only for what makes a start impossible (a directory that holds another run, a damaged store);
+    what happens later is in the result's ``exit_code`` and ``message``.
+    """
+    store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, config.model_dump(mode="json"))
+    with store:
+        store.set_state(State.RUNNING)
+        run = _Run(config, store, dashboard=dashboard)
+        if sys.version_info < (3, 12):  # later versions choose it themselves: no thread per child process
+            asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())
+        return asyncio.run(run.main())
+
+
+class _Run:
+    """One execution of a run, from start (or resume) to its end."""
+
+    def __init__(self, config: Config, store: RunStore, *, dashboard: bool) -> None:
+        self._config = config
+        self._store = store
+        self._dashboard = dashboard
+        self._before_s = float(store.state().info.get("wall_s", 0.0))
+        self._started = time.monotonic()
+        self._draining = asyncio.Event()
+        self._stop_code = ExitCode.INTERRUPTED
+        self._service_error: ServiceError | None = None
+
+    async def main(self) -> CampaignResult:
+        """Run to the end, whatever it is, and enter it in the store."""
+        code, message = ExitCode.DONE, ""
+        work = asyncio.create_task(self._work(), name="campaign")
+        with self._signals(work):
+            try:
+                await work
+            except Drained:
+                code, message = self._stop_code, "interrupted; everything finished is kept"
+            except asyncio.CancelledError:
+                code, message = self._stop_code, "interrupted at once; finished rollouts are kept"
+            except AgentrlError as error:
+                code, message = error.exit_code, str(error)
+            if self._service_error is not None:
+                code, message = self._service_error.exit_code, str(self._service_error)
+        return self._end(code, message)
+
+    async def _work(self) -> None:
+        config, store = self._config, self._store
+        progress = Progress.for_run(store.run_dir.name, config.run.steps)
+        metrics = MetricsWriter(store.run_dir, tensorboard=config.observe.tensorboard)
+        metrics.rewrite(metrics_rows(store))
+        with LiveView(progress, enabled=self._dashboard), diagnostics(store.run_dir):
+            policy = await self._policy(progress)
+            heart = asyncio.create_task(self._heart(), name="heartbeat")
+            try:
+                async with running_stack(config, policy, store, on_service_exit=self._service_gone) as stack:
+                    progress.in_flight = stack.tools.in_flight
+                    await Campaign(config, store, stack, progress, metrics, self._draining).run()
+            finally:
+                heart.cancel()
+                metrics.close()
+                write_reward_curve(store)
+
+    async def _policy(self, progress: Progress) -> Policy:
+        return await asyncio.to_thread(prepare_policy, self._config.model, progress=progress.bootstrap)
+
+    async def _heart(self) -> None:
+        while True:
+            self._store.heartbeat()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _service_gone(self, error: ServiceError) -> None:
+        """A service died: what is in flight is lost, the run ends and can be resumed."""
+        if self._service_error is None:
+            self._service_error = error
+            self._store.event("service_gone", {"message": str(error)})
+            self._cancel()
+
+    def _end(self, code: ExitCode, message: str) -> CampaignResult:
+        wall_s = self._before_s + time.monotonic() - self._started
+        state = {ExitCode.DONE: State.DONE, ExitCode.INTERRUPTED: State.INTERRUPTED, ExitCode.TERMINATED: State.INTERRUPTED}
+        self._store.set_state(state.get(code, State.FAILED), exit_code=int(code), message=message, wall_s=wall_s)
+        return CampaignResult(summarize(self._store, wall_s=wall_s), code, message)
+
+    @contextmanager
+    def _signals(self, work: asyncio.Task[None]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        self._cancel = work.cancel
+
+        def asked(number: signal.Signals) -> None:
+            self._stop_code = ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
+            if self._draining.is_set():
+                work.cancel()
+            self._draining.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, asked, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)

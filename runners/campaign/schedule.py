@@ -1,0 +1,72 @@
+"""What a run does when: which tasks a step works on, and the ids and seeds of its rollouts.
+
+Everything is a pure function of the configuration's seed and the step, so a resumed run goes on with exactly the
+rollouts that an uninterrupted one would have had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+
+from conf.schema import Config
+from runners.rollout import RolloutSpec
+from runners.tasks.contract import Task
+
+
+def training_batch(config: Config, tasks: Sequence[Task], step: int) -> list[RolloutSpec]:
+    """Return the rollouts of training step ``step`` (1, 2, …): ``run.tasks_per_step`` groups.
+
+    Tasks are dealt in a fresh shuffle per pass over the split; within a pass no task comes twice.
+    """
+    first = (step - 1) * config.run.tasks_per_step
+    chosen = [_dealt(config.seed, tasks, first + offset) for offset in range(config.run.tasks_per_step)]
+    return [
+        _spec(config, "train", step, group, member, task)
+        for group, task in enumerate(chosen)
+        for member in range(config.run.rollouts_per_task)
+    ]
+
+
+def evaluation_batch(config: Config, tasks: Sequence[Task], step: int) -> list[RolloutSpec]:
+    """Return the rollouts that evaluate the policy after ``step`` updates: one per held-out task."""
+    return [_spec(config, "eval", step, group, 0, task) for group, task in enumerate(tasks[: config.run.eval_tasks])]
+
+
+def evaluation_due(config: Config, step: int) -> bool:
+    """Whether the policy after ``step`` updates is evaluated: the first, the last, and every ``run.eval_every``."""
+    if not config.run.eval_tasks:
+        return False
+    every = config.run.eval_every
+    return step in (0, config.run.steps) or bool(every and step % every == 0)
+
+
+def _spec(config: Config, split: str, step: int, group: int, member: int, task: Task) -> RolloutSpec:
+    rollout_id = f"{split}-{step:06d}-{group:03d}-{member:02d}"
+    sampling = config.sampling
+    # An evaluation draws the same seeds before and after training: the policy is what differs, not the dice.
+    seeded = f"eval-{group}" if split == "eval" else rollout_id
+    return RolloutSpec(
+        rollout_id=rollout_id,
+        split=split,
+        step=step,
+        group=group,
+        member=member,
+        task=task,
+        seed=_seed(config.seed, seeded),
+        temperature=sampling.eval_temperature if split == "eval" else sampling.temperature,
+    )
+
+
+def _dealt(seed: int, tasks: Sequence[Task], index: int) -> Task:
+    lap, place = divmod(index, len(tasks))
+    order = list(range(len(tasks)))
+    random.Random(_seed(seed, f"lap-{lap}")).shuffle(order)
+    return tasks[order[place]]
+
+
+def _seed(seed: int, name: str) -> int:
+    """A 31-bit seed (what every engine accepts) for one named thing of a run."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -1,0 +1,72 @@
+"""What the rooms above an engine rely on: SGLang's HTTP API, typed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from conf.errors import AgentrlError, ExitCode
+from runners.trajectory.record import IdArray, LogprobArray
+
+
+class EngineError(AgentrlError):
+    """The engine failed or refused; ``status`` is the HTTP status, None when it could not be reached."""
+
+    exit_code = ExitCode.SERVICE_GONE
+
+    def __init__(self, message: str, *, status: int | None = None, retryable: bool = False) -> None:
+        self.status = status
+        self.retryable = retryable
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """SGLang's ``sampling_params``, the part we use."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    sampling_seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One answer of ``/generate``."""
+
+    output_ids: IdArray
+    """[m] sampled ids, stop token included."""
+    logprobs: LogprobArray
+    """[m] after temperature."""
+    finish_reason: str
+    """stop | length | abort"""
+    matched: int | str | None
+    """The stop token or string that ended it."""
+    prompt_tokens: int
+    cached_tokens: int
+    weight_version: int
+    engine_s: float
+
+
+class Engine(Protocol):
+    """A running engine."""
+
+    async def generate(self, input_ids: list[int], params: SamplingParams, *, rid: str) -> Generation:
+        """Sample a continuation; raises EngineError. Cancelling the call aborts the request at the engine."""
+        ...
+
+    async def update_weights(self, path: Path, version: int) -> None:
+        """Load safetensors weights from a directory, flush the cache, and report ``version`` from then on."""
+        ...
+
+    async def healthy(self) -> bool:
+        """Whether it answers."""
+        ...
+
+    async def close(self) -> None:
+        """Close the client's connections (not the engine)."""
+        ...

@@ -1,0 +1,90 @@
+"""What every sandbox backend promises: a private workspace, commands under a deadline, complete removal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from conf.errors import AgentrlError, ExitCode
+
+
+class SandboxError(AgentrlError):
+    """The sandbox itself failed (not the command in it)."""
+
+    exit_code = ExitCode.SERVICE_GONE
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a sandbox is made from."""
+
+    name: str
+    """Unique in the run: rollout attempt or grading id; safe as a file name."""
+    source: Path
+    """Directory on the host that becomes the workspace (copied; the source is never written)."""
+    network: Literal["gateway", "none"]
+    """"gateway": one loopback port that leads to the gateway; "none": nothing at all."""
+    gateway_url: str | None = None
+    """The gateway's TCP URL, for backends without namespaces."""
+    gateway_control: Path | None = None
+    """The gateway's control socket; needed with network="gateway"."""
+    session_key: str | None = None
+    """The session's ``api_key``: what the gateway's control socket asks for; never visible on a command line."""
+    mounts: dict[str, Path] = field(default_factory=dict)
+    """Read-only host files or directories by their path inside the sandbox (the harness, the test runner)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command in a sandbox ended."""
+
+    exit_code: int
+    """Negative: killed by that signal; 124 when ``timed_out``."""
+    stdout: bytes
+    """Captured output, cut in the middle beyond ``output_limit``."""
+    stderr: bytes
+    duration_s: float
+    timed_out: bool = False
+
+
+class Sandbox(Protocol):
+    """One private workspace. Not shared between rollouts; closed exactly once."""
+
+    spec: SandboxSpec
+    workspace: Path
+    """The workspace as the host sees it (for patch capture)."""
+    workdir: str
+    """The workspace as commands inside see it."""
+    gateway_url: str | None
+    """Base URL of the gateway as commands inside see it; None without network."""
+
+    async def run(
+        self, argv: list[str], *, deadline_s: float, env: dict[str, str] | None = None, stdin: bytes = b"",
+        output_limit: int = 65536,
+    ) -> CommandResult:
+        """Run ``argv`` in ``workdir``; at the deadline everything it started is killed and ``timed_out`` is set.
+
+        Cancellation kills everything too. Raises SandboxError if the sandbox could not run the command at all.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Kill whatever is left and remove the workspace; safe to call twice."""
+        ...
+
+
+class SandboxBackend(Protocol):
+    """Makes sandboxes; one per run."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Make one; raises SandboxError."""
+        ...
+
+    def guarantees(self) -> dict[str, str]:
+        """What holds here, as shown to the user: promise → how it is kept, or why it is not."""
+        ...
+
+    async def close(self) -> None:
+        """Remove every sandbox that is left."""
+        ...

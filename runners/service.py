@@ -1,0 +1,167 @@
+"""Service processes of a run (engine, gateway): how one is started, watched and ended.
+
+The protocol is three lines long. The parent writes one JSON line of settings to the child's stdin and keeps that pipe
+open; the child writes one JSON line to stdout when it is ready; end of file on the child's stdin means that the parent
+is gone (also after ``kill -9``), and the child exits at once. Everything else the child prints goes to its log file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from conf.errors import AgentrlError, ExitCode
+
+READY_LINE_BYTES = 1 << 20
+LOG_TAIL_BYTES = 2000
+
+
+class ServiceError(AgentrlError):
+    """A service did not start, or ended while it was needed."""
+
+    exit_code = ExitCode.SERVICE_GONE
+
+
+# --- the child's side -------------------------------------------------------------------------------------------------
+
+
+def receive_settings() -> dict[str, Any]:
+    """Read the settings the parent sends: one JSON line from stdin, leaving the rest of the pipe unread."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)  # unbuffered: the pipe stays a life-line for `parent_gone`
+        if not byte:
+            raise ServiceError("no settings on stdin: this module is started by agentrl, not by hand")
+        line += byte
+    settings = json.loads(line)
+    if not isinstance(settings, dict):
+        raise ServiceError("settings on stdin must be one JSON object")
+    return settings
+
+
+def announce(info: dict[str, Any]) -> None:
+    """Tell the parent that the service is ready and where it is: one JSON line on stdout."""
+    sys.stdout.write(json.dumps(info) + "\n")
+    sys.stdout.flush()
+
+
+async def parent_gone() -> None:
+    """Return when stdin reaches its end: the parent closed it or died."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+
+    def readable() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            gone.set()
+
+    loop.add_reader(0, readable)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(0)
+
+
+# --- the parent's side ------------------------------------------------------------------------------------------------
+
+
+class Service:
+    """A running child service. Owned by the campaign; ended exactly once."""
+
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, info: dict[str, Any], log: Path
+    ) -> None:
+        self.name = name
+        self.info = info
+        """What the child announced."""
+        self.log = log
+        self._process = process
+        self._ending = False
+        self._watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, name: str, module: str, settings: dict[str, Any], *, log: Path, deadline_s: float
+    ) -> Service:
+        """Start ``python -m module`` and wait until it is ready; raises ServiceError with the end of its log."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as sink:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", module,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=sink,
+                limit=READY_LINE_BYTES,
+                start_new_session=True,  # a ctrl-C at the terminal is the driver's to handle, not the child's
+            )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        service = cls(name, process, {}, log)
+        try:
+            process.stdin.write(json.dumps(settings).encode() + b"\n")
+            await process.stdin.drain()
+            async with asyncio.timeout(deadline_s):
+                line = await process.stdout.readline()
+            if not line:
+                await process.wait()
+                raise ServiceError(f"{name} did not start (exit {process.returncode}): {service.log_tail()}")
+            service.info = json.loads(line)
+        except TimeoutError:
+            await service.stop()
+            raise ServiceError(
+                f"{name} was not ready within {deadline_s:.0f} s; see {log}: {service.log_tail()}"
+            ) from None
+        except (ConnectionError, json.JSONDecodeError) as error:
+            await service.stop()
+            raise ServiceError(f"{name} did not start ({error}): {service.log_tail()}") from error
+        except BaseException:
+            await service.stop()
+            raise
+        return service
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._process.pid
+
+    def watch(self, on_exit: Callable[[ServiceError], None]) -> None:
+        """Call ``on_exit`` once if the child ends although nobody asked it to."""
+
+        async def wait() -> None:
+            code = await self._process.wait()
+            if not self._ending:
+                on_exit(ServiceError(f"{self.name} ended unexpectedly (exit {code}): {self.log_tail()}"))
+
+        self._watch = asyncio.create_task(wait(), name=f"watch-{self.name}")
+
+    def log_tail(self) -> str:
+        """Return the last lines of the child's log, for an error message."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace").strip()
+        except OSError as error:
+            return f"(log {self.log} unreadable: {error})"
+        return " | ".join(text.splitlines()[-3:]) or f"(nothing in {self.log})"
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """End the child: close its life-line, then SIGTERM, then SIGKILL; returns when it is gone."""
+        self._ending = True
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._process.returncode is not None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        for end in (self._process.terminate, self._process.kill):
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
+                return
+            except TimeoutError:
+                end()
+        await self._process.wait()

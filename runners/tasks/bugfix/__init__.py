@@ -1,0 +1,5 @@
+"""A generated, seeded family of small git repositories, each with one bug and real tests."""
+
+from runners.tasks.bugfix.family import build
+
+__all__ = ["build"]

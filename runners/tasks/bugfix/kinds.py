@@ -1,0 +1,150 @@
+"""The kinds of bugs: what a docstring can ask for, and the expression that does it.
+
+The behaviours of one kind are each other's bugs: a repository asks for one and has the code of another. Within a kind
+any two behaviours differ on some drawn arguments, so tests can tell them apart.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Arguments = tuple[Any, ...]
+"""One call's arguments, literals all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """One thing a function can do; ``{a}`` and ``{b}`` stand for its arguments' names."""
+
+    wording: str
+    """What the docstring says."""
+    expression: str
+    """What the code returns."""
+
+    def answer(self, arguments: Arguments) -> object:
+        """What the function returns for these arguments."""
+        scope = dict(zip("ab", arguments, strict=False))
+        return eval(self.expression.format(a="a", b="b"), {}, scope)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of bug."""
+
+    name: str
+    arity: int
+    behaviours: tuple[Behaviour, ...]
+    draw: Callable[[random.Random], Arguments]
+    """Draws the arguments of one call."""
+
+    def cases(self, rng: random.Random, wanted: Behaviour) -> list[Arguments]:
+        """Draw calls which together fail every other behaviour of the kind; at least three."""
+        others = [behaviour for behaviour in self.behaviours if behaviour is not wanted]
+        drawn: list[Arguments] = []
+        while len(drawn) < 3 or any(self._same(wanted, other, drawn) for other in others):
+            drawn.append(self.draw(rng))
+        return drawn
+
+    @staticmethod
+    def _same(one: Behaviour, other: Behaviour, cases: list[Arguments]) -> bool:
+        return all(one.answer(case) == other.answer(case) for case in cases)
+
+
+def _two_numbers(rng: random.Random) -> Arguments:
+    return rng.randrange(20, 90), rng.randrange(3, 19)
+
+
+def _near_numbers(rng: random.Random) -> Arguments:
+    number = rng.randrange(10, 90)
+    return number, number + rng.randrange(-1, 2)
+
+
+def _bounds(rng: random.Random) -> Arguments:
+    low = rng.randrange(2, 40)
+    return low, low + rng.randrange(3, 7)
+
+
+def _numbers(rng: random.Random) -> Arguments:
+    return ([rng.randrange(2, 90) for _ in range(rng.randrange(4, 7))],)
+
+
+def _numbers_and_count(rng: random.Random) -> Arguments:
+    return rng.sample(range(2, 90), 7), rng.randrange(2, 4)
+
+
+def _text(rng: random.Random) -> Arguments:
+    words = rng.sample(("north", "South", "EAST", "wEst", "up", "Down"), 2)
+    return (f" {words[0]} {words[1]} ",)
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind(
+        "operator",
+        2,
+        (
+            Behaviour("Sum of {a} and {b}.", "{a} + {b}"),
+            Behaviour("Difference of {a} and {b}.", "{a} - {b}"),
+            Behaviour("Product of {a} and {b}.", "{a} * {b}"),
+            Behaviour("Remainder of {a} and {b}.", "{a} % {b}"),
+        ),
+        _two_numbers,
+    ),
+    Kind(
+        "comparison",
+        2,
+        (
+            Behaviour("Is {a} below {b}?", "{a} < {b}"),
+            Behaviour("Is {a} above {b}?", "{a} > {b}"),
+            Behaviour("Is {a} equal to {b}?", "{a} == {b}"),
+            Behaviour("Is {a} other than {b}?", "{a} != {b}"),
+        ),
+        _near_numbers,
+    ),
+    Kind(
+        "aggregate",
+        1,
+        (
+            Behaviour("Total of {a}.", "sum({a})"),
+            Behaviour("Smallest of {a}.", "min({a})"),
+            Behaviour("Largest of {a}.", "max({a})"),
+            Behaviour("Length of {a}.", "len({a})"),
+        ),
+        _numbers,
+    ),
+    Kind(
+        "slice",
+        2,
+        (
+            Behaviour("First {b} of {a}.", "{a}[:{b}]"),
+            Behaviour("Last {b} of {a}.", "{a}[-{b}:]"),
+            Behaviour("Without the first {b} of {a}.", "{a}[{b}:]"),
+            Behaviour("Without the last {b} of {a}.", "{a}[:-{b}]"),
+        ),
+        _numbers_and_count,
+    ),
+    Kind(
+        "string",
+        1,
+        (
+            Behaviour("Capitals of {a}.", "{a}.upper()"),
+            Behaviour("Small letters of {a}.", "{a}.lower()"),
+            Behaviour("Title of {a}.", "{a}.title()"),
+            Behaviour("Trimmed {a}.", "{a}.strip()"),
+        ),
+        _text,
+    ),
+    Kind(
+        "range",
+        2,
+        (
+            Behaviour("From {a} to before {b}.", "list(range({a}, {b}))"),
+            Behaviour("From {a} through {b}.", "list(range({a}, {b} + 1))"),
+            Behaviour("From after {a} to before {b}.", "list(range({a} + 1, {b}))"),
+            Behaviour("From after {a} through {b}.", "list(range({a} + 1, {b} + 1))"),
+        ),
+        _bounds,
+    ),
+)

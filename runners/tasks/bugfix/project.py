@@ -1,0 +1,204 @@
+"""One small project with one bug: its files, the problem it poses, the fix and the tests that decide."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+
+from runners.tasks.bugfix import names
+from runners.tasks.bugfix.kinds import KINDS, Behaviour, Kind
+
+_PROBLEM = "Fix {function} in {path} to do what its docstring says."
+
+_FUNCTION = '''\
+def {function}({signature}):
+    """{wording}"""
+    return {expression}
+'''
+
+_COMPANION = '''\
+{constant} = {value}
+
+
+def {function}(numbers):
+    """Numbers raised by the constant of this module."""
+    return [number + {constant} for number in numbers]
+'''
+
+_FUNCTION_TESTS = """\
+import unittest
+
+from {package}.{module} import {function}
+
+
+class {case}(unittest.TestCase):
+    def test_first_example(self):
+        self.assertEqual({function}{first}, {first_answer})
+
+    def test_examples(self):
+        for arguments, answer in {examples}:
+            self.assertEqual({function}(*arguments), answer)
+
+    def test_answers_twice_alike(self):
+        self.assertEqual({function}{first}, {function}{first})
+
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+
+_COMPANION_TESTS = """\
+import unittest
+
+from {package}.{module} import {constant}, {function}
+
+
+class {case}(unittest.TestCase):
+    def test_raises_by_the_constant(self):
+        self.assertEqual({function}([1, {value}]), [{one_more}, {double}])
+
+    def test_constant(self):
+        self.assertEqual({constant}, {value})
+
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+
+_README = """\
+# {package}
+
+`{module}` has `{function}`; `{companion}` has the rest. Tests: `python -m unittest`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A project before it is a git repository."""
+
+    kind: str
+    files: dict[str, str]
+    """Path to text, as at the base commit."""
+    path: str
+    """The file with the bug."""
+    broken: str
+    """The statement that is wrong, as it stands in that file."""
+    fix: str
+    """The statement that is right."""
+    wrong: tuple[str, ...]
+    """Other statements that are wrong: what else a function of this kind could return."""
+    problem_statement: str
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    protected: tuple[str, ...]
+
+    def patched(self, statement: str) -> str:
+        """The text of the buggy file with another statement in the bug's place."""
+        return self.files[self.path].replace(self.broken, statement)
+
+    @property
+    def gold_patch(self) -> str:
+        """The fix as ``git diff`` prints it."""
+        before, after = self.files[self.path], self.patched(self.fix)
+        old, new = before.splitlines(), after.splitlines()
+        line = next(number for number, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
+        start, end = max(0, line - 3), min(len(old), line + 4)
+        hunk = [f" {text}" for text in old[start:line]]
+        hunk += [f"-{old[line]}", f"+{new[line]}"]
+        hunk += [f" {text}" for text in old[line + 1 : end]]
+        size = f"{start + 1},{end - start}"
+        return "\n".join(
+            [
+                f"diff --git a/{self.path} b/{self.path}",
+                f"index {_blob_id(before)[:7]}..{_blob_id(after)[:7]} 100644",
+                f"--- a/{self.path}",
+                f"+++ b/{self.path}",
+                f"@@ -{size} +{size} @@",
+                *hunk,
+                "",
+            ]
+        )
+
+
+def draw_project(rng: random.Random, split: names.NameSplit) -> Project:
+    """Draw a project of a split; the same generator state gives the same project."""
+    kind = rng.choice(KINDS)
+    wanted, present = rng.sample(kind.behaviours, 2)
+    package, module, function, a, b, companion, raiser, constant = names.identifiers(rng, split, 8)
+
+    def statement(behaviour: Behaviour) -> str:
+        return "return " + behaviour.expression.format(a=a, b=b)
+
+    source = _FUNCTION.format(
+        function=function,
+        signature=", ".join((a, b)[: kind.arity]),
+        wording=wanted.wording.format(a=a, b=b),
+        expression=present.expression.format(a=a, b=b),
+    )
+    path = f"{package}/{module}.py"
+    files = {
+        "README.md": _README.format(package=package, module=module, function=function, companion=companion),
+        f"{package}/__init__.py": "",
+        path: source,
+        "tests/__init__.py": "",
+    }
+    companion_files, companion_tests = _companion(
+        package, companion, raiser, constant.upper(), names.constant(rng, split)
+    )
+    files |= companion_files
+    case = _class_name(function)
+    test_module = f"test_{module}"
+    files[f"tests/{test_module}.py"] = _function_tests(rng, kind, wanted, present, package, module, function)
+    prefix = f"tests.{test_module}.{case}."
+    return Project(
+        kind=kind.name,
+        files=dict(sorted(files.items())),
+        path=path,
+        broken=statement(present),
+        fix=statement(wanted),
+        wrong=tuple(statement(one) for one in kind.behaviours if one not in (wanted, present)),
+        problem_statement=_PROBLEM.format(function=function, path=path),
+        fail_to_pass=(prefix + "test_examples", prefix + "test_first_example"),
+        pass_to_pass=(*companion_tests, prefix + "test_answers_twice_alike"),
+        protected=tuple(sorted(name for name in files if name.startswith("tests/"))),
+    )
+
+
+def _companion(
+    package: str, module: str, function: str, constant: str, value: int
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """A second module that is right, its tests, and their ids."""
+    case = _class_name(function)
+    fields = {"package": package, "module": module, "function": function, "constant": constant, "value": value}
+    tests = _COMPANION_TESTS.format(**fields, case=case, one_more=value + 1, double=2 * value)
+    files = {f"{package}/{module}.py": _COMPANION.format(**fields), f"tests/test_{module}.py": tests}
+    prefix = f"tests.test_{module}.{case}."
+    return files, (prefix + "test_constant", prefix + "test_raises_by_the_constant")
+
+
+def _function_tests(
+    rng: random.Random, kind: Kind, wanted: Behaviour, present: Behaviour, package: str, module: str, function: str
+) -> str:
+    """Tests that the bug fails, and that every other wrong behaviour of the kind fails too."""
+    cases = kind.cases(rng, wanted)
+    first = next(case for case in cases if wanted.answer(case) != present.answer(case))
+    return _FUNCTION_TESTS.format(
+        package=package,
+        module=module,
+        function=function,
+        case=_class_name(function),
+        first=f"({', '.join(map(repr, first))})",
+        first_answer=repr(wanted.answer(first)),
+        examples=repr([(case, wanted.answer(case)) for case in cases]),
+    )
+
+
+def _class_name(identifier: str) -> str:
+    return "Test" + identifier.title().replace("_", "")
+
+
+def _blob_id(text: str) -> str:
+    """The object id git gives a file's content."""
+    content = text.encode()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

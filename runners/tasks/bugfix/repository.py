@@ -1,0 +1,80 @@
+"""Writes a project as a git repository: two git processes, few files, and the same commit id every time.
+
+History is one commit whose author, committer and date are fixed. Objects are in one pack and there are no hooks, so a
+copy of the repository copies six files of ``.git``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from conf.errors import AgentrlError
+
+_WHO = "agentrl <agentrl@localhost> 1700000000 +0000"
+_CONFIG = """\
+[core]
+\trepositoryformatversion = 0
+\tfilemode = true
+\tbare = false
+\tlogallrefupdates = false
+[user]
+\tname = agentrl
+\temail = agentrl@localhost
+[fastimport]
+\tunpackLimit = 1
+"""
+
+
+class RepositoryError(AgentrlError):
+    """A task's repository could not be written."""
+
+
+def write_repository(directory: Path, files: dict[str, str]) -> str:
+    """Make ``directory`` a git repository with one commit of ``files``, checked out; return the commit's id.
+
+    Raises RepositoryError when git is missing or fails.
+    """
+    for path, text in files.items():
+        file = directory / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    head = directory / ".git"
+    for folder in ("objects", "refs"):
+        (head / folder).mkdir(parents=True)
+    (head / "HEAD").write_text("ref: refs/heads/main\n")
+    (head / "config").write_text(_CONFIG)
+    _git(directory, "fast-import", "--quiet", stdin=_commit_stream(files))
+    _git(directory, "read-tree", "HEAD")
+    return (head / "refs/heads/main").read_text().strip()
+
+
+def _commit_stream(files: dict[str, str]) -> bytes:
+    """One commit in git fast-import's language."""
+    message = b"Start\n"
+    parts = [b"commit refs/heads/main\ncommitter %s\ndata %d\n%s\n" % (_WHO.encode(), len(message), message)]
+    for path, text in sorted(files.items()):
+        content = text.encode()
+        parts.append(b"M 100644 inline %s\ndata %d\n%s\n" % (path.encode(), len(content), content))
+    parts.append(b"done\n")
+    return b"".join(parts)
+
+
+def _git(directory: Path, *arguments: str, stdin: bytes = b"") -> None:
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_DIR": str(directory / ".git"),
+        "GIT_WORK_TREE": str(directory),
+    }
+    try:
+        subprocess.run(
+            ["git", *arguments], cwd=directory, env=environment, input=stdin, capture_output=True, check=True
+        )
+    except FileNotFoundError as error:
+        raise RepositoryError("git is not installed: tasks are git repositories") from error
+    except subprocess.CalledProcessError as error:
+        detail = error.stderr.decode(errors="replace").strip()
+        raise RepositoryError(f"git {arguments[0]} failed in {directory}: {detail}") from error

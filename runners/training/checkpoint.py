@@ -1,0 +1,140 @@
+"""Checkpoints of the local trainer: weights an engine can load, optimizer, random state, and what the step measured.
+
+``<run>/checkpoints/step-000012/`` holds the policy *after* twelve updates. A checkpoint is complete or absent: it is
+written beside its place, flushed to disk and renamed. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from conf.errors import AgentrlError, ExitCode
+from runners.training.local import LocalTrainer, TrainingError, load_policy
+
+OPTIMIZER = "optimizer.safetensors"
+STATE = "trainer_state.json"
+
+
+class CheckpointError(AgentrlError):
+    """A checkpoint cannot be written or read."""
+
+    exit_code = ExitCode.DATA_REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    step: int
+    """Updates made: the weight version."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``save`` was given as ``state``."""
+        try:
+            state: dict[str, Any] = json.loads((self.path / STATE).read_text())["state"]
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"checkpoint {self.path} is damaged ({error}): remove it and resume") from error
+        return state
+
+
+def save(trainer: LocalTrainer, root: Path, *, step: int, state: dict[str, Any], keep: int) -> Checkpoint:
+    """Write the checkpoint of ``step`` below ``root`` and drop all but the newest ``keep``.
+
+    Raises CheckpointError when the disk refuses; what was there before is then untouched.
+    """
+    final = _place(root, step)
+    partial = final.with_name(final.name + ".partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        trainer.model.save_pretrained(partial)  # type: ignore[operator]
+        save_file(_optimizer_tensors(trainer), partial / OPTIMIZER)
+        (partial / STATE).write_text(json.dumps({"step": step, "state": state}))
+        for file in partial.iterdir():
+            _flush(file)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        _flush(root)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"cannot write checkpoint {final}: {error}; free some space and continue with --resume"
+        ) from error
+    for old in _complete(root)[:-keep]:
+        shutil.rmtree(old.path, ignore_errors=True)
+    return Checkpoint(final, step)
+
+
+def latest(root: Path) -> Checkpoint | None:
+    """Return the newest complete checkpoint below ``root``, or None."""
+    found = _complete(root)
+    return found[-1] if found else None
+
+
+def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
+    """Load weights, optimizer and random state into a trainer of the same shape; raises CheckpointError."""
+    try:
+        # Through the loader, not load_file: on disk experts have their published per-expert names.
+        trainer.model.load_state_dict(load_policy(checkpoint.path).state_dict())
+        tensors = load_file(checkpoint.path / OPTIMIZER)
+        trainer.generator.set_state(tensors.pop("generator"))
+        _load_optimizer(trainer, tensors)
+    except (OSError, SafetensorError, KeyError, RuntimeError, TrainingError) as error:
+        raise CheckpointError(f"checkpoint {checkpoint.path} cannot be read ({error}): remove it and resume") from error
+
+
+def _place(root: Path, step: int) -> Path:
+    return root / f"step-{step:06d}"
+
+
+def _complete(root: Path) -> list[Checkpoint]:
+    if not root.is_dir():
+        return []
+    return sorted(
+        (
+            Checkpoint(path, int(path.name.removeprefix("step-")))
+            for path in root.glob("step-*")
+            if path.suffix != ".partial"
+        ),
+        key=lambda checkpoint: checkpoint.step,
+    )
+
+
+def _names(trainer: LocalTrainer) -> dict[str, torch.nn.Parameter]:
+    return {name: parameter for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+
+
+def _optimizer_tensors(trainer: LocalTrainer) -> dict[str, torch.Tensor]:
+    tensors = {"generator": trainer.generator.get_state()}
+    for name, parameter in _names(trainer).items():
+        for key, value in trainer.optimizer.state.get(parameter, {}).items():
+            tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
+    return tensors
+
+
+def _load_optimizer(trainer: LocalTrainer, tensors: dict[str, torch.Tensor]) -> None:
+    parameters = _names(trainer)
+    trainer.optimizer.state.clear()
+    for label, value in tensors.items():
+        key, _, name = label.partition("/")
+        parameter = parameters[name]
+        place = value if key == "step" else value.to(parameter.device)  # AdamW keeps its step counter on the CPU
+        trainer.optimizer.state[parameter][key] = place
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

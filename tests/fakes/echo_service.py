@@ -1,0 +1,29 @@
+"""A service that announces its settings and then behaves as they say; started by tests of the service protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from runners.service import announce, parent_gone, receive_settings
+
+
+async def main() -> None:
+    """Serve until the parent is gone, or die as told."""
+    settings = receive_settings()
+    if settings.get("die_before_ready"):
+        print("cannot bind: the reason", file=sys.stderr)
+        raise SystemExit(4)
+    if settings.get("never_ready"):
+        await asyncio.sleep(60)
+    announce({"pid": os.getpid(), "settings": settings})
+    if "die_after_s" in settings:
+        await asyncio.sleep(settings["die_after_s"])
+        print("died of the test", file=sys.stderr)
+        raise SystemExit(7)
+    await parent_gone()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,92 @@
+"""Service processes: ready, watched, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conf.errors import ExitCode
+from runners.service import Service, ServiceError
+
+MODULE = "tests.fakes.echo_service"
+
+
+async def start(tmp_path: Path, deadline_s: float = 20, **settings: object) -> Service:
+    """Start the echo service."""
+    return await Service.start("echo", MODULE, settings, log=tmp_path / "echo.log", deadline_s=deadline_s)
+
+
+def gone(pid: int, within_s: float = 10) -> bool:
+    """Whether a process ends in time."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+async def test_a_service_gets_its_settings_and_says_where_it_is(tmp_path: Path) -> None:
+    service = await start(tmp_path, colour="blue")
+    assert service.info["settings"] == {"colour": "blue"}
+    await service.stop()
+    assert gone(service.pid)
+
+
+async def test_a_service_that_dies_at_start_is_an_error_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="exit 4.*cannot bind: the reason") as caught:
+        await start(tmp_path, die_before_ready=True)
+    assert caught.value.exit_code is ExitCode.SERVICE_GONE
+
+
+async def test_a_service_that_is_never_ready_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="not ready within 1 s"):
+        await start(tmp_path, deadline_s=1, never_ready=True)
+    await asyncio.sleep(0)
+    assert not [child for child in psutil.Process().children() if MODULE in " ".join(child.cmdline())]
+
+
+async def test_the_watch_reports_an_unexpected_end_once_and_a_wanted_one_never(tmp_path: Path) -> None:
+    errors: list[ServiceError] = []
+    dying = await start(tmp_path, die_after_s=0.05)
+    dying.watch(errors.append)
+    stopped = await start(tmp_path)
+    stopped.watch(errors.append)
+    await stopped.stop()
+    async with asyncio.timeout(10):
+        while not errors:
+            await asyncio.sleep(0.01)
+    assert [str(error) for error in errors] == ["echo ended unexpectedly (exit 7): died of the test"]
+
+
+def test_a_service_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [
+            sys.executable, "-c",
+            "import asyncio, pathlib, sys\n"
+            "from runners.service import Service\n"
+            "async def main():\n"
+            f"    s = await Service.start('echo', '{MODULE}', {{}}, log=pathlib.Path(sys.argv[1]), deadline_s=20)\n"
+            "    print('{\"pid\": %d}' % s.pid, flush=True)\n"
+            "    await asyncio.sleep(60)\n"
+            "asyncio.run(main())\n",
+            str(tmp_path / "echo.log"),
+        ],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    pid = json.loads(parent.stdout.readline())["pid"]
+    assert psutil.pid_exists(pid)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    assert gone(pid)
