@@ -25,6 +25,7 @@ from conf.keys import (
     dotted,
     groups,
     lookup,
+    plain,
     unknown_choice,
     unknown_key,
 )
@@ -44,8 +45,10 @@ def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> C
         stored, stored_faults = grammar.parse(_as_overrides(base, replaced, faults))
         parsed, faults = stored + parsed, faults + stored_faults
     choices = [o for o in parsed if o.key_or_group in groups() and _valid_choice(o, faults)]
-    defaults = _compose(choices, faults)
-    values = [o for o in parsed if o.key_or_group not in groups() and _valid_key(o, defaults, faults)]
+    defaults = plain(_compose(choices, faults))
+    values = [
+        o for o in parsed if o.key_or_group not in groups() and _valid_key(o, defaults, faults)
+    ]
     tree, unresolved = _resolved(_compose(choices + values, faults))
     faults += unresolved.values()
     config, judged = _judged(tree, defaults, ignore=set(unresolved))
@@ -57,6 +60,11 @@ def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> C
 def to_json(config: Config) -> str:
     """Return the configuration as JSON that ``from_json`` and ``--config`` accept."""
     return config.model_dump_json(indent=2) + "\n"
+
+
+def to_yaml(config: Config) -> str:
+    """Return the configuration as YAML, for reading."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
 
 
 def from_json(text: str, *, source: str, overrides: list[str] | None = None) -> Config:
@@ -90,7 +98,9 @@ def _valid_choice(override: Override, faults: list[str]) -> bool:
     elif override.is_sweep_override():
         faults.append(_sweep_fault(override))
     elif isinstance(override.value(), dict):
-        faults.append(f"{line}: {group} is a group; choose with {group}=CHOICE, set {group}.KEY=VALUE")
+        faults.append(
+            f"{line}: {group} is a group; choose with {group}=CHOICE, set {group}.KEY=VALUE"
+        )
     elif override.value() not in groups()[group]:
         faults.append(unknown_choice(group, override.value()))
     else:
@@ -98,7 +108,7 @@ def _valid_choice(override: Override, faults: list[str]) -> bool:
     return False
 
 
-def _valid_key(override: Override, tree: DictConfig, faults: list[str]) -> bool:
+def _valid_key(override: Override, tree: dict[str, Any], faults: list[str]) -> bool:
     """Judge what Hydra would stop at; what it accepts (``+new=1``, ``~key``) is left to pydantic."""
     key, line = override.key_or_group, override.input_line
     known, node = lookup(tree, key)
@@ -106,7 +116,9 @@ def _valid_key(override: Override, tree: DictConfig, faults: list[str]) -> bool:
     if override.is_sweep_override():
         faults.append(_sweep_fault(override))
     elif override.package is not None or "/" in key or key.partition(".")[0] == "hydra":
-        faults.append(f"{line}: agentrl's groups are {', '.join(groups())}; write GROUP=CHOICE or KEY=VALUE")
+        faults.append(
+            f"{line}: agentrl's groups are {', '.join(groups())}; write GROUP=CHOICE or KEY=VALUE"
+        )
     elif override.is_add() and known:
         faults.append(f"{line}: {key} exists already; drop the +")
     elif not known and not override.is_add() and not override.is_force_add():
@@ -119,11 +131,15 @@ def _valid_key(override: Override, tree: DictConfig, faults: list[str]) -> bool:
     return len(faults) == before
 
 
-def _section_faults(override: Override, section: Mapping[str, Any], tree: DictConfig) -> list[str]:
+def _section_faults(
+    override: Override, section: Mapping[str, Any], tree: dict[str, Any]
+) -> list[str]:
     """Judge ``section={…}``, which merges into the section."""
     key, value = override.key_or_group, override.value()
     if not isinstance(value, dict):
-        return [f"{override.input_line}: {key} is a section; set its keys, e.g. {key}.{next(iter(section))}=…"]
+        return [
+            f"{override.input_line}: {key} is a section; set its keys, e.g. {key}.{next(iter(section))}=…"
+        ]
     names = [f"{key}.{name}" for name, _ in dotted(value)]
     return [unknown_key(name, tree) for name in names if not lookup(tree, name)[0]]
 
@@ -138,7 +154,7 @@ def _sweep_fault(override: Override) -> str:
 def _resolved(tree: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the plain tree, and the faults of keys that have no value or an interpolation that fails, by key."""
     faults: dict[str, str] = {}
-    for key, _ in dotted(OmegaConf.to_container(tree)):  # type: ignore[arg-type]  # the root is a dict
+    for key, _ in dotted(plain(tree)):
         try:
             OmegaConf.select(tree, key, throw_on_missing=True)
         except MissingMandatoryValue:
@@ -147,12 +163,11 @@ def _resolved(tree: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
             faults[key] = f"{key}: {str(error).splitlines()[0]}"
     for key in faults:
         OmegaConf.update(tree, key, None)
-    plain: dict[str, Any] = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
-    return plain, faults
+    return plain(tree, resolve=True), faults
 
 
 def _judged(
-    tree: dict[str, Any], defaults: DictConfig, *, ignore: set[str]
+    tree: dict[str, Any], defaults: dict[str, Any], *, ignore: set[str]
 ) -> tuple[Config | None, list[str]]:
     """Let pydantic judge; the rules between keys are judged too where single keys are at fault.
 
@@ -168,17 +183,17 @@ def _judged(
         for key in by_key:
             _repair(repaired, key.partition("[")[0], defaults)
         try:
-            Config.model_validate_json(json.dumps(OmegaConf.to_container(repaired)), strict=True)
+            Config.model_validate_json(json.dumps(plain(repaired)), strict=True)
         except ValidationError as error:
             between = judge(error, tree)[1]
             faults += [fault for fault in between if not any(key in fault for key in by_key)]
     return None, faults
 
 
-def _repair(tree: DictConfig, key: str, defaults: DictConfig) -> None:
+def _repair(tree: DictConfig, key: str, defaults: dict[str, Any]) -> None:
     section, _, name = key.rpartition(".")
-    known, value = lookup(defaults, key) if not OmegaConf.is_missing(defaults, key) else (False, None)
-    if known:
+    known, value = lookup(defaults, key)
+    if known and value != "???":
         OmegaConf.update(tree, key, value, merge=False)
     elif isinstance(parent := OmegaConf.select(tree, section) if section else tree, DictConfig):
         parent.pop(name, None)
@@ -190,12 +205,16 @@ def _as_overrides(base: Mapping[str, Any], replaced: set[str], faults: list[str]
     for section, content in base.items():
         if section not in groups():
             if isinstance(content, dict):
-                lines += [grammar.as_override(key, value) for key, value in dotted(content, f"{section}.")]
+                lines += [
+                    grammar.as_override(key, value) for key, value in dotted(content, f"{section}.")
+                ]
             else:
                 lines.append(grammar.as_override(section, content))
         elif section not in replaced:
             kind = content.get("kind") if isinstance(content, dict) else content
-            choice = next((c for c in groups()[section] if choice_content(section, c)["kind"] == kind), None)
+            choice = next(
+                (c for c in groups()[section] if choice_content(section, c)["kind"] == kind), None
+            )
             if choice is None:
                 faults.append(unknown_choice(section, kind))
                 continue

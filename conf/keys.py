@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import yaml
+from omegaconf import DictConfig, OmegaConf
 
 CONF = Path(__file__).parent
 
@@ -17,15 +17,22 @@ CONF = Path(__file__).parent
 def groups() -> dict[str, tuple[str, ...]]:
     """Return each group's choices: the YAML files in its folder."""
     folders = sorted(path for path in CONF.iterdir() if path.is_dir())
-    choices = {folder.name: tuple(sorted(f.stem for f in folder.glob("*.yaml"))) for folder in folders}
+    choices = {
+        folder.name: tuple(sorted(f.stem for f in folder.glob("*.yaml"))) for folder in folders
+    }
     return {group: names for group, names in choices.items() if names}
 
 
 @cache
 def choice_content(group: str, choice: str) -> dict[str, Any]:
     """Return what a choice's YAML file holds."""
-    content: dict[str, Any] = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text("utf-8"))
-    return content
+    return plain(cast("DictConfig", OmegaConf.load(CONF / group / f"{choice}.yaml")))
+
+
+def plain(tree: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
+    """Return ``tree`` as a dict; with ``resolve``, interpolations are replaced and missing values refused."""
+    content = OmegaConf.to_container(tree, resolve=resolve, throw_on_missing=resolve)
+    return cast("dict[str, Any]", content)
 
 
 def dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -69,20 +76,30 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     """Return the fault for a key that is not in ``tree``."""
     group, _, rest = key.partition(".")
-    owners = [c for c in groups().get(group, ()) if rest and lookup(choice_content(group, c), rest)[0]]
+    owners = [
+        c for c in groups().get(group, ()) if rest and lookup(choice_content(group, c), rest)[0]
+    ]
     if owners:
         chosen = lookup(tree, f"{group}.kind")[1]
         return f"{key} belongs to {group}={owners[0]}, but {group}={chosen} is chosen: add {group}={owners[0]}"
+    section = key.rpartition(".")[0]
+    known, siblings = lookup(tree, section)
     leaves = [leaf for leaf, _ in dotted(tree)]
-    meant = closest(key, [*leaves, *groups(), *tree])
-    mend = f"did you mean {meant}?" if meant else "`agentrl show` lists every key"
+    meant = closest(key, leaves if section else [*leaves, *tree])
+    if meant:
+        mend = f"did you mean {meant}?"
+    elif known and isinstance(siblings, Mapping):
+        mend = f"{section} has {', '.join(siblings)}"
+    else:
+        mend = "`agentrl show` lists every key"
     return f"{key} is no key: {mend}"
 
 
 def unknown_choice(group: str, choice: object) -> str:
     """Return the fault for a choice that a group does not have."""
     choices = groups()[group]
+    if len(choices) == 1:
+        return f"{group}={choice} is no choice: the only one is {choices[0]}"
     meant = closest(str(choice), choices)
-    mend = f"did you mean {group}={meant}? " if meant and len(choices) > 1 else ""
-    several = "choices: " if len(choices) > 1 else "the only choice is "
-    return f"{group}={choice} is no choice: {mend}({several}{', '.join(choices)})"
+    mend = f"did you mean {group}={meant}? " if meant else ""
+    return f"{group}={choice} is no choice: {mend}(choices: {', '.join(choices)})"

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conf import schema
@@ -54,7 +54,7 @@ class RolloutTools:
     store: RunStore
     deadlines: schema.Deadlines
     reward: schema.TestsReward
-    in_flight: Counter[str] = field(default_factory=Counter)
+    in_flight: Counter[str]
     """Attempts by phase, for the eyes; mutated by attempts on the event loop."""
 
 

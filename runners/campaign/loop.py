@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from conf.schema import Config
+from runners.campaign.result import metrics_rows
 from runners.campaign.schedule import evaluation_batch, evaluation_due, training_batch
 from runners.campaign.stack import Stack
+from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.pool import Pool
 from runners.rollout import RolloutSpec
@@ -48,11 +50,21 @@ class Batch:
 class Campaign:
     """Drives one run from where its store says it is to its last step."""
 
-    def __init__(self, config: Config, store: RunStore, stack: Stack, progress: Progress, draining: asyncio.Event) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: RunStore,
+        stack: Stack,
+        *,
+        progress: Progress,
+        metrics: MetricsWriter,
+        draining: asyncio.Event,
+    ) -> None:
         self._config = config
         self._store = store
         self._stack = stack
         self._progress = progress
+        self._metrics = metrics
         self._draining = draining
         self._pool = Pool(
             stack.tools,
@@ -60,17 +72,22 @@ class Campaign:
             attempts=config.rollout.attempts,
             breaker=config.rollout.breaker,
             draining=draining,
-            on_done=progress.rollout_done,
+            on_done=self._rollout_done,
         )
 
     async def run(self) -> None:
         """Run to the last step; raises Drained when asked to stop."""
         done = self._enter_orphaned_step()
+        self._metrics.rewrite(metrics_rows(self._store))
         await self._evaluate(0)
         for step in range(1, self._config.run.steps + 1):
             if step not in done:
                 await self._step(step)
-            await self._evaluate(step)
+            evaluated = await self._evaluate(step)
+            if step not in done:
+                self._metrics.write(metrics_rows(self._store, step)[0])
+            elif evaluated:
+                self._metrics.rewrite(metrics_rows(self._store))
 
     def _enter_orphaned_step(self) -> set[int]:
         """Return the finished steps, after entering one whose checkpoint is there but whose row is not."""
@@ -84,16 +101,17 @@ class Campaign:
     async def _step(self, step: int) -> None:
         specs = training_batch(self._config, self._stack.train_tasks, step)
         self._store.begin_step(step, [spec.task.id for spec in specs if spec.member == 0])
-        self._progress.begin("rolling out", step, len(specs))
+        self._progress.begin_phase("rollouts", len(specs))
         started = time.monotonic()
         batch = self._batch(await self._rollouts(specs))
         rollout_s = time.monotonic() - started
-        self._progress.begin("training", step, 0)
+        self._progress.begin_phase("training")
         trained = await asyncio.to_thread(self._stack.trainer.step, batch.samples)
         metrics = _step_metrics(batch, rollout_s) | trained
         for record in batch.records:
             self._store.put_rollout(record)
-        self._progress.begin("saving", step, 0)
+        self._progress.begin_phase("checkpoint")
+        metrics["time/step_s"] = time.monotonic() - started
         saved = await asyncio.to_thread(
             checkpoint.save,
             self._stack.trainer,
@@ -104,16 +122,16 @@ class Campaign:
         )
         self._store.finish_step(step, metrics)
         await self._stack.engine.update_weights(saved.path, step)
-        self._progress.step_done(step, metrics)
+        show_step(self._progress, step, metrics)
 
-    async def _evaluate(self, step: int) -> None:
-        """Evaluate the policy after ``step`` updates, if that is due and not done yet."""
+    async def _evaluate(self, step: int) -> bool:
+        """Evaluate the policy after ``step`` updates, if that is due and not done yet; returns whether it was."""
         if not evaluation_due(self._config, step) or step != self._version():
-            return  # a resumed run is past this step: its weights are gone, and its evaluation is stored
+            return False  # a resumed run is past this step: its weights are gone, and its evaluation is stored
         if step in {row.step for row in self._store.evaluations()}:
-            return
+            return False
         specs = evaluation_batch(self._config, self._stack.held_out_tasks, step)
-        self._progress.begin("evaluating", step, len(specs))
+        self._progress.begin_phase("evaluation", len(specs))
         records = await self._rollouts(specs)
         graded = [record for record in records if record.solved is not None]
         result = {
@@ -123,7 +141,9 @@ class Campaign:
             "turns_mean": _mean([float(record.turns) for record in graded]),
         }
         self._store.finish_evaluation(step, result)
-        self._progress.evaluated(step, result["solve_rate"])
+        if result["solve_rate"] is not None:
+            self._progress.evaluated(step, result["solve_rate"])
+        return True
 
     async def _rollouts(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
         """Run what is not in the store yet; returns one counting record per spec, in order. Raises Drained."""
@@ -134,12 +154,15 @@ class Campaign:
             for record in self._store.rollouts(step=specs[0].step, split=specs[0].split, counts=True)
         }
         for record in kept.values():
-            self._progress.rollout_done(record)
+            self._rollout_done(record)
         fresh = await self._pool.run([spec for spec in specs if spec.rollout_id not in kept])
         found = kept | {record.rollout_id: record for record in fresh}
         if len(found) < len(specs):
             raise Drained
         return [found[spec.rollout_id] for spec in specs]
+
+    def _rollout_done(self, record: RolloutRecord) -> None:
+        self._progress.rollout_done(record.outcome.code, record.sampled_tokens)
 
     def _batch(self, records: Sequence[RolloutRecord]) -> Batch:
         groups: dict[int, list[RolloutRecord]] = defaultdict(list)
@@ -172,6 +195,16 @@ class Campaign:
     def _version(self) -> int:
         """Weight version the engine serves now."""
         return max((row.step for row in self._store.steps() if row.state == "done"), default=0)
+
+
+def show_step(progress: Progress, step: int, metrics: dict[str, Any]) -> None:
+    """Show a finished step, also one of an earlier execution of the run."""
+    reward, solve_rate = metrics["train/reward_mean"], metrics["train/solve_rate"]
+    if reward is None:
+        progress.note(f"step {step}: no rollout was graded")
+        progress.step = step
+    else:
+        progress.step_done(step, reward, solve_rate, metrics["time/step_s"])
 
 
 def _step_metrics(batch: Batch, rollout_s: float) -> dict[str, Any]:

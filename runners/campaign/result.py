@@ -51,12 +51,16 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
     }
 
 
-def metrics_rows(store: RunStore) -> list[dict[str, Any]]:
+def metrics_rows(store: RunStore, only: int | None = None) -> list[dict[str, Any]]:
     """Return the lines of ``metrics.jsonl``: one per finished step, each with the last evaluation made during it.
 
     The evaluation before the first step belongs to step 1; ``eval/step`` says how many updates the evaluated policy had.
     """
-    rows = {row.step: {"step": row.step, **row.metrics} for row in store.steps() if row.state == "done"}
+    rows = {
+        row.step: {"step": row.step, **row.metrics}
+        for row in store.steps()
+        if row.state == "done" and only in (None, row.step)
+    }
     for evaluation in store.evaluations():
         row = rows.get(max(1, evaluation.step))
         if row is not None:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
-from runners.campaign.loop import Campaign, Drained
-from runners.campaign.result import CampaignResult, metrics_rows, summarize
+from runners.campaign.loop import Campaign, Drained, show_step
+from runners.campaign.result import CampaignResult, summarize
 from runners.campaign.stack import Policy, prepare_policy, running_stack
 from runners.observe.dashboard import LiveView
 from runners.observe.diagnostics import diagnostics
@@ -33,7 +33,7 @@ from runners.trajectory.store import RunStore
 HEARTBEAT_S = 5.0
 
 
-def run_campaign(config: Config, run_dir: Path, *, resume: bool = False, dashboard: bool = True) -> CampaignResult:
+def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> CampaignResult:
     """Run, or continue, the campaign in ``run_dir``; returns how it ended.
 
     Raises AgentrlError only for what makes a start impossible (a directory that holds another run, a damaged store);
@@ -42,7 +42,7 @@ def run_campaign(config: Config, run_dir: Path, *, resume: bool = False, dashboa
     store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, config.model_dump(mode="json"))
     with store:
         store.set_state(State.RUNNING)
-        run = _Run(config, store, dashboard=dashboard)
+        run = _Run(config, store)
         if sys.version_info < (3, 12):  # later versions choose it themselves: no thread per child process
             asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())
         return asyncio.run(run.main())
@@ -51,10 +51,9 @@ def run_campaign(config: Config, run_dir: Path, *, resume: bool = False, dashboa
 class _Run:
     """One execution of a run, from start (or resume) to its end."""
 
-    def __init__(self, config: Config, store: RunStore, *, dashboard: bool) -> None:
+    def __init__(self, config: Config, store: RunStore) -> None:
         self._config = config
         self._store = store
-        self._dashboard = dashboard
         self._before_s = float(store.state().info.get("wall_s", 0.0))
         self._started = time.monotonic()
         self._draining = asyncio.Event()
@@ -80,23 +79,42 @@ class _Run:
 
     async def _work(self) -> None:
         config, store = self._config, self._store
-        progress = Progress.for_run(store.run_dir.name, config.run.steps)
+        progress = self._progress_so_far()
         metrics = MetricsWriter(store.run_dir, tensorboard=config.observe.tensorboard)
-        metrics.rewrite(metrics_rows(store))
-        with LiveView(progress, enabled=self._dashboard), diagnostics(store.run_dir):
+        with LiveView(progress, config.observe.dashboard), diagnostics(store.run_dir):
             policy = await self._policy(progress)
             heart = asyncio.create_task(self._heart(), name="heartbeat")
             try:
-                async with running_stack(config, policy, store, on_service_exit=self._service_gone) as stack:
-                    progress.in_flight = stack.tools.in_flight
-                    await Campaign(config, store, stack, progress, metrics, self._draining).run()
+                async with running_stack(
+                    config, policy, store, in_flight=progress.in_flight, on_service_exit=self._service_gone
+                ) as stack:
+                    campaign = Campaign(
+                        config, store, stack, progress=progress, metrics=metrics, draining=self._draining
+                    )
+                    await campaign.run()
             finally:
                 heart.cancel()
                 metrics.close()
                 write_reward_curve(store)
 
+    def _progress_so_far(self) -> Progress:
+        progress = Progress(self._store.run_dir.name, self._config.run.steps)
+        for row in self._store.steps():
+            if row.state == "done":
+                show_step(progress, row.step, row.metrics)
+        for evaluation in self._store.evaluations():
+            progress.evaluated(evaluation.step, evaluation.result["solve_rate"])
+        return progress
+
     async def _policy(self, progress: Progress) -> Policy:
-        return await asyncio.to_thread(prepare_policy, self._config.model, progress=progress.bootstrap)
+        """Make or find the starting policy; a drain ends the making, since a policy half made is worth nothing."""
+
+        def show(phase: str, done: int, total: int) -> None:
+            if self._draining.is_set():
+                raise Drained
+            progress.phase, progress.batch_done, progress.batch_size = phase, done, total
+
+        return await asyncio.to_thread(prepare_policy, self._config.model, progress=show)
 
     async def _heart(self) -> None:
         while True:

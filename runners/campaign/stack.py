@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ async def running_stack(
     policy: Policy,
     store: RunStore,
     *,
+    in_flight: Counter[str],
     on_service_exit: Callable[[ServiceError], None],
 ) -> AsyncIterator[Stack]:
     """Start everything and yield it; whatever happens, all of it is ended again."""
@@ -109,6 +111,7 @@ async def running_stack(
                 store=store,
                 deadlines=config.rollout.deadlines,
                 reward=config.reward,
+                in_flight=in_flight,
             ),
             train_tasks=[task for task in tasks.result() if task.split == "train"],
             held_out_tasks=[task for task in tasks.result() if task.split == "held_out"],

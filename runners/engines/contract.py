@@ -55,7 +55,9 @@ class Generation:
 class Engine(Protocol):
     """A running engine."""
 
-    async def generate(self, input_ids: list[int], params: SamplingParams, *, rid: str) -> Generation:
+    async def generate(
+        self, input_ids: list[int], params: SamplingParams, *, rid: str
+    ) -> Generation:
         """Sample a continuation; raises EngineError. Cancelling the call aborts the request at the engine."""
         ...
 

@@ -23,7 +23,9 @@ class Tokenizer:
     than the encoding itself on long prompts.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, name_or_path: str, eos_token_id: int | None) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, name_or_path: str, eos_token_id: int | None
+    ) -> None:
         self.backend = backend
         self.name_or_path = name_or_path
         self.eos_token_id = eos_token_id
@@ -54,19 +56,44 @@ class Tokenizer:
 class ToolCall(Protocol):
     """One attempt at a tool call, as parsed from sampled tokens."""
 
-    raw: str
-    name: str | None
-    arguments: dict[str, Any] | str | None
-    status: str
-    """"ok", or what is wrong with it."""
+    @property
+    def raw(self) -> str:
+        """The call as the policy wrote it."""
+        ...
+
+    @property
+    def name(self) -> str | None:
+        """Tool name."""
+        ...
+
+    @property
+    def arguments(self) -> dict[str, Any] | str | None:
+        """Its arguments; a JSON object if all is well."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """ "ok", or what is wrong with it."""
+        ...
 
 
 class ParsedResponse(Protocol):
     """What sampled tokens say."""
 
-    content: str
-    reasoning_content: str | None
-    tool_calls: Sequence[ToolCall]
+    @property
+    def content(self) -> str:
+        """Text."""
+        ...
+
+    @property
+    def reasoning_content(self) -> str | None:
+        """Thoughts."""
+        ...
+
+    @property
+    def tool_calls(self) -> Sequence[ToolCall]:
+        """Every attempt at a tool call, in order."""
+        ...
 
 
 class RenderedTokens(Protocol):
@@ -122,7 +149,9 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     file = directory / "tokenizer.json"
     if not file.is_file():
         raise ConfigError(
-            [f"model.tokenizer={str(directory)!r}: no tokenizer.json there; give the directory that holds it"]
+            [
+                f"model.tokenizer={str(directory)!r}: no tokenizer.json there; give the directory that holds it"
+            ]
         )
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
@@ -149,7 +178,9 @@ def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
     if family not in configs:
         near = difflib.get_close_matches(family, configs, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ConfigError([f"model.renderer={family!r} is unknown.{hint} Known: {', '.join(sorted(configs))}"])
+        raise ConfigError(
+            [f"model.renderer={family!r} is unknown.{hint} Known: {', '.join(sorted(configs))}"]
+        )
     config = configs[family](thinking_retention="all")
     try:
         renderer: Renderer = renderers.create_renderer(tokenizer, config)
@@ -169,7 +200,11 @@ def _families() -> Mapping[str, Any]:
 
     union, *_ = get_args(renderers.RendererConfig)
     by_name = {config.model_fields["name"].default: config for config in get_args(union)}
-    return {name: config for name, config in by_name.items() if name not in {"auto", "default", "custom"}}
+    return {
+        name: config
+        for name, config in by_name.items()
+        if name not in {"auto", "default", "custom"}
+    }
 
 
 def _eos_token(file: Path) -> str | None:

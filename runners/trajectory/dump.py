@@ -1,7 +1,7 @@
-"""Export of a run: ``trajectories.jsonl``, one strict JSON object per rollout, and ``summary.json``.
+"""Export of a run: ``trajectories.jsonl``, one strict JSON object per rollout; ``summary.json``.
 
-Failures are in it; attempts that another replaced are not. One rollout is in memory at a time, and a
-file appears under its name only when it is complete.
+Failures are in it; attempts that another replaced are not. One rollout is in memory at a time, and
+a file appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def trajectory(
 
 
 def validate(path: Path) -> list[str]:
-    """Return what is wrong in a ``trajectories.jsonl``, each with its line number; empty if nothing."""
+    """Return what is wrong in a ``trajectories.jsonl``, with line numbers; empty if nothing."""
     found: list[str] = []
     seen: dict[str, int] = {}
     try:

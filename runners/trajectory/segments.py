@@ -35,7 +35,8 @@ def segments(turns: Sequence[Turn]) -> list[Segment]:
             )
         chains.setdefault(turn.segment, []).append(turn)
     return [
-        _chain(index, "final" if chain[-1] is turns[-1] else "wipe", chain) for index, chain in chains.items()
+        _chain(index, "final" if chain[-1] is turns[-1] else "wipe", chain)
+        for index, chain in chains.items()
     ]
 
 

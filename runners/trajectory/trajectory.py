@@ -1,7 +1,8 @@
-"""The trajectory record: what one line of ``trajectories.jsonl`` holds, and what must be true of it.
+"""The trajectory record: what a line of ``trajectories.jsonl`` holds, and what is true of it.
 
-``trajectory.schema.json`` is generated from these models (``python -m runners.trajectory.trajectory``)
-and published beside them; a change that breaks readers raises ``schema_version``.
+``trajectory.schema.json`` is generated from these models by ``python -m
+runners.trajectory.trajectory`` and published beside them; a change that breaks readers raises
+``schema_version``.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Trajectory(Part):
     reward: RewardPart
     advantage: float | None
     messages: list[dict[str, Any]]
-    """The conversation in Anthropic's form, the system prompt first."""
+    """The conversation in chat form: system, user, assistant, tool."""
     tools: list[dict[str, Any]]
     raw_prompt: PromptPart
     segments: list[SegmentPart]

@@ -1,4 +1,6 @@
-"""A random Qwen3-MoE in a directory, as ``save_pretrained`` writes it: for tests that need a model, not a policy."""
+"""A random Qwen3-MoE in a directory, as ``save_pretrained`` writes it: for tests that need a model,
+not a policy.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 def write_tiny_model(
     directory: Path, *, vocab_size: int = 800, seed: int = 0, **overrides: Any
 ) -> Path:
-    """Write config.json and model.safetensors of a seeded random model; ``overrides`` go to Qwen3MoeConfig.
+    """Write config.json and model.safetensors of a seeded random model; ``overrides`` go to
+    Qwen3MoeConfig.
 
-    Weights are larger than the library's initialisation, so that its distributions are far from uniform and a
-    wrong position, head or expert shows.
+    Weights are larger than the library's initialisation, so that its distributions are far from
+    uniform and a wrong position, head or expert shows.
     """
     settings: dict[str, Any] = {
         "vocab_size": vocab_size,
@@ -43,5 +46,5 @@ def write_tiny_model(
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.data.uniform_(0.7, 1.4)
-    model.to(torch.float32).save_pretrained(directory)
+    model.save_pretrained(directory)
     return directory

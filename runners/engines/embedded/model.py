@@ -1,8 +1,9 @@
-"""The Qwen3-MoE forward pass over a mixed batch: one token of every decoding row, many of every prefilling row.
+"""The Qwen3-MoE forward pass over a mixed batch: one token of every decoding row, many of every
+prefilling row.
 
-Rows ``0 … decoding-1`` of the KV store each contribute their last token; every span contributes the tokens it
-lists. All linear work is done once over the packed tokens; attention is one batched product for the decoding rows
-and one small product per span.
+Rows ``0 … decoding-1`` of the KV store each contribute their last token; every span contributes the
+tokens it lists. All linear work is done once over the packed tokens; attention is one batched
+product for the decoding rows and one small product per span.
 """
 
 from __future__ import annotations
@@ -13,24 +14,26 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from runners.engines.embedded.weights import LayerWeights, ModelConfig, MoeMlp, Weights
 
 DENSE_EXPERT_WORK = 512
-"""Up to this many tokens x experts, running every expert on every token beats sorting tokens by expert (measured)."""
+"""Up to this many tokens x experts, running every expert on every token beats sorting tokens by
+expert (measured).
+"""
 
 RoutingArray = NDArray[np.int16]
 
 
 class Span(NamedTuple):
-    """``count`` consecutive positions of one prefilling row, beginning at ``start``."""
+    """``size`` consecutive positions of one prefilling row, beginning at ``start``."""
 
     row: int
     start: int
-    count: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,11 @@ class Step:
 
 
 class KvStore:
-    """Keys and values of the running rows: ``data[layer, k|v, row * kv_heads + head, position]``, float32.
+    """Keys and values of the running rows: ``data[layer, k|v, row * kv_heads + head, position]``,
+    float32.
 
-    Pages are touched only where tokens are written, so the store costs memory by use, not by capacity.
+    Pages are touched only where tokens are written, so the store costs memory by use, not by
+    capacity.
     """
 
     def __init__(self, config: ModelConfig, rows: int, capacity: int) -> None:
@@ -74,7 +79,7 @@ class KvStore:
         return torch.from_numpy((first[:, None] + self._head_offsets).reshape(-1))
 
     def span(self, row: int, start: int, end: int) -> Tensor:
-        """A view [layers, 2, kv_heads, end - start, head_dim]."""
+        """Return a view [layers, 2, kv_heads, end - start, head_dim]."""
         return self.data[:, :, row * self.heads : (row + 1) * self.heads, start:end]
 
 
@@ -87,7 +92,8 @@ class Qwen3Moe:
         self._cos, self._sin = _rotary_table(weights.config, max_context)
 
     def forward(self, step: Step, kv: KvStore) -> tuple[Tensor, RoutingArray]:
-        """Write keys and values of the packed tokens, return logits [M, V] and routing [N, layers, top-k].
+        """Write keys and values of the packed tokens, return logits [M, V] and routing [N, layers,
+        top-k].
 
         Routing of dense layers is all zero.
         """
@@ -141,9 +147,9 @@ class Qwen3Moe:
             parts.append(_attend_rows(query[: step.decoding], keys, values, mask, step, groups))
         offset = step.decoding
         for span in step.spans:
-            part = query[offset : offset + span.count]
+            part = query[offset : offset + span.size]
             parts.append(_attend_span(part, keys, values, span, groups))
-            offset += span.count
+            offset += span.size
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
         hidden = torch.addmm(hidden, mixed, layer.out.t())
         return hidden if layer.out_bias is None else hidden.add_(layer.out_bias)
@@ -174,9 +180,7 @@ def _attend_span(query: Tensor, keys: Tensor, values: Tensor, span: Span, groups
     end = span.start + count
     row = slice(span.row * groups, (span.row + 1) * groups)
     query = query.view(count, groups, heads // groups, dim).permute(1, 2, 0, 3)
-    scores = torch.bmm(
-        query.reshape(groups, -1, dim), keys[row, :end].transpose(1, 2)
-    )
+    scores = torch.bmm(query.reshape(groups, -1, dim), keys[row, :end].transpose(1, 2))
     if count > 1:
         future = torch.full((count, count), -math.inf).triu_(1)
         scores.view(heads, count, end)[:, :, span.start :].add_(future)
@@ -206,7 +210,7 @@ def _experts(mlp: MoeMlp, normed: Tensor, scores: Tensor, chosen: Tensor) -> Ten
 
 
 def _decode_mask(step: Step) -> Tensor | None:
-    """[decoding, 1, longest]: 0 where a row may look, -inf beyond its length."""
+    """Build [decoding, 1, longest]: 0 where a row may look, -inf beyond its length."""
     if not step.decoding:
         return None
     beyond = torch.arange(step.longest) >= step.lengths[:, None]

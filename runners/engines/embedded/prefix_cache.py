@@ -1,7 +1,7 @@
 """Keys, values and routing of finished prefixes, kept as a radix tree over token ids.
 
-Every node owns the tensors of its own tokens, so a reader copies what it matched into its row and needs no lock:
-evicting a node never touches a running request.
+Every node owns the tensors of its own tokens, so a reader copies what it matched into its row and
+needs no lock: evicting a node never touches a running request.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class PrefixCache:
         return sum(take for _, take in self._walk(ids))
 
     def restore(self, ids: IdArray, kv: KvStore, row: int, routing: RoutingArray) -> int:
-        """Copy the longest stored prefix of ``ids`` into a row of ``kv`` and its ``routing``; return its length."""
+        """Copy the longest stored prefix of ``ids`` into a row of ``kv`` and its ``routing``;
+        return its length.
+        """
         self._clock += 1
         position = 0
         for node, take in self._walk(ids):

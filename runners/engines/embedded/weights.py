@@ -1,4 +1,5 @@
-"""A Qwen3-MoE directory (config.json + safetensors) read into float32 tensors laid out for the forward pass.
+"""A Qwen3-MoE directory (config.json + safetensors) read into float32 tensors laid out for the
+forward pass.
 
 Everything is copied: a file that is replaced after loading cannot change the weights in memory.
 """
@@ -88,7 +89,9 @@ class Weights:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read ``config.json`` (and the eos ids of ``generation_config.json``); raises EngineError with the reason."""
+    """Read ``config.json`` (and the eos ids of ``generation_config.json``); raises EngineError with
+    the reason.
+    """
     raw = _read_json(directory / "config.json")
     try:
         config = _parse_config(raw, _generation_eos(directory))
@@ -100,7 +103,9 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def load_weights(directory: Path) -> Weights:
-    """Load a model directory; raises EngineError when a file or tensor is missing or has the wrong shape."""
+    """Load a model directory; raises EngineError when a file or tensor is missing or has the wrong
+    shape.
+    """
     config = read_config(directory)
     tensors = _read_tensors(directory)
     try:
@@ -114,7 +119,8 @@ def load_weights(directory: Path) -> Weights:
 def _parse_config(raw: Mapping[str, Any], eos: tuple[int, ...]) -> ModelConfig:
     heads = int(raw["num_attention_heads"])
     layers = int(raw["num_hidden_layers"])
-    # transformers 5 writes num_local_experts and rope_parameters, earlier versions num_experts and rope_theta
+    # transformers 5 writes num_local_experts and rope_parameters, earlier versions num_experts and
+    # rope_theta
     experts = int(raw["num_local_experts"] if "num_local_experts" in raw else raw["num_experts"])
     rope = raw.get("rope_parameters") or {}
     dense_layers = set(raw.get("mlp_only_layers") or ())
@@ -149,7 +155,9 @@ def _unsupported(raw: Mapping[str, Any]) -> list[str]:
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     faults = []
     if raw.get("model_type") != "qwen3_moe":
-        faults.append(f"model_type is {raw.get('model_type')!r}, the embedded engine runs qwen3_moe")
+        faults.append(
+            f"model_type is {raw.get('model_type')!r}, the embedded engine runs qwen3_moe"
+        )
     if rope_type != "default":
         faults.append(f"rope_type {rope_type!r} is not supported, only 'default'")
     if raw.get("use_sliding_window"):
@@ -194,7 +202,9 @@ def _layer(
         qkv_bias=torch.cat([take(f"{attention}{n}_proj.bias", s) for n, s in sizes.items()])
         if bias
         else None,
-        qk_norm=torch.cat([scaled_q.expand(config.heads, dim), k_norm.expand(config.kv_heads, dim)]),
+        qk_norm=torch.cat(
+            [scaled_q.expand(config.heads, dim), k_norm.expand(config.kv_heads, dim)]
+        ),
         out=take(attention + "o_proj.weight", width, config.heads * dim),
         out_bias=take(attention + "o_proj.bias", width) if bias else None,
         post_norm=take(prefix + "post_attention_layernorm.weight", width),
@@ -213,7 +223,9 @@ def _dense(config: ModelConfig, prefix: str, take: Any) -> DenseMlp:
 
 
 def _moe(config: ModelConfig, prefix: str, tensors: Mapping[str, Tensor], take: Any) -> MoeMlp:
-    """Expert weights come fused (``experts.gate_up_proj``) or one by one (what save_pretrained writes)."""
+    """Expert weights come fused (``experts.gate_up_proj``) or one by one (what save_pretrained
+    writes).
+    """
     count, width, inner = config.experts, config.hidden_size, config.moe_intermediate_size
     if prefix + "experts.gate_up_proj" in tensors:
         gate_up = take(prefix + "experts.gate_up_proj", count, 2 * inner, width)

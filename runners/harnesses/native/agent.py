@@ -136,7 +136,9 @@ def tool_result(block: dict[str, Any]) -> dict[str, Any]:
 
 def submitted(block: dict[str, Any]) -> bool:
     """Whether a tool_use block is a well-formed Submit."""
-    return block["name"] == "Submit" and isinstance(block["input"].get("message"), str)
+    given = block["input"]
+    named = block["name"] == "Submit" and isinstance(given, dict)
+    return named and isinstance(given.get("message"), str)
 
 
 def solve(gateway: Messages, request: dict[str, Any], problem: str, turns: int) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class Messages:
         self.headers += "content-type: application/json\r\n"
 
     def create(self, body: dict[str, Any]) -> Any:
-        """Return the next assistant message; ask again if the failure may pass; else GatewayError."""
+        """Return the next assistant message; a failure that may pass is tried again."""
         data = encode({**body, "stream": True}).encode()
         for left in range(RETRIES, -1, -1):
             try:

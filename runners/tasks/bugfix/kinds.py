@@ -120,8 +120,8 @@ KINDS: tuple[Kind, ...] = (
         (
             Behaviour("First {b} of {a}.", "{a}[:{b}]"),
             Behaviour("Last {b} of {a}.", "{a}[-{b}:]"),
-            Behaviour("Without the first {b} of {a}.", "{a}[{b}:]"),
-            Behaviour("Without the last {b} of {a}.", "{a}[:-{b}]"),
+            Behaviour("Every {b} of {a}.", "{a}[::{b}]"),
+            Behaviour("All but the last {b} of {a}.", "{a}[:-{b}]"),
         ),
         _numbers_and_count,
     ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from runners.tasks.bugfix import names
 from runners.tasks.bugfix.kinds import KINDS, Behaviour, Kind
 
-_PROBLEM = "Fix {function} in {path} to do what its docstring says."
+_PROBLEM = "Fix `{function}` in `{path}` to do what its docstring says."
 
 _FUNCTION = '''\
 def {function}({signature}):

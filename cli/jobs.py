@@ -1,0 +1,123 @@
+"""What ``agentrl run`` was asked to do, as jobs: one per run, composed and checked before the first one starts."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.compose import compose, from_json
+from conf.errors import AgentrlError, ConfigError, ExitCode
+from conf.grammar import expand_sweeps, swept_keys
+from conf.keys import dotted
+from conf.resume import resume_config
+from conf.schema import Config
+
+_LABEL_LENGTH = 100
+"""File systems allow 255 bytes in a name."""
+
+
+class JobError(AgentrlError):
+    """A job cannot be taken up: a file of it cannot be read or written."""
+
+    exit_code = ExitCode.USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run to make or to continue."""
+
+    config: Config
+    run_dir: Path
+    label: str
+    """What tells it from the others of a sweep; empty if it is the only one."""
+    resume: bool = False
+
+    def changes(self) -> dict[str, Any]:
+        """Return the keys whose values are not the defaults."""
+        defaults = dict(dotted(compose([]).model_dump(mode="json")))
+        own = dotted(self.config.model_dump(mode="json"))
+        return {key: value for key, value in own if defaults.get(key, ...) != value}
+
+    def write_config(self) -> None:
+        """Write the resolved configuration beside the run, as ``--config`` accepts it."""
+        from conf.compose import to_json
+
+        file = self.run_dir / "config.json"
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            if self.resume or not file.exists():
+                file.write_text(to_json(self.config), "utf-8")
+        except OSError as error:
+            raise JobError(
+                f"{file} cannot be written ({error.strerror}): make the directory writable or "
+                "choose another run.dir"
+            ) from error
+
+
+def new_jobs(overrides: list[str], config_file: Path | None) -> list[Job]:
+    """Return one job per combination of the sweeps; raises ConfigError with the faults of all."""
+    text = _read(config_file) if config_file is not None else None
+    runs = expand_sweeps(overrides)
+    faults: list[str] = []
+    configs: list[Config] = []
+    for lines in runs:
+        try:
+            if text is None:
+                configs.append(compose(lines))
+            else:
+                configs.append(from_json(text, source=str(config_file), overrides=lines))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(list(dict.fromkeys(faults)))
+    if len(runs) == 1:
+        return [Job(configs[0], configs[0].run.dir or _fresh_dir(configs[0].scenario.kind), "")]
+    swept = swept_keys(overrides)
+    labels = [_label(lines, swept) for lines in runs]
+    own_dirs = "run.dir" in swept
+    parent = configs[0].run.dir or _fresh_dir("sweep")
+    return [
+        Job(
+            config,
+            config.run.dir if own_dirs and config.run.dir else parent / f"{number:03}-{_file(label)}",
+            label,
+        )
+        for number, (config, label) in enumerate(zip(configs, labels, strict=True))
+    ]
+
+
+def resumed_job(run_dir: Path, overrides: list[str]) -> Job:
+    """Return the job that continues the run in ``run_dir``; raises ConfigError or StoreError."""
+    from runners.trajectory.store import RunStore
+
+    with RunStore.open(run_dir, read_only=True) as store:
+        stored = store.config()
+    return Job(resume_config(stored, overrides), run_dir, "", resume=True)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"--config {file} cannot be read: {error}") from error
+
+
+def _fresh_dir(name: str) -> Path:
+    """Return ``runs/<date>-<time>-<name>``, numbered if a run was started in the same second."""
+    stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    path, number = stem, 1
+    while path.exists():
+        number += 1
+        path = stem.with_name(f"{stem.name}-{number}")
+    return path
+
+
+def _label(lines: list[str], swept: list[str]) -> str:
+    return " ".join(line for line in lines if line.partition("=")[0].lstrip("+") in swept)
+
+
+def _file(label: str) -> str:
+    return re.sub(r"[^\w.=+-]+", "_", label)[:_LABEL_LENGTH]

@@ -1,0 +1,66 @@
+"""The console script ``agentrl``: commands are registered here; what a command needs, it imports when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cli import dump, gateway, run, show, status
+from cli.invocation import Invocation
+
+app = typer.Typer(
+    name="agentrl",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"agentrl {version('agentrl')}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="What is [bold]KEY=VALUE[/] (see [bold]agentrl show[/]), how is a flag. "
+    "Results go to stdout, everything else to stderr."
+)
+def agentrl(
+    context: typer.Context,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.")
+    ] = False,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Reinforcement-learning campaigns for coding agents, token-exact, from a laptop to a cluster."""
+    context.obj.debug = debug
+
+
+_RUN, _LOOK, _SERVE = "Run", "Look", "Serve"
+app.command(epilog=run.EXAMPLES, rich_help_panel=_RUN)(run.run)
+app.command(epilog=show.EXAMPLES, rich_help_panel=_RUN)(show.show)
+app.command(epilog=status.EXAMPLES, rich_help_panel=_LOOK)(status.status)
+app.command("dump-trajectories", epilog=dump.EXAMPLES, rich_help_panel=_LOOK)(
+    dump.dump_trajectories
+)
+app.command(epilog=gateway.EXAMPLES, rich_help_panel=_SERVE)(gateway.gateway)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    invocation = Invocation()
+    try:
+        app(prog_name="agentrl", obj=invocation)
+    except Exception as error:  # the process's top: an error becomes a message and an exit code
+        invocation.fail(error)

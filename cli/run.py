@@ -1,0 +1,184 @@
+"""``agentrl run``: a campaign, or one per combination of a sweep."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.arguments import Json, Overrides, examples
+from cli.invocation import Invocation, print_json, report_error, report_warning, stderr, stdout
+from conf.errors import AgentrlError, ExitCode
+
+if TYPE_CHECKING:
+    from cli.jobs import Job
+    from launch.local import LocalPlan
+
+_STOPPED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+
+
+EXAMPLES = examples(
+    "agentrl run",
+    "agentrl run run.steps=20 seed=0,1,2",
+    "agentrl run --resume runs/20260101-120000-linear",
+    "agentrl run --config runs/20260101-120000-linear/config.json seed=1",
+)
+
+
+def run(
+    context: typer.Context,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and what stands in its way; start nothing.")
+    ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Continue the run in this directory. KEY=VALUE may raise run.steps and change "
+            "what does not alter the result.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Start from this configuration (a run's config.json) instead of the defaults.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a campaign: roll out, grade, train, evaluate, checkpoint.
+
+    The first ctrl-C drains, the second leaves; both can be resumed.
+
+    Several values, seed=0,1,2, are a sweep: its runs follow one another and end in one comparison.
+    """
+    invocation: Invocation = context.obj
+    invocation.json = as_json
+    if resume is not None and config is not None:
+        raise typer.BadParameter("--resume takes its configuration from the run; drop --config")
+    from cli.jobs import new_jobs, resumed_job
+    from launch.local import plan
+    from launch.preflight import refuse_fatal
+
+    lines = overrides or []
+    jobs = [resumed_job(resume, lines)] if resume is not None else new_jobs(lines, config)
+    plans = [plan(job.config, job.run_dir) for job in jobs]
+    if dry_run:
+        _show_plans(jobs, plans, as_json=as_json)
+        raise typer.Exit(_dry_run_code(plans))
+    problems = dict.fromkeys(problem for plan in plans for problem in plan.problems)
+    refuse_fatal(problems)
+    for problem in problems:
+        report_warning(problem.message)
+    if len(jobs) == 1:
+        raise typer.Exit(_single(jobs[0], invocation))
+    raise typer.Exit(_sweep(jobs, invocation))
+
+
+def _campaign(job: Job, invocation: Invocation) -> dict[str, Any]:
+    """Run one job to its end and return its document; raises AgentrlError if it could not start."""
+    from runners.campaign.run import run_campaign
+
+    invocation.run_dir = job.run_dir
+    stderr().print(f"[bright_black]run directory[/] {job.run_dir}", soft_wrap=True)
+    job.write_config()
+    mode = job.config.observe.dashboard
+    live = mode == "on" or (mode == "auto" and sys.stderr.isatty())
+    result = run_campaign(job.config, job.run_dir, resume=job.resume, dashboard=live)
+    return {**result.summary, "exit_code": int(result.exit_code), "message": result.message}
+
+
+def _single(job: Job, invocation: Invocation) -> int:
+    document = _campaign(job, invocation)
+    if document["exit_code"] and document["message"]:
+        report_error(document["message"])
+    _show_summary(document)
+    if document["exit_code"]:
+        stderr().print(f"continue with: agentrl run --resume {job.run_dir}", soft_wrap=True)
+    if invocation.json:
+        print_json(document)
+    else:
+        typer.echo(document["run_dir"])
+    return int(document["exit_code"])
+
+
+def _sweep(jobs: list[Job], invocation: Invocation) -> int:
+    """Run the jobs one after the other; a failure is a row of the comparison, an interrupt ends the sweep."""
+    from cli.tables import render_comparison
+
+    documents: list[dict[str, Any]] = []
+    for number, job in enumerate(jobs, 1):
+        stderr().rule(f"{number} of {len(jobs)}: {job.label}", align="left")
+        try:
+            document = _campaign(job, invocation)
+        except Exception as error:  # the top of one run: the sweep goes on
+            code, message = invocation.judge(error)
+            report_error(message)
+            document = {"run_dir": str(job.run_dir), "exit_code": int(code), "message": message}
+        documents.append({"label": job.label, **document})
+        if document["exit_code"] in _STOPPED:
+            break
+    stderr().print(render_comparison(documents))
+    if len(documents) < len(jobs):
+        stderr().print(f"{len(jobs) - len(documents)} of {len(jobs)} runs were not started")
+    if invocation.json:
+        print_json({"runs": documents})
+    else:
+        for document in documents:
+            typer.echo(document["run_dir"])
+    return max(int(document["exit_code"]) for document in documents)
+
+
+def _show_summary(document: dict[str, Any]) -> None:
+    from runners.observe.summary import Summary
+
+    figures = {name: document[name] for name in Summary.__dataclass_fields__}
+    stderr().print(Summary(**figures).render())
+
+
+def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> None:
+    from cli.tables import render_plan
+
+    policies = [_policy(job) for job in jobs]
+    if as_json:
+        documents = [
+            {
+                "label": job.label,
+                "run_dir": str(job.run_dir),
+                "policy": policy,
+                "changes": job.changes(),
+                "config": job.config.model_dump(mode="json"),
+                "plan": plan.to_dict(),
+            }
+            for job, plan, policy in zip(jobs, plans, policies, strict=True)
+        ]
+        print_json(documents[0] if len(documents) == 1 else {"runs": documents})
+        return
+    for job, plan, policy in zip(jobs, plans, policies, strict=True):
+        stdout().print(render_plan(job, plan, policy=policy))
+
+
+def _policy(job: Job) -> str:
+    """Say where the starting weights come from."""
+    model = job.config.model
+    if model.path is not None:
+        return f"model={model.kind} from {model.path}"
+    from conf.schema import TinyModel
+
+    if not isinstance(model, TinyModel):
+        return f"model={model.kind}"
+    from runners.training.bootstrap import cached_tiny
+
+    found = cached_tiny(model, seed=0)
+    return f"model=tiny, cached in {found}" if found else "model=tiny, made first (about 3 minutes)"
+
+
+def _dry_run_code(plans: list[LocalPlan]) -> ExitCode:
+    fatal = any(problem.fatal for plan in plans for problem in plan.problems)
+    return ExitCode.PREFLIGHT if fatal else ExitCode.DONE

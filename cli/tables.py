@@ -1,0 +1,91 @@
+"""What ``agentrl run`` shows humans: the plan before, the comparison after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cli.jobs import Job
+from launch.local import LocalPlan
+
+
+def _facts(title: str) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="bright_black", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:
+    """Return what a job would be on this machine."""
+    run = job.config.run
+    facts = _facts(f"plan{' of ' + job.label if job.label else ''}")
+    facts.add_row("directory", str(job.run_dir))
+    facts.add_row("policy", policy)
+    facts.add_row(
+        "training",
+        f"{plan.rollouts:,} rollouts: {run.steps} steps × {run.tasks_per_step} tasks × "
+        f"{run.rollouts_per_task}, {plan.concurrency} at a time",
+    )
+    facts.add_row(
+        "evaluation",
+        f"{plan.evaluation_rollouts:,} rollouts: {plan.evaluations} × {run.eval_tasks} held-out tasks",
+    )
+    facts.add_row("memory", f"about {plan.memory_mb:,} MB of {plan.memory_available_mb:,} MB free")
+    facts.add_row("disk", f"about {plan.disk_mb:,} MB of {plan.disk_free_mb:,} MB free")
+    processes = Table(title=f"processes on {plan.cores} cores", title_justify="left")
+    processes.add_column("process")
+    for column in ("count", "threads", "MB each"):
+        processes.add_column(column, justify="right")
+    for process in plan.processes:
+        processes.add_row(
+            process.name, str(process.count), str(process.threads), f"{process.memory_mb:,}"
+        )
+    changes = _facts("changed from the defaults")
+    for key, value in job.changes().items():
+        changes.add_row(key, str(value))
+    return Group(facts, processes, *([changes] if changes.row_count else []), _problems(plan))
+
+
+def _problems(plan: LocalPlan) -> RenderableType:
+    if not plan.problems:
+        return Text("nothing stands in its way", style="green")
+    lines = [
+        Text(f"{'stops it' if problem.fatal else 'warning'}: {problem.message}",
+             style="red" if problem.fatal else "yellow")
+        for problem in plan.problems
+    ]  # fmt: skip
+    return Group(*lines)
+
+
+def render_comparison(documents: list[dict[str, Any]]) -> Table:
+    """Return one row per run of a sweep: how it ended and what it came to."""
+    table = Table(title="sweep", title_justify="left")
+    table.add_column("run", overflow="fold")
+    for column in ("steps", "held-out first", "last", "tokens trained", "wall s"):
+        table.add_column(column, justify="right")
+    table.add_column("end", overflow="fold")
+    best = max((d["eval"]["last"] or 0.0 for d in documents if "eval" in d), default=None)
+    for document in documents:
+        end = "done" if document["exit_code"] == 0 else document["message"] or "not run"
+        if "eval" not in document:
+            table.add_row(document["label"], *["–"] * 5, Text(end, style="red"))
+            continue
+        first, last = document["eval"]["first"], document["eval"]["last"]
+        table.add_row(
+            document["label"],
+            str(document["steps"]),
+            _rate(first),
+            Text(_rate(last), style="bold green" if last is not None and last == best else ""),
+            f"{document['tokens']['trained']:,}",
+            f"{document['wall_s']:.0f}",
+            Text(end, style="" if document["exit_code"] == 0 else "red"),
+        )
+    return table
+
+
+def _rate(rate: float | None) -> str:
+    return "–" if rate is None else f"{rate:.1%}"

@@ -1,0 +1,132 @@
+"""What a run will be on this machine: processes, threads, the room it needs, what would stop it.
+
+Nothing is started or written here; the plan is an estimate, the problems are facts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from conf.schema import Config, EmbeddedEngine
+from launch.preflight import Problem, existing, preflight
+
+MB = 1 << 20
+
+# Resident sizes on Linux x86-64, CPU build of torch: of an idle process after its imports.
+_DRIVER_MB = 600
+_ENGINE_MB = 450
+_GATEWAY_MB = 250
+_SANDBOX_MB = 30
+_TRAINING_MB = 400
+"""Activations of one microbatch of the tiny policy."""
+
+_ROLLOUT_KB = 48
+"""Store, arrays and events of one rollout of about five turns."""
+
+_TINY_WEIGHTS_MB = 3
+_BYTES_PER_WEIGHT_BYTE_TRAINED = 4
+"""float32 weights, their gradient and AdamW's two moments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One kind of process of the run."""
+
+    name: str
+    count: int
+    threads: int
+    """Compute threads of each."""
+    memory_mb: int
+    """Of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """A run on this machine, before it starts."""
+
+    cores: int
+    processes: tuple[Process, ...]
+    rollouts: int
+    """Training rollouts: steps × tasks × rollouts per task."""
+    evaluations: int
+    evaluation_rollouts: int
+    concurrency: int
+    memory_mb: int
+    memory_available_mb: int
+    disk_mb: int
+    disk_free_mb: int
+    problems: tuple[Problem, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain JSON values."""
+        return asdict(self)
+
+
+def plan(config: Config, run_dir: Path) -> LocalPlan:
+    """Return what a run of ``config`` in ``run_dir`` would take here."""
+    cores = len(os.sched_getaffinity(0))
+    weights_mb = _weights_mb(config)
+    processes = tuple(_processes(config, cores, weights_mb))
+    rollouts = config.run.steps * config.run.tasks_per_step * config.run.rollouts_per_task
+    evaluations = _evaluations(config)
+    evaluation_rollouts = evaluations * config.run.eval_tasks
+    memory_mb = sum(process.count * process.memory_mb for process in processes)
+    checkpoints_mb = config.run.keep_checkpoints * 3 * weights_mb  # weights and two moments
+    disk_mb = checkpoints_mb + (rollouts + evaluation_rollouts) * _ROLLOUT_KB // 1024 + 1
+    memory_available_mb = psutil.virtual_memory().available // MB
+    disk_free_mb = shutil.disk_usage(existing(run_dir)).free // MB
+    problems = [
+        *preflight(config, run_dir),
+        *_room("memory", memory_mb, memory_available_mb, "lower rollout.concurrency"),
+        *_room("disk", disk_mb, disk_free_mb, "choose a run.dir with more room"),
+    ]
+    return LocalPlan(
+        cores=cores,
+        processes=processes,
+        rollouts=rollouts,
+        evaluations=evaluations,
+        evaluation_rollouts=evaluation_rollouts,
+        concurrency=config.rollout.concurrency,
+        memory_mb=memory_mb,
+        memory_available_mb=memory_available_mb,
+        disk_mb=disk_mb,
+        disk_free_mb=disk_free_mb,
+        problems=tuple(problems),
+    )
+
+
+def _evaluations(config: Config) -> int:
+    if not config.run.eval_tasks:
+        return 0
+    steps, every = config.run.steps, config.run.eval_every
+    return len({0, steps, *(range(0, steps, every) if every else ())})
+
+
+def _weights_mb(config: Config) -> int:
+    path = config.model.path
+    if path is None or not path.is_dir():
+        return _TINY_WEIGHTS_MB
+    return 1 + sum(file.stat().st_size for file in path.glob("*.safetensors")) // MB
+
+
+def _processes(config: Config, cores: int, weights_mb: int) -> Iterator[Process]:
+    trainer_mb = _BYTES_PER_WEIGHT_BYTE_TRAINED * weights_mb + _TRAINING_MB
+    yield Process("driver and trainer", 1, config.trainer.threads or cores, _DRIVER_MB + trainer_mb)
+    if isinstance(config.engine, EmbeddedEngine):
+        yield Process("engine", 1, config.engine.threads or cores, _ENGINE_MB + weights_mb)
+    yield Process("gateway", 1, 1, _GATEWAY_MB)
+    yield Process("sandbox", config.rollout.concurrency, 1, _SANDBOX_MB)
+
+
+def _room(what: str, need_mb: int, have_mb: int, mend: str) -> Iterator[Problem]:
+    if need_mb > have_mb:
+        yield Problem(
+            False, f"{what} is short: about {need_mb} MB needed, {have_mb} MB free; {mend}"
+        )

@@ -1,0 +1,230 @@
+"""The client of SGLang's HTTP API, for the embedded engine and for a real SGLang server alike."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, NoReturn
+
+import aiohttp
+import numpy as np
+import orjson
+
+from runners.engines.contract import EngineError, Generation, SamplingParams
+
+ABORT_DEADLINE_S = 5.0
+"""An abort is a courtesy: the closed connection already is one."""
+
+HEALTH_DEADLINE_S = 5.0
+UNNUMBERED_VERSION = "default"
+"""What SGLang reports until weights have been updated once."""
+
+RETRYABLE_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class HttpEngine:
+    """An ``Engine`` behind ``http://host:port`` or ``unix:/path/to/socket``."""
+
+    def __init__(
+        self, url: str, *, deadline_s: float = 600.0, update_deadline_s: float = 300.0
+    ) -> None:
+        """Remember the address; nothing is opened before the first call.
+
+        ``deadline_s`` bounds one generation, queueing included; ``update_deadline_s`` one change of
+        weights.
+        """
+        self._socket = url.removeprefix("unix:") if url.startswith("unix:") else None
+        self._url = "http://engine" if self._socket else url.rstrip("/")
+        self._name = url
+        self._deadline_s = deadline_s
+        self._update_deadline_s = update_deadline_s
+        self._session: aiohttp.ClientSession | None = None
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    async def generate(
+        self, input_ids: list[int], params: SamplingParams, *, rid: str
+    ) -> Generation:
+        """Sample a continuation; raises EngineError. Cancelling the call aborts the request at the
+        engine.
+        """
+        body = {
+            "rid": rid,
+            "input_ids": input_ids,
+            "sampling_params": _sampling_body(params),
+            "return_logprob": True,
+        }
+        try:
+            answer = await self._post("/generate", body, self._deadline_s)
+        except asyncio.CancelledError:
+            self._abort_soon(rid)
+            raise
+        except EngineError as error:
+            if error.status is None:  # given up on, perhaps still running there
+                self._abort_soon(rid)
+            raise
+        return self._generation(answer)
+
+    async def update_weights(self, path: Path, version: int) -> None:
+        """Load safetensors weights from a directory, flush the cache, and report ``version`` from
+        then on.
+        """
+        body = {"model_path": str(path), "weight_version": str(version)}
+        answer = await self._post("/update_weights_from_disk", body, self._update_deadline_s)
+        if not answer.get("success"):
+            raise EngineError(f"engine {self._name}: {answer.get('message')}", status=400)
+
+    async def healthy(self) -> bool:
+        """Whether it answers."""
+        try:
+            await self._request("GET", "/health", None, HEALTH_DEADLINE_S)
+        except EngineError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the client's connections (not the engine)."""
+        if self._aborts:
+            await asyncio.wait(self._aborts)
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _post(self, path: str, body: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        raw = await self._request("POST", path, orjson.dumps(body), deadline_s)
+        try:
+            answer = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            self._refuse(path, error)
+        if not isinstance(answer, dict):
+            self._refuse(path, TypeError("not a JSON object"))
+        return answer
+
+    async def _request(
+        self, method: str, path: str, body: bytes | None, deadline_s: float
+    ) -> bytes:
+        if self._session is None:
+            self._session = self._open()
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                self._session.request(
+                    method, self._url + path, data=body, headers=headers
+                ) as response,
+            ):
+                raw = await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._refuse(path, error, deadline_s=deadline_s)
+        if response.status != 200:
+            self._refuse(path, None, response.status, raw)
+        return raw
+
+    def _open(self) -> aiohttp.ClientSession:
+        connector: aiohttp.BaseConnector
+        if self._socket:
+            connector = aiohttp.UnixConnector(self._socket, limit=0)
+        else:
+            connector = aiohttp.TCPConnector(limit=0)
+        # deadlines are per call; proxies of the environment are for the outside world, not for an
+        # engine
+        return aiohttp.ClientSession(
+            connector=connector, trust_env=False, timeout=aiohttp.ClientTimeout(total=None)
+        )
+
+    def _refuse(
+        self,
+        path: str,
+        cause: Exception | None,
+        status: int | None = None,
+        raw: bytes = b"",
+        *,
+        deadline_s: float = 0.0,
+    ) -> NoReturn:
+        """Turn whatever went wrong into EngineError: the one place that reads statuses and
+        exceptions.
+        """
+        what = f"engine {self._name} {path}: "
+        if status is not None:
+            raise EngineError(
+                f"{what}HTTP {status}: {_error_text(raw)}",
+                status=status,
+                retryable=status in RETRYABLE_STATUS,
+            ) from cause
+        if isinstance(cause, TimeoutError):
+            raise EngineError(f"{what}no answer within {deadline_s:g} s", retryable=True) from cause
+        if isinstance(cause, aiohttp.ClientError | OSError):
+            raise EngineError(
+                f"{what}unreachable: {cause or type(cause).__name__}", retryable=True
+            ) from cause
+        raise EngineError(f"{what}unreadable answer: {cause}", status=200) from cause
+
+    def _generation(self, answer: dict[str, Any]) -> Generation:
+        try:
+            meta = answer["meta_info"]
+            finish = meta["finish_reason"]
+            # the ids that the logprobs belong to, whatever was trimmed from ``output_ids``
+            items = meta["output_token_logprobs"]
+            version = meta.get("weight_version")
+            return Generation(
+                output_ids=np.asarray([item[1] for item in items], dtype=np.int32),
+                logprobs=np.asarray([item[0] for item in items], dtype=np.float32),
+                finish_reason=finish["type"],
+                matched=finish.get("matched"),
+                prompt_tokens=meta["prompt_tokens"],
+                cached_tokens=meta["cached_tokens"],
+                weight_version=0 if version in (None, UNNUMBERED_VERSION) else int(version),
+                engine_s=float(meta["e2e_latency"]),
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            self._refuse("/generate", error)
+
+    def _abort_soon(self, rid: str) -> None:
+        """Abort in the background: the caller that was cancelled must not wait for it."""
+        task = asyncio.create_task(self._abort(rid), name=f"abort-{rid}")
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _abort(self, rid: str) -> None:
+        try:
+            await self._request(
+                "POST", "/abort_request", orjson.dumps({"rid": rid}), ABORT_DEADLINE_S
+            )
+        except EngineError:
+            return  # an engine that cannot be told anything runs nothing for us
+
+
+def _sampling_body(params: SamplingParams) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "max_new_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+    }
+    if params.stop:
+        body["stop"] = list(params.stop)
+    if params.stop_token_ids:
+        body["stop_token_ids"] = list(params.stop_token_ids)
+    if params.sampling_seed is not None:
+        body["sampling_seed"] = params.sampling_seed
+    return body
+
+
+def _error_text(raw: bytes) -> str:
+    """Find the message of an error body: SGLang's ``{"error": {"message"}}``, FastAPI's ``{"detail"}``,
+    or plain text.
+    """
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return raw.decode("utf-8", "replace").strip()[:500]
+    if isinstance(body, dict):
+        error = body.get("error")
+        if isinstance(error, dict) and "message" in error:
+            return str(error["message"])
+        for key in ("message", "detail"):
+            if key in body:
+                return str(body[key])
+    return str(body)[:500]

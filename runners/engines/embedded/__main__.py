@@ -1,0 +1,117 @@
+"""The engine's service process: ``python -m runners.engines.embedded``, settings on stdin, address
+on stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from conf.errors import AgentrlError, ExitCode
+from runners.engines.contract import EngineError
+from runners.engines.embedded.core import EngineCore
+from runners.engines.embedded.server import EngineServer
+from runners.engines.embedded.wire import describe
+from runners.service import announce, parent_gone, receive_settings
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long the HTTP thread may keep the interpreter from the decode loop (Python's default is ten
+times longer, which is a whole decode step).
+"""
+
+SHUTDOWN_S = 1.0
+
+
+class Settings(BaseModel):
+    """What the parent sends."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model_path: Path
+    host: str = "127.0.0.1"
+    port: int = Field(0, ge=0, le=65535)
+    max_running_requests: int = Field(64, ge=1)
+    cache_tokens: int = Field(131_072, ge=1)
+    max_context_tokens: int = Field(2048, ge=2)
+    threads: int = Field(1, ge=1)
+    tokenizer: Path | None = None
+    weight_version: int = Field(0, ge=0)
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM, SIGINT or the end of the parent."""
+    core = EngineCore(
+        settings.model_path,
+        max_running_requests=settings.max_running_requests,
+        cache_tokens=settings.cache_tokens,
+        max_context_tokens=settings.max_context_tokens,
+        weight_version=settings.weight_version,
+        tokenizer=settings.tokenizer,
+        threads=settings.threads,
+    )
+    app = EngineServer(core).application()
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, settings.host, settings.port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise _unbindable(settings, error) from error
+        port = runner.addresses[0][1]
+        announce({"url": f"http://{settings.host}:{port}"})
+        await _until_told()
+    finally:
+        await runner.cleanup()
+        await core.close()
+
+
+def main() -> int:
+    """Run the process; the return value is its exit code."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        settings = Settings.model_validate(receive_settings())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+            loop.run(serve(settings))
+    except ValidationError as error:
+        print(f"engine settings: {'; '.join(describe(error))}", file=sys.stderr)
+        return ExitCode.USAGE
+    except AgentrlError as error:
+        print(f"engine: {error}", file=sys.stderr)
+        return error.exit_code
+    return ExitCode.DONE
+
+
+async def _until_told() -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    watches: list[asyncio.Task[Any]] = [
+        asyncio.create_task(told.wait()),
+        asyncio.create_task(parent_gone()),
+    ]
+    await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+    for watch in watches:
+        watch.cancel()
+
+
+def _unbindable(settings: Settings, error: OSError) -> EngineError:
+    where = f"{settings.host}:{settings.port}"
+    if error.errno == errno.EADDRINUSE:
+        return EngineError(f"{where} is already in use; choose another port or 0 for any free one")
+    return EngineError(f"cannot listen on {where}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""The running requests as arrays: row ``r`` of every array, and of the KV store, belongs to one
+request.
+
+Invariant: rows ``0 … decoding-1`` decode, rows ``decoding … used-1`` are being prefilled, the rest
+are free. Keeping the decoding rows together is what lets a step attend to them as one contiguous
+slice, without gathering.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runners.engines.embedded.model import KvStore, RoutingArray
+from runners.engines.embedded.request import Request
+from runners.engines.embedded.sampling import Draw
+from runners.engines.embedded.weights import ModelConfig
+from runners.trajectory.record import IdArray, LogprobArray
+
+NO_STOP = -1
+"""Fills the unused places of ``stop_ids``; no token has this id."""
+
+
+class Rows:
+    """State of up to ``count`` running requests; mutated only by the scheduler."""
+
+    def __init__(self, config: ModelConfig, count: int, capacity: int) -> None:
+        self.count = count
+        self.decoding = 0
+        self.used = 0
+        self.kv = KvStore(config, count, capacity)
+        self.requests: list[Request] = []
+        self.ids = np.zeros((count, capacity), dtype=np.int32)
+        self.logprobs = np.zeros((count, capacity), dtype=np.float32)
+        self.routing: RoutingArray = np.zeros(
+            (count, capacity, config.layers, config.experts_per_token), dtype=np.int16
+        )
+        self.length = np.zeros(count, dtype=np.int64)
+        """Tokens in ``ids``: prompt and output."""
+        self.computed = np.zeros(count, dtype=np.int64)
+        """Positions whose keys and values are in the store; ``length - 1`` for a decoding row."""
+        self.limit = np.zeros(count, dtype=np.int64)
+        """Length at which the request ends."""
+        self.temperature = np.ones(count, dtype=np.float32)
+        self.top_p = np.ones(count, dtype=np.float32)
+        self.top_k = np.zeros(count, dtype=np.int64)
+        self.seed = np.zeros(count, dtype=np.uint64)
+        self.epoch = np.zeros(count, dtype=np.int64)
+        """Weights under which the row's first keys were computed; mixed rows are never cached."""
+        self.watches_text = np.zeros(count, dtype=np.bool_)
+        """Whether the request has stop strings."""
+        self.stop_ids = np.full((count, 4), NO_STOP, dtype=np.int64)
+
+    def add(self, request: Request, seed: int, epoch: int) -> int:
+        """Give ``request`` the next free row, in the prefilling part; its keys are still to come."""
+        row, ids, sampling = self.used, request.ids, request.sampling
+        self.used += 1
+        self.requests.append(request)
+        self.ids[row, : len(ids)] = ids
+        begin = len(request.prompt)
+        self.logprobs[row, begin : len(ids)] = request.logprobs
+        self.length[row] = len(ids)
+        self.computed[row] = 0
+        self.limit[row] = request.most_tokens
+        self.temperature[row] = sampling.temperature
+        self.top_p[row] = sampling.top_p
+        self.top_k[row] = sampling.top_k if sampling.top_k > 0 else np.iinfo(np.int64).max
+        self.seed[row] = seed
+        self.epoch[row] = epoch
+        self.watches_text[row] = bool(sampling.stop)
+        missing = len(sampling.stop_ids) - self.stop_ids.shape[1]
+        if missing > 0:
+            self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, missing)), constant_values=NO_STOP)
+        self.stop_ids[row] = NO_STOP
+        self.stop_ids[row, : len(sampling.stop_ids)] = sampling.stop_ids
+        return row
+
+    def remove(self, row: int) -> None:
+        """Free ``row``, moving the last row of its part (and of the prefilling part) into the gap."""
+        if row < self.decoding:
+            self.decoding -= 1
+            self._move(self.decoding, row)
+            row = self.decoding
+        self.used -= 1
+        self._move(self.used, row)
+        self.requests.pop()
+
+    def output(self, row: int) -> tuple[IdArray, LogprobArray]:
+        """Copy what the row has sampled so far: ids and logprobs, [m] each."""
+        begin, end = len(self.requests[row].prompt), int(self.length[row])
+        return self.ids[row, begin:end].copy(), self.logprobs[row, begin:end].copy()
+
+    def draw(self, count: int) -> Draw:
+        """Collect the sampling settings of rows ``0 … count-1``, for the token after their last."""
+        return Draw(
+            self.temperature[:count],
+            self.top_p[:count],
+            self.top_k[:count],
+            self.seed[:count],
+            self.length[:count],
+        )
+
+    def _move(self, source: int, target: int) -> None:
+        if source == target:
+            return
+        length = int(self.length[source])
+        self.requests[target] = self.requests[source]
+        self.ids[target, :length] = self.ids[source, :length]
+        self.logprobs[target, :length] = self.logprobs[source, :length]
+        computed = int(self.computed[source])
+        self.routing[target, :computed] = self.routing[source, :computed]
+        self.kv.span(target, 0, computed).copy_(self.kv.span(source, 0, computed))
+        for values in (
+            self.length, self.computed, self.limit, self.temperature, self.top_p, self.top_k,
+            self.seed, self.epoch, self.watches_text, self.stop_ids,
+        ):  # fmt: skip
+            values[target] = values[source]

@@ -1,0 +1,79 @@
+"""Draw one token per row: temperature, top-p, top-k, greedy, and a random number that depends on
+nothing but the row's own seed and position, so that a seeded request samples the same tokens in any
+batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runners.trajectory.record import LogprobArray
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Sampling settings of M rows, each array of shape [M]."""
+
+    temperature: NDArray[np.float32]
+    """0 is greedy."""
+    top_p: NDArray[np.float32]
+    top_k: NDArray[np.int64]
+    """At least 1; the vocabulary size or more keeps everything."""
+    seed: NDArray[np.uint64]
+    position: NDArray[np.int64]
+    """Position of the token to be drawn, in its whole sequence."""
+
+
+def sample(logits: Tensor, draw: Draw) -> tuple[NDArray[np.int64], LogprobArray]:
+    """Draw one token per row of ``logits`` [M, V]; return ids [M] and their logprobs [M].
+
+    Logprobs are ``log_softmax(logits / temperature)`` before top-p and top-k cut the tail, as
+    SGLang reports them (temperature 1 for greedy rows).
+    """
+    greedy = draw.temperature == 0
+    if (draw.temperature != 1).any():
+        scale = np.where(greedy, np.float32(1), draw.temperature)
+        logits = logits / torch.from_numpy(scale)[:, None]
+    logprobs = logits.log_softmax(-1)
+    if greedy.all():
+        chosen = logprobs.argmax(-1)
+    else:
+        weights = logprobs.exp()
+        if (draw.top_p < 1).any() or (draw.top_k < logits.shape[1]).any():
+            weights = _truncate(weights, torch.from_numpy(draw.top_p), torch.from_numpy(draw.top_k))
+        # float64: the error of a float32 running sum would be a bias over a large vocabulary
+        edges = weights.cumsum(-1, dtype=torch.float64)
+        target = torch.from_numpy(uniform(draw.seed, draw.position)).mul_(edges[:, -1])
+        chosen = torch.searchsorted(edges, target[:, None], right=True)[:, 0]
+        chosen.clamp_(max=logits.shape[1] - 1)
+        if greedy.any():
+            chosen = torch.where(torch.from_numpy(greedy), logprobs.argmax(-1), chosen)
+    picked = logprobs.gather(1, chosen[:, None])[:, 0]
+    return chosen.numpy(), picked.numpy()
+
+
+def uniform(seed: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Hash (seed, position) pairs to numbers in [0, 1): two rounds of the splitmix64 finaliser."""
+    state = _mix(seed + np.uint64(0x9E3779B97F4A7C15))
+    state = _mix(state ^ (position.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def _truncate(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """Zero what lies outside the top-k tokens or the smallest set whose mass reaches top-p."""
+    ordered, order = weights.sort(stable=True, dim=-1, descending=True)
+    before = ordered.cumsum(-1).sub_(ordered)
+    rank = torch.arange(weights.shape[1])
+    cut = (before > top_p[:, None]) | (rank >= top_k[:, None])
+    return torch.zeros_like(weights).scatter_(1, order, ordered.masked_fill_(cut, 0.0))

@@ -1,0 +1,326 @@
+"""Continuous batching: which requests run, what one step computes, who is done.
+
+A step admits waiting requests, computes a bounded number of prompt tokens together with one token
+of every decoding row in a single forward pass, samples, and hands back what finished.
+Single-threaded; its owner calls everything.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from runners.engines.embedded.model import Qwen3Moe, Span, Step
+from runners.engines.embedded.prefix_cache import PrefixCache, common_prefix
+from runners.engines.embedded.request import Finished, Request, TextDecoder
+from runners.engines.embedded.rows import Rows
+from runners.engines.embedded.sampling import sample
+
+PREFILL_TOKENS = 1024
+"""Prompt tokens per step: bounds how long a long prompt holds up the decoding rows."""
+
+WORTH_WAITING = 32
+"""A request that shares this many uncached tokens with one being prefilled waits for it and reuses
+its prefix.
+"""
+
+
+class Scheduler:
+    """The batch, the queue and the prefix cache of one engine."""
+
+    def __init__(
+        self,
+        model: Qwen3Moe,
+        *,
+        max_running_requests: int,
+        cache_tokens: int,
+        max_context_tokens: int,
+        weight_version: int,
+        tokenizer: TextDecoder | None,
+    ) -> None:
+        self.model = model
+        self.weight_version = weight_version
+        self.cache_tokens = cache_tokens
+        self.waiting: deque[Request] = deque()
+        self.rows = Rows(model.config, max_running_requests, max_context_tokens)
+        self.cache = PrefixCache()
+        self.steps = 0
+        self.generated_tokens = 0
+        self._epoch = 0
+        self._tokenizer = tokenizer
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return not self.rows.used and not self.waiting
+
+    def step(self) -> None:
+        """Advance every running request by one forward pass and resolve those that end."""
+        self._admit()
+        if not self.rows.used:
+            return
+        rows = self.rows
+        spans = self._spans()
+        step, sampled = self._pack(spans)
+        with torch.inference_mode():
+            logits, routing = self.model.forward(step, rows.kv)
+            self._advance(step, spans, routing)
+            if sampled:
+                ids, logprobs = sample(logits, rows.draw(sampled))
+        self._cache_prompts(rows.decoding, sampled)
+        rows.decoding = sampled
+        self.steps += 1
+        if sampled:
+            self._append(ids, logprobs)
+            self._finish(ids)
+
+    def abort(self, matches: Callable[[str], bool]) -> None:
+        """End every request whose rid matches, with what it has sampled so far."""
+        for request in [request for request in self.waiting if matches(request.rid)]:
+            self.waiting.remove(request)
+            self._resolve(request, request.output_ids, request.logprobs, _aborted(), None)
+        for row in reversed(range(self.rows.used)):
+            if matches(self.rows.requests[row].rid):
+                self._end(row, _aborted())
+
+    def retract(self) -> None:
+        """Take all running requests back into the queue; they are computed again when they are
+        admitted.
+        """
+        for row in reversed(range(self.rows.used)):
+            request = self.rows.requests[row]
+            request.output_ids, request.logprobs = self.rows.output(row)
+            request.retractions += 1
+            self.waiting.appendleft(request)
+            self.rows.remove(row)
+
+    def flush(self) -> None:
+        """Forget all cached prefixes."""
+        self.cache.clear()
+
+    def replace_model(self, model: Qwen3Moe, weight_version: int | None) -> None:
+        """Continue with other weights; running requests keep the keys they have, but are not
+        cached.
+        """
+        self.model = model
+        if weight_version is not None:
+            self.weight_version = weight_version
+        self._epoch += 1
+        self.flush()
+
+    # --- admission ----------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        rows = self.rows
+        if not self.waiting or rows.used == rows.count:
+            return
+        reserved = int(rows.limit[: rows.used].sum())
+        passed: list[Request] = []
+        while self.waiting and rows.used < rows.count:
+            request = self.waiting.popleft()
+            if reserved + request.most_tokens > self.cache_tokens:
+                self.waiting.appendleft(request)
+                break
+            if self._shares_prefill(request):
+                passed.append(request)
+                continue
+            reserved += request.most_tokens
+            self._start(request)
+        self.waiting.extendleft(reversed(passed))
+
+    def _shares_prefill(self, request: Request) -> bool:
+        """Whether a row being prefilled is about to compute a good part of this prompt."""
+        rows = self.rows
+        if rows.decoding == rows.used:
+            return False
+        ids = request.ids[:-1]
+        shared = max(
+            common_prefix(ids, rows.ids[row, : rows.length[row]])
+            for row in range(rows.decoding, rows.used)
+        )
+        return shared >= WORTH_WAITING and shared - self.cache.match(ids) >= WORTH_WAITING
+
+    def _start(self, request: Request) -> None:
+        seed = request.sampling.seed
+        if seed is None:
+            seed = random.getrandbits(63)
+        row = self.rows.add(request, seed % 2**64, self._epoch)
+        # at least the last token is computed again: its logits are what the next token is drawn
+        # from
+        held = self.cache.restore(
+            self.rows.ids[row, : self.rows.length[row] - 1],
+            self.rows.kv,
+            row,
+            self.rows.routing[row],
+        )
+        self.rows.computed[row] = held
+        if request.admitted_at is None:
+            request.admitted_at = time.monotonic()
+            request.cached_tokens = held
+
+    # --- one step -----------------------------------------------------------------------------
+
+    def _spans(self) -> tuple[Span, ...]:
+        """Share this step's prefill budget among the prefilling rows, in order: those that complete
+        come first.
+        """
+        rows, budget, spans = self.rows, PREFILL_TOKENS, []
+        for row in range(rows.decoding, rows.used):
+            start = int(rows.computed[row])
+            count = min(int(rows.length[row]) - start, budget)
+            if not count:
+                break
+            budget -= count
+            spans.append(Span(row, start, count))
+        return tuple(spans)
+
+    def _pack(self, spans: tuple[Span, ...]) -> tuple[Step, int]:
+        """Build the forward pass; also return how many rows, from row 0, get a token from it."""
+        rows, decoding = self.rows, self.rows.decoding
+        row_index = np.arange(decoding)
+        positions = rows.computed[:decoding]
+        if spans:
+            row_index = np.concatenate(
+                [row_index, *(np.full(span.size, span.row) for span in spans)]
+            )
+            positions = np.concatenate(
+                [positions, *(np.arange(span.start, span.start + span.size) for span in spans)]
+            )
+        completed = [s for s in spans if s.start + s.size == rows.length[s.row]]
+        wanted = None
+        if spans:
+            ends = decoding - 1 + np.cumsum([span.size for span in spans])
+            wanted = torch.from_numpy(np.concatenate([np.arange(decoding), ends[: len(completed)]]))
+        lengths = rows.length[:decoding]
+        step = Step(
+            tokens=torch.from_numpy(rows.ids[row_index, positions].astype(np.int64)),
+            positions=torch.from_numpy(positions),
+            slots=rows.kv.slots(row_index, positions),
+            decoding=decoding,
+            lengths=torch.from_numpy(lengths),
+            longest=int(lengths.max()) if decoding else 0,
+            spans=spans,
+            wanted=wanted,
+        )
+        return step, decoding + len(completed)
+
+    def _advance(self, step: Step, spans: tuple[Span, ...], routing: NDArray[np.int16]) -> None:
+        rows, decoding = self.rows, step.decoding
+        rows.routing[np.arange(decoding), rows.computed[:decoding]] = routing[:decoding]
+        rows.computed[:decoding] += 1
+        offset = decoding
+        for span in spans:
+            end = span.start + span.size
+            rows.routing[span.row, span.start : end] = routing[offset : offset + span.size]
+            rows.computed[span.row] = end
+            offset += span.size
+
+    def _append(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
+        rows, count = self.rows, self.rows.decoding
+        index, at = np.arange(count), rows.length[:count]
+        rows.ids[index, at] = ids
+        rows.logprobs[index, at] = logprobs
+        # a request for no tokens (max_new_tokens=0 only warms the cache) is at its limit already
+        rows.length[:count] = np.minimum(at + 1, rows.limit[:count])
+        self.generated_tokens += count
+
+    # --- endings ------------------------------------------------------------------------------
+
+    def _finish(self, ids: NDArray[np.int64]) -> None:
+        rows, count = self.rows, self.rows.decoding
+        stopped = (rows.stop_ids[:count] == ids[:, None]).any(1)
+        stopped &= rows.length[:count] > rows.computed[:count]  # the token was wanted
+        done = stopped | (rows.length[:count] >= rows.limit[:count])
+        ended: dict[int, dict[str, Any]] = {}
+        for row in np.flatnonzero(rows.watches_text[:count] & ~stopped):
+            matched = self._matched_text(int(row))
+            if matched is not None:
+                ended[int(row)] = {"type": "stop", "matched": matched}
+        for row in np.flatnonzero(done):
+            if stopped[row]:
+                ended[int(row)] = {"type": "stop", "matched": int(ids[row])}
+            elif int(row) not in ended:
+                output = int(rows.length[row]) - len(rows.requests[row].prompt)
+                ended[int(row)] = {"type": "length", "length": output}
+        for index in sorted(ended, reverse=True):  # removal moves later rows
+            self._end(index, ended[index])
+
+    def _matched_text(self, row: int) -> str | None:
+        assert self._tokenizer is not None
+        request = self.rows.requests[row]
+        stops = request.sampling.stop
+        # a token is at least one byte, so this many tokens hold the longest stop string and its
+        # edges
+        window = max(len(stop.encode()) for stop in stops) + 4
+        end = int(self.rows.length[row])
+        begin = max(len(request.prompt), end - window)
+        text = self._tokenizer.decode(
+            self.rows.ids[row, begin:end].tolist(), skip_special_tokens=False
+        )
+        return next((stop for stop in stops if stop in text), None)
+
+    def _end(self, row: int, reason: dict[str, Any]) -> None:
+        rows, request = self.rows, self.rows.requests[row]
+        output_ids, logprobs = rows.output(row)
+        routing = None
+        if request.routing_start is not None:
+            # a row that is aborted in the middle of its prefill has no routing beyond what it
+            # computed
+            end = min(int(rows.computed[row]), int(rows.length[row]) - 1)
+            routing = rows.routing[row, request.routing_start : end].copy()
+        self._cache_row(row)
+        rows.remove(row)
+        self._resolve(request, output_ids, logprobs, reason, routing)
+
+    def _resolve(
+        self,
+        request: Request,
+        output_ids: NDArray[np.int32],
+        logprobs: NDArray[np.float32],
+        reason: dict[str, Any],
+        routing: NDArray[np.int16] | None,
+    ) -> None:
+        now = time.monotonic()
+        finished = Finished(
+            output_ids=output_ids,
+            logprobs=logprobs,
+            finish_reason=reason,
+            cached_tokens=request.cached_tokens,
+            retractions=request.retractions,
+            weight_version=self.weight_version,
+            routing=routing,
+            queue_s=(request.admitted_at or now) - request.arrived_at,
+            total_s=now - request.arrived_at,
+        )
+        request.result.set_result(finished)
+
+    # --- prefix cache -------------------------------------------------------------------------
+
+    def _cache_prompts(self, begin: int, end: int) -> None:
+        """Offer the prompts that were just completed to requests that share them."""
+        for row in range(begin, end):
+            self._cache_row(row)
+
+    def _cache_row(self, row: int) -> None:
+        rows = self.rows
+        if rows.epoch[row] != self._epoch:
+            return
+        self.cache.insert(rows.ids[row, : rows.computed[row]], rows.kv, row, rows.routing[row])
+        held = int(rows.length[: rows.used].sum())
+        self.cache.shrink(max(0, self.cache_tokens - held))
+
+
+def _aborted() -> dict[str, Any]:
+    return {
+        "type": "abort",
+        "message": "Aborted by the client",
+        "status_code": None,
+        "err_type": None,
+    }

@@ -1,0 +1,258 @@
+"""The embedded engine behind SGLang's HTTP API: one handler per endpoint, shapes and status codes
+as SGLang's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import orjson
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from runners.engines.contract import EngineError
+from runners.engines.embedded.core import EngineCore
+from runners.engines.embedded.request import Sampling
+from runners.engines.embedded.wire import build_answer, describe, parse_body, parse_generate
+
+BODY_BYTES = 64 << 20
+HEALTH_DEADLINE_S = 20.0
+"""How long ``/health_generate`` waits for a sign of life (SGLang's default)."""
+
+Command = TypeVar("Command", bound=BaseModel)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Command(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AbortCommand(_Command):
+    """``/abort_request``."""
+
+    rid: str = ""
+    abort_all: bool = False
+    abort_message: str | None = None
+
+
+class UpdateCommand(_Command):
+    """``/update_weights_from_disk``; the cache is always flushed."""
+
+    model_path: str
+    weight_version: int | None = None
+    abort_all_requests: bool = False
+    load_format: Literal["auto", "safetensors"] | None = None
+    flush_cache: Literal[True] | None = None
+    torch_empty_cache: bool | None = None
+
+
+class PauseCommand(_Command):
+    """``/pause_generation``."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class ContinueCommand(_Command):
+    """``/continue_generation``."""
+
+    torch_empty_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineServer:
+    """The handlers; all state is the core's."""
+
+    core: EngineCore
+
+    def application(self) -> web.Application:
+        """Build the aiohttp application."""
+        app = web.Application(client_max_size=BODY_BYTES, middlewares=[_errors])
+        for path, methods, handler in (
+            ("/generate", ("POST", "PUT"), self.generate),
+            ("/abort_request", ("POST",), self.abort),
+            ("/flush_cache", ("GET", "POST"), self.flush),
+            ("/update_weights_from_disk", ("POST",), self.update_weights),
+            ("/pause_generation", ("POST",), self.pause),
+            ("/continue_generation", ("POST",), self.resume),
+            ("/health", ("GET",), self.health),
+            ("/health_generate", ("GET",), self.health_generate),
+            ("/server_info", ("GET",), self.server_info),
+            ("/get_server_info", ("GET",), self.server_info),
+            ("/model_info", ("GET",), self.model_info),
+            ("/get_model_info", ("GET",), self.model_info),
+            ("/v1/loads", ("GET",), self.loads),
+            ("/get_weight_version", ("GET",), self.weight_version),
+        ):
+            for method in methods:
+                app.router.add_route(method, path, handler)
+        return app
+
+    async def generate(self, request: web.Request) -> web.Response:
+        """Run one request; a client that disconnects cancels this handler, which aborts the
+        request.
+        """
+        call = parse_generate(await request.read(), self.core.config.eos_token_ids)
+        done = await self.core.run(call.rid, call.prompt, call.sampling, call.routing_start)
+        return _json(build_answer(call, done, self.core))
+
+    async def abort(self, request: web.Request) -> web.Response:
+        """Abort by rid prefix or all; unknown and empty rids are ignored, as SGLang does."""
+        command = _parse(AbortCommand, await request.read())
+        if command.abort_all:
+            await self.core.abort(lambda rid: True)
+        elif command.rid:
+            await self.core.abort(lambda rid: rid.startswith(command.rid))
+        return web.Response()
+
+    async def flush(self, request: web.Request) -> web.Response:
+        """Empty the prefix cache; 400 while requests are pending."""
+        if await self.core.flush_cache():
+            return web.Response(text="Cache flushed.\n")
+        return web.Response(
+            text="Cache not flushed: there are running or waiting requests.\n", status=400
+        )
+
+    async def update_weights(self, request: web.Request) -> web.Response:
+        """Switch to the weights of a directory between two steps; 400 leaves the old ones in place."""
+        command = _parse(UpdateCommand, await request.read())
+        if command.abort_all_requests:
+            await self.core.abort(lambda rid: True)
+        version = command.weight_version
+        try:
+            paused = await self.core.switch_weights(Path(command.model_path), version)
+        except EngineError as error:
+            if error.status != web.HTTPBadRequest.status_code:
+                raise
+            failed = {"success": False, "message": str(error), "num_paused_requests": 0}
+            return _json(failed, error.status)
+        message = "Succeeded to update model weights."
+        if version is not None:
+            message += f" Weight version updated to {version}."
+        return _json({"success": True, "message": message, "num_paused_requests": paused})
+
+    async def pause(self, request: web.Request) -> web.Response:
+        """Stop generating until ``/continue_generation``."""
+        await self.core.pause(_parse(PauseCommand, await request.read()).mode)
+        return _json({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """Generate again."""
+        _parse(ContinueCommand, await request.read())
+        await self.core.resume()
+        return _json({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 while the worker lives."""
+        return web.Response(status=200 if await self.core.healthy() else 503)
+
+    async def health_generate(self, request: web.Request) -> web.Response:
+        """200 when a token can be generated, or others are being generated."""
+        before = self.core.steps
+        prompt = np.zeros(1, dtype=np.int32)
+        probe = self.core.run(f"HEALTH_CHECK_{uuid.uuid4().hex}", prompt, Sampling(1))
+        try:
+            await asyncio.wait_for(probe, HEALTH_DEADLINE_S)
+        except (TimeoutError, EngineError):
+            return web.Response(status=200 if self.core.steps > before else 503)
+        return web.Response()
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        """Limits, model and load."""
+        core, load = self.core, await self.core.load()
+        return _json(
+            {
+                "engine": "agentrl-embedded",
+                **self._model(),
+                "max_running_requests": core.max_running_requests,
+                "max_total_num_tokens": core.cache_tokens,
+                "context_length": core.max_context_tokens,
+                "enable_return_routed_experts": True,
+                "paused": core.paused,
+                "internal_states": [
+                    {
+                        "num_running_reqs": load.running,
+                        "num_waiting_reqs": load.waiting,
+                        "cached_tokens": load.cached_tokens,
+                        "forward_passes": load.steps,
+                        "generated_tokens": load.generated_tokens,
+                    }
+                ],
+            }
+        )
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        """Say what is served."""
+        return _json(self._model())
+
+    async def weight_version(self, request: web.Request) -> web.Response:
+        """Say which weights are in use."""
+        return _json({"weight_version": str(self.core.weight_version)})
+
+    async def loads(self, request: web.Request) -> web.Response:
+        """Count running and waiting requests."""
+        core, load = self.core, await self.core.load()
+        row = {
+            "dp_rank": 0,
+            "num_running_reqs": load.running,
+            "num_waiting_reqs": load.waiting,
+            "num_total_reqs": load.running + load.waiting,
+            "num_used_tokens": load.used_tokens,
+            "max_total_num_tokens": core.cache_tokens,
+            "token_usage": load.used_tokens / core.cache_tokens,
+            "max_running_requests": core.max_running_requests,
+        }
+        return _json({"timestamp": time.time(), "version": "agentrl-embedded", "loads": [row]})
+
+    def _model(self) -> dict[str, Any]:
+        core = self.core
+        return {
+            "model_path": str(core.model_path),
+            "tokenizer_path": None if core.tokenizer_path is None else str(core.tokenizer_path),
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": str(core.weight_version),
+            "model_type": "qwen3_moe",
+            "vocab_size": core.config.vocab_size,
+        }
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except EngineError as error:
+        return _error(str(error), error.status or 500)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _error(f"{request.method} {request.path}: {error.reason}", error.status)
+    except (
+        Exception
+    ) as error:  # a request handler's top: the client gets an answer, the log the trace
+        traceback.print_exc(file=sys.stderr)
+        return _error(f"{type(error).__name__}: {error}", 500)
+
+
+def _parse(model: type[Command], raw: bytes) -> Command:
+    body = parse_body(raw)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise EngineError("; ".join(describe(error)), status=400) from error
+
+
+def _error(message: str, status: int) -> web.Response:
+    return _json({"error": {"message": message}}, status)
+
+
+def _json(value: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")

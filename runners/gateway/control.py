@@ -1,0 +1,169 @@
+"""The control socket: how a sandbox without a network gets its own door to the gateway.
+
+The driver connects and writes ``{"session_key": KEY}`` and a newline, then leaves the connection to the launcher in the
+sandbox, which sends the TCP socket it listens on (SCM_RIGHTS). The gateway serves that listener for that session alone,
+answers ``1``, and closes it when the session ends. The sandbox never learns anything it could use elsewhere: what
+arrives after the driver's line is one descriptor, checked to be a listening TCP socket, or nothing.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import json
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from runners.gateway.refusal import Refused
+from runners.gateway.registry import Entry
+from runners.gateway.server import GatewayServer
+
+logger = logging.getLogger(__name__)
+
+DELIVERY_S = 120.0
+"""A stray connection is dropped after this; a sandbox's own boot deadline ends its connection earlier."""
+CLOSE_S = 1.0
+"""What is still being answered on a session's listener when the session ends gets this long."""
+LINE_BYTES = 4096
+BACKLOG = 1024
+
+
+class Control:
+    """The listening control socket and its open connections."""
+
+    def __init__(self, server: GatewayServer) -> None:
+        self._server = server
+        self._directory = Path(tempfile.mkdtemp(prefix="agentrl-gateway-"))
+        self.path = self._directory / "control"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._deliveries: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Listen."""
+        self._socket.setblocking(False)
+        self._socket.bind(str(self.path))
+        self.path.chmod(0o600)
+        self._socket.listen(BACKLOG)
+        asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    async def close(self) -> None:
+        """Stop listening, drop what is under way, remove the socket."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        for task in self._deliveries:
+            task.cancel()
+        await asyncio.gather(*self._deliveries, return_exceptions=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:  # out of descriptors: the connection waits in the backlog
+                logger.error("control socket: %s", error)
+                return
+            task = asyncio.create_task(self._deliver(connection))
+            self._deliveries.add(task)
+            task.add_done_callback(self._deliveries.discard)
+
+    async def _deliver(self, connection: socket.socket) -> None:
+        """Take one listener from one connection."""
+        connection.setblocking(False)
+        with connection:
+            try:
+                async with asyncio.timeout(DELIVERY_S):
+                    await self._serve(connection)
+            except (OSError, ValueError, TimeoutError, Refused) as error:
+                logger.warning("control socket: a delivery failed: %s", error)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        key, listener = await _receive(connection)
+        try:
+            entry = self._server.registry.with_key(key)
+            if entry.session.finished:
+                raise ValueError("its session is finished")
+            await open_listener(self._server, entry, listener)
+        except BaseException:
+            listener.close()
+            raise
+        await asyncio.get_running_loop().sock_sendall(connection, b"1")
+
+
+async def open_listener(server: GatewayServer, entry: Entry, listener: socket.socket) -> None:
+    """Serve a listening socket for one session, until the session ends."""
+    http = server.http(only=entry)
+    accepting = await asyncio.get_running_loop().create_server(http, sock=listener, backlog=BACKLOG)
+
+    async def close() -> None:
+        accepting.close()
+        http.pre_shutdown()  # ends idle connections at once
+        await http.shutdown(timeout=CLOSE_S)
+
+    entry.closers.append(close)
+
+
+async def _receive(connection: socket.socket) -> tuple[str, socket.socket]:
+    """Return the session key and the listener; raises ValueError or OSError for anything else."""
+    text = bytearray()
+    handles: list[int] = []
+    try:
+        while not handles or b"\n" not in text:
+            await _readable(connection)
+            data, ancillary, _, _ = connection.recvmsg(
+                LINE_BYTES,
+                socket.CMSG_SPACE(4 * array.array("i").itemsize),
+                socket.MSG_CMSG_CLOEXEC,
+            )
+            for level, kind, payload in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    received = array.array("i")
+                    received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                    handles += received
+            text += data
+            if not data:
+                raise ValueError("closed before a listener was delivered")
+            if len(text) > LINE_BYTES or len(handles) > 1:
+                raise ValueError("more than one line and one descriptor")
+        line = json.loads(text.partition(b"\n")[0])
+        key = line.get("session_key") if isinstance(line, dict) else None
+        if not isinstance(key, str):
+            raise ValueError("no session_key in the driver's line")
+        listener = socket.socket(fileno=handles[0])
+        handles.clear()
+    except BaseException:
+        for handle in handles:
+            os.close(handle)
+        raise
+    return key, _checked(listener)
+
+
+def _checked(listener: socket.socket) -> socket.socket:
+    """Accept a listening TCP socket and nothing else."""
+    try:
+        if (
+            listener.family not in (socket.AF_INET, socket.AF_INET6)
+            or listener.type != socket.SOCK_STREAM
+            or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        ):
+            raise ValueError("the descriptor is no listening TCP socket")
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(connection, lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(connection)

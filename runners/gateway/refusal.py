@@ -1,0 +1,55 @@
+"""Why a request gets no turn, in words every dialect can put into its own envelope."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from runners.engines.contract import EngineError
+
+
+class Why(StrEnum):
+    """Kind of refusal; the value is Anthropic's name for it."""
+
+    INVALID = "invalid_request_error"
+    UNAUTHENTICATED = "authentication_error"
+    FORBIDDEN = "permission_error"
+    UNKNOWN = "not_found_error"
+    CONFLICT = "conflict_error"
+    TOO_LARGE = "request_too_large"
+    BROKEN = "api_error"
+    OVERLOADED = "overloaded_error"
+
+
+STATUS: dict[Why, int] = {
+    Why.INVALID: 400,
+    Why.UNAUTHENTICATED: 401,
+    Why.FORBIDDEN: 403,
+    Why.UNKNOWN: 404,
+    Why.CONFLICT: 409,
+    Why.TOO_LARGE: 413,
+    Why.BROKEN: 500,
+    Why.OVERLOADED: 529,
+}
+"""Agents ask again after 500 and 529, and give up after the others."""
+
+
+class Refused(Exception):
+    """A request that is answered with an error; the message is for the client's user."""
+
+    def __init__(self, why: Why, message: str) -> None:
+        self.why = why
+        super().__init__(message)
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        return STATUS[self.why]
+
+
+def engine_refusal(error: EngineError) -> Refused:
+    """Turn a failure of the engine into what the agent is told."""
+    if error.retryable or error.status in (429, 503):
+        return Refused(Why.OVERLOADED, f"the engine cannot answer now: {error}")
+    if error.status == 400:  # asking again cannot help
+        return Refused(Why.INVALID, f"the engine refuses the request: {error}")
+    return Refused(Why.BROKEN, f"the engine failed: {error}")

@@ -1,0 +1,160 @@
+"""The sessions of a gateway: made, looked up by key or id, finished, forgotten.
+
+Keys live in memory only and are never logged. A session that is deleted leaves nothing behind but its stored turns.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from runners.gateway.refusal import Refused, Why
+from runners.gateway.session import Sampling, Services, Session
+from runners.trajectory.segments import segments
+
+
+class SamplingChanges(BaseModel):
+    """What a session samples differently from the campaign."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: int | None = None
+    max_new_tokens: PositiveInt | None = None
+
+
+class NewSession(BaseModel):
+    """Body of ``POST /admin/sessions``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    session_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")] | None = None
+    max_context_tokens: PositiveInt | None = None
+    sampling: SamplingChanges = SamplingChanges()
+    scenario: Literal["linear"] = "linear"
+    seed: Annotated[int, Field(ge=0)] | None = None
+
+
+class Finish(BaseModel):
+    """Body of ``POST /admin/sessions/{id}/finish``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    reward: float | None = None
+
+
+Closer = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True)
+class Entry:
+    """A session, and what ends with it. Changed by the registry, and by listeners that attach themselves."""
+
+    session: Session
+    key: str
+    closers: list[Closer] = field(default_factory=list)
+    """Listeners that were opened for this session alone."""
+
+
+class Registry:
+    """All sessions of a gateway process."""
+
+    def __init__(self, services: Services, sampling: Sampling, *, max_context_tokens: int) -> None:
+        self._services = services
+        self._sampling = sampling
+        self._max_context_tokens = max_context_tokens
+        self._by_id: dict[str, Entry] = {}
+        self._by_key: dict[str, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def with_key(self, key: str) -> Entry:
+        """Return the session that a key belongs to."""
+        entry = self._by_key.get(key)
+        if entry is None:
+            raise Refused(
+                Why.UNAUTHENTICATED, "unknown API key: use the api_key of a gateway session"
+            )
+        return entry
+
+    def with_id(self, session_id: str) -> Entry:
+        """Return a session."""
+        entry = self._by_id.get(session_id)
+        if entry is None:
+            raise Refused(Why.UNKNOWN, f"no session {session_id!r} (never made, or deleted)")
+        return entry
+
+    async def create(self, wish: NewSession) -> Entry:
+        """Make a session and its key."""
+        session_id = wish.session_id or f"session-{secrets.token_hex(8)}"
+        limit = wish.max_context_tokens or self._max_context_tokens
+        if limit > self._max_context_tokens:
+            raise Refused(
+                Why.INVALID,
+                f"max_context_tokens: {limit} is more than the model's {self._max_context_tokens}",
+            )
+        if session_id in self._by_id:
+            raise Refused(Why.CONFLICT, f"session {session_id!r} exists already")
+        sampling = replace(self._sampling, **wish.sampling.model_dump(exclude_none=True))
+        session = Session(
+            session_id, self._services, sampling, max_context_tokens=limit, seed=wish.seed
+        )
+        entry = Entry(session, secrets.token_urlsafe(32))
+        self._by_id[session_id] = entry
+        info = {
+            "scenario": wish.scenario,
+            "seed": wish.seed,
+            "sampling": asdict(sampling),
+            "max_context_tokens": limit,
+            "created_at": time.time(),
+        }
+        try:
+            await self._services.journal.add_session(session_id, info)
+        except BaseException as error:
+            del self._by_id[session_id]
+            if isinstance(error.__cause__, sqlite3.IntegrityError):
+                raise Refused(Why.CONFLICT, f"session {session_id!r} was used before") from error
+            raise
+        self._by_key[entry.key] = entry
+        return entry
+
+    async def finish(self, session_id: str, reward: float | None) -> dict[str, Any]:
+        """End a session's turns and return its chains and figures; safe to call again."""
+        entry = self.with_id(session_id)
+        if reward is not None:
+            await self._services.journal.event(
+                "session_reward", {"session_id": session_id, "reward": reward}
+            )
+        await _end(entry)
+        chains = segments(await self._services.journal.turns(session_id))
+        stats = entry.session.stats()
+        stats["trained_tokens"] = sum(int(chain.loss_mask.sum()) for chain in chains)
+        stats["forks"] = max(0, len(chains) - 1)
+        return {"segments": chains, "stats": stats}
+
+    async def delete(self, session_id: str) -> None:
+        """End a session and forget it."""
+        entry = self.with_id(session_id)
+        await _end(entry)
+        self._by_key.pop(entry.key, None)
+        self._by_id.pop(session_id, None)
+
+    async def close(self) -> None:
+        """Delete every session."""
+        for session_id in list(self._by_id):
+            await self.delete(session_id)
+
+
+async def _end(entry: Entry) -> None:
+    await entry.session.finish()
+    closers, entry.closers = entry.closers, []
+    for close in closers:
+        await close()

@@ -1,0 +1,116 @@
+"""The metrics of a run: ``metrics.jsonl``, one strict JSON object per step, and TensorBoard events.
+
+Both are derived from the store and hold each step once: a resumed run writes them anew.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runners.trajectory.jsontext import dumps
+from runners.trajectory.store_error import store_error
+
+
+class MetricsWriter:
+    """Appends a step's metrics; each is on disk when ``write`` returns. Raises StoreError."""
+
+    def __init__(self, run_dir: Path, tensorboard: bool) -> None:
+        self._path = run_dir / "metrics.jsonl"
+        self._events = _Events(run_dir / "tensorboard") if tensorboard else None
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Add the metrics of one step; ``step`` is among them, NaN becomes null."""
+        try:
+            with self._path.open("ab") as file:
+                file.write(_line(metrics))
+            if self._events:
+                self._events.add(metrics)
+        except OSError as error:
+            raise store_error(error, self._path) from error
+
+    def rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Replace everything written before by these steps."""
+        rows = list(rows)
+        unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            try:
+                unfinished.write_bytes(b"".join(map(_line, rows)))
+                unfinished.replace(self._path)
+            finally:
+                unfinished.unlink(missing_ok=True)
+            if self._events:
+                self._events.restart()
+                for metrics in rows:
+                    self._events.add(metrics)
+        except OSError as error:
+            raise store_error(error, self._path) from error
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._events:
+            self._events.close()
+
+
+def _line(metrics: Mapping[str, Any]) -> bytes:
+    return dumps(dict(metrics)).encode() + b"\n"
+
+
+class _Events:
+    """One TensorBoard event file, flushed per step.
+
+    Written with tensorboard's records and protocol buffers alone: its own writer would import
+    tensorflow where that is installed, and keeps a queue that ``kill -9`` would lose.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: Any = None
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Write every finite number of a step."""
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+        scalars = {
+            name: float(value)
+            for name, value in metrics.items()
+            if name != "step" and isinstance(value, int | float) and math.isfinite(value)
+        }
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._write(step=int(metrics["step"]), summary=Summary(value=values))
+
+    def restart(self) -> None:
+        """Drop all steps, also from the view of a TensorBoard that is open."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog  # type: ignore[import-untyped]
+
+        self.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._write(step=0, session_log=SessionLog(status=SessionLog.START))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    def _write(self, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import (  # type: ignore[import-untyped]
+            RecordWriter,
+        )
+
+        if self._file is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+            self._file = RecordWriter((self._folder / name).open("xb"))
+            self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._append(Event(wall_time=time.time(), **content))
+        self._file.flush()
+
+    def _append(self, event: Any) -> None:
+        self._file.write(event.SerializeToString())

@@ -1,0 +1,126 @@
+"""How far a campaign is: mutated only by the campaign, on its event loop; read by whoever shows it.
+
+A reader on another thread takes ``snapshot()``, which copies each container in one step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+
+_RATE_WINDOW_S = 30.0
+"""Tokens per second are those of so many seconds."""
+_ETA_STEPS = 5
+"""The time left is judged by so many last steps; earlier ones had shorter rollouts."""
+_NOTES = 8
+
+Curve = list[tuple[int, float]]
+"""(step, value), in order."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a campaign tells about itself."""
+
+    run: str
+    steps: int
+    """Steps to do."""
+    step: int = 0
+    """Steps done."""
+    phase: str = "starting"
+    batch_done: int = 0
+    batch_size: int = 0
+    """Rollouts of the phase, done and in all."""
+    in_flight: Counter[str] = field(default_factory=Counter)
+    """Rollouts by stage."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Rollouts that ended, by outcome code."""
+    rewards: Curve = field(default_factory=list)
+    solve_rates: Curve = field(default_factory=list)
+    """Of training rollouts."""
+    evaluations: Curve = field(default_factory=list)
+    """Held-out solve rates."""
+    sampled_tokens: int = 0
+    notes: deque[str] = field(default_factory=lambda: deque(maxlen=_NOTES))
+    """The last messages."""
+    noted: int = 0
+    """Messages so far."""
+    started_at: float = field(default_factory=time.monotonic)
+    step_s: list[float] = field(default_factory=list)
+    """Duration of each step done by this process."""
+    recent: deque[tuple[float, int]] = field(default_factory=deque)
+    """When tokens were sampled, and how many."""
+
+    def begin_phase(self, phase: str, batch_size: int = 0) -> None:
+        """Enter a phase with so many rollouts to do."""
+        self.phase, self.batch_done, self.batch_size = phase, 0, batch_size
+
+    def rollout_done(self, outcome: str, tokens: int) -> None:
+        """Count a rollout that ended."""
+        now = time.monotonic()
+        self.batch_done += 1
+        self.outcomes[outcome] += 1
+        self.sampled_tokens += tokens
+        self.recent.append((now, tokens))
+        while self.recent and self.recent[0][0] < now - _RATE_WINDOW_S:
+            self.recent.popleft()
+
+    def step_done(self, step: int, reward: float, solve_rate: float, seconds: float) -> None:
+        """Count a finished step (the first is 1)."""
+        self.step = step
+        self.rewards.append((step, reward))
+        self.solve_rates.append((step, solve_rate))
+        self.step_s.append(seconds)
+
+    def evaluated(self, step: int, solve_rate: float | None) -> None:
+        """Add the held-out solve rate after so many steps; None if nothing could be graded."""
+        if solve_rate is None:
+            self.note(f"step {step}: no held-out rollout was graded")
+        else:
+            self.evaluations.append((step, solve_rate))
+
+    def note(self, text: str) -> None:
+        """Add a message for whoever watches."""
+        self.notes.append(text)
+        self.noted += 1
+
+    def notes_since(self, noted: int) -> list[str]:
+        """Return the messages after the first ``noted``, as far as they are kept."""
+        new = min(self.noted - noted, len(self.notes))
+        return list(self.notes)[len(self.notes) - new :]
+
+    def snapshot(self) -> Progress:
+        """Return a copy that its owner no longer changes."""
+        return replace(
+            self,
+            in_flight=Counter(dict(self.in_flight)),
+            outcomes=Counter(dict(self.outcomes)),
+            rewards=list(self.rewards),
+            solve_rates=list(self.solve_rates),
+            evaluations=list(self.evaluations),
+            notes=self.notes.copy(),
+            step_s=list(self.step_s),
+            recent=self.recent.copy(),
+        )
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start of this process's part."""
+        return time.monotonic() - self.started_at
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Sampled tokens per second, lately."""
+        since = max(time.monotonic() - _RATE_WINDOW_S, self.started_at)
+        tokens = sum(count for at, count in self.recent if at >= since)
+        return tokens / max(time.monotonic() - since, 1.0)
+
+    def eta_s(self) -> float | None:
+        """Return the seconds left, None until a step is done."""
+        if not self.step_s:
+            return None
+        lately = self.step_s[-_ETA_STEPS:]
+        begun = self.batch_done / self.batch_size if self.batch_size else 0.0
+        left = max(self.steps - self.step - (begun if self.phase == "rollouts" else 0.0), 0.0)
+        return left * sum(lately) / len(lately)

@@ -1,0 +1,136 @@
+"""What the inside of a sandbox looks like, whatever isolates it.
+
+``/workspace`` is the workspace, ``/tmp`` is private, ``python`` is the interpreter agentrl runs on
+(without its virtual environment), and of the host only the system directories are to be seen.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from conf.schema import LocalSandbox as Settings
+
+WORKDIR = "/workspace"
+LAUNCHER = "/opt/agentrl/launcher.py"
+BIN = "/opt/agentrl/bin"
+TMP_BYTES = 256 << 20
+SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives")
+"""What programs need of /etc to start; nothing in it names this host or its users."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interior:
+    """The host's side of what all sandboxes of a backend share, read-only."""
+
+    root: Path
+    """Holds ``bin`` (``python``, ``python3``) and ``etc``."""
+    python_prefix: Path
+    """Where the interpreter and its standard library are."""
+    launcher: Path
+
+    @classmethod
+    def make(cls, root: Path) -> Interior:
+        """Write the shared files below ``root``."""
+        prefix = Path(sys.base_prefix).resolve()
+        executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+        (root / "bin").mkdir(parents=True)
+        for name in ("python", "python3"):
+            (root / "bin" / name).symlink_to(executable)
+        etc = root / "etc"
+        etc.mkdir()
+        (etc / "passwd").write_text(f"agent:x:{AGENT_ID}:{AGENT_ID}::/tmp:/bin/bash\n")
+        (etc / "group").write_text(f"agent:x:{AGENT_ID}:\n")
+        (etc / "hosts").write_text("127.0.0.1 localhost\n")
+        for name in ETC:
+            found = Path("/etc") / name
+            if found.is_dir():
+                shutil.copytree(found, etc / name, symlinks=True)
+            elif found.exists():
+                shutil.copy2(found, etc / name)
+        return cls(root, prefix, Path(__file__).with_name("launcher.py").resolve())
+
+    def environment(self, binaries: str) -> dict[str, str]:
+        """Return the environment of commands; ``binaries`` is where ``python`` is found inside."""
+        return {
+            "PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": "/tmp",
+            "LANG": "C.UTF-8",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "GIT_AUTHOR_NAME": "agent",
+            "GIT_AUTHOR_EMAIL": "agent@sandbox",
+            "GIT_COMMITTER_NAME": "agent",
+            "GIT_COMMITTER_EMAIL": "agent@sandbox",
+        }
+
+    def shared(self) -> dict[str, Path]:
+        """Return what every sandbox sees read-only besides the system directories."""
+        shared = {BIN: self.root / "bin", "/etc": self.root / "etc", LAUNCHER: self.launcher}
+        if not self.python_prefix.is_relative_to("/usr"):
+            shared[str(self.python_prefix)] = self.python_prefix
+        return shared
+
+
+AGENT_ID = 1000
+"""User and group id of commands inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What differs between two sandboxes of a backend."""
+
+    home: Path
+    """Private directory on the host; ``home/workspace`` is the workspace."""
+    mounts: Mapping[str, Path]
+    """Read-only host paths by their path inside."""
+
+    @property
+    def workspace(self) -> Path:
+        """The workspace on the host."""
+        return self.home / "workspace"
+
+
+class Isolation(Protocol):
+    """One way to run a command apart from the host."""
+
+    name: str
+    namespaced: bool
+    """It has its own process, network and mount namespaces."""
+
+    def prepare(self, place: Place) -> None:
+        """Make what a new sandbox needs on the host besides its workspace."""
+        ...
+
+    def workdir(self, place: Place) -> str:
+        """Return the workspace's path as commands see it."""
+        ...
+
+    def environment(self, place: Place) -> dict[str, str]:
+        """Return the environment that every command starts from."""
+        ...
+
+    def command(self, place: Place, launch: list[str], argv: list[str]) -> list[str]:
+        """Return the host's command line: the launcher with its arguments ``launch``, then argv."""
+        ...
+
+
+def launch_arguments(status: int, control: int, settings: Settings) -> list[str]:
+    """Return the launcher's arguments; the settings' limits are in megabytes where it wants bytes."""
+    limits = (
+        settings.memory_mb << 20,
+        settings.processes,
+        settings.file_mb << 20,
+        settings.cpu_s,
+    )
+    return [str(number) for number in (status, control, *limits)]
+
+
+def exists(path: str) -> bool:
+    """Whether the host has this path (also as a symbolic link)."""
+    return os.path.lexists(path)

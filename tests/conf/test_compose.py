@@ -1,0 +1,251 @@
+"""Composing: every YAML, every kind of fault, all of them at once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.compose import compose, from_json, to_json, to_yaml
+from conf.errors import ConfigError, ExitCode
+from conf.keys import choice_content, groups
+from conf.schema import Config
+
+NEEDED = {
+    ("engine", "sglang"): ["engine.url=http://127.0.0.1:30000"],
+    ("model", "local"): ["model.path=weights", "model.tokenizer=tok", "model.renderer=qwen3"],
+}
+"""Keys without a default, by the choice that has them."""
+
+CHOICES = [(group, choice) for group, names in groups().items() for choice in names]
+
+
+def faults(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        compose(list(overrides))
+    assert caught.value.exit_code == ExitCode.USAGE
+    return caught.value.faults
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_yaml_composes(group: str, choice: str) -> None:
+    config = compose([f"{group}={choice}", *NEEDED.get((group, choice), [])])
+    assert getattr(config, group).kind == choice_content(group, choice)["kind"]
+
+
+@pytest.mark.parametrize(("group", "choice"), sorted(NEEDED))
+def test_every_key_without_a_default_is_named(group: str, choice: str) -> None:
+    found = faults(f"{group}={choice}")
+    wanted = [line.partition("=")[0] for line in NEEDED[group, choice]]
+    assert [fault for key in wanted for fault in found if fault.startswith(f"{key}")] == found
+
+
+def test_a_choice_of_one_group_composes_with_each_of_another() -> None:
+    for first, second in itertools.product(groups()["engine"], groups()["model"]):
+        needed = NEEDED.get(("engine", first), []) + NEEDED.get(("model", second), [])
+        config = compose([f"engine={first}", f"model={second}", *needed])
+        assert (config.engine.kind, config.model.kind) == (first, second)
+
+
+def test_every_yaml_key_has_a_comment() -> None:
+    folder = Path(__file__).parents[2] / "conf"
+    for file in folder.rglob("*.yaml"):
+        lines = file.read_text("utf-8").splitlines()
+        for above, line in itertools.pairwise(lines):
+            key = line.strip().partition(":")[0]
+            plain = key and not key.startswith(("#", "-")) and key not in ("defaults", "kind")
+            section = line.endswith(":")
+            grouped = file.name == "local.yaml" and key in ("betas", "weight_decay")
+            if plain and not section and not grouped:
+                assert above.strip().startswith("#"), f"{file.name}: {line}"
+
+
+def test_all_faults_are_reported_at_once() -> None:
+    found = faults(
+        "run.stepz=3",
+        "egine=sglang",
+        "engine=sglan",
+        "scenario=mixed",
+        "run.steps=abc",
+        "sampling.temperature=-1",
+        "foo",
+        "engine.url=x",
+        "trainer.betas=[1,2,3]",
+        "run.eval_tasks=100",
+        "run.rollouts_per_task=${nope}",
+    )
+    assert len(found) == 11
+    for part in (
+        "run.stepz is no key: did you mean run.steps?",
+        "egine is no key: did you mean engine?",
+        "engine=sglan is no choice: did you mean engine=sglang? (choices: embedded, sglang)",
+        "scenario=mixed is no choice: the only one is linear",
+        "run.steps=abc must be a whole number",
+        "sampling.temperature=-1 must be greater than 0",
+        "'foo' is no KEY=VALUE",
+        "engine.url belongs to engine=sglang, but engine=embedded is chosen",
+        "trainer.betas=[1, 2, 3] must have 2 items",
+        "run.eval_tasks=100 is more than task.held_out_tasks=64",
+        "run.rollouts_per_task: Interpolation key 'nope' not found",
+    ):
+        assert [fault for fault in found if part in fault], part
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("steps=3", "steps is no key: did you mean run.steps?"),
+        ("trainr.learning_rte=1", "did you mean trainer.learning_rate?"),
+        ("run.xyzzy=1", "run.xyzzy is no key: run has dir, steps"),
+        ("xyzzy=1", "xyzzy is no key: `agentrl show` lists every key"),
+        ("+run.xyzzy=1", "run.xyzzy is no key: run has dir, steps"),
+        ("+run.steps=1", "run.steps exists already; drop the +"),
+        ("~run.steps", "run.steps has no value: add run.steps=…"),
+        ("~run.xyzzy", "run.xyzzy is no key"),
+        ("~engine", "a run cannot do without engine"),
+        ("+engine=embedded", "write engine=CHOICE"),
+        ("engine=null", "engine=None is no choice"),
+        ("engine={port:1}", "choose with engine=CHOICE, set engine.KEY=VALUE"),
+        ("engine.kind=sglang", "the choice of a group is made with engine=sglang"),
+        ("run=5", "run is a section; set its keys, e.g. run.dir=…"),
+        ("run={steps:1,xyzzy:2}", "run.xyzzy is no key"),
+        ("run.steps=1,2", "is a sweep, which only `agentrl run` takes"),
+        ("run.steps=", "run.steps= has no value: write run.steps=null for none"),
+        ("run.steps=[1", "cannot be read"),
+        ("run.steps", "'run.steps' is no KEY=VALUE"),
+        ("=3", "'=3' is no KEY=VALUE"),
+        ("run.steps=1.5", "run.steps=1.5 must be a whole number"),
+        ("run.steps=true", "run.steps=true must be a whole number"),
+        ("run.steps='3'", "run.steps=3 must be a whole number"),
+        ("run.steps=-1", "run.steps=-1 must be at least 0"),
+        ("run.steps=null", "run.steps=null must be a whole number"),
+        ("run.dir=12", "run.dir=12 must be text: quote it"),
+        ("trainer.normalize_std=1", "must be true or false"),
+        ("trainer.learning_rate=inf", "must be a finite number"),
+        ("trainer.learning_rate=nan", "must be"),
+        ("trainer.betas=[0.9,1.5]", "trainer.betas[1]=1.5 must be less than 1.0"),
+        ("trainer.betas=3", "must be a list such as [0.9,0.95]"),
+        ("trainer.device=cdua", "must be auto, cpu or cuda: did you mean cuda?"),
+        ("sampling.top_k=0", "must be -1 (the whole vocabulary) or at least 1"),
+        ("gateway.port=70000", "must be at most 65535"),
+        ("hydra.run.dir=x", "agentrl's groups are"),
+        ("+hydra.run.dir=x", "agentrl's groups are"),
+        ("hydra/launcher=basic", "agentrl's groups are"),
+        ("engine@model=sglang", "write engine=CHOICE"),
+        ("trainer.minibatches=65", "lower trainer.minibatches"),
+        ("sampling.max_new_tokens=1024", "leaves no room for a prompt"),
+        ("engine.cache_tokens=1000", "one long rollout would not fit"),
+        ("run.rollouts_per_task=1", "raise run.rollouts_per_task"),
+        ("run.tasks_per_step=513", "is more than task.train_tasks=512"),
+    ],
+)
+def test_a_fault_names_its_key_and_its_mend(override: str, fault: str) -> None:
+    found = faults(override)
+    assert len(found) == 1
+    assert fault in found[0]
+
+
+def test_an_engine_url_that_is_none_is_refused() -> None:
+    (found,) = faults("engine=sglang", "engine.url=localhost")
+    assert found == "engine.url=localhost must be a base URL such as http://127.0.0.1:30000"
+
+
+def test_the_embedded_engine_needs_weights() -> None:
+    (found,) = faults("model=local", "model.tokenizer=tok", "model.renderer=qwen3")
+    assert found.startswith("model.path=null leaves engine=embedded without weights")
+
+
+def test_rules_between_keys_are_judged_beside_a_fault_in_another_key() -> None:
+    found = faults("run.eval_tasks=100", "seed=-1")
+    assert len(found) == 2
+    assert any("task.held_out_tasks" in fault for fault in found)
+
+
+def test_a_rule_is_not_judged_on_a_key_that_is_itself_at_fault() -> None:
+    assert len(faults("run.eval_tasks=100", "task.held_out_tasks=-5")) == 1
+
+
+def test_values_and_sections_and_interpolations_are_accepted() -> None:
+    config = compose(
+        ["run={steps:3,eval_tasks:0}", "seed=7", "run.keep_checkpoints=${seed}", "++run.steps=4"]
+    )
+    assert (config.run.steps, config.run.eval_tasks, config.run.keep_checkpoints) == (4, 0, 7)
+
+
+def test_the_last_of_two_overrides_wins() -> None:
+    assert compose(["seed=1", "seed=2"]).seed == 2
+
+
+def test_the_design_example_of_the_gateway_composes() -> None:
+    line = (
+        "engine=sglang engine.url=http://127.0.0.1:30000 model.tokenizer=DIR model.renderer=qwen3 "
+        "gateway.port=0"
+    )
+    config = compose(line.split())
+    assert config.model.tokenizer == Path("DIR")
+
+
+def test_json_is_accepted_back() -> None:
+    config = compose(["run.dir=x/y", "seed=3", "trainer.learning_rate=1e-5"])
+    assert from_json(to_json(config), source="test") == config
+
+
+def test_json_with_another_choice_is_accepted_back() -> None:
+    config = compose(["engine=sglang", "engine.url=https://h/v1"])
+    assert from_json(to_json(config), source="test") == config
+
+
+def test_an_override_wins_over_stored_json() -> None:
+    text = to_json(compose(["seed=3", "engine.port=5"]))
+    changed = from_json(
+        text, source="test", overrides=["seed=4", "engine=sglang", "engine.url=http://h"]
+    )
+    assert changed.seed == 4
+    assert changed.engine.kind == "sglang"
+
+
+def test_stored_json_is_judged_like_the_command_line() -> None:
+    content = json.loads(to_json(compose([])))
+    content["run"]["stepz"] = 1
+    content["seed"] = "three"
+    content["scenario"]["kind"] = "mixed"
+    content["reward"] = "tests"
+    with pytest.raises(ConfigError) as caught:
+        from_json(json.dumps(content), source="file.json")
+    assert sorted(fault.partition(" ")[0] for fault in caught.value.faults) == [
+        "run.stepz",
+        "scenario=mixed",
+        "seed=three",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3"])
+def test_stored_text_that_is_no_object_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"file\.json"):
+        from_json(text, source="file.json")
+
+
+names = st.text(
+    alphabet=st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20
+).filter(lambda text: text.strip() and text != "???")
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=names, rate=st.floats(min_value=1e-12, max_value=1.0), seed=st.integers(0, 2**40))
+def test_any_value_survives_the_way_through_json(name: str, rate: float, seed: int) -> None:
+    before = json.loads(to_json(compose([])))
+    before["run"]["dir"] = name
+    before["trainer"]["learning_rate"] = rate
+    before["seed"] = seed
+    config = from_json(json.dumps(before), source="test")
+    assert config == Config.model_validate_json(json.dumps(before), strict=True)
+
+
+def test_yaml_shows_every_key() -> None:
+    shown = to_yaml(compose([]))
+    for key in ("seed: 0", "steps: 40", "learning_rate: 0.0003", "kind: embedded"):
+        assert key in shown

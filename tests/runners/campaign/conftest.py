@@ -1,0 +1,93 @@
+"""Miniature campaigns: the real engine, gateway, sandboxes and trainer, with little of everything."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runners.trajectory.store import RunStore
+
+SMALL = [
+    "run.steps=2", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=4",
+    "task.train_tasks=8", "task.held_out_tasks=4", "rollout.concurrency=8", "model.warmup_steps=30",
+]  # fmt: skip
+
+
+@dataclass
+class Miniature:
+    """One run directory, and the ways to start `agentrl run` on it."""
+
+    run_dir: Path
+    cache: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start `agentrl run` in the background."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli.main", "run", "--json", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "XDG_CACHE_HOME": str(self.cache)},
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def begin(self, *overrides: str) -> subprocess.Popen[bytes]:
+        """Start a fresh run."""
+        return self.start(*SMALL, f"run.dir={self.run_dir}", *overrides)
+
+    def resume(self) -> subprocess.Popen[bytes]:
+        """Start the continuation of the run."""
+        return self.start("--resume", str(self.run_dir))
+
+    def store(self) -> RunStore:
+        """Open the run's store."""
+        return RunStore.open(self.run_dir, read_only=True)
+
+    def wait_until(self, ready: Callable[[RunStore], bool], process: subprocess.Popen[bytes]) -> None:
+        """Wait until the store says so, while the process lives."""
+        end = time.monotonic() + 100
+        while time.monotonic() < end:
+            assert process.poll() is None, process.communicate()
+            if (self.run_dir / "store.sqlite").exists():
+                with self.store() as store:
+                    if ready(store):
+                        return
+            time.sleep(0.05)
+        raise AssertionError("the run did not get there in time")
+
+    def finish(self, process: subprocess.Popen[bytes], code: int = 0) -> dict[str, Any]:
+        """Wait for the end, check the exit code, return the JSON document."""
+        out, err = process.communicate(timeout=110)
+        assert process.returncode == code, err.decode()
+        document: dict[str, Any] = json.loads(out)
+        return document
+
+
+@pytest.fixture(scope="session")
+def policy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory in which the miniature policy is made once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def miniature(tmp_path: Path, policy_cache: Path) -> Iterator[Miniature]:
+    """A miniature campaign; whatever it leaves running is ended."""
+    mini = Miniature(tmp_path / "run", policy_cache)
+    yield mini
+    for process in mini.processes:
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.send_signal(signal.SIGKILL)
+            process.communicate()

@@ -1,0 +1,135 @@
+"""Whole campaigns in miniature: they learn from exact tokens, survive a bad day, and do nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections import Counter
+
+import numpy as np
+import psutil
+import pytest
+
+from runners.trajectory.dump import dump_jsonl, validate
+from runners.trajectory.segments import segments
+from runners.trajectory.store import RunStore
+from tests.runners.campaign.conftest import Miniature
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def rollouts_counting(store: RunStore, split: str) -> int:
+    """How many rollouts of a split count so far."""
+    return len(store.rollouts(split=split, counts=True))
+
+
+def assert_nothing_twice(mini: Miniature) -> None:
+    """Every step, rollout and evaluation is there exactly once, in the store and in metrics.jsonl."""
+    lines = [json.loads(line) for line in (mini.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    with mini.store() as store:
+        assert [(row.step, row.state) for row in store.steps()] == [(1, "done"), (2, "done")]
+        assert [row.step for row in store.evaluations()] == [0, 2]
+        ids = Counter(record.rollout_id for record in store.rollouts(counts=True))
+    assert len(ids) == 2 * 2 * 4 + 2 * 4
+    assert set(ids.values()) == {1}
+
+
+def service_pid(mini: Miniature, module: str) -> int:
+    """Process id of a service of the running campaign."""
+    children = psutil.Process(mini.processes[-1].pid).children()
+    return next(child.pid for child in children if module in child.cmdline())
+
+
+def test_a_campaign_runs_from_nothing_to_a_trained_policy(miniature: Miniature) -> None:
+    document = miniature.finish(miniature.begin())
+    assert set(document) >= {"run_dir", "steps", "eval", "wall_s", "rollouts", "outcomes", "tokens"}
+    assert document["steps"] == 2
+    assert document["rollouts"] == sum(document["outcomes"].values()) == 24
+    assert document["tokens"]["trained"] == document["tokens"]["sampled"] > 0
+    assert set(document["eval"]) == {"first", "last"}
+    assert_nothing_twice(miniature)
+    assert (miniature.run_dir / "reward_curve.png").stat().st_size > 1000
+    assert list(miniature.run_dir.rglob("events.out.tfevents.*"))
+    assert not list((miniature.run_dir / "sandboxes").glob("*"))
+    wanted = {
+        "step", "train/reward_mean", "rollout/turns_mean", "tokens/sampled", "tokens/trained", "loss/policy",
+        "time/rollout_s", "time/train_s", "policy/k3",
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (miniature.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert all(set(line) >= wanted for line in lines)
+    assert all(abs(line["policy/k3"]) < 1e-6 for line in lines)
+    assert all("eval/solve_rate" in line for line in lines)
+
+
+def test_every_stored_trajectory_is_token_exact_and_dumps_validly(miniature: Miniature) -> None:
+    miniature.finish(miniature.begin("run.steps=1"))
+    with miniature.store() as store:
+        records = store.rollouts(counts=True)
+        for record in records:
+            turns = store.turns(record.session_id)
+            chains = segments(turns)
+            assert sum(int(chain.loss_mask.sum()) for chain in chains) == record.sampled_tokens
+            assert np.array_equal(
+                np.concatenate([chain.tokens[chain.loss_mask] for chain in chains]),
+                np.concatenate([turn.output_ids for turn in turns]),
+            )
+            assert {turn.weight_version for turn in turns} == {_version(record.step, record.split)}
+        report = dump_jsonl(store, miniature.run_dir / "dump", only=None)
+    assert validate(miniature.run_dir / "dump" / "trajectories.jsonl") == []
+    assert report.trajectories == len(records)
+
+
+def _version(step: int, split: str) -> int:
+    """Weight version that a rollout of this step is sampled with."""
+    return step if split == "eval" else step - 1
+
+
+def test_a_killed_driver_resumes_and_repeats_nothing(miniature: Miniature) -> None:
+    driver = miniature.begin()
+    miniature.wait_until(lambda store: rollouts_counting(store, "train") >= 3, driver)
+    with miniature.store() as store:
+        before = {record.session_id for record in store.rollouts(counts=True)}
+    driver.send_signal(signal.SIGKILL)
+    driver.communicate()
+    document = miniature.finish(miniature.resume())
+    assert document["steps"] == 2
+    assert_nothing_twice(miniature)
+    with miniature.store() as store:
+        assert before <= {record.session_id for record in store.rollouts(counts=True)}
+
+
+def test_ctrl_c_drains_and_the_run_can_be_resumed(miniature: Miniature) -> None:
+    driver = miniature.begin()
+    miniature.wait_until(lambda store: rollouts_counting(store, "eval") >= 1, driver)
+    driver.send_signal(signal.SIGINT)
+    document = miniature.finish(driver, code=130)
+    assert document["steps"] < 2
+    assert not list((miniature.run_dir / "sandboxes").glob("*"))
+    miniature.finish(miniature.resume())
+    assert_nothing_twice(miniature)
+
+
+def test_a_dead_engine_ends_the_run_with_code_4_and_it_resumes(miniature: Miniature) -> None:
+    driver = miniature.begin()
+    miniature.wait_until(lambda store: rollouts_counting(store, "train") >= 1, driver)
+    os.kill(service_pid(miniature, "runners.engines.embedded"), signal.SIGKILL)
+    out, err = driver.communicate(timeout=60)
+    assert driver.returncode == 4, err.decode()
+    assert "engine ended unexpectedly" in err.decode()
+    miniature.finish(miniature.resume())
+    assert_nothing_twice(miniature)
+
+
+def test_a_port_in_use_is_a_clear_error_and_no_service_is_left(miniature: Miniature) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        driver = miniature.begin(f"gateway.port={port}")
+        _, err = driver.communicate(timeout=100)
+    assert driver.returncode == 4
+    assert f"{port}" in err.decode()
+    assert "gateway.port" in err.decode()

@@ -1,0 +1,65 @@
+"""The schedule: a pure function of seed and step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from conf.schema import Config
+from runners.campaign.schedule import evaluation_batch, evaluation_due, training_batch
+from runners.tasks.contract import Task
+
+
+def make_tasks(count: int) -> list[Task]:
+    """Tasks that differ in nothing but their id."""
+    return [
+        Task(f"task-{index}", "train", Path("nowhere"), "0" * 40, "", (), (), (), "", "operator")
+        for index in range(count)
+    ]
+
+
+def config(*overrides: str) -> Config:
+    """A composed config."""
+    return compose(["run.tasks_per_step=4", "run.rollouts_per_task=3", *overrides])
+
+
+def test_a_step_has_its_groups_each_with_its_members() -> None:
+    specs = training_batch(config(), make_tasks(10), 7)
+    assert [(spec.group, spec.member) for spec in specs] == [(g, m) for g in range(4) for m in range(3)]
+    assert len({spec.rollout_id for spec in specs}) == len({spec.seed for spec in specs}) == 12
+    assert len({spec.task.id for spec in specs}) == 4
+
+
+def test_a_pass_deals_every_task_once_and_the_next_pass_in_another_order() -> None:
+    tasks = make_tasks(8)
+    dealt = [spec.task.id for step in range(1, 5) for spec in training_batch(config(), tasks, step)[::3]]
+    first, second = dealt[:8], dealt[8:]
+    assert Counter(first) == Counter(second) == Counter(task.id for task in tasks)
+    assert first != second
+
+
+def test_the_schedule_depends_on_the_seed_and_nothing_else() -> None:
+    tasks = make_tasks(10)
+    assert training_batch(config("seed=1"), tasks, 3) == training_batch(config("seed=1"), tasks, 3)
+    assert training_batch(config("seed=1"), tasks, 3) != training_batch(config("seed=2"), tasks, 3)
+
+
+def test_evaluations_draw_the_same_dice_before_and_after() -> None:
+    tasks = make_tasks(6)
+    small = config("run.eval_tasks=5")
+    before, after = evaluation_batch(small, tasks, 0), evaluation_batch(small, tasks, 40)
+    assert [spec.seed for spec in before] == [spec.seed for spec in after]
+    assert {spec.rollout_id for spec in before}.isdisjoint(spec.rollout_id for spec in after)
+    assert len(before) == 5
+
+
+@pytest.mark.parametrize(
+    ("every", "due"), [(0, {0, 6}), (2, {0, 2, 4, 6}), (4, {0, 4, 6})]
+)
+def test_the_first_and_last_policy_are_always_evaluated(every: int, due: set[int]) -> None:
+    settings = config("run.steps=6", f"run.eval_every={every}")
+    assert {step for step in range(7) if evaluation_due(settings, step)} == due
+    assert not evaluation_due(config("run.eval_tasks=0"), 0)
