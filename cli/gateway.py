@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import typer
 
 from cli.arguments import Overrides, examples
+from conf.errors import AgentrlError
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+    from runners.campaign.stack import Policy
+    from runners.service import ServiceError
 
 EXAMPLES = examples(
+    "agentrl gateway",
     "agentrl gateway engine=sglang engine.url=http://127.0.0.1:30000 model=local "
     "model.tokenizer=DIR model.renderer=qwen3",
 )
@@ -17,3 +32,63 @@ def gateway(context: typer.Context, overrides: Overrides = None) -> None:
 
     The first line on stdout is JSON with url and admin_key; ctrl-C ends it.
     """
+    import uvloop
+
+    from cli.jobs import new_job
+    from conf.schema import EmbeddedEngine
+    from runners.campaign.stack import Policy, prepare_policy
+
+    job = new_job(overrides or [], kind="gateway")
+    context.obj.run_dir = job.run_dir
+    model = job.config.model
+    if isinstance(job.config.engine, EmbeddedEngine) or model.tokenizer is None:
+        policy = prepare_policy(model, progress=_say)  # before any loop: ctrl-C ends it at once
+    else:
+        policy = Policy(weights=model.path or model.tokenizer, tokenizer=model.tokenizer)
+    uvloop.run(_serve(job.config, job.run_dir, policy))
+
+
+async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
+    """Serve until SIGINT or SIGTERM; raises AgentrlError if a service cannot be had or dies."""
+    from runners.campaign.stack import gateway_settings, start_engine
+    from runners.gateway.service import serve
+    from runners.trajectory.run_state import State
+    from runners.trajectory.store import RunStore
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    died: list[ServiceError] = []
+
+    def engine_died(error: ServiceError) -> None:
+        died.append(error)
+        stop.set()
+
+    with RunStore.create(run_dir, config.model_dump(mode="json")) as store:
+        store.set_state(State.RUNNING)
+        try:
+            async with AsyncExitStack() as exits:
+                url = await start_engine(
+                    config, exits, policy.weights, policy.tokenizer, 0, run_dir, engine_died
+                )
+                settings = gateway_settings(
+                    config, run_dir=run_dir, engine_url=url, tokenizer=policy.tokenizer
+                )
+                await serve(settings, announce=lambda info: _announce(info, run_dir), stop=stop)
+            if died:
+                raise died[0]
+        except AgentrlError as error:
+            store.set_state(State.FAILED, exit_code=int(error.exit_code), message=str(error))
+            raise
+        store.set_state(State.DONE, exit_code=0)
+
+
+def _announce(info: dict[str, Any], run_dir: Path) -> None:
+    sys.stdout.write(json.dumps({**info, "run_dir": str(run_dir)}) + "\n")
+    sys.stdout.flush()
+
+
+def _say(phase: str, done: int, total: int) -> None:
+    """Show the bootstrap's progress: a line per tenth, so that it reads well in a log too."""
+    if total and (done == total or done * 10 // total != (done - 1) * 10 // total):
+        typer.echo(f"{phase}: {done} of {total}", err=True)

@@ -77,8 +77,8 @@ def stdout() -> Console:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """Print the one JSON document of ``--json``."""
-    sys.stdout.write(json.dumps(document, indent=2, default=str, allow_nan=False) + "\n")
+    """Print the one JSON document of ``--json``, on one line: the last one of stdout."""
+    sys.stdout.write(json.dumps(document, default=str, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 

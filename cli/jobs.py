@@ -89,6 +89,12 @@ def new_jobs(overrides: list[str], config_file: Path | None) -> list[Job]:
     ]
 
 
+def new_job(overrides: list[str], *, kind: str) -> Job:
+    """Return the one job that ``overrides`` (no sweeps) make; ``kind`` names its directory."""
+    config = compose(overrides)
+    return Job(config, config.run.dir or _fresh_dir(kind), "")
+
+
 def resumed_job(run_dir: Path, overrides: list[str]) -> Job:
     """Return the job that continues the run in ``run_dir``; raises ConfigError or StoreError."""
     from runners.trajectory.store import RunStore

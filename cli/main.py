@@ -64,3 +64,7 @@ def main() -> None:
         app(prog_name="agentrl", obj=invocation)
     except Exception as error:  # the process's top: an error becomes a message and an exit code
         invocation.fail(error)
+
+
+if __name__ == "__main__":
+    main()

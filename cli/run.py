@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,17 +87,17 @@ def _campaign(job: Job, invocation: Invocation) -> dict[str, Any]:
     invocation.run_dir = job.run_dir
     stderr().print(f"[bright_black]run directory[/] {job.run_dir}", soft_wrap=True)
     job.write_config()
-    mode = job.config.observe.dashboard
-    live = mode == "on" or (mode == "auto" and sys.stderr.isatty())
-    result = run_campaign(job.config, job.run_dir, resume=job.resume, dashboard=live)
+    result = run_campaign(job.config, job.run_dir, resume=job.resume)
     return {**result.summary, "exit_code": int(result.exit_code), "message": result.message}
 
 
 def _single(job: Job, invocation: Invocation) -> int:
+    from runners.observe.summary import summary_table
+
     document = _campaign(job, invocation)
     if document["exit_code"] and document["message"]:
         report_error(document["message"])
-    _show_summary(document)
+    stderr().print(summary_table(document))
     if document["exit_code"]:
         stderr().print(f"continue with: agentrl run --resume {job.run_dir}", soft_wrap=True)
     if invocation.json:
@@ -133,13 +132,6 @@ def _sweep(jobs: list[Job], invocation: Invocation) -> int:
         for document in documents:
             typer.echo(document["run_dir"])
     return max(int(document["exit_code"]) for document in documents)
-
-
-def _show_summary(document: dict[str, Any]) -> None:
-    from runners.observe.summary import Summary
-
-    figures = {name: document[name] for name in Summary.__dataclass_fields__}
-    stderr().print(Summary(**figures).render())
 
 
 def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> None:

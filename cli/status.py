@@ -15,10 +15,10 @@ def status(context: typer.Context, run: RunDir, as_json: Json = False) -> None:
     """
     context.obj.json = as_json
     from cli.invocation import print_json, stdout
-    from runners.observe.status import read_status
+    from runners.observe.status import read_status, render
 
     found = read_status(run)
     if as_json:
         print_json(found.to_dict())
     else:
-        stdout().print(found.render())
+        stdout().print(render(found))

@@ -26,6 +26,7 @@ from conf.keys import (
     groups,
     lookup,
     plain,
+    root_content,
     unknown_choice,
     unknown_key,
 )
@@ -45,7 +46,7 @@ def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> C
         stored, stored_faults = grammar.parse(_as_overrides(base, replaced, faults))
         parsed, faults = stored + parsed, faults + stored_faults
     choices = [o for o in parsed if o.key_or_group in groups() and _valid_choice(o, faults)]
-    defaults = plain(_compose(choices, faults))
+    defaults = _defaults(choices)
     values = [
         o for o in parsed if o.key_or_group not in groups() and _valid_key(o, defaults, faults)
     ]
@@ -76,6 +77,17 @@ def from_json(text: str, *, source: str, overrides: list[str] | None = None) -> 
     if not isinstance(base, dict):
         raise ConfigError([f"{source} must hold one JSON object, as `agentrl show --json` prints"])
     return compose(overrides or [], base=base)
+
+
+def _defaults(choices: list[Override]) -> dict[str, Any]:
+    """Return what the YAML files say for these choices: which keys there are, and their defaults."""
+    tree = root_content()
+    chosen: dict[str, str] = {}
+    for entry in tree.pop("defaults"):
+        if isinstance(entry, dict):
+            chosen |= entry
+    chosen |= {o.key_or_group: str(o.value()) for o in choices}
+    return {group: choice_content(group, choice) for group, choice in chosen.items()} | tree
 
 
 def _compose(overrides: list[Override], faults: list[str]) -> DictConfig:
@@ -218,7 +230,8 @@ def _as_overrides(base: Mapping[str, Any], replaced: set[str], faults: list[str]
             if choice is None:
                 faults.append(unknown_choice(section, kind))
                 continue
-            rest = {name: value for name, value in content.items() if name != "kind"}
+            given = content if isinstance(content, dict) else {}
+            rest = {name: value for name, value in given.items() if name != "kind"}
             lines.append(f"{section}={choice}")
             lines += [grammar.as_override(key, value) for key, value in dotted(rest, f"{section}.")]
     return lines

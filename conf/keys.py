@@ -29,6 +29,11 @@ def choice_content(group: str, choice: str) -> dict[str, Any]:
     return plain(cast("DictConfig", OmegaConf.load(CONF / group / f"{choice}.yaml")))
 
 
+def root_content() -> dict[str, Any]:
+    """Return what ``config.yaml`` holds, its list of default choices included."""
+    return plain(cast("DictConfig", OmegaConf.load(CONF / "config.yaml")))
+
+
 def plain(tree: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
     """Return ``tree`` as a dict; with ``resolve``, interpolations are replaced and missing values refused."""
     content = OmegaConf.to_container(tree, resolve=resolve, throw_on_missing=resolve)

@@ -59,12 +59,12 @@ class Stack:
 
 def prepare_policy(model: schema.Model, *, progress: Callable[[str, int, int], None]) -> Policy:
     """Return the starting weights and tokenizer; makes the tiny policy if it is not cached (minutes)."""
+    if model.path is not None and model.tokenizer is not None:
+        return Policy(model.path, model.tokenizer)
     if isinstance(model, schema.TinyModel):
         made = ensure_tiny(model, seed=BOOTSTRAP_SEED, progress=progress)
         return Policy(model.path or made, model.tokenizer or made)
-    if model.path is None:
-        raise ConfigError([f"model.path is missing: training model={model.kind} needs the starting weights"])
-    return Policy(model.path, model.tokenizer)
+    raise ConfigError([f"model.path is missing: training model={model.kind} needs the starting weights"])
 
 
 @asynccontextmanager
@@ -84,7 +84,7 @@ async def running_stack(
     async with AsyncExitStack() as exits:
         async with asyncio.TaskGroup() as starting:
             engine_url = starting.create_task(
-                _engine(config, exits, weights, policy.tokenizer, version, run_dir, on_service_exit)
+                start_engine(config, exits, weights, policy.tokenizer, version, run_dir, on_service_exit)
             )
             trainer = starting.create_task(asyncio.to_thread(_trainer, config, policy, saved))
             tasks = starting.create_task(asyncio.to_thread(_tasks, config))
@@ -120,7 +120,7 @@ async def running_stack(
         )
 
 
-async def _engine(
+async def start_engine(
     config: schema.Config,
     exits: AsyncExitStack,
     weights: Path,
@@ -152,15 +152,11 @@ async def _engine(
     return str(service.info["url"])
 
 
-async def _gateway(
-    config: schema.Config,
-    exits: AsyncExitStack,
-    engine_url: str,
-    tokenizer: Path,
-    run_dir: Path,
-    on_service_exit: Callable[[ServiceError], None],
-) -> Service:
-    settings = {
+def gateway_settings(
+    config: schema.Config, *, run_dir: Path, engine_url: str, tokenizer: Path
+) -> dict[str, Any]:
+    """Return what a gateway of the run in ``run_dir`` is told."""
+    return {
         "run_dir": str(run_dir),
         "host": config.gateway.host,
         "port": config.gateway.port,
@@ -172,6 +168,17 @@ async def _gateway(
         "ping_s": config.gateway.ping_s,
         "turn_s": config.rollout.deadlines.turn_s,
     }
+
+
+async def _gateway(
+    config: schema.Config,
+    exits: AsyncExitStack,
+    engine_url: str,
+    tokenizer: Path,
+    run_dir: Path,
+    on_service_exit: Callable[[ServiceError], None],
+) -> Service:
+    settings = gateway_settings(config, run_dir=run_dir, engine_url=engine_url, tokenizer=tokenizer)
     service = await Service.start(
         "gateway", "runners.gateway", settings, log=run_dir / "logs" / "gateway.log", deadline_s=START_DEADLINE_S
     )

@@ -213,8 +213,9 @@ def _sampling_body(params: SamplingParams) -> dict[str, Any]:
 
 
 def _error_text(raw: bytes) -> str:
-    """Find the message of an error body: SGLang's ``{"error": {"message"}}``, FastAPI's ``{"detail"}``,
-    or plain text.
+    """Find the message of an error body.
+
+    SGLang's ``{"error": {"message"}}``, FastAPI's ``{"detail"}``, ``{"message"}``, or plain text.
     """
     try:
         body = orjson.loads(raw)

@@ -1,4 +1,6 @@
-"""``python -m runners.gateway``: the gateway as a child process of a run (protocol: ``runners.service``)."""
+"""``python -m runners.gateway``: the gateway as a child process of a run (protocol:
+``runners.service``).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Anthropic Messages: what a client may send, and what it gets back.
 
-Requests are judged strictly (types, roles, block kinds, unknown top-level keys), as Anthropic's own API does; unknown
-keys inside blocks pass, because clients grow them with every version.
+Requests are judged strictly (types, roles, block kinds, unknown top-level keys), as Anthropic's own
+API does; unknown keys inside blocks pass, because clients grow them with every version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from runners.gateway.conversation import (
 from runners.gateway.refusal import Refused, Why
 
 BILLING_HEADER = "x-anthropic-billing-header:"
-"""Claude Code opens its system prompt with this line; it changes between requests and says nothing to a model."""
+"""Claude Code opens its system prompt with this line; it changes between requests and says nothing
+to a model.
+"""
 
 
 class _Wire(BaseModel):
@@ -104,7 +106,9 @@ class _Choice(_Wire):
 
 
 class CountRequest(_Wire):
-    """Body of ``POST /v1/messages/count_tokens``: everything that makes the prompt, and what rides along unread."""
+    """Body of ``POST /v1/messages/count_tokens``: everything that makes the prompt, and what rides
+    along unread.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -162,8 +166,8 @@ def turn_request(body: CountRequest) -> TurnRequest:
     if pieces[-1].role == "assistant":
         raise Refused(
             Why.INVALID,
-            "messages: the last message is the assistant's; this model does not continue prefilled answers, "
-            "so the conversation must end with a user message",
+            "messages: the last message is the assistant's; this model does not continue "
+            "prefilled answers, so the conversation must end with a user message",
         )
     sampled = body if isinstance(body, MessagesRequest) else None
     return TurnRequest(
@@ -253,7 +257,8 @@ def _shown(block: _Text | _Image | _Document | _ToolReference) -> str:
         ):
             return str(block.source["data"])
         case _:
-            return f"[{block.type} {block.source.get('media_type', '')} omitted: this model reads text only]"
+            what = f"{block.type} {block.source.get('media_type', '')}".strip()
+            return f"[{what} omitted: this model reads text only]"
 
 
 def _function(tool: _Tool) -> dict[str, Any]:
@@ -322,7 +327,9 @@ def opening(request: TurnRequest, message_id: str, prompt_tokens: int) -> dict[s
 
 
 def _usage(usage: Mapping[str, int]) -> dict[str, int]:
-    """Split the prompt as Anthropic does: what the cache held counts apart, and at least one token was new."""
+    """Split the prompt as Anthropic does: what the cache held counts apart, and at least one token
+    was new.
+    """
     cached = max(0, min(usage["cached_tokens"], usage["prompt_tokens"] - 1))
     return {
         "input_tokens": usage["prompt_tokens"] - cached,

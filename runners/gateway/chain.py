@@ -1,8 +1,9 @@
-"""One token chain of a session: what the model saw and said so far, and whether a request continues it.
+"""One token chain of a session: what the model saw and said so far, and whether a request continues
+it.
 
-Invariant: ``tokens`` is exactly prompt + output of the chain's last turn. Assistant turns are recognised by the ids of
-their tool calls and by their place, never by their text: clients drop thoughts, reorder keys and reformat; what the
-policy sampled stays as it was sampled.
+Invariant: ``tokens`` is exactly prompt + output of the chain's last turn. Assistant turns are
+recognised by the ids of their tool calls and by their place, never by their text: clients drop
+thoughts, reorder keys and reformat; what the policy sampled stays as it was sampled.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An uninterrupted run of assistant pieces; it must come back at its place, with its tool calls."""
+    """An uninterrupted run of assistant pieces; it must come back at its place, with its tool
+    calls.
+    """
 
     tool_ids: tuple[str, ...]
     may_vanish: bool = False
@@ -50,7 +53,9 @@ class Break:
 
 
 def entries(pieces: Sequence[Piece], keys: Iterable[bytes]) -> list[Entry]:
-    """Return what must come back of these pieces; assistant runs among them were not sampled in this chain."""
+    """Return what must come back of these pieces; assistant runs among them were not sampled in
+    this chain.
+    """
     made: list[Entry] = []
     run: list[str] | None = None
     for piece, key in zip(pieces, keys, strict=True):
@@ -71,7 +76,9 @@ def entries(pieces: Sequence[Piece], keys: Iterable[bytes]) -> list[Entry]:
 def first_new(
     history: Sequence[Entry], pieces: Sequence[Piece], keys: Sequence[bytes]
 ) -> int | Break:
-    """Return the index of the first piece that ``history`` does not know, or why the request is no continuation."""
+    """Return the index of the first piece that ``history`` does not know, or why the request is no
+    continuation.
+    """
     at = 0
     for entry in history:
         if isinstance(entry, Given):
@@ -130,7 +137,9 @@ class Chain:
     def continue_prompt(
         self, renderer: Renderer, request: TurnRequest, keys: Sequence[bytes]
     ) -> tuple[int, list[int]] | Break:
-        """Return the first new piece and the whole prompt, which begins with ``tokens``; or why it cannot be had."""
+        """Return the first new piece and the whole prompt, which begins with ``tokens``; or why it
+        cannot be had.
+        """
         new = first_new(self.history, request.pieces, keys)
         if isinstance(new, Break):
             return new

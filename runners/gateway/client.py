@@ -15,7 +15,9 @@ DEADLINE_S = 60.0
 
 
 class GatewayError(AgentrlError):
-    """The gateway refused or is gone; ``status`` is the HTTP status, None when it could not be reached."""
+    """The gateway refused or is gone; ``status`` is the HTTP status, None when it could not be
+    reached.
+    """
 
     exit_code = ExitCode.SERVICE_GONE
 
@@ -42,7 +44,7 @@ class GatewayAdmin:
         max_context_tokens: int | None = None,
         scenario: str = "linear",
     ) -> tuple[str, str]:
-        """Make a session and return its id and API key; an id that was ever used is refused (409)."""
+        """Make a session; return its id and API key. An id that was ever used is refused (409)."""
         wish = {
             "session_id": session_id,
             "seed": seed,

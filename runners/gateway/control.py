@@ -1,9 +1,10 @@
 """The control socket: how a sandbox without a network gets its own door to the gateway.
 
-The driver connects and writes ``{"session_key": KEY}`` and a newline, then leaves the connection to the launcher in the
-sandbox, which sends the TCP socket it listens on (SCM_RIGHTS). The gateway serves that listener for that session alone,
-answers ``1``, and closes it when the session ends. The sandbox never learns anything it could use elsewhere: what
-arrives after the driver's line is one descriptor, checked to be a listening TCP socket, or nothing.
+The driver connects and writes ``{"session_key": KEY}`` and a newline, then leaves the connection to
+the launcher in the sandbox, which sends the TCP socket it listens on (SCM_RIGHTS). The gateway
+serves that listener for that session alone, answers ``1``, and closes it when the session ends. The
+sandbox never learns anything it could use elsewhere: what arrives after the driver's line is one
+descriptor, checked to be a listening TCP socket, or nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from runners.gateway.server import GatewayServer
 logger = logging.getLogger(__name__)
 
 DELIVERY_S = 120.0
-"""A stray connection is dropped after this; a sandbox's own boot deadline ends its connection earlier."""
+"""A stray connection is dropped after this; a sandbox's own boot deadline ends its connection
+earlier.
+"""
 CLOSE_S = 1.0
 """What is still being answered on a session's listener when the session ends gets this long."""
 LINE_BYTES = 4096
@@ -161,9 +164,9 @@ def _checked(listener: socket.socket) -> socket.socket:
 
 async def _readable(connection: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(connection, lambda: ready.done() or ready.set_result(None))
+    ready = asyncio.Event()
+    loop.add_reader(connection, ready.set)
     try:
-        await ready
+        await ready.wait()
     finally:
         loop.remove_reader(connection)

@@ -1,7 +1,8 @@
 """A conversation as every dialect says it: pieces in, renderer messages and answers out.
 
-A piece is the smallest thing a client repeats unchanged (one text, one tool result, one tool call). Clients regroup
-pieces into messages, flip between strings and lists, and move cache marks; pieces do not change by that.
+A piece is the smallest thing a client repeats unchanged (one text, one tool result, one tool call).
+Clients regroup pieces into messages, flip between strings and lists, and move cache marks; pieces
+do not change by that.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def _canonical(value: Any) -> bytes:
 
 
 def renderer_messages(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """Group pieces into the messages a renderer takes: system, user, assistant, and one ``tool`` per result."""
+    """Group pieces into the messages a renderer takes: system, user, assistant, and one ``tool``
+    per result.
+    """
     messages: list[dict[str, Any]] = []
     for (_, role, is_result), group in groupby(pieces, _same_message):
         members = list(group)
@@ -177,11 +180,14 @@ class Unparsed:
 
 
 _READABLE = ("ok", "unknown_tool")
-"""Parse statuses of calls that the agent can judge; a tool it does not have is its own to refuse."""
+"""Parse statuses of calls that the agent can judge; a tool it does not have is its own to refuse.
+"""
 
 
 def _sendable(call: list[Any]) -> bool:
-    """Whether the client can be given the call: lone surrogates, huge integers and deep nesting cannot be."""
+    """Whether the client can be given the call: lone surrogates, huge integers and deep nesting
+    cannot be.
+    """
     try:
         orjson.dumps(call)
     except orjson.JSONEncodeError:

@@ -9,7 +9,9 @@ from typing import Any
 
 
 class Flight:
-    """A turn that somebody waits for. When the last one leaves before the sampling ended, it is aborted."""
+    """A turn that somebody waits for. When the last one leaves before the sampling ended, it is
+    aborted.
+    """
 
     def __init__(self, message_id: str, prompt_tokens: int) -> None:
         self.message_id = message_id

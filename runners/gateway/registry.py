@@ -1,6 +1,7 @@
 """The sessions of a gateway: made, looked up by key or id, finished, forgotten.
 
-Keys live in memory only and are never logged. A session that is deleted leaves nothing behind but its stored turns.
+Keys live in memory only and are never logged. A session that is deleted leaves nothing behind but
+its stored turns.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ Closer = Callable[[], Coroutine[Any, Any, None]]
 
 @dataclass(slots=True)
 class Entry:
-    """A session, and what ends with it. Changed by the registry, and by listeners that attach themselves."""
+    """A session, and what ends with it. Changed by the registry, and by listeners that attach
+    themselves.
+    """
 
     session: Session
     key: str

@@ -1,7 +1,7 @@
 """HTTP: the agents' Messages API, the admin API, health.
 
-One handler serves every listener. A listener that belongs to a session (it came out of that session's sandbox) accepts
-this session's key only, and no admin request.
+One handler serves every listener. A listener that belongs to a session (it came out of that
+session's sandbox) accepts this session's key only, and no admin request.
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ class GatewayServer:
 
 
 def _refusal(error: Exception) -> Refused:
-    """Turn whatever a request met into what its client is told; what nobody foresaw goes to the log."""
+    """Turn whatever a request met into what its client is told; what nobody foresaw goes to the
+    log.
+    """
     if isinstance(error, Refused):
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):

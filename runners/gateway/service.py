@@ -28,7 +28,8 @@ from runners.trajectory.store import RunStore
 PREDECESSOR_S = 10.0
 """A gateway of the same run that is just dying may hold the store this long."""
 ENGINE_GRACE_S = 1.0
-"""The engine's client gives up a little after us, so that our own deadline is the one that speaks."""
+"""The engine's client gives up a little after us, so that our own deadline is the one that speaks.
+"""
 
 
 class GatewayFailed(AgentrlError):
@@ -70,7 +71,8 @@ async def serve(
 ) -> None:
     """Serve until ``stop``; announces ``url``, ``admin_key``, ``control`` and ``pid`` when ready.
 
-    Needs a run in ``run_dir``. Raises AgentrlError if the port, the store or the tokenizer cannot be had.
+    Needs a run in ``run_dir``. Raises AgentrlError if the port, the store or the tokenizer cannot
+    be had.
     """
     checked = GatewaySettings.model_validate(settings)
     tokenizer = load_tokenizer(checked.tokenizer)
@@ -137,7 +139,8 @@ async def _controlled(server: GatewayServer) -> AsyncIterator[str]:
 def _no_port(host: str, port: int, error: OSError) -> GatewayFailed:
     if error.errno == errno.EADDRINUSE:
         return GatewayFailed(
-            f"gateway.port={port} on {host} is in use: choose another, or gateway.port=0 for any free one"
+            f"gateway.port={port} on {host} is in use: choose another, "
+            "or gateway.port=0 for any free one"
         )
     if error.errno == errno.EACCES:
         return GatewayFailed(f"gateway.port={port} needs privileges: choose one above 1023, or 0")

@@ -1,7 +1,8 @@
 """One session: its chains, its turns in flight, and the sampling that the campaign decided.
 
-Invariants: turns are taken one at a time; a turn is durable before anything of it is answered, and a generation that
-was cut off is no turn; a request that was answered before is answered the same again.
+Invariants: turns are taken one at a time; a turn is durable before anything of it is answered, and
+a generation that was cut off is no turn; a request that was answered before is answered the same
+again.
 """
 
 from __future__ import annotations
@@ -156,7 +157,9 @@ class Session:
         }
 
     def ask(self, request: TurnRequest, dialect: Dialect) -> Flight:
-        """Begin a turn, or join the one that answers the same request; raises Refused if there can be none."""
+        """Begin a turn, or join the one that answers the same request; raises Refused if there can
+        be none.
+        """
         ask = self._read(request, dialect)
         running = self._flights.get(ask.mark)
         if running is not None and not running.abandoned:
@@ -183,7 +186,9 @@ class Session:
         return len(self._prompt(self._read(request, dialect)).prompt)
 
     async def finish(self) -> None:
-        """Refuse further turns, abort what is being sampled, wait for the rest to be durable, free the tokens."""
+        """Refuse further turns, abort what is being sampled, wait for the rest to be durable, free
+        the tokens.
+        """
         self.finished = True
         running = list(self._running)
         for flight in running:
@@ -206,16 +211,17 @@ class Session:
             flight.outcome.exception()  # retrieved here, in case that nobody waits any more
 
     def _plan(self, ask: _Ask) -> _Plan:
-        plan = self._prompt(ask)
-        if len(plan.prompt) + 1 > self._max_context_tokens:
+        plan, limit = self._prompt(ask), self._max_context_tokens
+        if len(plan.prompt) + 1 > limit:
             raise Refused(
-                Why.INVALID,
-                f"prompt is too long: {len(plan.prompt)} tokens > {self._max_context_tokens} maximum",
+                Why.INVALID, f"prompt is too long: {len(plan.prompt)} tokens > {limit} maximum"
             )
         return plan
 
     def _prompt(self, ask: _Ask) -> _Plan:
-        """Continue the chain that this request continues, the most recent first; else render it whole."""
+        """Continue the chain that this request continues, the most recent first; else render it
+        whole.
+        """
         renderer, request, turns = self._services.renderer, ask.request, self.counters.turns
         reason: str | None = None
         for chain in reversed(self._chains):
@@ -307,7 +313,9 @@ class Session:
         return generation
 
     def _turn_seed(self) -> int | None:
-        """Derive the seed of the next turn: a retry of a turn that was never taken samples the same again."""
+        """Derive the seed of the next turn: a retry of a turn that was never taken samples the same
+        again.
+        """
         if self._seed is None:
             return None
         digest = blake2b(f"{self._seed}:{self.counters.turns}".encode(), digest_size=4).digest()

@@ -1,7 +1,8 @@
 """Server-sent events of an Anthropic message stream.
 
-Order: ``message_start`` first and at once, pings while the engine works, then the blocks, ``message_delta``,
-``message_stop``; or an ``error`` event instead of what is missing. The content is framed only when the turn is durable.
+Order: ``message_start`` first and at once, pings while the engine works, then the blocks,
+``message_delta``, ``message_stop``; or an ``error`` event instead of what is missing. The content
+is framed only when the turn is durable.
 """
 
 from __future__ import annotations

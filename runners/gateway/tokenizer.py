@@ -1,6 +1,8 @@
-"""Tokenizer and renderer of a policy, from a directory that holds ``tokenizer.json``; no transformers needed.
+"""Tokenizer and renderer of a policy, from a directory that holds ``tokenizer.json``; no
+transformers needed.
 
-This is the only module that imports the `renderers` library: everybody else speaks the two protocols below.
+This is the only module that imports the `renderers` library: everybody else speaks the two
+protocols below.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from conf.errors import ConfigError
 class Tokenizer:
     """A ``tokenizers`` tokenizer behind the surface that `renderers` asks for.
 
-    Character offsets are left out on purpose: they only feed content masks, which nothing here reads, and cost more
-    than the encoding itself on long prompts.
+    Character offsets are left out on purpose: they only feed content masks, which nothing here
+    reads, and cost more than the encoding itself on long prompts.
     """
 
     def __init__(
@@ -30,7 +32,9 @@ class Tokenizer:
         self.name_or_path = name_or_path
         self.eos_token_id = eos_token_id
         self.unk_token_id: int | None = None
-        """None: `renderers` then takes a token that is missing for missing, whatever the model calls unknown."""
+        """None: `renderers` then takes a token that is missing for missing, whatever the model
+        calls unknown.
+        """
 
     @property
     def vocab_size(self) -> int:
@@ -38,7 +42,9 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Encode ``text``; added tokens written out in it become their ids, as in the model's own chat template."""
+        """Encode ``text``; added tokens written out in it become their ids, as in the model's own
+        chat template.
+        """
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:
@@ -73,7 +79,7 @@ class ToolCall(Protocol):
 
     @property
     def status(self) -> str:
-        """ "ok", or what is wrong with it."""
+        """Return "ok", or what is wrong with it."""
         ...
 
 
@@ -103,7 +109,9 @@ class RenderedTokens(Protocol):
 
 
 class Renderer(Protocol):
-    """A model family's way between messages and tokens (the part of `renderers.Renderer` that we use)."""
+    """A model family's way between messages and tokens (the part of `renderers.Renderer` that we
+    use).
+    """
 
     def render_ids(
         self,
@@ -123,7 +131,9 @@ class Renderer(Protocol):
         *,
         tools: list[dict[str, Any]] | None = None,
     ) -> RenderedTokens | None:
-        """Continue exactly: previous prompt + previous output + new messages; None if that cannot be proven."""
+        """Continue exactly: previous prompt + previous output + new messages; None if that cannot
+        be proven.
+        """
         ...
 
     def parse_response(
@@ -142,7 +152,8 @@ class Renderer(Protocol):
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Load ``directory/tokenizer.json``; the end-of-sequence token comes from ``tokenizer_config.json`` if it is there.
+    """Load ``directory/tokenizer.json``; the end-of-sequence token comes from
+    ``tokenizer_config.json`` if it is there.
 
     Raises ConfigError naming ``model.tokenizer`` if it cannot be read.
     """
@@ -150,7 +161,8 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     if not file.is_file():
         raise ConfigError(
             [
-                f"model.tokenizer={str(directory)!r}: no tokenizer.json there; give the directory that holds it"
+                f"model.tokenizer={str(directory)!r}: no tokenizer.json there; "
+                "give the directory that holds it"
             ]
         )
     try:
@@ -168,11 +180,13 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
-    """Make the renderer of a model family (``qwen3``, ``glm-4.5``, …) that keeps reasoning of earlier turns.
+    """Make the renderer of a model family (``qwen3``, ``glm-4.5``, …) that keeps reasoning of
+    earlier turns.
 
-    Raises ConfigError naming ``model.renderer`` if the family is unknown or the tokenizer lacks its special tokens.
+    Raises ConfigError naming ``model.renderer`` if the family is unknown or the tokenizer lacks its
+    special tokens.
     """
-    import renderers  # half a second of imports that `agentrl --help` must not pay
+    import renderers  # type: ignore[import-untyped]  # late: half a second that --help must not pay
 
     configs = _families()
     if family not in configs:
@@ -187,7 +201,8 @@ def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
     except (AssertionError, TypeError, ValueError) as error:
         raise ConfigError(
             [
-                f"model.renderer={family!r} does not fit model.tokenizer={tokenizer.name_or_path!r}: {error}; "
+                f"model.renderer={family!r} does not fit "
+                f"model.tokenizer={tokenizer.name_or_path!r}: {error}; "
                 "choose the renderer of the model's own family"
             ]
         ) from error
@@ -195,7 +210,9 @@ def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
 
 
 def _families() -> Mapping[str, Any]:
-    """Config classes of `renderers` by family; without those that need transformers or run foreign code."""
+    """Config classes of `renderers` by family; without those that need transformers or run foreign
+    code.
+    """
     import renderers
 
     union, *_ = get_args(renderers.RendererConfig)

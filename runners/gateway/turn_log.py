@@ -37,14 +37,16 @@ class TurnLog(Protocol):
 
 
 class Journal:
-    """A turn log on its own thread, so that neither disk nor SQLite ever holds up the event loop."""
+    """A turn log on its own thread, so that neither disk nor SQLite holds up the event loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._log: TurnLog | None = None
 
     async def open(self, make: Callable[[], TurnLog]) -> None:
-        """Open the log, on the journal's thread: SQLite connections stay with the thread that made them."""
+        """Open the log, on the journal's thread: SQLite connections stay with the thread that made
+        them.
+        """
         self._log = await self._run(make)
 
     async def add_session(self, session_id: str, info: dict[str, Any]) -> None:

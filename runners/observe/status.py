@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from runners.observe.dashboard import duration
 from runners.observe.progress import Curve
@@ -60,13 +61,15 @@ class Status:
 
 def render(status: Status) -> Table:
     """Return a table for a terminal."""
-    table = Table(title=f"run {Path(status.run_dir).name}", title_justify="left", show_header=False)
+    table = Table(
+        title=Text(f"run {Path(status.run_dir).name}"), title_justify="left", show_header=False
+    )
     table.add_column(style="bright_black")
     table.add_column(overflow="fold")
     style = {"done": "green", "running": "cyan"}.get(status.state, "yellow")
     table.add_row("state", f"[bold {style}]{status.state}[/]")
     if status.message:
-        table.add_row("message", status.message)
+        table.add_row("message", Text(status.message))
     if status.state == State.RUNNING:
         table.add_row("driver", f"process {status.driver_pid} on {status.driver_host}")
     table.add_row("steps", f"{status.steps_done} of {status.steps}")
@@ -82,7 +85,7 @@ def render(status: Status) -> Table:
     table.add_row("tokens sampled", f"{status.sampled_tokens:,}")
     table.add_row("last sign of life", f"{duration(time.time() - status.updated_at)} ago")
     if status.mend:
-        table.add_row("continue with", status.mend)
+        table.add_row("continue with", Text(status.mend))
     return table
 
 

@@ -16,7 +16,7 @@ from runners.trajectory.store_error import store_error
 
 def summary_table(summary: dict[str, Any]) -> Table:
     """Return the document of ``--json`` as a table for a terminal."""
-    title = f"run {Path(summary['run_dir']).name}"
+    title = Text(f"run {Path(summary['run_dir']).name}")
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="bright_black")
     table.add_column(justify="right", overflow="fold")

@@ -40,13 +40,17 @@ class Bubblewrap:
         """Return the environment of commands."""
         return self._interior.environment(BIN)
 
-    def command(self, place: Place, launch: list[str], argv: list[str]) -> list[str]:
+    def command(
+        self, place: Place, launch: list[str], argv: list[str], deny: int | None
+    ) -> list[str]:
         """Return bubblewrap's command line; the environment goes another way, secrets are in it."""
         binds = ["--bind", str(place.workspace), WORKDIR]
         for inside, host in place.mounts.items():
             binds += ["--ro-bind", str(host), inside]
         # The root is a tmpfs that a command could fill: closed once everything is mounted in it.
         binds += ["--remount-ro", "/", "--chdir", WORKDIR]
+        if deny is not None:
+            binds += ["--seccomp", str(deny)]
         start = [f"{BIN}/python", "-I", "-S", LAUNCHER, *launch, *argv]
         return [self._program, *self._fixed, *binds, "--", *start]
 
@@ -75,4 +79,6 @@ class Bubblewrap:
         arguments += ["--proc", "/proc", "--dev", "/dev"]
         for name in ("/dev/shm", "/tmp"):
             arguments += ["--size", str(TMP_BYTES), "--tmpfs", name]
-        return [*arguments, "--remount-ro", "/dev"]
+        # /proc too: to a driver that is root, the host's kernel settings (/proc/sys) are files of
+        # its own, which no missing capability keeps it from writing.
+        return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/proc"]

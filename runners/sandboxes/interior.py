@@ -115,13 +115,18 @@ class Isolation(Protocol):
         """Return the environment that every command starts from."""
         ...
 
-    def command(self, place: Place, launch: list[str], argv: list[str]) -> list[str]:
-        """Return the host's command line: the launcher with its arguments ``launch``, then argv."""
+    def command(
+        self, place: Place, launch: list[str], argv: list[str], deny: int | None
+    ) -> list[str]:
+        """Return the host's command line: the launcher with its arguments ``launch``, then argv.
+
+        ``deny`` is an open descriptor of the seccomp program, if there is one.
+        """
         ...
 
 
 def launch_arguments(status: int, control: int, settings: Settings) -> list[str]:
-    """Return the launcher's arguments; the settings' limits are in megabytes where it wants bytes."""
+    """Return the launcher's arguments; it wants bytes where the settings say megabytes."""
     limits = (
         settings.memory_mb << 20,
         settings.processes,

@@ -11,11 +11,21 @@ It runs inside as ``python -I -S launcher.py STATUS CONTROL MEMORY PROCESSES FIL
 As pid 1 of its namespace its end is the end of everything the command started.
 """
 
+# ruff: noqa: PTH123 (pathlib takes 6 ms to import)
+
 import os
 import resource
 import sys
-from _socket import AF_INET, AF_UNIX, SCM_RIGHTS, SO_REUSEADDR, SOCK_SEQPACKET, SOCK_STREAM
-from _socket import SOL_SOCKET, socket
+from _socket import (
+    AF_INET,
+    AF_UNIX,
+    SCM_RIGHTS,
+    SO_REUSEADDR,
+    SOCK_SEQPACKET,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    socket,
+)
 
 GATEWAY_PORT = 8080
 
@@ -90,7 +100,7 @@ def become(argv: list[str]) -> None:
     program = type(sys)("__main__")
     program.__file__ = argv[3]
     sys.argv, sys.modules["__main__"] = argv[3:], program
-    with open(argv[3], "rb") as file:  # noqa: PTH123 (pathlib takes 6 ms to import)
+    with open(argv[3], "rb") as file:
         code = compile(file.read(), argv[3], "exec")
     exec(code, program.__dict__)
 

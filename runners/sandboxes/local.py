@@ -148,7 +148,7 @@ class LocalBackend:
             sandbox = LocalSandbox(self, spec, isolation)
             await sandbox.open()
             try:
-                return await look(sandbox, self._root, isolation.namespaced)
+                return await look(sandbox, self._root, isolation, self._config.processes)
             finally:
                 await sandbox.close()
 
@@ -203,7 +203,9 @@ class LocalSandbox:
         environment = {**self._isolation.environment(self._place), **(env or {})}
         if MARK in environment:
             environment[MARK] += f"/{next(self._numbers)}"
-        with self._backend.deny_list.opened() as deny:
+        namespaced = self._isolation.namespaced
+        with self._backend.deny_list.opened() as handle:
+            deny = handle if namespaced else None
             control = await self._connect() if self._shares_gateway() else None
             command = Command(
                 argv=lambda status, handle: self._command(argv, status, handle, deny),

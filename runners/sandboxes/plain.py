@@ -40,7 +40,9 @@ class Plain:
         temporary = str(place.home / "tmp")
         return {**environment, "HOME": temporary, "TMPDIR": temporary, MARK: str(place.home)}
 
-    def command(self, place: Place, launch: list[str], argv: list[str]) -> list[str]:
+    def command(
+        self, place: Place, launch: list[str], argv: list[str], deny: int | None
+    ) -> list[str]:
         """Return the launcher's own command line."""
         # RLIMIT_NPROC would count all processes of this user, not of this sandbox.
         launch = [*launch[:3], "-1", *launch[4:]]

@@ -239,7 +239,8 @@ class _Run:
     def _on_status(self) -> None:
         assert self._status is not None
         try:
-            message, ancillary, _, _ = self._status.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
+            space = socket.CMSG_SPACE(_CREDENTIALS.size)
+            message, ancillary, _, _ = self._status.recvmsg(64, space)
         except OSError:
             return
         if message == b"ready" and self._init is None:

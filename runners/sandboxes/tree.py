@@ -18,7 +18,7 @@ CHUNK = 1 << 30
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a directory to a path that does not exist yet; devices, sockets and FIFOs are left out."""
+    """Copy a directory to a path that does not exist yet, without devices, sockets and FIFOs."""
     _copy_directory(os.fspath(source), os.fspath(target))
 
 

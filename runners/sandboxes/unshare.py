@@ -41,8 +41,10 @@ class Unshare:
         """Return the environment of commands."""
         return self._interior.environment(BIN)
 
-    def command(self, place: Place, launch: list[str], argv: list[str]) -> list[str]:
-        """Return the command line of ``unshare``, which runs the set-up, which runs the launcher."""
+    def command(
+        self, place: Place, launch: list[str], argv: list[str], deny: int | None
+    ) -> list[str]:
+        """Return the command line: ``unshare`` runs the set-up, which runs the launcher."""
         system = {name: name for name in SYSTEM_DIRECTORIES if Path(name).exists()}
         read_only = {**system, **{k: str(v) for k, v in self._interior.shared().items()}}
         read_only |= {inside: str(host) for inside, host in place.mounts.items()}
@@ -51,6 +53,7 @@ class Unshare:
             "read_only": read_only,
             "workspace": [str(place.workspace), WORKDIR],
             "tmp_bytes": TMP_BYTES,
+            "deny": deny,
         }
         return [
             *(self._program, "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc"),

@@ -4,6 +4,8 @@ Runs as ``python -I -S unshare_setup.py PLAN ARGV…``, as pid 1 of fresh namesp
 root, on the standard library alone.
 """
 
+# ruff: noqa: PTH103, PTH106, PTH112, PTH114, PTH115, PTH120, PTH211 (pathlib takes 6 ms to import)
+
 import ctypes
 import fcntl
 import json
@@ -14,14 +16,13 @@ from _socket import AF_INET, SOCK_DGRAM, socket
 
 AGENT_ID = 1000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 32, 4096, 16384
-MS_PRIVATE = 1 << 18
+MS_NOEXEC, MS_PRIVATE, MS_RELATIME = 8, 1 << 18, 1 << 21
 MNT_DETACH = 2
 CLONE_NEWUSER = 0x10000000
-PR_SET_NO_NEW_PRIVS = 38
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-LOCKED = {"nosuid": MS_NOSUID, "nodev": MS_NODEV, "noexec": 8, "noatime": 1024, "relatime": 1 << 21}
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -33,7 +34,7 @@ def check(result: int, what: str) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """Call mount(2)."""
+    """Attach a file system."""
     words = [word.encode() or None for word in (source, target, kind)]
     check(libc.mount(*words, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
 
@@ -49,7 +50,7 @@ def bind(source: str, target: str, *, read_only: bool) -> None:
     if read_only:  # flags that the source's mount has are locked: a remount must repeat them
         held = os.statvfs(target).f_flag
         keep = held & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME)
-        relatime = (1 << 21) if held & os.ST_RELATIME else 0
+        relatime = MS_RELATIME if held & os.ST_RELATIME else 0
         mount("", target, flags=MS_BIND | MS_REMOUNT | MS_RDONLY | keep | relatime)
 
 
@@ -71,7 +72,7 @@ def build(plan: dict) -> None:  # type: ignore[type-arg]
         os.makedirs(root + name)
         mount("tmpfs", root + name, "tmpfs", MS_NOSUID | MS_NODEV, size)
     os.makedirs(root + "/proc")
-    mount("proc", root + "/proc", "proc", MS_NOSUID | MS_NODEV | 8)
+    mount("proc", root + "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     workspace, inside = plan["workspace"]
     bind(workspace, root + inside, read_only=False)
 
@@ -84,34 +85,55 @@ def enter(plan: dict) -> None:  # type: ignore[type-arg]
     check(libc.syscall(pivot_root, b".", b".host"), "pivot_root")
     check(libc.umount2(b"/.host", MNT_DETACH), "umount the host")
     os.rmdir("/.host")
-    mount("", "/", flags=MS_REMOUNT | MS_RDONLY | MS_BIND | MS_NOSUID | MS_NODEV)
+    # /proc too: to a driver that is root, the host's kernel settings are files of its own.
+    for name, flags in (("/", 0), ("/proc", MS_NOEXEC)):
+        mount("", name, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | flags)
     os.chdir(plan["workspace"][1])
 
 
 def raise_loopback() -> None:
     """Bring the namespace's own loopback up."""
-    with socket(AF_INET, SOCK_DGRAM) as handle:
-        request = struct.pack("16sh14x", b"lo", 0)
-        flags = struct.unpack("16sh14x", fcntl.ioctl(handle, SIOCGIFFLAGS, request))[1]
-        fcntl.ioctl(handle, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
+    handle = socket(AF_INET, SOCK_DGRAM)
+    request = struct.pack("16sh14x", b"lo", 0)
+    flags = struct.unpack("16sh14x", fcntl.ioctl(handle, SIOCGIFFLAGS, request))[1]
+    fcntl.ioctl(handle, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
+    handle.close()
 
 
-def give_up_root() -> None:
-    """Become an ordinary user in a nested user namespace, which owns none of these mounts."""
+def give_up_root(process: int) -> None:
+    """Become an ordinary user in a nested user namespace, which owns none of these mounts.
+
+    ``process`` is /proc/self, opened where it can still be written.
+    """
     check(libc.unshare(CLONE_NEWUSER), "unshare user")
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{AGENT_ID} 0 1"), ("gid_map", f"{AGENT_ID} 0 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+    mapping = f"{AGENT_ID} 0 1"
+    for name, text in (("setgroups", "deny"), ("uid_map", mapping), ("gid_map", mapping)):
+        file = os.open(name, os.O_WRONLY, dir_fd=process)
+        os.write(file, text.encode())
+        os.close(file)
+    os.close(process)
     check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+
+
+def refuse(descriptor: int) -> None:
+    """Load the seccomp program."""
+    steps = os.read(descriptor, 1 << 16)
+    os.close(descriptor)
+    buffer = ctypes.create_string_buffer(steps, len(steps))
+    header = struct.pack("HxxxxxxP", len(steps) // 8, ctypes.addressof(buffer))
+    check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0), "seccomp")
 
 
 def main() -> None:
     """Set up, then become ARGV."""
     plan = json.loads(sys.argv[1])
+    process = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
     build(plan)
     raise_loopback()
     enter(plan)
-    give_up_root()
+    give_up_root(process)
+    if plan["deny"] is not None:
+        refuse(plan["deny"])
     os.execv(sys.argv[2], sys.argv[2:])
 
 

@@ -40,6 +40,8 @@ class Patch:
     files: tuple[str, ...]
     tampered: tuple[str, ...]
     """Protected paths the agent touched (restored for grading, reported)."""
+    refused: str = ""
+    """Why the change is not graded (too large); ``diff`` is empty then, and the verdict unsolved."""
 
 
 class VerdictKind(StrEnum):

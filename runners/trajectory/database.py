@@ -6,6 +6,7 @@ survives the death of the process; only a power cut may take the last ones.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ class Database:
         self.path = path
         with self.guarded():
             self._db = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={mode}",
+                f"{path.absolute().as_uri()}?mode={mode}&immutable={_still(path, mode):d}",
                 uri=True,
                 timeout=_BUSY_S,
                 isolation_level=None,
@@ -85,6 +86,13 @@ class Database:
     def close(self) -> None:
         """Close it."""
         self._db.close()
+
+
+def _still(path: Path, mode: str) -> bool:
+    """Whether a reader must do without the shared memory of WAL, and safely can."""
+    wal = path.with_name(f"{path.name}-wal")
+    frozen = not os.access(path.parent, os.W_OK, effective_ids=True)
+    return mode == "ro" and frozen and not wal.exists()
 
 
 def _code(error: sqlite3.Error) -> int | None:

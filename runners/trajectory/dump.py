@@ -121,7 +121,7 @@ def trajectory(
             "trained": record.trained_tokens,
             "context": sum(len(chain.tokens) for chain in chains) - sampled,
         },
-        "usage": dict(sum((Counter(turn.usage) for turn in turns), Counter())),
+        "usage": _usage(turns),
         "timings": record.timings,
         "final_message": record.final_message,
         "patch": record.patch,
@@ -173,6 +173,13 @@ def _segment(chain: Segment) -> dict[str, Any]:
         "weight_versions": chain.weight_versions,
         "turns": chain.turns,
     }
+
+
+def _usage(turns: list[Turn]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for turn in turns:
+        total.update(turn.usage)  # unlike a sum of counters, this keeps zeros
+    return dict(total)
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """From a session's turns to its token chains.
 
-Invariant: a chain is, token for token, what the model saw; every sampled token stands in exactly one chain, with the
-mask True there and nowhere else.
+Invariant: a chain is, token for token, what the model saw; every sampled token stands in exactly
+one chain, with the mask True there and nowhere else.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ class ChainError(AgentrlError):
 
 
 def segments(turns: Sequence[Turn]) -> list[Segment]:
-    """Concatenate one session's turns (in order of ``index``) into its chains, in order of their first turn.
+    """Concatenate one session's turns (in order of ``index``) into its chains, in order of their
+    first turn.
 
-    The chain that holds the last turn is ``final``; one that a break ended is ``wipe``. Raises ChainError if the turns
-    contradict each other.
+    The chain that holds the last turn is ``final``; one that a break ended is ``wipe``. Raises
+    ChainError if the turns contradict each other.
     """
     chains: dict[int, list[Turn]] = {}
     for position, turn in enumerate(turns):
         if turn.index != position or turn.session_id != turns[0].session_id:
             raise ChainError(
-                f"turn {turn.index} of session {turn.session_id} stands where turn {position} of session "
-                f"{turns[0].session_id} belongs: a turn is missing, doubled or foreign"
+                f"turn {turn.index} of session {turn.session_id} stands where turn {position} of "
+                f"session {turns[0].session_id} belongs: a turn is missing, doubled or foreign"
             )
         chains.setdefault(turn.segment, []).append(turn)
     return [
@@ -45,13 +46,13 @@ def _chain(index: int, kind: str, turns: list[Turn]) -> Segment:
     for turn in turns:
         if turn.prompt_kept != length:
             raise ChainError(
-                f"turn {turn.index} of session {turn.session_id} keeps {turn.prompt_kept} tokens of a chain of "
-                f"{length}: the chain would not be what the model saw"
+                f"turn {turn.index} of session {turn.session_id} keeps {turn.prompt_kept} tokens "
+                f"of a chain of {length}: the chain would not be what the model saw"
             )
         if turn.output_logprobs.shape != turn.output_ids.shape:
             raise ChainError(
-                f"turn {turn.index} of session {turn.session_id} has {len(turn.output_ids)} sampled tokens and "
-                f"{len(turn.output_logprobs)} logprobs"
+                f"turn {turn.index} of session {turn.session_id} has {len(turn.output_ids)} "
+                f"sampled tokens and {len(turn.output_logprobs)} logprobs"
             )
         length += len(turn.prompt_new) + len(turn.output_ids)
     tokens = np.empty(length, np.int32)

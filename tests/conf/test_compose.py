@@ -59,8 +59,7 @@ def test_every_yaml_key_has_a_comment() -> None:
             key = line.strip().partition(":")[0]
             plain = key and not key.startswith(("#", "-")) and key not in ("defaults", "kind")
             section = line.endswith(":")
-            grouped = file.name == "local.yaml" and key in ("betas", "weight_decay")
-            if plain and not section and not grouped:
+            if plain and not section:
                 assert above.strip().startswith("#"), f"{file.name}: {line}"
 
 
@@ -234,7 +233,7 @@ names = st.text(
 ).filter(lambda text: text.strip() and text != "???")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(name=names, rate=st.floats(min_value=1e-12, max_value=1.0), seed=st.integers(0, 2**40))
 def test_any_value_survives_the_way_through_json(name: str, rate: float, seed: int) -> None:
     before = json.loads(to_json(compose([])))

@@ -1,4 +1,6 @@
-"""A small byte-level BPE with Qwen's special tokens, trained on a few lines: quick to make, exact on any text."""
+"""A small byte-level BPE with Qwen's special tokens, trained on a few lines: quick to make, exact
+on any text.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,36 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+MARKERS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
 """Added tokens that are ordinary text to ``skip_special_tokens``, as in Qwen's own tokenizer."""
 
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
 )
+"""Qwen's pre-tokenisation."""
+
 LINES = (
-    'You may call one or more functions: {"type": "function", "function": {"name": "Bash", "description": "Run"',
+    'You may call one or more functions: {"type": "function", "function": {"name": "Bash"',
+    '"description": "Run a command.", "parameters": {"type": "object", "properties": {"command":',
+    '{"type": "string"}}, "required": ["command"]}',
     '<tool_call>\n{"name": "Read", "arguments": {"file_path": "calc.py"}}\n</tool_call>',
     "system user assistant tool_response the function adds a and b but subtracts; return a - b",
-    '{"name": "Edit", "arguments": {"file_path": "calc.py", "old_string": "return a - b", "new_string": "a + b"}}',
-    '"parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}',
+    '{"name": "Edit", "arguments": {"file_path": "calc.py", "old_string": "a - b"}}',
 )
 
 
@@ -42,7 +62,9 @@ def tiny_tokenizer() -> Tokenizer:
         special_tokens=[],
     )
     tokenizer.train_from_iterator(LINES, trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
+    )
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKERS])
     return tokenizer
 
@@ -51,5 +73,7 @@ def write_tiny_tokenizer(directory: Path) -> Path:
     """Write ``tokenizer.json`` and ``tokenizer_config.json`` into ``directory`` and return it."""
     directory.mkdir(parents=True, exist_ok=True)
     tiny_tokenizer().save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}), "utf-8")
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>"}), "utf-8"
+    )
     return directory

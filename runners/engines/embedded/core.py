@@ -57,7 +57,7 @@ class EngineCore:
         tokenizer: Path | None = None,
         threads: int | None = None,
     ) -> None:
-        """Load the model and start the worker; ``threads`` sets torch's process-wide thread count."""
+        """Load the model, start the worker; ``threads`` sets torch's process-wide thread count."""
         if threads is not None:
             torch.set_num_threads(threads)
         self.model_path = model_path
@@ -339,7 +339,7 @@ class EngineCore:
             )
         if sampling.stop and self.tokenizer is None:
             raise EngineError(
-                f"stop={list(sampling.stop)!r} is unavailable without a tokenizer; start the engine "
-                "with one or use stop_token_ids.",
+                f"stop={list(sampling.stop)!r} is unavailable without a tokenizer; start the "
+                "engine with one or use stop_token_ids.",
                 status=400,
             )

@@ -51,7 +51,7 @@ class Rows:
         self.stop_ids = np.full((count, 4), NO_STOP, dtype=np.int64)
 
     def add(self, request: Request, seed: int, epoch: int) -> int:
-        """Give ``request`` the next free row, in the prefilling part; its keys are still to come."""
+        """Give ``request`` the next free row, in the prefilling part, with no keys yet."""
         row, ids, sampling = self.used, request.ids, request.sampling
         self.used += 1
         self.requests.append(request)
@@ -75,7 +75,7 @@ class Rows:
         return row
 
     def remove(self, row: int) -> None:
-        """Free ``row``, moving the last row of its part (and of the prefilling part) into the gap."""
+        """Free ``row``: the last row of its part (and of the prefilling part) fills the gap."""
         if row < self.decoding:
             self.decoding -= 1
             self._move(self.decoding, row)

@@ -122,7 +122,7 @@ class EngineServer:
         )
 
     async def update_weights(self, request: web.Request) -> web.Response:
-        """Switch to the weights of a directory between two steps; 400 leaves the old ones in place."""
+        """Switch to the weights of a directory between two steps; 400 leaves the old ones."""
         command = _parse(UpdateCommand, await request.read())
         if command.abort_all_requests:
             await self.core.abort(lambda rid: True)

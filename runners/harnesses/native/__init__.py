@@ -1,4 +1,5 @@
-"""The native harness: ``agent.py`` and ``wire.py`` run inside the sandbox, ``host.py`` starts them.
+"""The native harness: ``agent.py`` and ``wire.py`` run in the sandbox, ``host.py`` starts them."""
 
-Keep this file free of imports: the sandboxed agent imports the package without agentrl installed.
-"""
+from runners.harnesses.native.host import NativeHarness
+
+__all__ = ["NativeHarness"]

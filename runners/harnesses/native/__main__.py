@@ -1,8 +1,9 @@
-"""Start the agent by this file's path: ``python -I -S …/native/__main__.py MAX_TURNS MAX_TOKENS``."""
+"""Start the agent by path: ``python -I -S …/native/__main__.py MAX_TURNS MAX_TOKENS``."""
 
 import sys
 
+# Not by its name in agentrl: nothing but this folder is inside.
 sys.path.append(__file__.rpartition("/native/")[0])
-from native.agent import main  # noqa: E402
+from native.agent import main  # type: ignore[import-not-found]
 
 main(int(sys.argv[1]), int(sys.argv[2]))

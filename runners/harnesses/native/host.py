@@ -1,0 +1,70 @@
+"""The host's side of the native harness: start the agent program, read how it ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from conf import schema
+from runners.harnesses.contract import HarnessContext, HarnessResult
+from runners.outcome import OutcomeCode
+from runners.sandboxes.contract import CommandResult, Sandbox
+
+INSIDE = "/opt/agentrl/native"
+PROGRAM = ("__main__.py", "agent.py", "wire.py")
+OUTPUT_LIMIT = 1 << 20
+TAIL = 2000
+
+
+class NativeHarness:
+    """Runs ``agent.py`` as a Python process of its own in the sandbox."""
+
+    def __init__(self, config: schema.NativeHarness) -> None:
+        self._config = config
+
+    def mounts(self) -> dict[str, Path]:
+        """Return the agent's files, by their path inside."""
+        # File by file: the package's __init__ would import agentrl, which is not inside.
+        return {f"{INSIDE}/{name}": Path(__file__).with_name(name) for name in PROGRAM}
+
+    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessResult:
+        """Run the agent to its end or deadline; raises SandboxError."""
+        limits = [str(self._config.max_turns), str(self._config.max_tokens)]
+        env = {
+            "ANTHROPIC_BASE_URL": sandbox.gateway_url or "",
+            "ANTHROPIC_API_KEY": context.api_key,
+            "ANTHROPIC_MODEL": context.model,
+        }
+        result = await sandbox.run(
+            ["python", "-I", "-S", f"{INSIDE}/__main__.py", *limits],
+            deadline_s=context.deadline_s,
+            env=env,
+            stdin=context.problem_statement.encode(),
+            output_limit=OUTPUT_LIMIT,
+        )
+        return read_result(result)
+
+
+def read_result(result: CommandResult) -> HarnessResult:
+    """Turn the end of the agent's process into a result; whatever it printed, nothing is raised."""
+    tail = (result.stdout + result.stderr)[-TAIL:].decode(errors="replace")
+    code, message, finish = OutcomeCode.INFRA_HARNESS, "", None
+    if result.timed_out:
+        code = OutcomeCode.BUDGET_WALL
+    elif result.exit_code == 0:
+        try:
+            said = json.loads(result.stdout.splitlines()[-1])
+            code, message = OutcomeCode(said["code"]), str(said["final_message"])
+            finish = said["finish_reason"]
+        except (ValueError, KeyError, IndexError, TypeError):
+            message = "the agent's last line is not its result"
+    else:
+        message = f"the agent ended with exit code {result.exit_code}"
+    return HarnessResult(
+        code=code,
+        final_message=message,
+        raw_finish_reason=finish,
+        exit_code=result.exit_code,
+        duration_s=result.duration_s,
+        output=tail,
+    )

@@ -1,0 +1,295 @@
+"""What an agent changed, as a diff against the pinned base commit.
+
+Commits, the index, untracked files, deletions, modes and binaries all count: the work tree is what
+is compared, and no matter what the agent did to ``.git``, nothing of it is read. Git runs with a
+repository of our own making (configuration, attributes, index, a place for new objects) that
+borrows the pristine repository's objects; an agent's hooks, filters, fsmonitor, attributes and
+nested repositories have no say. No symbolic link is followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.errors import AgentrlError
+from runners.tasks.contract import Patch, Task
+
+DIFF_LIMIT = 2 << 20
+"""Bytes; a patch beyond it is refused. SWE-bench's largest reference patch has 0.2 MB."""
+FILE_LIMIT = 8 << 20
+"""A changed file beyond it is refused before git reads it."""
+ENTRY_LIMIT = 50_000
+"""New directories and files beyond the repository's own."""
+GIT_S = 60.0
+LEFT_OUT = (":(exclude,glob)**/__pycache__/**", ":(exclude,glob)**/*.pyc")
+"""Python writes these by itself."""
+
+CONFIG = """\
+[core]
+repositoryFormatVersion = 0
+bare = false
+fileMode = true
+symlinks = true
+autocrlf = false
+safecrlf = false
+quotePath = true
+fsmonitor = false
+untrackedCache = false
+looseCompression = 0
+fsync = none
+"""
+ATTRIBUTES = "* -text !eol !filter !ident !working-tree-encoding !diff !whitespace\n"
+"""Bytes as they are: info/attributes goes before any .gitattributes of the work tree."""
+
+
+class PatchError(AgentrlError):
+    """The change could not be captured; not the agent's doing."""
+
+
+async def capture(task: Task, workspace: Path) -> Patch:
+    """Return the patch of a workspace in which nothing runs any more; raises PatchError.
+
+    A change that is too large to be graded is a patch without diff, whose ``refused`` says why.
+    """
+    return await asyncio.to_thread(_capture, task, workspace)
+
+
+def _capture(task: Task, workspace: Path) -> Patch:
+    try:
+        survey = _survey(task, workspace)
+        tampered = _tampered(task, workspace)
+        if survey.refused:
+            return refused_patch(survey.refused, tampered)
+        with tempfile.TemporaryDirectory(prefix="agentrl-patch-") as scratch:
+            return _diff(task, workspace, Path(scratch), survey, tampered)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise PatchError(f"cannot capture the patch of {task.id}: {error}") from error
+
+
+def refused_patch(reason: str, tampered: tuple[str, ...] = ()) -> Patch:
+    """Return the patch that stands for a change that is not graded."""
+    empty = hashlib.sha256(b"").hexdigest()
+    return Patch(diff=b"", sha256=empty, files=(), tampered=tampered, refused=reason)
+
+
+# --- the work tree, looked at without git ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Survey:
+    excluded: tuple[str, ...]
+    """Nested repositories, which git would record as submodules and look into."""
+    refused: str
+
+
+def _survey(task: Task, workspace: Path) -> _Survey:
+    """Walk the work tree once: find what git must not see, and what is too large for it."""
+    excluded: list[str] = []
+    entries = 0
+    for relative, entry in _walk(str(workspace)):
+        entries += 1
+        if entries > ENTRY_LIMIT and entries > ENTRY_LIMIT + _count(task.repo):
+            return _Survey((), f"the workspace has more than {ENTRY_LIMIT} new files")
+        if entry.name.lower() == ".git":
+            parent = relative.rpartition("/")[0]
+            if not (task.repo / parent).is_dir():  # in a tracked directory git overlooks it
+                excluded.append(parent)
+            continue
+        info = entry.stat(follow_symlinks=False)
+        if stat.S_ISREG(info.st_mode):
+            if info.st_size > FILE_LIMIT and not _same_size(task.repo / relative, info.st_size):
+                size = info.st_size >> 20
+                return _Survey((), f"{relative} has {size} MB, more than {FILE_LIMIT >> 20} MB")
+            if not info.st_mode & stat.S_IRUSR:
+                os.chmod(entry.path, stat.S_IMODE(info.st_mode) | stat.S_IRUSR)  # noqa: PTH101
+    return _Survey(tuple(excluded), "")
+
+
+def _walk(root: str, relative: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield every entry below ``root`` but the top ``.git`` and Python's caches."""
+    os.chmod(root, os.stat(root).st_mode | stat.S_IRWXU)  # noqa: PTH101, PTH116
+    with os.scandir(root) as found:
+        for entry in found:
+            path = f"{relative}/{entry.name}" if relative else entry.name
+            if path == ".git" or entry.name == "__pycache__":
+                continue
+            yield path, entry
+            if entry.is_dir(follow_symlinks=False) and entry.name.lower() != ".git":
+                yield from _walk(entry.path, path)
+
+
+def _count(root: Path) -> int:
+    return sum(len(directories) + len(files) for _, directories, files in os.walk(root))
+
+
+def _same_size(path: Path, size: int) -> bool:
+    try:
+        return path.lstat().st_size == size
+    except OSError:
+        return False
+
+
+def _tampered(task: Task, workspace: Path) -> tuple[str, ...]:
+    """Return the protected paths that differ from the pristine work tree, new ones included."""
+    touched: set[str] = set()
+    for protected in task.protected:
+        before = dict(_contents(task.repo, protected.rstrip("/")))
+        after = dict(_contents(workspace, protected.rstrip("/")))
+        touched |= {path for path in before.keys() | after if before.get(path) != after.get(path)}
+    return tuple(sorted(touched))
+
+
+def _contents(root: Path, relative: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
+    """Yield path → (kind and mode, content) of what is at a path, links not followed."""
+    if _parent_is_no_directory(root, relative):
+        return
+    path = root / relative
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return
+    if stat.S_ISLNK(mode):
+        yield relative, ("link", os.fsencode(path.readlink()))
+    elif stat.S_ISREG(mode):
+        executable = "x" if mode & stat.S_IXUSR else "-"
+        small = path.stat().st_size <= FILE_LIMIT
+        yield relative, (f"file{executable}", path.read_bytes() if small else b"too large")
+    elif stat.S_ISDIR(mode):
+        for name in sorted(os.listdir(path)):  # noqa: PTH208 (names, not paths)
+            if name != "__pycache__" and not name.endswith(".pyc"):
+                yield from _contents(root, f"{relative}/{name}")
+    else:
+        yield relative, ("special", b"")
+
+
+def _parent_is_no_directory(root: Path, relative: str) -> bool:
+    """Whether a path leads through something that is no directory of this tree."""
+    at = root
+    for part in relative.split("/")[:-1]:
+        at = at / part
+        if at.is_symlink() or not at.is_dir():
+            return True
+    return False
+
+
+# --- git ---------------------------------------------------------------------------------------
+
+
+def _diff(
+    task: Task, workspace: Path, scratch: Path, survey: _Survey, tampered: tuple[str, ...]
+) -> Patch:
+    git = _Git(task, workspace, scratch)
+    shielded = [*(path.rstrip("/") for path in task.protected), *survey.excluded]
+    for protected in task.protected:
+        shielded += _replaced_parents(workspace, protected.rstrip("/"))
+    literal = [f":(exclude,literal){path}" for path in shielded]
+    # 1 means that some file could not be added (a FIFO in the place of a file): it stays as it was.
+    git.run("add", "--all", "--ignore-errors", "--", ".", *LEFT_OUT, *literal, fine=(0, 1))
+    output = git.run(
+        *("diff-index", "--cached", "--raw", "--patch", "--binary", "--full-index"),
+        *("--no-color", "--no-renames", "--no-ext-diff", "--no-textconv"),
+        *("--ignore-submodules=all", "--src-prefix=a/", "--dst-prefix=b/", task.base_commit, "--"),
+    )
+    raw, _, diff = output.partition(b"\n\n") if output else (b"", b"", b"")
+    if len(diff) > DIFF_LIMIT:
+        return refused_patch(f"the patch has {len(diff)} bytes, more than {DIFF_LIMIT}", tampered)
+    return Patch(
+        diff=diff,
+        sha256=hashlib.sha256(diff).hexdigest(),
+        files=tuple(sorted(_path_of(line) for line in raw.splitlines())),
+        tampered=tampered,
+    )
+
+
+def _replaced_parents(workspace: Path, relative: str) -> list[str]:
+    """Return the parents of a protected path that the agent made something else of."""
+    at, replaced = workspace, []
+    for index, part in enumerate(relative.split("/")[:-1]):
+        at = at / part
+        if at.is_symlink() or (at.exists() and not at.is_dir()):
+            replaced.append("/".join(relative.split("/")[: index + 1]))
+            break
+    return replaced
+
+
+def _path_of(line: bytes) -> str:
+    """Return the path in a line of ``--raw``; git quotes unusual ones as C strings."""
+    path = line.partition(b"\t")[2]
+    if path.startswith(b'"'):
+        path = codecs.escape_decode(path[1:-1])[0]
+    return os.fsdecode(path)
+
+
+class _Git:
+    """Git on the agent's files with a repository of ours."""
+
+    def __init__(self, task: Task, workspace: Path, scratch: Path) -> None:
+        self._environment = {
+            **git_environment(scratch, workspace),
+            "GIT_INDEX_FILE": str(scratch / "index"),
+        }
+        make_repository(scratch)
+        pristine = task.repo / ".git"
+        (scratch / "objects/info/alternates").write_text(f"{pristine / 'objects'}\n")
+        # The index says which files are tracked although .gitignore names them.
+        if (pristine / "index").exists():
+            shutil.copyfile(pristine / "index", scratch / "index")
+        else:
+            self.run("read-tree", task.base_commit)
+
+    def run(self, *arguments: str, fine: tuple[int, ...] = (0,)) -> bytes:
+        """Run git and return its output; raises PatchError."""
+        done = run_git(self._environment, *arguments)
+        if done.returncode not in fine:
+            said = done.stderr[-400:].decode(errors="replace").strip()
+            raise PatchError(f"git {arguments[0]} ended with {done.returncode}: {said}")
+        return done.stdout
+
+
+def make_repository(git_dir: Path) -> None:
+    """Make the least that git takes for a repository: no history, no conversions."""
+    for name in ("refs", "info", "objects/info"):
+        (git_dir / name).mkdir(parents=True)
+    (git_dir / "HEAD").write_text("ref: refs/heads/none\n")
+    (git_dir / "config").write_text(CONFIG)
+    (git_dir / "info/attributes").write_text(ATTRIBUTES)
+
+
+def git_environment(git_dir: Path, work_tree: Path) -> dict[str, str]:
+    """Return an environment in which git reads no configuration but that of ``git_dir``."""
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "LC_ALL": "C",
+        "GIT_DIR": str(git_dir),
+        "GIT_WORK_TREE": str(work_tree),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+    }
+
+
+def run_git(
+    environment: dict[str, str], *arguments: str, stdin: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Run git in the work tree of ``environment``."""
+    return subprocess.run(
+        ["git", *arguments],
+        input=stdin,
+        capture_output=True,
+        env=environment,
+        cwd=environment["GIT_WORK_TREE"],
+        timeout=GIT_S,
+        check=False,
+    )

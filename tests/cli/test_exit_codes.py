@@ -1,0 +1,178 @@
+"""How errors leave the process: a message on stderr, a documented exit code, no traceback."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from runners.trajectory.run_state import State
+from runners.trajectory.store import RunStore
+from tests.cli.conftest import Agentrl
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Return a directory that holds an interrupted run without a step."""
+    path = tmp_path / "stored"
+    with RunStore.create(path, compose(["seed=3"]).model_dump(mode="json")) as store:
+        store.set_state(State.RUNNING)
+        store.set_state(State.INTERRUPTED, exit_code=130)
+    return path
+
+
+def test_no_command_shows_the_help(agentrl: Agentrl) -> None:
+    done = agentrl()
+    assert done.returncode == 2
+    assert "dump-trajectories" in done.stdout + done.stderr
+
+
+def test_an_unknown_option_is_a_usage_error(agentrl: Agentrl) -> None:
+    done = agentrl("run", "--resum", "x")
+    assert done.returncode == 2
+    assert "--resum" in done.stderr
+    assert done.stdout == ""
+
+
+def test_all_configuration_faults_go_to_stderr_with_exit_code_2(agentrl: Agentrl) -> None:
+    done = agentrl("run", "run.stepz=1", "seed=x", "engine=sglan")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "3 errors:",
+        "  engine=sglan is no choice: did you mean engine=sglang? (choices: embedded, sglang)",
+        "  run.stepz is no key: did you mean run.steps?",
+        "  seed=x must be a whole number",
+    ]
+
+
+def test_with_json_an_error_is_a_document_too(agentrl: Agentrl) -> None:
+    done = agentrl("show", "seed=x", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout) == {"error": "seed=x must be a whole number", "exit_code": 2}
+
+
+def test_debug_shows_the_traceback(agentrl: Agentrl) -> None:
+    assert "Traceback" in agentrl("--debug", "show", "seed=x").stderr
+    assert "Traceback" not in agentrl("show", "seed=x").stderr
+
+
+def test_markup_in_a_message_is_shown_as_it_is(agentrl: Agentrl) -> None:
+    assert "trainer.betas[1]=2.0" in agentrl("show", "trainer.betas=[0.9,2.0]").stderr
+
+
+def test_every_run_of_a_sweep_is_judged_before_the_first_starts(agentrl: Agentrl) -> None:
+    done = agentrl("run", "seed=0,x", "run.steps=1,-1")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[1:] == [
+        "  run.steps=-1 must be at least 0",
+        "  seed=x must be a whole number",
+    ]
+
+
+def test_a_failed_preflight_names_every_problem_with_exit_code_3(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = agentrl("run", "run.dir=file/run", f"gateway.port={port}")
+    assert done.returncode == 3
+    assert "run.dir=file/run cannot be made" in done.stderr
+    assert f"gateway.port={port} cannot be listened on" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_bubblewrap_that_is_asked_for_and_missing_fails_the_preflight(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
+    done = agentrl("run", "sandbox.isolation=bubblewrap", PATH=str(tmp_path))
+    assert done.returncode == 3
+    assert "bubblewrap is missing: install it" in done.stderr
+
+
+def test_dry_run_starts_nothing_and_says_what_it_would_be(agentrl: Agentrl, tmp_path: Path) -> None:
+    done = agentrl("run", "--dry-run", "--json", "run.steps=3", "run.dir=here", "engine.threads=1")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["changes"] == {"run.steps": 3, "run.dir": "here", "engine.threads": 1}
+    assert document["plan"]["rollouts"] == 3 * 8 * 8
+    assert document["plan"]["evaluation_rollouts"] == 2 * 64
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_reports_problems_with_exit_code_3(agentrl: Agentrl, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = agentrl("run", "--dry-run", "run.dir=file/run")
+    assert done.returncode == 3
+    assert "stops it: run.dir=file/run cannot be made" in " ".join(done.stdout.split())
+
+
+def test_dry_run_of_a_sweep_gives_each_run_its_directory(agentrl: Agentrl) -> None:
+    done = agentrl("run", "--dry-run", "--json", "run.dir=all", "seed=0,1", "engine=embedded")
+    runs = json.loads(done.stdout)["runs"]
+    assert [run["label"] for run in runs] == ["seed=0", "seed=1"]
+    assert [run["run_dir"] for run in runs] == ["all/000-seed=0", "all/001-seed=1"]
+
+
+def test_a_resumed_run_takes_no_other_seed(agentrl: Agentrl, run_dir: Path) -> None:
+    done = agentrl("run", "--resume", str(run_dir), "seed=4", "run.steps=50")
+    assert done.returncode == 2
+    assert "seed was 3 and cannot become 4 in a resumed run" in done.stderr
+
+
+def test_resume_and_config_exclude_each_other(agentrl: Agentrl, run_dir: Path) -> None:
+    done = agentrl("run", "--resume", str(run_dir), "--config", "x.json")
+    assert done.returncode == 2
+    assert "--config" in done.stderr
+
+
+def test_a_directory_without_a_run_is_refused_with_exit_code_5(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
+    for command in (["status"], ["dump-trajectories"], ["run", "--resume"]):
+        done = agentrl(*command, str(tmp_path))
+        assert done.returncode == 5, command
+        assert "holds no run" in done.stderr
+
+
+def test_a_configuration_file_is_accepted_back(agentrl: Agentrl, tmp_path: Path) -> None:
+    shown = agentrl("show", "run.steps=7", "--json").stdout
+    (tmp_path / "mine.json").write_text(shown)
+    done = agentrl("run", "--dry-run", "--json", "--config", "mine.json", "seed=2")
+    document = json.loads(done.stdout)
+    assert document["changes"] == {"seed": 2, "run.steps": 7}
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"run": {"stepz": 1}}'])
+def test_a_configuration_file_that_is_no_good_is_a_usage_error(
+    agentrl: Agentrl, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "mine.json").write_text(content)
+    assert agentrl("run", "--dry-run", "--config", "mine.json").returncode == 2
+
+
+def test_status_of_a_stored_run(agentrl: Agentrl, run_dir: Path) -> None:
+    done = agentrl("status", str(run_dir), "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["state"] == "interrupted"
+    assert "interrupted" in agentrl("status", str(run_dir)).stdout
+
+
+def test_dump_of_a_stored_run(agentrl: Agentrl, run_dir: Path) -> None:
+    done = agentrl("dump-trajectories", str(run_dir), "--validate", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["rollouts"] == 0
+    assert Path(document["trajectories"]).is_file()
+
+
+def test_a_run_directory_that_holds_a_run_is_refused(agentrl: Agentrl, run_dir: Path) -> None:
+    done = agentrl("run", f"run.dir={run_dir}", "run.steps=0", "run.eval_tasks=0")
+    assert done.returncode == 2
+    assert f"agentrl run --resume {run_dir}" in done.stderr

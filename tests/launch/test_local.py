@@ -1,0 +1,157 @@
+"""The local plan and the pre-flight: figures follow the configuration, facts are facts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.compose import compose
+from conf.errors import ExitCode
+from conf.schema import Config
+from launch.local import plan
+from launch.preflight import PreflightError, existing, preflight, refuse_fatal
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return compose([])
+
+
+def changed(config: Config, section: str, **values: object) -> Config:
+    part = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update={section: part})
+
+
+@settings(max_examples=30)
+@given(
+    steps=st.integers(0, 50),
+    tasks=st.integers(1, 9),
+    members=st.integers(2, 9),
+    every=st.integers(0, 60),
+    evaluated=st.integers(0, 64),
+)
+def test_the_plan_counts_every_rollout(
+    config: Config, tmp_path_factory: pytest.TempPathFactory,
+    steps: int, tasks: int, members: int, every: int, evaluated: int,
+) -> None:  # fmt: skip
+    run = changed(
+        config, "run", steps=steps, tasks_per_step=tasks, rollouts_per_task=members,
+        eval_every=every, eval_tasks=evaluated,
+    )  # fmt: skip
+    found = plan(run, tmp_path_factory.getbasetemp())
+    due = [
+        step for step in range(steps + 1)
+        if step in (0, steps) or (every and step % every == 0)
+    ]  # fmt: skip
+    assert found.rollouts == steps * tasks * members
+    assert found.evaluations == (len(due) if evaluated else 0)
+    assert found.evaluation_rollouts == found.evaluations * evaluated
+    assert found.memory_mb == sum(p.count * p.memory_mb for p in found.processes)
+
+
+def test_an_engine_that_runs_elsewhere_is_no_process_of_the_run(tmp_path: Path) -> None:
+    here = plan(compose([]), tmp_path)
+    elsewhere = plan(compose(["engine=sglang", "engine.url=http://h"]), tmp_path)
+    assert [p.name for p in here.processes] == ["driver and trainer", "engine", "gateway", "sandbox"]
+    assert [p.name for p in elsewhere.processes] == ["driver and trainer", "gateway", "sandbox"]
+
+
+def test_threads_are_the_cores_unless_given(config: Config, tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    given_three = changed(changed(config, "engine", threads=3), "trainer", threads=1)
+    threads = {p.name: p.threads for p in plan(config, tmp_path).processes}
+    fewer = {p.name: p.threads for p in plan(given_three, tmp_path).processes}
+    assert (threads["engine"], threads["driver and trainer"]) == (cores, cores)
+    assert (fewer["engine"], fewer["driver and trainer"]) == (3, 1)
+
+
+def test_a_model_on_disk_is_planned_by_its_weights(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    os.truncate(tmp_path / "model.safetensors", 1 << 30)
+    big = plan(changed(config, "model", path=tmp_path), tmp_path)
+    small = plan(config, tmp_path)
+    assert big.memory_mb - small.memory_mb > 4 * 1024
+    assert big.disk_mb - small.disk_mb > 2 * 3 * 1000
+
+
+def test_more_rollouts_than_fit_into_memory_are_a_warning(config: Config, tmp_path: Path) -> None:
+    found = plan(changed(config, "rollout", concurrency=10**6), tmp_path)
+    (problem,) = [p for p in found.problems if p.message.startswith("memory is short")]
+    assert not problem.fatal
+    assert "rollout.concurrency" in problem.message
+
+
+def test_a_plan_is_plain_json(config: Config, tmp_path: Path) -> None:
+    document = plan(config, tmp_path).to_dict()
+    assert document["processes"][0]["name"] == "driver and trainer"
+
+
+def test_a_run_directory_below_a_file_cannot_be_made(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (problem,) = [p for p in preflight(config, tmp_path / "file" / "a") if p.fatal]
+    assert "cannot be made" in problem.message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_run_directory_that_cannot_be_written_is_fatal(config: Config, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    (problem,) = [p for p in preflight(config, tmp_path / "a") if p.fatal]
+    assert "cannot be written" in problem.message
+
+
+def test_a_port_in_use_is_fatal(config: Config, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = preflight(changed(config, "engine", port=port), tmp_path)
+    (problem,) = [p for p in found if p.fatal]
+    assert f"engine.port={port} cannot be listened on" in problem.message
+    assert "engine.port=0" in problem.message
+
+
+def test_a_host_that_is_not_ours_is_fatal(config: Config, tmp_path: Path) -> None:
+    found = preflight(changed(config, "gateway", host="192.0.2.1"), tmp_path)
+    assert any(p.fatal and "gateway.host=192.0.2.1" in p.message for p in found)
+
+
+def test_directories_of_the_model_must_exist(config: Config, tmp_path: Path) -> None:
+    lost = changed(config, "model", path=tmp_path / "a", tokenizer=tmp_path / "b")
+    messages = [p.message for p in preflight(lost, tmp_path) if p.fatal]
+    assert [message.partition("=")[0] for message in messages] == ["model.path", "model.tokenizer"]
+
+
+@pytest.mark.parametrize(
+    ("isolation", "fatal", "words"),
+    [
+        ("auto", False, "bubblewrap is missing, so sandboxes run as plain processes"),
+        ("bubblewrap", True, "sandbox.isolation=bubblewrap, but bubblewrap is missing"),
+        ("unshare", True, "sandbox.isolation=unshare, but `unshare` is missing"),
+        ("none", False, "run as plain processes of this user"),
+    ],
+)
+def test_missing_isolation_is_said(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    isolation: str, fatal: bool, words: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = preflight(changed(config, "sandbox", isolation=isolation), tmp_path)
+    (problem,) = [p for p in found if words in p.message]
+    assert problem.fatal == fatal
+    assert any("git is missing" in p.message for p in found)
+
+
+def test_every_fatal_problem_is_refused_at_once(config: Config, tmp_path: Path) -> None:
+    lost = changed(config, "model", path=tmp_path / "a", tokenizer=tmp_path / "b")
+    with pytest.raises(PreflightError, match=r"model\.path=.*\n.*model\.tokenizer=") as caught:
+        refuse_fatal(preflight(lost, tmp_path))
+    assert caught.value.exit_code == ExitCode.PREFLIGHT
+    refuse_fatal([])
+
+
+def test_existing_finds_the_nearest_ancestor(tmp_path: Path) -> None:
+    assert existing(tmp_path / "a" / "b") == tmp_path
+    assert existing(tmp_path) == tmp_path

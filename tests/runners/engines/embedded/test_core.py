@@ -1,0 +1,482 @@
+"""The engine as its callers see it: whatever else is running, each request gets its own right answer."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3MoeForCausalLM
+
+from runners.engines.contract import EngineError, Generation, SamplingParams
+from runners.engines.embedded.core import EngineCore
+from runners.engines.embedded.request import Finished, Sampling
+from runners.trajectory.record import IdArray
+
+TOLERANCE = 5e-5
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(0, 800, length).tolist()
+    return found
+
+
+def array(ids: list[int]) -> IdArray:
+    return np.asarray(ids, dtype=np.int32)
+
+
+async def until_decoding(core: EngineCore, steps: int = 3) -> None:
+    """Return when the engine has made some more steps."""
+    target = core.steps + steps
+    while core.steps < target:
+        await asyncio.sleep(0.001)
+
+
+def teacher_forced(
+    reference: Qwen3MoeForCausalLM, ids: list[int], output: IdArray, temperature: float = 1.0
+) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Logprobs transformers gives to ``output`` after ``ids``."""
+    whole = torch.tensor([[*ids, *output.tolist()]])
+    with torch.inference_mode():
+        logits = reference(whole).logits[0, len(ids) - 1 : -1] / temperature
+    chosen = torch.from_numpy(output.astype(np.int64))[:, None]
+    values: np.ndarray[tuple[int], np.dtype[np.float32]] = (
+        logits.log_softmax(-1).gather(1, chosen)[:, 0].numpy()
+    )
+    return values
+
+
+async def test_greedy_generation_equals_transformers(
+    core: EngineCore, reference: Qwen3MoeForCausalLM
+) -> None:
+    ids = prompt(0, 40)
+    ours = await core.generate(ids, SamplingParams(30, temperature=0.0), rid="a")
+    with torch.inference_mode():
+        theirs = reference.generate(
+            torch.tensor([ids]), max_new_tokens=30, do_sample=False, pad_token_id=0
+        )
+    assert ours.output_ids.tolist() == theirs[0, 40:].tolist()
+    assert ours.finish_reason == "length"
+
+
+async def test_sampled_logprobs_equal_transformers_for_many_requests_at_once(
+    core: EngineCore, reference: Qwen3MoeForCausalLM
+) -> None:
+    prompts = [prompt(seed, 10 + 23 * seed) for seed in range(12)]
+    temperatures = [0.6 + 0.1 * index for index in range(12)]
+    answers = await asyncio.gather(
+        *(
+            core.generate(ids, SamplingParams(10 + index, temperature=t), rid=str(index))
+            for index, (ids, t) in enumerate(zip(prompts, temperatures, strict=True))
+        )
+    )
+    for index, (ids, temperature, answer) in enumerate(
+        zip(prompts, temperatures, answers, strict=True)
+    ):
+        assert len(answer.output_ids) == 10 + index
+        wanted = teacher_forced(reference, ids, answer.output_ids, temperature)
+        assert np.abs(answer.logprobs - wanted).max() < TOLERANCE
+
+
+async def test_a_second_turn_reuses_the_first_and_gives_identical_logprobs(
+    core: EngineCore, reference: Qwen3MoeForCausalLM
+) -> None:
+    ids = prompt(1, 60)
+    first = await core.generate(ids, SamplingParams(20), rid="1")
+    ids = [*ids, *first.output_ids.tolist(), *prompt(2, 15)]
+    second = await core.generate(ids, SamplingParams(20), rid="2")
+    # the first turn's last token never went through the model
+    assert (first.cached_tokens, second.cached_tokens) == (0, 79)
+    wanted = teacher_forced(reference, ids, second.output_ids)
+    assert np.abs(second.logprobs - wanted).max() < TOLERANCE
+
+
+async def test_siblings_sent_together_compute_their_shared_prefix_once(
+    core: EngineCore, reference: Qwen3MoeForCausalLM
+) -> None:
+    shared = prompt(3, 150)
+    prompts = [[*shared, *prompt(10 + index, 8)] for index in range(8)]
+    answers = await asyncio.gather(
+        *(core.generate(ids, SamplingParams(5), rid=str(i)) for i, ids in enumerate(prompts))
+    )
+    assert sorted(answer.cached_tokens for answer in answers) == [0, *[150] * 7]
+    for ids, answer in zip(prompts, answers, strict=True):
+        wanted = teacher_forced(reference, ids, answer.output_ids)
+        assert np.abs(answer.logprobs - wanted).max() < TOLERANCE
+
+
+async def test_a_seeded_request_samples_the_same_whatever_runs_beside_it(core: EngineCore) -> None:
+    ids, params = prompt(4, 50), SamplingParams(25, top_p=0.9, sampling_seed=11)
+    alone = await core.generate(ids, params, rid="alone")
+    noise = [
+        asyncio.create_task(
+            core.generate(prompt(20 + i, 15 + 9 * i), SamplingParams(8 + 3 * i), rid=f"noise{i}")
+        )
+        for i in range(10)
+    ]
+    await until_decoding(core)
+    together = await core.generate(ids, params, rid="together")
+    other_seed = await core.generate(ids, SamplingParams(25, sampling_seed=12), rid="other")
+    await asyncio.gather(*noise)
+    assert together.output_ids.tolist() == alone.output_ids.tolist()
+    assert other_seed.output_ids.tolist() != alone.output_ids.tolist()
+
+
+async def test_unseeded_requests_sample_differently(core: EngineCore) -> None:
+    one = await core.generate(prompt(5, 20), SamplingParams(20), rid="1")
+    two = await core.generate(prompt(5, 20), SamplingParams(20), rid="2")
+    assert one.output_ids.tolist() != two.output_ids.tolist()
+
+
+async def test_requests_that_come_and_go_at_random_all_get_their_own_answer(
+    model_dir: Path, reference: Qwen3MoeForCausalLM
+) -> None:
+    """Few rows and a small cache: queueing, row moves, eviction and aborts all happen."""
+    core = EngineCore(model_dir, max_running_requests=5, cache_tokens=900)
+    rng = np.random.default_rng(6)
+    stems = [prompt(100 + index, 60) for index in range(3)]
+
+    async def one(index: int) -> tuple[list[int], Generation] | None:
+        await asyncio.sleep(rng.random() * 0.15)
+        ids = [*stems[index % 3][: int(rng.integers(5, 60))], *prompt(200 + index, 10)]
+        call = core.generate(ids, SamplingParams(int(rng.integers(1, 30))), rid=f"r{index}")
+        if index % 5:
+            return ids, await call
+        try:
+            await asyncio.wait_for(call, 0.01)
+        except TimeoutError:
+            return None
+        return None
+
+    answers = await asyncio.gather(*(one(index) for index in range(40)))
+    load = await core.load()
+    await core.close()
+    assert (load.running, load.waiting) == (0, 0)
+    assert load.cached_tokens <= 900
+    complete = [answer for answer in answers if answer is not None]
+    assert len(complete) == 32
+    for ids, answer in complete:
+        wanted = teacher_forced(reference, ids, answer.output_ids)
+        assert np.abs(answer.logprobs - wanted).max() < TOLERANCE
+
+
+async def test_a_long_prompt_is_computed_in_pieces_while_others_decode(
+    core: EngineCore, reference: Qwen3MoeForCausalLM
+) -> None:
+    decoding = asyncio.create_task(core.generate(prompt(7, 10), SamplingParams(60), rid="short"))
+    await until_decoding(core)
+    ids = prompt(8, 1500)  # more than one step's share of prompt tokens
+    answer = await core.generate(ids, SamplingParams(4), rid="long")
+    short = await decoding
+    for given, got in ((ids, answer), (prompt(7, 10), short)):
+        wanted = teacher_forced(reference, given, got.output_ids)
+        assert np.abs(got.logprobs - wanted).max() < TOLERANCE
+
+
+async def test_requests_beyond_the_limits_wait_their_turn(model_dir: Path) -> None:
+    core = EngineCore(model_dir, max_running_requests=8, cache_tokens=200)
+    running: list[asyncio.Task[Generation]] = [
+        asyncio.create_task(core.generate(prompt(index, 20), SamplingParams(50), rid=str(index)))
+        for index in range(6)
+    ]
+    await until_decoding(core)
+    load = await core.load()
+    assert (load.running, load.waiting) == (2, 4)  # 70 tokens each fit twice into 200
+    answers = await asyncio.gather(*running)
+    await core.close()
+    assert [len(answer.output_ids) for answer in answers] == [50] * 6
+
+
+# --- endings ----------------------------------------------------------------------------------
+
+
+async def greedy(core: EngineCore, rid: str, count: int = 12) -> list[int]:
+    answer = await core.generate(prompt(9, 30), SamplingParams(count, temperature=0.0), rid=rid)
+    ids: list[int] = answer.output_ids.tolist()
+    return ids
+
+
+async def test_a_stop_token_ends_the_request_and_is_part_of_the_output(core: EngineCore) -> None:
+    free = await greedy(core, "free")
+    stop = free[5]
+    answer = await core.generate(
+        prompt(9, 30),
+        SamplingParams(12, temperature=0.0, stop_token_ids=(1, 2, 3, 4, 5, stop)),
+        rid="stopped",
+    )
+    first = next(i for i, token in enumerate(free) if token in {1, 2, 3, 4, 5, stop})
+    assert answer.output_ids.tolist() == free[: first + 1]
+    assert (answer.finish_reason, answer.matched) == ("stop", free[first])
+
+
+async def test_a_stop_string_across_tokens_ends_the_request(core: EngineCore) -> None:
+    free = await greedy(core, "free", 40)
+    assert core.tokenizer is not None
+    text = core.tokenizer.decode(free, skip_special_tokens=False)
+    stop = text[11:14]
+    answer = await core.generate(
+        prompt(9, 30), SamplingParams(40, temperature=0.0, stop=("\x00\x00", stop)), rid="stopped"
+    )
+    got = answer.output_ids.tolist()
+    assert (answer.finish_reason, answer.matched) == ("stop", stop)
+    assert got == free[: len(got)]
+    assert stop in core.tokenizer.decode(got, skip_special_tokens=False)
+    assert stop not in core.tokenizer.decode(got[:-1], skip_special_tokens=False)
+
+
+async def test_no_tokens_are_sampled_when_none_are_wanted(core: EngineCore) -> None:
+    empty = await core.generate(prompt(10, 30), SamplingParams(0), rid="warm")
+    assert (len(empty.output_ids), empty.finish_reason) == (0, "length")
+    after = await core.generate(prompt(10, 30), SamplingParams(1), rid="after")
+    assert after.cached_tokens == 29
+
+
+async def test_an_abort_returns_what_was_sampled(core: EngineCore) -> None:
+    tasks = [
+        asyncio.create_task(core.run(rid, array(prompt(i, 20)), Sampling(1000)))
+        for i, rid in enumerate(("keep", "drop-1", "drop-2"))
+    ]
+    await until_decoding(core, 5)
+    await core.abort(lambda rid: rid.startswith("drop"))
+    done, pending = await asyncio.wait(tasks, timeout=0.2)
+    assert {task.result().finish_reason["type"] for task in done} == {"abort"}
+    assert all(len(task.result().output_ids) >= 5 for task in done)
+    assert len(pending) == 1
+    await core.abort(lambda rid: True)
+    assert (await tasks[0]).finish_reason["type"] == "abort"
+
+
+async def test_a_waiting_request_can_be_aborted(model_dir: Path) -> None:
+    core = EngineCore(model_dir, max_running_requests=1)
+    first = asyncio.create_task(core.run("first", array(prompt(0, 10)), Sampling(200)))
+    second = asyncio.create_task(core.run("second", array(prompt(1, 10)), Sampling(5)))
+    await until_decoding(core)
+    await core.abort(lambda rid: rid == "second")
+    answer = await second
+    assert answer.finish_reason["type"] == "abort"
+    assert len(answer.output_ids) == 0
+    assert (await first).finish_reason == {"type": "length", "length": 200}
+    await core.close()
+
+
+async def test_cancelling_a_call_frees_its_row(core: EngineCore) -> None:
+    call = asyncio.create_task(core.generate(prompt(0, 10), SamplingParams(1000), rid="gone"))
+    await until_decoding(core)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (await core.load()).running == 0
+    await core.generate(prompt(0, 10), SamplingParams(1), rid="gone")
+
+
+# --- routing ----------------------------------------------------------------------------------
+
+
+async def test_routing_covers_cached_and_sampled_positions(
+    core: EngineCore, reference: Qwen3MoeForCausalLM
+) -> None:
+    ids = prompt(11, 70)
+    await core.generate(ids, SamplingParams(1), rid="warm")
+
+    async def routed(start: int) -> Finished:
+        sampling = Sampling(9, temperature=0.0)
+        return await core.run(f"from{start}", array(ids), sampling, routing_start=start)
+
+    answer = await routed(0)
+    assert answer.cached_tokens == 69
+    assert answer.routing is not None
+    whole = torch.tensor([[*ids, *answer.output_ids.tolist()]])
+    with torch.inference_mode():
+        logits = reference(whole, output_router_logits=True).router_logits
+    wanted = np.stack([layer.topk(2, dim=-1).indices.numpy() for layer in logits], axis=1)
+    assert np.array_equal(answer.routing, wanted[:-1])  # the last token is never computed
+    for start in (69, 70):
+        part = (await routed(start)).routing
+        assert part is not None
+        assert np.array_equal(part, wanted[start:-1])
+
+
+# --- weights and pausing ----------------------------------------------------------------------
+
+
+async def test_new_weights_take_over_between_two_steps(
+    core: EngineCore, other_model_dir: Path
+) -> None:
+    ids, params = prompt(12, 40), SamplingParams(10, temperature=0.0)
+    before = await core.generate(ids, params, rid="before")
+    running = asyncio.create_task(
+        core.generate(prompt(13, 40), SamplingParams(400, temperature=0.0), rid="running")
+    )
+    await until_decoding(core)
+    await core.update_weights(other_model_dir, 5)
+    after = await core.generate(ids, params, rid="after")
+    continued = await running
+    fresh = EngineCore(other_model_dir)
+    wanted = await fresh.generate(ids, params, rid="fresh")
+    await fresh.close()
+    assert (before.weight_version, after.weight_version) == (0, 5)
+    assert after.cached_tokens == 0
+    assert after.output_ids.tolist() == wanted.output_ids.tolist()
+    assert after.output_ids.tolist() != before.output_ids.tolist()
+    assert (len(continued.output_ids), continued.weight_version) == (400, 5)
+
+
+async def test_keys_of_old_weights_are_never_reused(
+    core: EngineCore, other_model_dir: Path
+) -> None:
+    ids = prompt(14, 40)
+    running = asyncio.create_task(core.generate(ids, SamplingParams(100), rid="running"))
+    await until_decoding(core)
+    await core.update_weights(other_model_dir, 1)
+    await running
+    again = await core.generate(ids, SamplingParams(2), rid="again")
+    assert again.cached_tokens == 0
+
+
+async def test_a_bad_directory_leaves_the_old_weights(
+    core: EngineCore, model_dir: Path, tmp_path: Path
+) -> None:
+    broken = Path(shutil.copytree(model_dir, tmp_path / "broken"))
+    (broken / "model.safetensors").write_bytes(b"not safetensors")
+    before = await greedy(core, "before")
+    for directory in (broken, tmp_path / "absent"):
+        with pytest.raises(EngineError) as caught:
+            await core.update_weights(directory, 9)
+        assert caught.value.status == 400
+    assert await greedy(core, "after") == before
+    assert core.weight_version == 0
+
+
+async def test_a_model_of_another_shape_is_refused(core: EngineCore, tmp_path: Path) -> None:
+    from tests.fakes.tiny_model import write_tiny_model
+
+    with pytest.raises(EngineError, match="another shape"):
+        await core.update_weights(write_tiny_model(tmp_path, num_hidden_layers=1), 1)
+
+
+async def test_pausing_in_place_holds_everything_still(core: EngineCore) -> None:
+    alone = await greedy(core, "alone", 60)
+    call = asyncio.create_task(greedy(core, "paused", 60))
+    await until_decoding(core)
+    await core.pause("in_place")
+    steps = core.steps
+    late = asyncio.create_task(greedy(core, "late", 3))
+    assert not await core.flush_cache()
+    await asyncio.sleep(0.05)
+    assert core.steps == steps
+    assert (await core.load()).running == 1
+    await core.resume()
+    assert await call == alone
+    assert await late == alone[:3]
+
+
+async def test_a_retracted_request_continues_where_it_was(core: EngineCore) -> None:
+    params = SamplingParams(60, sampling_seed=3)
+    alone = await core.generate(prompt(15, 30), params, rid="alone")
+    call = asyncio.create_task(core.run("r", array(prompt(15, 30)), Sampling(60, seed=3)))
+    await until_decoding(core)
+    await core.pause("retract")
+    load = await core.load()
+    assert (load.running, load.waiting) == (0, 1)
+    assert await core.flush_cache()
+    await core.resume()
+    again = await call
+    assert again.output_ids.tolist() == alone.output_ids.tolist()
+    assert np.abs(again.logprobs - alone.logprobs).max() < TOLERANCE
+    assert again.retractions == 1
+
+
+async def test_pausing_with_abort_ends_what_runs(core: EngineCore) -> None:
+    call = asyncio.create_task(core.generate(prompt(16, 30), SamplingParams(1000), rid="a"))
+    await until_decoding(core)
+    await core.pause("abort")
+    assert (await call).finish_reason == "abort"
+    await core.resume()
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ids", "params", "message"),
+    [
+        ([], SamplingParams(1), "input is empty"),
+        ([800], SamplingParams(1), "outside the vocabulary"),
+        ([-1], SamplingParams(1), "outside the vocabulary"),
+        ([1] * 2048, SamplingParams(0), r"The input \(2048 tokens\) is longer than"),
+        (
+            [1] * 2000,
+            SamplingParams(49),
+            "Requested token count exceeds the model's maximum context length of 2048 tokens. You "
+            "requested a total of 2049 tokens: 2000 tokens from the input messages and 49 tokens",
+        ),
+    ],
+)
+async def test_an_impossible_request_is_refused_with_the_reason(
+    core: EngineCore, ids: list[int], params: SamplingParams, message: str
+) -> None:
+    with pytest.raises(EngineError, match=message) as caught:
+        await core.generate(ids, params, rid="x")
+    assert caught.value.status == 400
+
+
+async def test_a_prompt_may_fill_the_context_exactly(core: EngineCore) -> None:
+    answer = await core.generate([1] * 2040, SamplingParams(8), rid="full")
+    assert len(answer.output_ids) == 8
+
+
+async def test_a_request_that_can_never_fit_the_cache_is_refused(model_dir: Path) -> None:
+    core = EngineCore(model_dir, cache_tokens=100)
+    with pytest.raises(EngineError, match="cache_tokens=100"):
+        await core.generate([1] * 50, SamplingParams(51), rid="x")
+    await core.close()
+
+
+async def test_stop_strings_need_a_tokenizer(model_dir: Path) -> None:
+    core = EngineCore(model_dir)
+    with pytest.raises(EngineError, match="without a tokenizer"):
+        await core.generate([1], SamplingParams(1, stop=("x",)), rid="x")
+    await core.close()
+
+
+async def test_a_live_rid_cannot_be_used_twice(core: EngineCore) -> None:
+    call = asyncio.create_task(core.generate(prompt(0, 10), SamplingParams(200), rid="same"))
+    await until_decoding(core)
+    with pytest.raises(EngineError, match="Duplicate request ID"):
+        await core.generate(prompt(1, 10), SamplingParams(1), rid="same")
+    await call
+    await core.generate(prompt(1, 10), SamplingParams(1), rid="same")
+
+
+async def test_a_context_longer_than_the_model_is_refused(model_dir: Path) -> None:
+    with pytest.raises(EngineError, match="max_position_embeddings=4096"):
+        EngineCore(model_dir, max_context_tokens=4097)
+
+
+async def test_a_closed_engine_answers_everyone(model_dir: Path) -> None:
+    core = EngineCore(model_dir)
+    call = asyncio.create_task(core.generate(prompt(0, 10), SamplingParams(1000), rid="a"))
+    await until_decoding(core)
+    await core.close()
+    with pytest.raises(EngineError, match="has stopped"):
+        await call
+    with pytest.raises(EngineError, match="has stopped"):
+        await core.generate([1], SamplingParams(1), rid="b")
+    assert not await core.healthy()
+
+
+async def test_a_worker_that_dies_leaves_nobody_waiting(core: EngineCore) -> None:
+    call = asyncio.create_task(core.generate(prompt(0, 10), SamplingParams(1000), rid="a"))
+    await until_decoding(core)
+
+    def broken(rid: str) -> bool:
+        raise RuntimeError("boom")
+
+    with pytest.raises(EngineError, match="boom"):
+        await core.abort(broken)
+    with pytest.raises(EngineError, match="boom"):
+        await call
+    assert not await core.healthy()

@@ -1,0 +1,126 @@
+"""The forward pass agrees with transformers: logprobs, routing, however the tokens are split over calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import Qwen3MoeForCausalLM
+
+from runners.engines.embedded.model import KvStore, Qwen3Moe, Span, Step
+from runners.engines.embedded.weights import load_weights
+from tests.fakes.tiny_model import write_tiny_model
+
+LENGTH = 48
+TOLERANCE = 3e-5
+
+
+def prefill(
+    model: Qwen3Moe, kv: KvStore, row: int, ids: Tensor, start: int
+) -> tuple[Tensor, NDArray[np.int16]]:
+    """Run ``ids`` as one span of ``row``; return the logits of every position and the routing."""
+    positions = np.arange(start, start + len(ids))
+    step = Step(
+        tokens=ids,
+        positions=torch.from_numpy(positions),
+        slots=kv.slots(np.full(len(ids), row), positions),
+        decoding=0,
+        lengths=torch.zeros(0, dtype=torch.int64),
+        longest=0,
+        spans=(Span(row, start, len(ids)),),
+        wanted=None,
+    )
+    return model.forward(step, kv)
+
+
+def decode(model: Qwen3Moe, kv: KvStore, tokens: Tensor, at: list[int]) -> Tensor:
+    """Run one token of rows 0, 1, … at their positions; return their logits."""
+    positions = np.asarray(at)
+    step = Step(
+        tokens=tokens,
+        positions=torch.from_numpy(positions),
+        slots=kv.slots(np.arange(len(at)), positions),
+        decoding=len(at),
+        lengths=torch.from_numpy(positions + 1),
+        longest=max(at) + 1,
+        spans=(),
+        wanted=None,
+    )
+    return model.forward(step, kv)[0]
+
+
+def expected(model: Qwen3MoeForCausalLM, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Logprobs [T, V] and the chosen experts of each routed layer, as transformers computes them."""
+    with torch.inference_mode():
+        out = model(ids[None], output_router_logits=True)
+    top = model.config.num_experts_per_tok
+    chosen = [logits.softmax(-1).topk(top, dim=-1).indices for logits in out.router_logits]
+    return out.logits[0].log_softmax(-1), chosen
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param({}, id="default"),
+        pytest.param({"mlp_only_layers": [0]}, id="a dense layer"),
+        pytest.param({"num_hidden_layers": 3, "decoder_sparse_step": 2}, id="sparse step"),
+        pytest.param({"norm_topk_prob": False}, id="unnormalised router"),
+        pytest.param({"tie_word_embeddings": False}, id="own head"),
+        pytest.param({"attention_bias": True}, id="attention bias"),
+        pytest.param({"num_attention_heads": 6, "num_key_value_heads": 1}, id="one kv head"),
+        pytest.param({"num_experts": 32, "num_experts_per_tok": 4}, id="many experts"),
+        pytest.param(
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, id="rope theta"
+        ),
+    ],
+)
+def test_logprobs_and_routing_equal_transformers(
+    tmp_path: Path, overrides: dict[str, Any]
+) -> None:
+    directory = write_tiny_model(tmp_path, seed=3, **overrides)
+    reference = Qwen3MoeForCausalLM.from_pretrained(directory)
+    assert isinstance(reference, Qwen3MoeForCausalLM)
+    ids = torch.randint(0, 800, (LENGTH,), generator=torch.Generator().manual_seed(1))
+    logprobs, chosen = expected(reference.eval(), ids)
+    weights = load_weights(directory)
+    model, kv = Qwen3Moe(weights, 64), KvStore(weights.config, 3, 64)
+    first, routing = prefill(model, kv, 1, ids[:20], 0)
+    second, more = prefill(model, kv, 1, ids[20:], 20)
+    ours = torch.cat([first, second]).log_softmax(-1)
+    assert (ours - logprobs).abs().max() < TOLERANCE
+    routing = np.concatenate([routing, more])
+    moe_layers = [layer for layer, moe in enumerate(weights.config.moe_layers) if moe]
+    for layer, experts in zip(moe_layers, chosen, strict=True):
+        assert np.array_equal(routing[:, layer], experts.numpy())
+    dense = [layer for layer, moe in enumerate(weights.config.moe_layers) if not moe]
+    assert not routing[:, dense].any()
+
+
+def test_decoding_rows_of_different_lengths_equal_transformers(
+    model_dir: Path, reference: Qwen3MoeForCausalLM
+) -> None:
+    weights = load_weights(model_dir)
+    model, kv = Qwen3Moe(weights, 64), KvStore(weights.config, 3, 64)
+    generator = torch.Generator().manual_seed(2)
+    sequences = [torch.randint(0, 800, (n,), generator=generator) for n in (5, 40, 17)]
+    for row, ids in enumerate(sequences):
+        prefill(model, kv, row, ids[:-1], 0)
+    last = torch.stack([ids[-1] for ids in sequences])
+    ours = decode(model, kv, last, [len(ids) - 1 for ids in sequences]).log_softmax(-1)
+    for row, ids in enumerate(sequences):
+        assert (ours[row] - expected(reference, ids)[0][-1]).abs().max() < TOLERANCE
+
+
+def test_running_every_expert_and_grouping_tokens_by_expert_agree(model_dir: Path) -> None:
+    weights = load_weights(model_dir)
+    model = Qwen3Moe(weights, 512)
+    ids = torch.randint(0, 800, (300,), generator=torch.Generator().manual_seed(4))
+    whole, _ = prefill(model, KvStore(weights.config, 1, 512), 0, ids, 0)
+    kv = KvStore(weights.config, 1, 512)
+    parts = [prefill(model, kv, 0, ids[at : at + 50], at)[0] for at in range(0, 300, 50)]
+    assert (torch.cat(parts).log_softmax(-1) - whole.log_softmax(-1)).abs().max() < TOLERANCE

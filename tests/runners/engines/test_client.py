@@ -1,0 +1,277 @@
+"""The HTTP client: the engine protocol over the embedded engine and over a server that speaks as SGLang does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from runners.engines.client import HttpEngine
+from runners.engines.contract import Engine, EngineError, SamplingParams
+from runners.engines.embedded.core import EngineCore
+from runners.engines.embedded.server import EngineServer
+
+Json = dict[str, Any]
+
+
+class Scripted:
+    """A server that answers what the test says and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Json]] = []
+        self.arrived = asyncio.Event()
+        self.dropped = asyncio.Event()
+        self.reply: Callable[[], Awaitable[web.Response]] = self.hang
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.asked.append((request.path, await request.json() if request.can_read_body else {}))
+        if request.path == "/abort_request":
+            return web.Response()
+        self.arrived.set()
+        return await self.reply()
+
+    async def hang(self) -> web.Response:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.dropped.set()
+            raise
+        raise AssertionError
+
+    def answers(self, body: Any, status: int = 200) -> None:
+        async def reply() -> web.Response:
+            if isinstance(body, bytes):
+                return web.Response(body=body, status=status)
+            return web.json_response(body, status=status)
+
+        self.reply = reply
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[Scripted]:
+    server = Scripted()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield server
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def engine(scripted: Scripted) -> AsyncIterator[HttpEngine]:
+    client = HttpEngine(scripted.url, deadline_s=5.0)
+    yield client
+    await client.close()
+
+
+def sglang_answer(**changes: Any) -> Json:
+    """What SGLang 0.5.15 answers, with a trimmed ``output_ids`` as old versions have it."""
+    meta: Json = {
+        "id": "a", "finish_reason": {"type": "stop", "matched": 9}, "prompt_tokens": 3,
+        "completion_tokens": 2, "cached_tokens": 1, "weight_version": "default",
+        "e2e_latency": 0.25, "output_token_logprobs": [[-0.5, 4, None], [-1.5, 9, None]],
+        "output_token_logprobs_length": 2,
+    }  # fmt: skip
+    return {"text": "x", "output_ids": [4], "meta_info": {**meta, **changes}}
+
+
+async def test_the_embedded_engine_answers_the_same_with_and_without_http(
+    core: EngineCore, url: str
+) -> None:
+    client = HttpEngine(url)
+    both: tuple[Engine, Engine] = (core, client)
+    params = SamplingParams(
+        20, temperature=0.8, top_p=0.9, top_k=50, stop_token_ids=(5, 6), sampling_seed=3
+    )
+    direct, remote = [
+        await engine.generate([1, 2, 3], params, rid=f"r{index}")
+        for index, engine in enumerate(both)
+    ]
+    assert remote.output_ids.dtype == np.int32
+    assert remote.logprobs.dtype == np.float32
+    assert np.array_equal(remote.output_ids, direct.output_ids)
+    assert np.allclose(remote.logprobs, direct.logprobs, atol=1e-5)
+    assert (remote.finish_reason, remote.matched) == (direct.finish_reason, direct.matched)
+    assert remote.prompt_tokens == 3
+    assert remote.engine_s > 0
+    await client.close()
+
+
+async def test_weights_and_health_work_through_http(
+    core: EngineCore, url: str, other_model_dir: Path, tmp_path: Path
+) -> None:
+    client = HttpEngine(url)
+    assert await client.healthy()
+    await client.update_weights(other_model_dir, 4)
+    assert (await client.generate([1], SamplingParams(1), rid="a")).weight_version == 4
+    with pytest.raises(EngineError, match=r"config\.json") as caught:
+        await client.update_weights(tmp_path, 5)
+    assert (caught.value.status, caught.value.retryable) == (400, False)
+    await core.close()
+    assert not await client.healthy()
+    await client.close()
+
+
+async def test_a_refused_request_carries_status_and_text(core: EngineCore, url: str) -> None:
+    client = HttpEngine(url)
+    with pytest.raises(EngineError, match="exceeds the model's maximum context length") as caught:
+        await client.generate([1], SamplingParams(5000), rid="a")
+    assert (caught.value.status, caught.value.retryable) == (400, False)
+    await client.close()
+
+
+async def test_cancelling_a_call_aborts_the_request_at_the_embedded_engine(
+    core: EngineCore, url: str
+) -> None:
+    client = HttpEngine(url)
+    call = asyncio.create_task(client.generate([1], SamplingParams(2000), rid="a"))
+    while not (await core.load()).running:
+        await asyncio.sleep(0.001)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    while (await core.load()).running:
+        await asyncio.sleep(0.001)
+    await client.close()
+
+
+async def test_a_unix_socket_serves_as_well(core: EngineCore, tmp_path: Path) -> None:
+    runner = web.AppRunner(EngineServer(core).application())
+    await runner.setup()
+    path = tmp_path / "engine.sock"
+    await web.UnixSite(runner, str(path)).start()
+    client = HttpEngine(f"unix:{path}")
+    assert len((await client.generate([1], SamplingParams(3), rid="a")).output_ids) == 3
+    await client.close()
+    await runner.cleanup()
+
+
+# --- against a server that speaks as SGLang does ----------------------------------------------
+
+
+async def test_the_request_is_what_sglang_expects(scripted: Scripted, engine: HttpEngine) -> None:
+    scripted.answers(sglang_answer())
+    params = SamplingParams(7, 0.5, 0.9, -1, ("x",), (9,), 11)
+    await engine.generate([1, 2, 3], params, rid="a")
+    assert scripted.asked == [
+        (
+            "/generate",
+            {
+                "rid": "a",
+                "input_ids": [1, 2, 3],
+                "return_logprob": True,
+                "sampling_params": {
+                    "max_new_tokens": 7,
+                    "temperature": 0.5,
+                    "top_p": 0.9,
+                    "top_k": -1,
+                    "stop": ["x"],
+                    "stop_token_ids": [9],
+                    "sampling_seed": 11,
+                    "no_stop_trim": True,
+                    "skip_special_tokens": False,
+                    "spaces_between_special_tokens": False,
+                },
+            },
+        )
+    ]
+
+
+async def test_ids_come_with_their_logprobs_and_default_is_version_0(
+    scripted: Scripted, engine: HttpEngine
+) -> None:
+    scripted.answers(sglang_answer())
+    answer = await engine.generate([1, 2, 3], SamplingParams(2), rid="a")
+    assert answer.output_ids.tolist() == [4, 9]
+    assert answer.logprobs.tolist() == [-0.5, -1.5]
+    assert (answer.finish_reason, answer.matched) == ("stop", 9)
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.engine_s) == (3, 1, 0.25)
+    assert answer.weight_version == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "text", "retryable"),
+    [
+        (400, {"error": {"message": "bad"}}, "bad", False),
+        (422, {"detail": [{"loc": ["body"]}]}, "loc", False),
+        (404, b"nothing here", "nothing here", False),
+        (500, {"detail": "broken"}, "broken", True),
+        (503, {"error": {"message": "busy"}}, "busy", True),
+        (502, b"", "502", True),
+    ],
+)
+async def test_http_errors_are_classified_in_one_way(
+    scripted: Scripted, engine: HttpEngine, status: int, body: Any, text: str, retryable: bool
+) -> None:
+    scripted.answers(body, status)
+    with pytest.raises(EngineError, match=text) as caught:
+        await engine.generate([1], SamplingParams(1), rid="a")
+    assert (caught.value.status, caught.value.retryable) == (status, retryable)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"[]",
+        b'{"text": "no meta"}',
+        b"null",
+        sglang_answer(output_token_logprobs=None),
+        sglang_answer(weight_version="nightly"),
+    ],
+)
+async def test_an_unreadable_answer_is_an_engine_error(
+    scripted: Scripted, engine: HttpEngine, body: Any
+) -> None:
+    scripted.answers(body)
+    with pytest.raises(EngineError, match="unreadable answer") as caught:
+        await engine.generate([1], SamplingParams(1), rid="a")
+    assert not caught.value.retryable
+
+
+async def test_an_engine_that_is_not_there_is_unreachable_and_retryable() -> None:
+    client = HttpEngine("http://127.0.0.1:1")
+    assert not await client.healthy()
+    with pytest.raises(EngineError, match="unreachable") as caught:
+        await client.generate([1], SamplingParams(1), rid="a")
+    assert (caught.value.status, caught.value.retryable) == (None, True)
+    await client.close()
+
+
+async def test_a_late_answer_is_given_up_and_aborted(scripted: Scripted) -> None:
+    client = HttpEngine(scripted.url, deadline_s=0.1)
+    with pytest.raises(EngineError, match=r"no answer within 0\.1 s") as caught:
+        await client.generate([1], SamplingParams(1), rid="late")
+    assert (caught.value.status, caught.value.retryable) == (None, True)
+    await client.close()
+    assert scripted.asked[-1] == ("/abort_request", {"rid": "late"})
+
+
+async def test_cancelling_closes_the_connection_and_posts_an_abort(
+    scripted: Scripted, engine: HttpEngine
+) -> None:
+    call = asyncio.create_task(engine.generate([1], SamplingParams(1), rid="gone"))
+    await scripted.arrived.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await scripted.dropped.wait()
+    await engine.close()
+    assert scripted.asked[-1] == ("/abort_request", {"rid": "gone"})
+
+
+async def test_a_failed_update_is_an_engine_error(scripted: Scripted, engine: HttpEngine) -> None:
+    scripted.answers({"success": False, "message": "no such directory"})
+    with pytest.raises(EngineError, match="no such directory"):
+        await engine.update_weights(Path("/x"), 3)
+    body = {"model_path": "/x", "weight_version": "3"}
+    assert scripted.asked == [("/update_weights_from_disk", body)]

@@ -1,0 +1,34 @@
+"""A gateway on loopback, with a scripted engine behind it and a real store under it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from tests.runners.gateway.running import Gateway, running_gateway
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of the tiny tokenizer."""
+    return write_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ScriptedEngine]:
+    """Serve a scripted engine."""
+    async with ScriptedEngine() as engine:
+        yield engine
+
+
+@pytest.fixture
+async def gateway(
+    engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
+) -> AsyncIterator[Gateway]:
+    """Serve a gateway in this loop."""
+    async with running_gateway(engine.url, tokenizer_dir, tmp_path / "run") as gateway:
+        yield gateway

@@ -1,0 +1,212 @@
+"""Run a gateway inside a test, and talk to it as an agent does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from runners.gateway.client import GatewayAdmin
+from runners.gateway.service import serve
+from runners.trajectory.record import Turn
+from runners.trajectory.store import RunStore
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "name": "Bash",
+        "description": "Run a command.",
+        "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}},
+    }
+]
+
+
+def settings_for(
+    engine_url: str, tokenizer_dir: Path, run_dir: Path, **changes: Any
+) -> dict[str, Any]:
+    """Return settings of a gateway that suits tests."""
+    return {
+        "run_dir": str(run_dir),
+        "host": "127.0.0.1",
+        "port": 0,
+        "engine_url": engine_url,
+        "tokenizer": str(tokenizer_dir),
+        "renderer": "qwen3",
+        "max_context_tokens": 200_000,
+        "sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_new_tokens": 4096},
+        "ping_s": 0.05,
+        "turn_s": 20.0,
+        **changes,
+    }
+
+
+@dataclass
+class Gateway:
+    """A running gateway and its run's directory."""
+
+    url: str
+    control: str
+    admin: GatewayAdmin
+    admin_key: str
+    run_dir: Path
+    http: aiohttp.ClientSession
+
+    def turns(self, session_id: str) -> list[Turn]:
+        """Return what the store holds, as another process sees it."""
+        with RunStore.open(self.run_dir, read_only=True) as store:
+            return store.turns(session_id)
+
+    async def session(self, session_id: str = "s1", **wish: Any) -> Agent:
+        """Open a session and return an agent that holds its key."""
+        made, key = await self.admin.create_session(session_id, **wish)
+        return Agent(self, made, key)
+
+
+@asynccontextmanager
+async def running_gateway(
+    engine_url: str, tokenizer_dir: Path, run_dir: Path, **changes: Any
+) -> AsyncIterator[Gateway]:
+    """Serve a gateway in this event loop."""
+    RunStore.create(run_dir, {}).close()
+    ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    settings = settings_for(engine_url, tokenizer_dir, run_dir, **changes)
+    serving = asyncio.create_task(serve(settings, announce=ready.set_result, stop=stop))
+    serving.add_done_callback(lambda _: ready.cancel())
+    try:
+        info = await ready
+    except asyncio.CancelledError:
+        await serving  # says why it did not start
+        raise
+    admin = GatewayAdmin(info["url"], info["admin_key"])
+    http = aiohttp.ClientSession()
+    try:
+        yield Gateway(info["url"], info["control"], admin, info["admin_key"], run_dir, http)
+    finally:
+        await http.close()
+        await admin.close()
+        stop.set()
+        await serving
+
+
+@dataclass
+class Agent:
+    """A client with a session's key: says the Messages API's words."""
+
+    gateway: Gateway
+    session_id: str
+    key: str
+
+    def body(self, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """Return a request body."""
+        return {
+            "model": "policy",
+            "max_tokens": 1000,
+            "system": "You fix bugs.",
+            "tools": TOOLS,
+            "messages": messages,
+            **more,
+        }
+
+    async def post(self, path: str, body: object, **headers: str) -> tuple[int, dict[str, Any]]:
+        """Post JSON (or bytes as they are); return the status and the JSON answered."""
+        data = body if isinstance(body, bytes) else orjson.dumps(body)
+        async with self.gateway.http.post(
+            self.gateway.url + path, data=data, headers={"x-api-key": self.key, **headers}
+        ) as response:
+            return response.status, orjson.loads(await response.read())
+
+    async def ask(self, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """Take a turn without streaming; fails unless it is answered."""
+        status, answer = await self.post("/v1/messages", self.body(messages, **more))
+        assert status == 200, answer
+        return answer
+
+    async def stream(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Take a turn by streaming; return the events."""
+        async with self.gateway.http.post(
+            self.gateway.url + "/v1/messages?beta=true",
+            data=orjson.dumps({**body, "stream": True}),
+            headers={"authorization": f"Bearer {self.key}"},
+        ) as response:
+            assert response.status == 200, await response.read()
+            assert response.content_type == "text/event-stream"
+            return events(await response.read())
+
+    async def finish(self) -> dict[str, Any]:
+        """Finish the session."""
+        return await self.gateway.admin.finish(self.session_id)
+
+    async def stats(self) -> dict[str, Any]:
+        """Return the session's counters."""
+        return await self.gateway.admin.stats(self.session_id)
+
+
+def events(stream: bytes) -> list[dict[str, Any]]:
+    """Read a whole event stream, holding it to its grammar."""
+    assert stream.endswith(b"\n\n")
+    found = []
+    for frame in stream.removesuffix(b"\n\n").split(b"\n\n"):
+        name, data = frame.split(b"\n")
+        event = orjson.loads(data.removeprefix(b"data: "))
+        assert name == b"event: " + event["type"].encode()
+        found.append(event)
+    return found
+
+
+def assembled(stream: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put a streamed message together as a client does, holding it to the protocol's order."""
+    kinds = [event["type"] for event in stream if event["type"] != "ping"]
+    assert stream[0]["type"] == "message_start"
+    assert kinds[-2:] == ["message_delta", "message_stop"]
+    message: dict[str, Any] = dict(stream[0]["message"])
+    message["content"] = []
+    partial = ""
+    for event in stream[1:]:
+        match event["type"]:
+            case "content_block_start":
+                assert event["index"] == len(message["content"])
+                message["content"].append(dict(event["content_block"]))
+                partial = ""
+            case "content_block_delta":
+                assert event["index"] == len(message["content"]) - 1
+                block, delta = message["content"][-1], event["delta"]
+                field = delta["type"].removesuffix("_delta")
+                if field == "input_json":
+                    partial += delta["partial_json"]
+                else:
+                    block[field] += delta[field]
+            case "content_block_stop":
+                if partial:
+                    message["content"][-1]["input"] = orjson.loads(partial)
+            case "message_delta":
+                message |= event["delta"]
+                message["usage"] = event["usage"]
+    return message
+
+
+def results(answer: Mapping[str, Any], *texts: str) -> dict[str, Any]:
+    """Return the user message that answers every tool call of ``answer``."""
+    calls = [block for block in answer["content"] if block["type"] == "tool_use"]
+    return {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": call["id"], "content": text}
+            for call, text in zip(calls, texts, strict=True)
+        ],
+    }
+
+
+def echo(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the assistant message that a client sends back."""
+    return {"role": "assistant", "content": answer["content"]}
+
+
+def user(text: str) -> dict[str, Any]:
+    """Return a user message."""
+    return {"role": "user", "content": text}

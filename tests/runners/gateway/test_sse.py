@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.gateway import sse
+from tests.runners.gateway.running import assembled, events
+
+TEXT = st.text()
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+BLOCKS = st.lists(
+    st.one_of(
+        st.builds(lambda text: {"type": "text", "text": text}, TEXT),
+        st.builds(
+            lambda text, mark: {"type": "thinking", "thinking": text, "signature": mark}, TEXT, TEXT
+        ),
+        st.builds(
+            lambda name, value: {"type": "tool_use", "id": "t", "name": name, "input": value},
+            TEXT,
+            st.dictionaries(TEXT, JSON, max_size=4),
+        ),
+    ),
+    max_size=5,
+)
+
+
+@given(BLOCKS, st.sampled_from(["end_turn", "tool_use", "max_tokens"]), st.integers(0, 3))
+def test_a_client_puts_together_exactly_what_was_answered(
+    content: list[dict[str, Any]], reason: str, pings: int
+) -> None:
+    head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m"}
+    end = {"stop_reason": reason, "stop_sequence": None, "usage": {"output_tokens": 3}}
+    opening = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": {}}
+    message = {**head, "content": content, **end}
+    stream = sse.start(opening) + sse.PING * pings + sse.rest(message)
+    assert assembled(events(stream)) == message
+
+
+@given(TEXT)
+def test_no_text_breaks_out_of_its_frame(text: str) -> None:
+    (event,) = events(sse.error({"type": "error", "error": {"message": text}}))
+    assert event["error"]["message"] == text

@@ -1,0 +1,131 @@
+"""The live view fits the terminal, tells the truth, and leaves the terminal as it was."""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+
+from runners.observe.dashboard import Dashboard, LiveView, duration
+from runners.observe.plot import plot
+from runners.observe.progress import Progress
+
+RISING = [(step, step / 10) for step in range(11)]
+
+
+def a_progress() -> Progress:
+    progress = Progress("20260101-linear", 40)
+    progress.evaluated(0, 0.31)
+    for step in range(1, 13):
+        progress.begin_phase("rollouts", 64)
+        progress.step_done(step, 0.2 + step / 50, 0.3 + step / 50, 7.0)
+    progress.in_flight["harness"] = 9
+    for _ in range(17):
+        progress.rollout_done("policy.finished", 200)
+    progress.rollout_done("infra.sandbox_lost", 0)
+    for number in range(9):
+        progress.note(f"note {number} [with] {'long text ' * 20}")
+    return progress
+
+
+def picture(progress: Progress, width: int, height: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
+    with console.capture() as capture:
+        console.print(Dashboard(progress))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(80, 24), (120, 40), (60, 24), (200, 60), (80, 50), (100, 30)]
+)
+def test_the_picture_fits_the_terminal_and_shows_everything(width: int, height: int) -> None:
+    lines = picture(a_progress(), width, height)
+    text = "\n".join(lines)
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+    for part in ("12/40", "18/64", "training 54%", "held-out 31%", "note 8 [with]", "3,400"):
+        assert part in text
+    assert any("harness" in line and " 9 " in line for line in lines)
+    assert "◆" in "".join(line for line in lines if "┤" in line or "│" in line)
+
+
+def test_the_picture_of_a_run_that_has_not_begun_is_whole() -> None:
+    lines = picture(Progress("run", 0), 80, 24)
+    assert "starting" in lines[0]
+    assert len(lines) < 24
+
+
+def test_a_rising_curve_rises() -> None:
+    rows = plot(RISING, [], steps=10, width=46, height=12).plain.splitlines()
+    assert len(rows) == 12
+    drawn = [
+        [column for column, char in enumerate(row[6:]) if "\u2800" < char <= "\u28ff"]
+        for row in rows[:-2]
+    ]
+    assert all(drawn)
+    assert all(max(lower) <= min(upper) + 1 for upper, lower in pairwise(drawn))
+
+
+def test_a_point_is_marked_at_its_rate() -> None:
+    rows = plot([], [(0, 0.0), (10, 1.0)], steps=10, width=46, height=12).plain.splitlines()
+    assert rows[0].startswith(" 100%┤")
+    assert rows[0].endswith("◆")
+    assert rows[9].startswith("   0%┤◆")
+    assert [row.count("◆") for row in rows].count(1) == 2
+
+
+def test_rates_out_of_range_stay_inside_the_picture() -> None:
+    rows = plot([(0, -3.0), (99, 7.0)], [], steps=10, width=46, height=8).plain.splitlines()
+    assert len(rows) == 8
+    assert max(map(len, rows)) == 46
+
+
+def test_without_a_terminal_each_step_is_one_line() -> None:
+    out = io.StringIO()
+    progress = Progress("run", 3)
+    with LiveView(progress, "auto", Console(file=out, width=40)):
+        progress.note("sandbox [bold]: bubblewrap")
+        progress.evaluated(0, 0.25)
+        progress.step_done(1, 0.5, 0.375, 2.0)
+        progress.step_done(2, 0.625, 0.5, 4.0)
+    assert out.getvalue().splitlines() == [
+        "sandbox [bold]: bubblewrap",
+        "step 0/3  held-out solve rate 25.0%",
+        "step 1/3  reward 0.500  solve rate 37.5%  2.0 s  left 0:03",
+        "step 2/3  reward 0.625  solve rate 50.0%  4.0 s  left 0:03",
+    ]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_the_terminal_is_restored_whatever_happens(error: type[BaseException]) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, height=24, force_terminal=True)
+    view = LiveView(a_progress(), "auto", console)
+    with pytest.raises(error), view:
+        raise error
+    assert "12/40" in out.getvalue()
+    assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
+    written = out.getvalue()
+    view.close()
+    assert out.getvalue() == written
+
+
+def test_the_view_can_be_switched_off_on_a_terminal() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, height=24, force_terminal=True)
+    with LiveView(Progress("run", 1), "off", console):
+        pass
+    assert out.getvalue() == ""
+
+
+def test_durations_read_like_a_clock() -> None:
+    assert [duration(s) for s in (None, 0, 59.6, 3599, 3600, 36_610)] == [
+        "-",
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:00:00",
+        "10:10:10",
+    ]

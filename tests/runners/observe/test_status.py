@@ -1,0 +1,122 @@
+"""Status and summary are read from the store alone, whether the run lives or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from runners.observe.status import read_status, render
+from runners.observe.summary import summary_table, write_reward_curve
+from runners.trajectory.run_state import State
+from runners.trajectory.store import RunStore
+from runners.trajectory.store_error import StoreError
+from tests.runners.trajectory.records import CONFIG, a_rollout, example_run
+
+
+def text(renderable: RenderableType) -> str:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return example_run(tmp_path / "example")
+
+
+def test_a_running_run_tells_how_far_it_is(store: RunStore) -> None:
+    store.set_state(State.RUNNING)
+    store.begin_step(2, ["a"])
+    store.put_rollout(a_rollout("train-000002-00-00"))
+    store.put_rollout(a_rollout("train-000002-00-01", counts=False))
+    found = read_status(store.run_dir)
+    assert (found.state, found.driver_pid, found.mend) == ("running", os.getpid(), None)
+    assert (found.steps_done, found.steps, found.step_rollouts) == (1, 3, 1)
+    assert found.evaluations == [(0, 0.25), (1, 0.75)]
+    assert found.outcomes == {"policy.finished": 4, "infra.sandbox_lost": 1}
+    assert (found.attempts, found.metrics["train/solve_rate"]) == (7, pytest.approx(2 / 3))
+    assert json.loads(json.dumps(found.to_dict()))["state"] == "running"
+    shown = text(render(found))
+    for part in ("1 of 3", "held-out after 1", "75.0%", f"process {os.getpid()}"):
+        assert part in shown
+
+
+def test_a_run_whose_driver_is_gone_is_killed_and_says_how_to_go_on(store: RunStore) -> None:
+    store.set_state(State.RUNNING)
+    store.close()
+    with sqlite3.connect(store.run_dir / "store.sqlite") as db:
+        db.execute("UPDATE run SET pid_started_at = pid_started_at - 100")  # that pid, used again
+    found = read_status(store.run_dir)
+    assert found.state == "killed"
+    assert found.to_dict()["resume"] == f"agentrl run --resume {store.run_dir}"
+    assert "killed" in text(render(found))
+
+
+@pytest.mark.parametrize(
+    ("state", "resumable"),
+    [(State.DONE, False), (State.INTERRUPTED, True), (State.FAILED, True)],
+)
+def test_a_run_that_ended_says_how(store: RunStore, state: State, resumable: bool) -> None:
+    store.set_state(State.RUNNING)
+    store.set_state(state, exit_code=4, message="the engine [gone] /x/")
+    found = read_status(store.run_dir)
+    assert (found.state, found.exit_code) == (state, 4)
+    assert (found.mend is not None) == resumable
+    assert "the engine [gone] /x/" in text(render(found))
+
+
+def test_a_run_that_only_was_created_has_a_status(tmp_path: Path) -> None:
+    RunStore.create(tmp_path, CONFIG).close()
+    found = read_status(tmp_path)
+    assert (found.state, found.steps_done, found.evaluations, found.metrics) == (
+        "created",
+        0,
+        [],
+        {},
+    )
+    assert "0 of 3" in text(render(found))
+
+
+def test_a_directory_without_a_run_has_no_status(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="holds no run"):
+        read_status(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    return {
+        "run_dir": "/runs/[a]",
+        "steps": 40,
+        "eval": {"first": 0.36, "last": 0.875},
+        "wall_s": 401.2,
+        "rollouts": 2688,
+        "outcomes": {"budget.turns": 12, "policy.finished": 2676},
+        "tokens": {"sampled": 123456, "trained": 123456},
+    } | changes
+
+
+def test_the_summary_shows_every_figure() -> None:
+    shown = text(summary_table(summary()))
+    for part in ("36.0% → 87.5%", "2,688", "123,456", "6:41", "/runs/[a]", "budget.turns"):
+        assert part in shown
+    assert shown.index("policy.finished") < shown.index("budget.turns")
+    assert "→" not in text(summary_table(summary(eval={"first": None, "last": None})))
+
+
+def test_the_reward_curve_is_a_picture(store: RunStore) -> None:
+    path = write_reward_curve(store)
+    assert path == store.run_dir / "reward_curve.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_step_there_is_no_curve(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path, CONFIG) as store:
+        assert write_reward_curve(store) is None
+    assert not (tmp_path / "reward_curve.png").exists()
