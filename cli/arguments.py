@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 
-
 def examples(*lines: str) -> str:
     """Return the epilog of a command's help."""
     return "\n\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
@@ -22,7 +21,5 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
-RunDir = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)
-]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]

@@ -10,7 +10,6 @@ import typer
 
 from cli.arguments import Json, RunDir, examples
 
-
 EXAMPLES = examples(
     "agentrl dump-trajectories runs/20260101-120000-linear --validate",
     "agentrl dump-trajectories runs/20260101-120000-linear --only failed --out failed",
@@ -52,8 +51,7 @@ def dump_trajectories(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Export a run: one record per rollout, failures included, with the exact tokens.
-    """
+    """Export a run: one record per rollout, failures included, with the exact tokens."""
     context.obj.json = as_json
     from cli.invocation import print_json, stderr
     from runners.trajectory import dump

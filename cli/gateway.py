@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import signal
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -50,6 +48,9 @@ def gateway(context: typer.Context, overrides: Overrides = None) -> None:
 
 async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
     """Serve until SIGINT or SIGTERM; raises AgentrlError if a service cannot be had or dies."""
+    import asyncio
+    import signal
+
     from runners.campaign.stack import gateway_settings, start_engine
     from runners.gateway.service import serve
     from runners.trajectory.run_state import State

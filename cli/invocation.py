@@ -1,14 +1,13 @@
 """What all commands share: where output goes, and how an error leaves the process.
 
-Results go to stdout, everything for humans to stderr; with ``--json`` stdout holds one JSON document.
+Results go to stdout, everything for humans to stderr; with ``--json`` stdout holds one JSON
+document.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -38,6 +37,8 @@ class Invocation:
 
     def judge(self, error: Exception) -> tuple[ExitCode, str]:
         """Return an error's exit code and message; keep the traceback of one that is a defect."""
+        import traceback
+
         if self.debug:
             traceback.print_exception(error)
         if isinstance(error, AgentrlError):
@@ -54,6 +55,8 @@ class Invocation:
         )
 
     def _keep(self, text: str) -> str:
+        import tempfile
+
         folder = self.run_dir if self.run_dir is not None and self.run_dir.is_dir() else None
         with tempfile.NamedTemporaryFile(
             "w", dir=folder, prefix="agentrl-error-", suffix=".log", delete=False, encoding="utf-8"

@@ -1,4 +1,6 @@
-"""What ``agentrl run`` was asked to do, as jobs: one per run, composed and checked before the first one starts."""
+"""What ``agentrl run`` was asked to do, as jobs: one per run, composed and checked before the first
+one starts.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def new_jobs(overrides: list[str], config_file: Path | None) -> list[Job]:
     return [
         Job(
             config,
-            config.run.dir if own_dirs and config.run.dir else parent / f"{number:03}-{_file(label)}",
+            config.run.dir
+            if own_dirs and config.run.dir
+            else parent / f"{number:03}-{_file(label)}",
             label,
         )
         for number, (config, label) in enumerate(zip(configs, labels, strict=True))

@@ -1,4 +1,6 @@
-"""The console script ``agentrl``: commands are registered here; what a command needs, it imports when it runs."""
+"""The console script ``agentrl``: commands are registered here; what a command needs, it imports
+when it runs.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,13 @@ def _print_version(wanted: bool) -> None:
 )
 def agentrl(
     context: typer.Context,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     _version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Show the version.", callback=_print_version, is_eager=True
-        ),
+        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Reinforcement-learning campaigns for coding agents, token-exact, from a laptop to a cluster."""
+    """Reinforcement-learning campaigns for coding agents, from a laptop to a cluster."""
     context.obj.debug = debug
 
 

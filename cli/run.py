@@ -9,7 +9,7 @@ import typer
 
 from cli.arguments import Json, Overrides, examples
 from cli.invocation import Invocation, print_json, report_error, report_warning, stderr, stdout
-from conf.errors import AgentrlError, ExitCode
+from conf.errors import ExitCode
 
 if TYPE_CHECKING:
     from cli.jobs import Job
@@ -30,7 +30,8 @@ def run(
     context: typer.Context,
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and what stands in its way; start nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show the plan and what stands in its way; start nothing."),
     ] = False,
     resume: Annotated[
         Path | None,
@@ -108,7 +109,9 @@ def _single(job: Job, invocation: Invocation) -> int:
 
 
 def _sweep(jobs: list[Job], invocation: Invocation) -> int:
-    """Run the jobs one after the other; a failure is a row of the comparison, an interrupt ends the sweep."""
+    """Run the jobs one after the other; a failure is a row of the comparison, an interrupt ends the
+    sweep.
+    """
     from cli.tables import render_comparison
 
     documents: list[dict[str, Any]] = []

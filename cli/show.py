@@ -6,7 +6,6 @@ import typer
 
 from cli.arguments import Json, Overrides, examples
 
-
 EXAMPLES = examples(
     "agentrl show",
     "agentrl show engine=sglang engine.url=http://127.0.0.1:30000 --json > my.json",
@@ -14,8 +13,7 @@ EXAMPLES = examples(
 
 
 def show(context: typer.Context, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Show the configuration that KEY=VALUE… make, checked.
-    """
+    """Show the configuration that KEY=VALUE… make, checked."""
     context.obj.json = as_json
     import sys
 

@@ -6,13 +6,11 @@ import typer
 
 from cli.arguments import Json, RunDir, examples
 
-
 EXAMPLES = examples("agentrl status runs/20260101-120000-linear")
 
 
 def status(context: typer.Context, run: RunDir, as_json: Json = False) -> None:
-    """Show how a run stands, whether it runs now or not.
-    """
+    """Show how a run stands, whether it runs now or not."""
     context.obj.json = as_json
     from cli.invocation import print_json, stdout
     from runners.observe.status import read_status, render

@@ -32,7 +32,8 @@ def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:
     )
     facts.add_row(
         "evaluation",
-        f"{plan.evaluation_rollouts:,} rollouts: {plan.evaluations} × {run.eval_tasks} held-out tasks",
+        f"{plan.evaluation_rollouts:,} rollouts: {plan.evaluations} × {run.eval_tasks} "
+        "held-out tasks",
     )
     facts.add_row("memory", f"about {plan.memory_mb:,} MB of {plan.memory_available_mb:,} MB free")
     facts.add_row("disk", f"about {plan.disk_mb:,} MB of {plan.disk_free_mb:,} MB free")

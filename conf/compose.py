@@ -1,6 +1,7 @@
 """Hydra composes, pydantic judges: overrides in, a checked ``Config`` out, or every fault at once.
 
-Whatever the source (the command line, a stored configuration), values become overrides and take this one path.
+Whatever the source (the command line, a stored configuration), values become overrides and take
+this one path.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from conf.verdict import judge, missing_value
 def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> Config:
     """Return the configuration that ``overrides`` (no sweeps) make of the YAML files.
 
-    ``base`` is a configuration as ``to_json`` writes it; it stands between the YAML files and ``overrides``. Raises
-    ConfigError with all faults.
+    ``base`` is a configuration as ``to_json`` writes it; it stands between the YAML files and
+    ``overrides``. Raises ConfigError with all faults.
     """
     parsed, faults = grammar.parse(overrides)
     if base is not None:
@@ -69,7 +70,9 @@ def to_yaml(config: Config) -> str:
 
 
 def from_json(text: str, *, source: str, overrides: list[str] | None = None) -> Config:
-    """Return the configuration in ``text``, changed by ``overrides``; ``source`` names it in an error."""
+    """Return the configuration in ``text``, changed by ``overrides``; ``source`` names it in an
+    error.
+    """
     try:
         base = json.loads(text)
     except json.JSONDecodeError as error:
@@ -80,7 +83,7 @@ def from_json(text: str, *, source: str, overrides: list[str] | None = None) -> 
 
 
 def _defaults(choices: list[Override]) -> dict[str, Any]:
-    """Return what the YAML files say for these choices: which keys there are, and their defaults."""
+    """Return what the YAML files say for these choices: the keys and their defaults."""
     tree = root_content()
     chosen: dict[str, str] = {}
     for entry in tree.pop("defaults"):
@@ -91,7 +94,9 @@ def _defaults(choices: list[Override]) -> dict[str, Any]:
 
 
 def _compose(overrides: list[Override], faults: list[str]) -> DictConfig:
-    """Let Hydra compose; what it refuses becomes a fault, and the defaults are returned in its place."""
+    """Let Hydra compose; what it refuses becomes a fault, and the defaults are returned in its
+    place.
+    """
     lines = [str(o.input_line) for o in overrides]
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         try:
@@ -121,7 +126,7 @@ def _valid_choice(override: Override, faults: list[str]) -> bool:
 
 
 def _valid_key(override: Override, tree: dict[str, Any], faults: list[str]) -> bool:
-    """Judge what Hydra would stop at; what it accepts (``+new=1``, ``~key``) is left to pydantic."""
+    """Judge what Hydra would stop at; what it accepts (``+new=1``) is left to pydantic."""
     key, line = override.key_or_group, override.input_line
     known, node = lookup(tree, key)
     before = len(faults)
@@ -150,7 +155,8 @@ def _section_faults(
     key, value = override.key_or_group, override.value()
     if not isinstance(value, dict):
         return [
-            f"{override.input_line}: {key} is a section; set its keys, e.g. {key}.{next(iter(section))}=…"
+            f"{override.input_line}: {key} is a section; set its keys, "
+            f"e.g. {key}.{next(iter(section))}=…"
         ]
     names = [f"{key}.{name}" for name, _ in dotted(value)]
     return [unknown_key(name, tree) for name in names if not lookup(tree, name)[0]]
@@ -158,13 +164,15 @@ def _section_faults(
 
 def _sweep_fault(override: Override) -> str:
     return (
-        f"{override.input_line} is a sweep, which only `agentrl run` takes: give one value, or quote it "
-        f"if it is one, '{override.key_or_group}=\"…\"' in the shell"
+        f"{override.input_line} is a sweep, which only `agentrl run` takes: give one value, or "
+        f"quote it if it is one, '{override.key_or_group}=\"…\"' in the shell"
     )
 
 
 def _resolved(tree: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the plain tree, and the faults of keys that have no value or an interpolation that fails, by key."""
+    """Return the plain tree, and the faults of keys that have no value or an interpolation that
+    fails, by key.
+    """
     faults: dict[str, str] = {}
     for key, _ in dotted(plain(tree)):
         try:
@@ -183,7 +191,8 @@ def _judged(
 ) -> tuple[Config | None, list[str]]:
     """Let pydantic judge; the rules between keys are judged too where single keys are at fault.
 
-    For that a faulty key takes its default. JSON is pydantic's strict mode in which a path is text and a list a tuple.
+    For that a faulty key takes its default. JSON is pydantic's strict mode in which a path is text
+    and a list a tuple.
     """
     try:
         return Config.model_validate_json(json.dumps(tree), strict=True), []
@@ -212,7 +221,9 @@ def _repair(tree: DictConfig, key: str, defaults: dict[str, Any]) -> None:
 
 
 def _as_overrides(base: Mapping[str, Any], replaced: set[str], faults: list[str]) -> list[str]:
-    """Return the lines that make ``base`` out of the YAML files; a group that is chosen anew is left out."""
+    """Return the lines that make ``base`` out of the YAML files; a group that is chosen anew is
+    left out.
+    """
     lines: list[str] = []
     for section, content in base.items():
         if section not in groups():

@@ -1,7 +1,7 @@
 """The errors a user sees: one base class, one exit code each.
 
-Every boundary (config, engine, sandbox, gateway, store, …) has one subclass, defined in the room that owns the
-boundary, and one function there that turns foreign errors into it.
+Every boundary (config, engine, sandbox, gateway, store, …) has one subclass, defined in the room
+that owns the boundary, and one function there that turns foreign errors into it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class AgentrlError(Exception):
 
 
 class ConfigError(AgentrlError):
-    """The configuration is wrong; ``faults`` lists every fault found, each naming its key and its mend."""
+    """The configuration is wrong; ``faults`` lists every fault found, each naming its key and its
+    mend.
+    """
 
     exit_code = ExitCode.USAGE
 

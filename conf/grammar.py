@@ -1,4 +1,6 @@
-"""Overrides as typed on the command line, in Hydra's grammar; sweeps are expanded here, before anything is composed."""
+"""Overrides as typed on the command line, in Hydra's grammar; sweeps are expanded here, before
+anything is composed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from conf.errors import ConfigError
 
 
 def parse(lines: Iterable[str]) -> tuple[list[Override], list[str]]:
-    """Return the overrides that Hydra's grammar accepts, and a fault for each line that it does not."""
+    """Return the overrides that Hydra's grammar accepts, and a fault for each line that it does
+    not.
+    """
     parser = OverridesParser.create()
     parsed: list[Override] = []
     faults: list[str] = []
@@ -38,11 +42,12 @@ def parse(lines: Iterable[str]) -> tuple[list[Override], list[str]]:
 
 
 def expand_sweeps(lines: list[str]) -> list[list[str]]:
-    """Return one list of overrides per run: the product of all sweeps, the last one varying fastest.
+    """Return one list of overrides per run: the product of all sweeps, the last one varying
+    fastest.
 
-    ``a=1,2``, ``a=choice(1,2)`` and ``a=range(1,3)`` are sweeps; ``a=[1,2]`` and ``a='1,2'`` are values. Lines that
-    cannot be read are left as they are: ``compose`` reports them together with everything else. Raises ConfigError for
-    sweeps that cannot be enumerated.
+    ``a=1,2``, ``a=choice(1,2)`` and ``a=range(1,3)`` are sweeps; ``a=[1,2]`` and ``a='1,2'`` are
+    values. Lines that cannot be read are left as they are: ``compose`` reports them together with
+    everything else. Raises ConfigError for sweeps that cannot be enumerated.
     """
     faults: list[str] = []
     axes = [_axis(line, faults) for line in lines]

@@ -35,7 +35,9 @@ def root_content() -> dict[str, Any]:
 
 
 def plain(tree: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
-    """Return ``tree`` as a dict; with ``resolve``, interpolations are replaced and missing values refused."""
+    """Return ``tree`` as a dict; with ``resolve``, interpolations are replaced and missing values
+    refused.
+    """
     content = OmegaConf.to_container(tree, resolve=resolve, throw_on_missing=resolve)
     return cast("dict[str, Any]", content)
 
@@ -60,7 +62,7 @@ def lookup(tree: Any, key: str) -> tuple[bool, Any]:
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that ``word`` most likely means: a typo, or a key without its section."""
+    """Return the known word that ``word`` probably means: a typo, or a key without its section."""
     known = list(known)
     same_leaf = [key for key in known if "." in key and key.rpartition(".")[2] == word]
     if len(same_leaf) == 1:
@@ -86,7 +88,10 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     ]
     if owners:
         chosen = lookup(tree, f"{group}.kind")[1]
-        return f"{key} belongs to {group}={owners[0]}, but {group}={chosen} is chosen: add {group}={owners[0]}"
+        return (
+            f"{key} belongs to {group}={owners[0]}, but {group}={chosen} is chosen: "
+            f"add {group}={owners[0]}"
+        )
     section = key.rpartition(".")[0]
     known, siblings = lookup(tree, section)
     leaves = [leaf for leaf, _ in dotted(tree)]

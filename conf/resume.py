@@ -27,13 +27,16 @@ CHANGEABLE = (
     "trainer.tokens_per_microbatch",
     "trainer.threads",
 )
-"""Keys, or sections (ending in a dot), that a resumed run may change; besides these, run.steps may grow."""
+"""Keys, or sections (ending in a dot), that a resumed run may change; besides these, run.steps may
+grow.
+"""
 
 
 def resume_config(stored: Mapping[str, Any], overrides: list[str]) -> Config:
     """Return the stored configuration, changed by ``overrides``.
 
-    Raises ConfigError with every change that would make the run's earlier and later steps two different experiments.
+    Raises ConfigError with every change that would make the run's earlier and later steps two
+    different experiments.
     """
     before = compose([], base=stored)
     after = compose(overrides, base=stored)

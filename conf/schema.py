@@ -1,7 +1,8 @@
 """What a run is made of: the resolved configuration, checked.
 
-Frozen pydantic models, ``extra="forbid"``; a section that a YAML group chooses carries ``kind``. Defaults live in the
-YAML files, not here, so that ``agentrl show`` tells the whole truth; a default here marks a key that may be absent.
+Frozen pydantic models, ``extra="forbid"``; a section that a YAML group chooses carries ``kind``.
+Defaults live in the YAML files, not here, so that ``agentrl show`` tells the whole truth; a default
+here marks a key that may be absent.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Run(Section):
     eval_tasks: Annotated[int, Field(ge=0)]
     """Held-out tasks per evaluation; 0 switches evaluation off."""
     eval_every: Annotated[int, Field(ge=0)]
-    """Evaluate every so many steps besides before the first and after the last; 0: only those two."""
+    """Evaluate every so many steps besides before the first and after the last; 0: only those two.
+    """
     keep_checkpoints: PositiveInt
     """Newest checkpoints kept (each step writes one)."""
 
@@ -72,7 +74,8 @@ class TinyModel(Section):
 
     kind: Literal["tiny"]
     path: Path | None
-    """Directory of the starting weights (safetensors + config.json); null: made by the bootstrap."""
+    """Directory of the starting weights (safetensors + config.json); null: made by the bootstrap.
+    """
     tokenizer: Path | None
     """Directory of the tokenizer (tokenizer.json); null: made by the bootstrap."""
     renderer: str
@@ -250,7 +253,7 @@ class LocalTrainer(Section):
 
 
 class LocalLaunch(Section):
-    """This machine, this process tree."""
+    """One process tree on the machine where it is started."""
 
     kind: Literal["local"]
 
@@ -291,7 +294,9 @@ class Config(Section):
 
 
 def _rules(c: Config) -> Iterator[tuple[bool, str]]:
-    """Yield every rule between sections: whether it is broken, and the message with both keys and the mend."""
+    """Yield every rule between sections: whether it is broken, and the message with both keys and
+    the mend.
+    """
     context = c.model.max_context_tokens
     group = c.run.rollouts_per_task
     yield (

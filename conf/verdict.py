@@ -1,4 +1,6 @@
-"""pydantic's judgement in our words: one line per fault, with the key, the value, what is wrong and the mend."""
+"""pydantic's judgement in our words: one line per fault, with the key, the value, what is wrong and
+the mend.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def missing_value(key: str) -> str:
 
 
 def _key(loc: Iterable[int | str], tree: Mapping[str, Any]) -> str:
-    """Return the dotted key; pydantic adds the tag of a union (``engine.embedded.port``), which is no part of it."""
+    """Return the dotted key; pydantic adds the tag of a union (``engine.embedded.port``), which is
+    no part of it.
+    """
     key = ""
     node: Any = tree
     for part in loc:
@@ -91,7 +95,9 @@ def _shown(value: Any) -> str:
 
 
 def _without(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a copy of ``tree`` without ``key``, so that an unknown key is not offered as its own mend."""
+    """Return a copy of ``tree`` without ``key``, so that an unknown key is not offered as its own
+    mend.
+    """
     head, _, rest = key.partition(".")
     kept = {name: value for name, value in tree.items() if rest or name != head}
     if rest and isinstance(kept.get(head), Mapping):

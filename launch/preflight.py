@@ -88,7 +88,8 @@ def _paths(config: Config, run_dir: Path) -> Iterator[Problem]:
     elif not os.access(parent, os.W_OK | os.X_OK):
         yield Problem(
             True,
-            f"run.dir={run_dir} cannot be written: make {parent} writable or choose another run.dir",
+            f"run.dir={run_dir} cannot be written: make {parent} writable "
+            "or choose another run.dir",
         )
     for key in ("path", "tokenizer"):
         path = getattr(config.model, key)

@@ -16,7 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",
         action="store_true",
-        help="write the golden files from what the code does now; read the difference before committing",
+        help="write the golden files anew; read the difference before committing",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from conf import schema
 from conf.errors import ConfigError
+from runners.cache import cache_root
 from runners.engines.client import HttpEngine
 from runners.gateway.client import GatewayAdmin
 from runners.harnesses.native import NativeHarness
@@ -23,7 +24,6 @@ from runners.tasks import bugfix
 from runners.tasks.contract import Task
 from runners.tasks.grading import TestGrader
 from runners.training import checkpoint
-from runners.training.bootstrap import ensure_tiny
 from runners.training.local import LocalTrainer
 from runners.trajectory.store import RunStore
 
@@ -62,6 +62,8 @@ def prepare_policy(model: schema.Model, *, progress: Callable[[str, int, int], N
     if model.path is not None and model.tokenizer is not None:
         return Policy(model.path, model.tokenizer)
     if isinstance(model, schema.TinyModel):
+        from runners.training.bootstrap import ensure_tiny
+
         made = ensure_tiny(model, seed=BOOTSTRAP_SEED, progress=progress)
         return Policy(model.path or made, model.tokenizer or made)
     raise ConfigError([f"model.path is missing: training model={model.kind} needs the starting weights"])
@@ -197,4 +199,8 @@ def _trainer(config: schema.Config, policy: Policy, saved: checkpoint.Checkpoint
 
 
 def _tasks(config: schema.Config) -> list[Task]:
-    return bugfix.cached(config.task, seed=config.seed)
+    family = config.task
+    name = f"bugfix-{bugfix.VERSION}-seed{config.seed}-{family.train_tasks}-{family.held_out_tasks}"
+    return bugfix.build(
+        cache_root() / "tasks" / name, seed=config.seed, train=family.train_tasks, held_out=family.held_out_tasks
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from runners.gateway.conversation import (
@@ -42,7 +43,16 @@ class Said:
     """Nothing was said: clients drop such a turn."""
 
 
-Entry = Given | Said
+Part = Given | Said
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A part of a request."""
+
+    first: int
+    """Index of its first piece."""
+    part: Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,64 +62,51 @@ class Break:
     reason: str
 
 
-def entries(pieces: Sequence[Piece], keys: Iterable[bytes]) -> list[Entry]:
-    """Return what must come back of these pieces; assistant runs among them were not sampled in
-    this chain.
-    """
-    made: list[Entry] = []
-    run: list[str] | None = None
-    for piece, key in zip(pieces, keys, strict=True):
-        if piece.role != "assistant":
-            if run is not None:
-                made.append(Said(tuple(run)))
-                run = None
-            made.append(Given(key))
+def outline(pieces: Sequence[Piece], keys: Sequence[bytes]) -> list[Sent]:
+    """Return the parts of a request: one per foreign piece, one per run of assistant pieces."""
+    parts: list[Sent] = []
+    for is_said, group in groupby(range(len(pieces)), lambda at: pieces[at].role == "assistant"):
+        members = list(group)
+        if is_said:
+            ids = (pieces[at].tool_id for at in members if pieces[at].kind == "tool_call")
+            parts.append(Sent(members[0], Said(tuple(ids))))
         else:
-            run = [] if run is None else run
-            if piece.kind == "tool_call":
-                run.append(piece.tool_id)
-    if run is not None:
-        made.append(Said(tuple(run)))
-    return made
+            parts += [Sent(at, Given(keys[at])) for at in members]
+    return parts
 
 
 def first_new(
-    history: Sequence[Entry], pieces: Sequence[Piece], keys: Sequence[bytes]
-) -> int | Break:
-    """Return the index of the first piece that ``history`` does not know, or why the request is no
-    continuation.
-    """
+    history: Sequence[Part], sent: Sequence[Sent], pieces: Sequence[Piece]
+) -> Sent | Break:
+    """Return the first part that ``history`` does not know, or why this is no continuation."""
     at = 0
-    for entry in history:
-        if isinstance(entry, Given):
-            if at == len(pieces):
-                return Break(
-                    f"the conversation was cut back to {at} of {len(history)} known pieces"
-                )
-            if keys[at] != entry.key:
-                return Break(f"{_place(pieces[at])} is not what was sent before")
-            at += 1
-            continue
-        end = at
-        while end < len(pieces) and pieces[end].role == "assistant":
-            end += 1
-        if end == at:
-            if entry.may_vanish:
+    for known in history:
+        may_vanish = isinstance(known, Said) and known.may_vanish
+        if at == len(sent):
+            if may_vanish:
                 continue
-            return Break(
-                f"{_place(pieces[at])} stands where an assistant turn was"
-                if at < len(pieces)
-                else "the conversation was cut back to before an assistant turn"
-            )
-        if (
-            tuple(piece.tool_id for piece in pieces[at:end] if piece.kind == "tool_call")
-            != entry.tool_ids
-        ):
-            return Break(f"{_place(pieces[at])} came back with other tool calls")
-        at = end
-    if at == len(pieces):
-        return Break("the same messages were sent again with other parameters")
-    return at
+            return Break(_AGAIN if known is history[-1] else f"cut back to {at} known parts")
+        came, place = sent[at].part, _place(pieces[sent[at].first])
+        match known, came:
+            case Said(), Said():
+                if came.tool_ids != known.tool_ids:
+                    return Break(f"{place} came back with other tool calls")
+            case Said(), Given():
+                if may_vanish:
+                    continue
+                return Break(f"{place} stands where an assistant turn was")
+            case _:
+                if came != known:
+                    return Break(f"{place} is not what was sent before")
+        at += 1
+    if at == len(sent):
+        return Break(_AGAIN)
+    if isinstance(sent[at].part, Said):
+        return Break(f"{_place(pieces[sent[at].first])} was not sampled here")
+    return sent[at]
+
+
+_AGAIN = "the last turn was asked for again, with other parameters"
 
 
 def _place(piece: Piece) -> str:
@@ -127,7 +124,7 @@ class Chain:
         self.tokens = array("i")
         self.prompt_length = 0
         """Where the last turn's output begins."""
-        self.history: list[Entry] = []
+        self.history: list[Part] = []
         self.tools: list[dict[str, Any]] = []
         self.mark = b""
         """Fingerprint of the request that the last turn answered."""
@@ -135,41 +132,35 @@ class Chain:
         """What the last turn answered."""
 
     def continue_prompt(
-        self, renderer: Renderer, request: TurnRequest, keys: Sequence[bytes]
+        self, renderer: Renderer, request: TurnRequest, sent: Sequence[Sent]
     ) -> tuple[int, list[int]] | Break:
-        """Return the first new piece and the whole prompt, which begins with ``tokens``; or why it
-        cannot be had.
+        """Return the first new piece and the whole prompt, which begins with ``tokens``; or why
+        it cannot be had.
         """
-        new = first_new(self.history, request.pieces, keys)
+        new = first_new(self.history, sent, request.pieces)
         if isinstance(new, Break):
             return new
         held = self.tokens.tolist()
         bridged = renderer.bridge_to_next_turn(
             held[: self.prompt_length],
             held[self.prompt_length :],
-            renderer_messages(request.pieces[new:]),
+            renderer_messages(request.pieces[new.first :]),
             tools=request.tools or None,
         )
         if bridged is None:
-            return Break("the renderer cannot continue after this output (see bridge_to_next_turn)")
+            return Break("the renderer cannot continue after this output")
         if bridged.token_ids[: len(held)] != held:
             return Break("the renderer's continuation changes tokens that were already seen")
-        return new, bridged.token_ids
+        return new.first, bridged.token_ids
 
     def take_in(
-        self,
-        turn: Turn,
-        answer: Answer,
-        request: TurnRequest,
-        new: int,
-        keys: Sequence[bytes],
-        mark: bytes,
+        self, turn: Turn, answer: Answer, request: TurnRequest, news: Iterable[Sent], mark: bytes
     ) -> None:
-        """Grow by a finished turn, whose request brought the pieces from ``new`` on."""
+        """Grow by a finished turn, whose request brought the parts ``news``."""
         self.tokens.frombytes(turn.prompt_new.tobytes())
         self.prompt_length = len(self.tokens)
         self.tokens.frombytes(turn.output_ids.tobytes())
-        self.history += entries(request.pieces[new:], keys[new:])
+        self.history += [sent.part for sent in news]
         calls = tuple(call.id for call in answer.calls)
         self.history.append(Said(calls, may_vanish=not calls and not answer.text.strip()))
         self.tools = request.tools

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
-from runners.gateway.chain import Break, Chain
+from runners.gateway.chain import Break, Chain, Sent, outline
 from runners.gateway.conversation import (
     Answer,
     TurnRequest,
@@ -100,7 +100,7 @@ class _Ask:
     """A request, with what recognises it."""
 
     request: TurnRequest
-    keys: list[bytes]
+    sent: list[Sent]
     mark: bytes
     dialect: Dialect
 
@@ -201,7 +201,8 @@ class Session:
         if self.finished:
             raise Refused(Why.FORBIDDEN, f"session {self.id} is finished and takes no more turns")
         keys = request.keys()
-        return _Ask(request, keys, fingerprint(request, keys), dialect)
+        sent = outline(request.pieces, keys)
+        return _Ask(request, sent, fingerprint(request, keys), dialect)
 
     def _land(self, flight: Flight, mark: bytes) -> None:
         self._running.discard(flight)
@@ -225,7 +226,7 @@ class Session:
         renderer, request, turns = self._services.renderer, ask.request, self.counters.turns
         reason: str | None = None
         for chain in reversed(self._chains):
-            found = chain.continue_prompt(renderer, request, ask.keys)
+            found = chain.continue_prompt(renderer, request, ask.sent)
             if not isinstance(found, Break):
                 return _Plan(chain, *found, None, turns)
             reason = reason or found.reason
@@ -336,7 +337,8 @@ class Session:
             self._chains.remove(chain)
             counters.tools_changed += chain.tools != ask.request.tools
         self._chains.append(chain)
-        chain.take_in(turn, answer, ask.request, plan.new, ask.keys, ask.mark)
+        news = (sent for sent in ask.sent if sent.first >= plan.new)
+        chain.take_in(turn, answer, ask.request, news, ask.mark)
         counters.turns += 1
         counters.sampled_tokens += len(turn.output_ids)
         counters.malformed_calls += turn.malformed_calls

@@ -16,6 +16,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,12 +67,14 @@ async def capture(task: Task, workspace: Path) -> Patch:
 
 def _capture(task: Task, workspace: Path) -> Patch:
     try:
+        shadows = _shadows(task, workspace)
+        tampered = tuple(sorted({*_tampered(task, workspace), *shadows}))
         survey = _survey(task, workspace)
-        tampered = _tampered(task, workspace)
         if survey.refused:
             return refused_patch(survey.refused, tampered)
+        excluded = (*survey.excluded, *shadows)
         with tempfile.TemporaryDirectory(prefix="agentrl-patch-") as scratch:
-            return _diff(task, workspace, Path(scratch), survey, tampered)
+            return _diff(task, workspace, Path(scratch), excluded, tampered)
     except (OSError, subprocess.SubprocessError) as error:
         raise PatchError(f"cannot capture the patch of {task.id}: {error}") from error
 
@@ -149,6 +152,40 @@ def _tampered(task: Task, workspace: Path) -> tuple[str, ...]:
     return tuple(sorted(touched))
 
 
+def _shadows(task: Task, workspace: Path) -> tuple[str, ...]:
+    """Return new files that Python would import instead of a test or of its own library."""
+    found = {
+        name
+        for name in _importable(workspace)
+        if name.partition(".")[0] in sys.stdlib_module_names
+        and not os.path.lexists(task.repo / name)
+    }
+    for protected in task.protected:
+        folder = ""
+        for part in protected.rstrip("/").split("/"):
+            if (workspace / folder).is_symlink():
+                break
+            for name in _importable(workspace / folder):
+                path = f"{folder}{name}"
+                alike = name != part and name.partition(".")[0] == part.partition(".")[0]
+                if alike and not os.path.lexists(task.repo / path):
+                    found.add(path)
+            folder += f"{part}/"
+    return tuple(sorted(found))
+
+
+def _importable(folder: Path) -> list[str]:
+    """Return the names in a directory that ``import`` would look at."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        return [
+            entry.name
+            for entry in entries
+            if entry.name.endswith((".py", ".pyc", ".so")) or entry.is_dir(follow_symlinks=True)
+        ]
+
+
 def _contents(root: Path, relative: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
     """Yield path → (kind and mode, content) of what is at a path, links not followed."""
     if _parent_is_no_directory(root, relative):
@@ -186,10 +223,14 @@ def _parent_is_no_directory(root: Path, relative: str) -> bool:
 
 
 def _diff(
-    task: Task, workspace: Path, scratch: Path, survey: _Survey, tampered: tuple[str, ...]
+    task: Task,
+    workspace: Path,
+    scratch: Path,
+    excluded: tuple[str, ...],
+    tampered: tuple[str, ...],
 ) -> Patch:
     git = _Git(task, workspace, scratch)
-    shielded = [*(path.rstrip("/") for path in task.protected), *survey.excluded]
+    shielded = [*(path.rstrip("/") for path in task.protected), *excluded]
     for protected in task.protected:
         shielded += _replaced_parents(workspace, protected.rstrip("/"))
     literal = [f":(exclude,literal){path}" for path in shielded]

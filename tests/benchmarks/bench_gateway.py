@@ -1,10 +1,10 @@
 """The gateway's own cost: CPU per turn and memory per session, with an engine that answers at once.
 
-    python -m tests.benchmarks.bench_gateway                          # short conversations
-    python -m tests.benchmarks.bench_gateway --prompt-chars 150000    # a real agent's first prompt
+    python -m tests.benchmarks.bench_gateway
+    python -m tests.benchmarks.bench_gateway --sessions 4 --turns 40 --prompt-chars 130000
 
-The gateway runs in its own process; engine and agents run in this one and are not counted. Memory is
-what the gateway's private memory (USS) grew by while all sessions were open, divided by their number.
+The gateway runs in its own process; engine and agents run in this one and are not counted. Memory
+is what the gateway's private memory (USS) grew by while all sessions were open, per session.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Golden = Callable[[str, str], None]
 
 COMMANDS = ("run", "show", "status", "dump-trajectories", "gateway")
 
-HEAVY = {"torch", "transformers", "hydra", "omegaconf", "numpy", "aiohttp", "renderers", "psutil"}
+HEAVY = {"torch", "transformers", "hydra", "omegaconf", "numpy", "aiohttp", "renderers", "asyncio"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], *([c, "--help"] for c in COMMANDS)])

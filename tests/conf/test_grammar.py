@@ -40,7 +40,9 @@ def test_without_a_sweep_there_is_one_run() -> None:
 
 
 axes = st.lists(
-    st.lists(st.integers(-5, 5) | st.sampled_from(["x", "y.z", "[1,2]", "1e-3"]), min_size=1, max_size=4),
+    st.lists(
+        st.integers(-5, 5) | st.sampled_from(["x", "y.z", "[1,2]", "1e-3"]), min_size=1, max_size=4
+    ),
     max_size=4,
 )
 
@@ -50,7 +52,9 @@ def test_sweeps_are_the_product_in_order(values: list[list[object]]) -> None:
     lines = [f"k{i}=" + ",".join(map(str, axis)) for i, axis in enumerate(values)]
     runs = expand_sweeps(lines)
     assert len(runs) == math.prod(len(axis) for axis in values)
-    wanted = itertools.product(*[[parse([f"k{i}={v}"])[0][0].value() for v in axis] for i, axis in enumerate(values)])
+    wanted = itertools.product(
+        *[[parse([f"k{i}={v}"])[0][0].value() for v in axis] for i, axis in enumerate(values)]
+    )
     assert [tuple(o.value() for o in parse(run)[0]) for run in runs] == list(wanted)
     assert swept_keys(lines) == [f"k{i}" for i, axis in enumerate(values) if len(axis) > 1]
 
@@ -62,7 +66,11 @@ def test_sweeps_that_cannot_be_enumerated_are_refused_together() -> None:
 
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3),
 )
 

@@ -57,7 +57,12 @@ def test_the_plan_counts_every_rollout(
 def test_an_engine_that_runs_elsewhere_is_no_process_of_the_run(tmp_path: Path) -> None:
     here = plan(compose([]), tmp_path)
     elsewhere = plan(compose(["engine=sglang", "engine.url=http://h"]), tmp_path)
-    assert [p.name for p in here.processes] == ["driver and trainer", "engine", "gateway", "sandbox"]
+    assert [p.name for p in here.processes] == [
+        "driver and trainer",
+        "engine",
+        "gateway",
+        "sandbox",
+    ]
     assert [p.name for p in elsewhere.processes] == ["driver and trainer", "gateway", "sandbox"]
 
 

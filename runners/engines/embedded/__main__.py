@@ -7,19 +7,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import uvloop
-from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from conf.errors import AgentrlError, ExitCode
 from runners.engines.contract import EngineError
-from runners.engines.embedded.core import EngineCore
-from runners.engines.embedded.server import EngineServer
-from runners.engines.embedded.wire import describe
+from runners.engines.embedded.faults import describe
 from runners.service import announce, parent_gone, receive_settings
 
 SWITCH_INTERVAL_S = 0.0005
@@ -28,6 +26,7 @@ times longer, which is a whole decode step).
 """
 
 SHUTDOWN_S = 1.0
+BACKLOG = 512
 
 
 class Settings(BaseModel):
@@ -46,8 +45,14 @@ class Settings(BaseModel):
     weight_version: int = Field(0, ge=0)
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, listener: socket.socket) -> None:
     """Serve until SIGTERM, SIGINT or the end of the parent."""
+    # imported late: torch takes seconds, and bad settings or a port in use are known before
+    from aiohttp import web
+
+    from runners.engines.embedded.core import EngineCore
+    from runners.engines.embedded.server import EngineServer
+
     core = EngineCore(
         settings.model_path,
         max_running_requests=settings.max_running_requests,
@@ -63,17 +68,12 @@ async def serve(settings: Settings) -> None:
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, settings.host, settings.port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise _unbindable(settings, error) from error
-        port = runner.addresses[0][1]
-        announce({"url": f"http://{settings.host}:{port}"})
+        await web.SockSite(runner, listener).start()
+        announce({"url": f"http://{settings.host}:{listener.getsockname()[1]}"})
         await _until_told()
     finally:
+        await core.close()  # first: whoever still waits is told at once
         await runner.cleanup()
-        await core.close()
 
 
 def main() -> int:
@@ -81,8 +81,11 @@ def main() -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         settings = Settings.model_validate(receive_settings())
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-            loop.run(serve(settings))
+        with (
+            _listen(settings.host, settings.port) as listener,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
+        ):
+            loop.run(serve(settings, listener))
     except ValidationError as error:
         print(f"engine settings: {'; '.join(describe(error))}", file=sys.stderr)
         return ExitCode.USAGE
@@ -90,6 +93,18 @@ def main() -> int:
         print(f"engine: {error}", file=sys.stderr)
         return error.exit_code
     return ExitCode.DONE
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=BACKLOG)
+    except OSError as error:
+        where = f"{host}:{port}"
+        if error.errno == errno.EADDRINUSE:
+            reason = f"{where} is already in use; choose another port or 0 for any free one"
+        else:
+            reason = f"cannot listen on {where}: {error.strerror}"
+        raise EngineError(reason) from error
 
 
 async def _until_told() -> None:
@@ -104,13 +119,6 @@ async def _until_told() -> None:
     await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
     for watch in watches:
         watch.cancel()
-
-
-def _unbindable(settings: Settings, error: OSError) -> EngineError:
-    where = f"{settings.host}:{settings.port}"
-    if error.errno == errno.EADDRINUSE:
-        return EngineError(f"{where} is already in use; choose another port or 0 for any free one")
-    return EngineError(f"cannot listen on {where}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from runners.engines.contract import EngineError
 from runners.engines.embedded.core import EngineCore
+from runners.engines.embedded.faults import describe
 from runners.engines.embedded.request import Sampling
-from runners.engines.embedded.wire import build_answer, describe, parse_body, parse_generate
+from runners.engines.embedded.wire import build_answer, parse_body, parse_generate
 
 BODY_BYTES = 64 << 20
 HEALTH_DEADLINE_S = 20.0

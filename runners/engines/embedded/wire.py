@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runners.engines.contract import EngineError
 from runners.engines.embedded.core import EngineCore
+from runners.engines.embedded.faults import describe
 from runners.engines.embedded.request import Finished, Sampling
 from runners.trajectory.record import IdArray
 
@@ -129,24 +130,14 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def describe(error: ValidationError) -> list[str]:
-    """Return one line per fault: the key and what is wrong with it."""
-    lines = []
-    for fault in error.errors(include_url=False):
-        key = ".".join(str(part) for part in fault["loc"])
-        unknown = fault["type"] == "extra_forbidden"
-        lines.append(f"{key}: {'unknown key' if unknown else fault['msg']}")
-    return lines
-
-
 def parse_generate(raw: bytes, eos_token_ids: tuple[int, ...]) -> GenerateCall:
     """Check a ``/generate`` body; raises EngineError 400 that names every faulty key."""
     faults: list[str] = []
-    body = _check(GenerateBody, parse_body(raw), "", _OFF_REQUEST, _INERT_REQUEST, faults)
-    params = None
-    if body is not None:
-        prefix = "sampling_params."
-        params = _check(SamplingBody, body.sampling_params, prefix, _OFF, _INERT, faults)
+    values = parse_body(raw)
+    body = _check(GenerateBody, values, "", _OFF_REQUEST, _INERT_REQUEST, faults)
+    params, given = None, values.get("sampling_params") or {}
+    if isinstance(given, dict):
+        params = _check(SamplingBody, given, "sampling_params.", _OFF, _INERT, faults)
     if params is not None and params.top_k == 0:
         faults.append("sampling_params.top_k: must be -1 (all) or at least 1")
     if body is not None and body.routed_experts_start_len > len(body.input_ids):

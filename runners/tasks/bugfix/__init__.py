@@ -1,5 +1,5 @@
 """A generated, seeded family of small git repositories, each with one bug and real tests."""
 
-from runners.tasks.bugfix.family import build
+from runners.tasks.bugfix.family import VERSION, build
 
-__all__ = ["build"]
+__all__ = ["VERSION", "build"]

@@ -17,10 +17,12 @@ import psutil
 import pytest
 
 from runners.trajectory.store import RunStore
+from tests.fakes.tiny_model import write_tiny_model
+from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
 SMALL = [
     "run.steps=2", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=4",
-    "task.train_tasks=8", "task.held_out_tasks=4", "rollout.concurrency=8", "model.warmup_steps=30",
+    "task.train_tasks=8", "task.held_out_tasks=4", "rollout.concurrency=8",
 ]  # fmt: skip
 
 
@@ -30,6 +32,8 @@ class Miniature:
 
     run_dir: Path
     cache: Path
+    policy: Path
+    """Directory of an untrained policy and its tokenizer."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
@@ -44,7 +48,8 @@ class Miniature:
 
     def begin(self, *overrides: str) -> subprocess.Popen[bytes]:
         """Start a fresh run."""
-        return self.start(*SMALL, f"run.dir={self.run_dir}", *overrides)
+        policy = [f"model.path={self.policy}", f"model.tokenizer={self.policy}"]
+        return self.start(*SMALL, *policy, f"run.dir={self.run_dir}", *overrides)
 
     def resume(self) -> subprocess.Popen[bytes]:
         """Start the continuation of the run."""
@@ -75,15 +80,23 @@ class Miniature:
 
 
 @pytest.fixture(scope="session")
-def policy_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache directory in which the miniature policy is made once."""
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory of the tests' own."""
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="session")
+def untrained_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that samples noise: what goes wrong in its rollouts is the policy's own doing."""
+    directory = tmp_path_factory.mktemp("policy")
+    write_tiny_tokenizer(directory)
+    return write_tiny_model(directory, vocab_size=tiny_tokenizer().get_vocab_size())
+
+
 @pytest.fixture
-def miniature(tmp_path: Path, policy_cache: Path) -> Iterator[Miniature]:
+def miniature(tmp_path: Path, cache: Path, untrained_policy: Path) -> Iterator[Miniature]:
     """A miniature campaign; whatever it leaves running is ended."""
-    mini = Miniature(tmp_path / "run", policy_cache)
+    mini = Miniature(tmp_path / "run", cache, untrained_policy)
     yield mini
     for process in mini.processes:
         if process.poll() is None:

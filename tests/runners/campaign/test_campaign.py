@@ -79,7 +79,7 @@ def test_every_stored_trajectory_is_token_exact_and_dumps_validly(miniature: Min
             assert {turn.weight_version for turn in turns} == {_version(record.step, record.split)}
         report = dump_jsonl(store, miniature.run_dir / "dump", only=None)
     assert validate(miniature.run_dir / "dump" / "trajectories.jsonl") == []
-    assert report.trajectories == len(records)
+    assert report.rollouts == len(records)
 
 
 def _version(step: int, split: str) -> int:

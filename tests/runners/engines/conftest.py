@@ -28,7 +28,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def other_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Same shape, other weights."""
+    """Write a model of the same shape with other weights."""
     return write_tiny_model(tmp_path_factory.mktemp("other"), seed=1)
 
 
@@ -41,7 +41,6 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(model_dir: Path) -> Qwen3MoeForCausalLM:
     model = Qwen3MoeForCausalLM.from_pretrained(model_dir)
     assert isinstance(model, Qwen3MoeForCausalLM)
-    model.eval()
     return model
 
 
@@ -56,7 +55,7 @@ def core(model_dir: Path, tokenizer_dir: Path) -> Iterator[EngineCore]:
 
 @pytest.fixture
 async def url(core: EngineCore) -> AsyncIterator[str]:
-    """The address of ``core`` behind HTTP."""
+    """Serve ``core`` over HTTP and give its address."""
     runner = web.AppRunner(
         EngineServer(core).application(), handler_cancellation=True, shutdown_timeout=0.1
     )

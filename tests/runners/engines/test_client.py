@@ -1,4 +1,6 @@
-"""The HTTP client: the engine protocol over the embedded engine and over a server that speaks as SGLang does."""
+"""The HTTP client: the engine protocol over the embedded engine and over a server that speaks as
+SGLang does.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ async def engine(scripted: Scripted) -> AsyncIterator[HttpEngine]:
 
 
 def sglang_answer(**changes: Any) -> Json:
-    """What SGLang 0.5.15 answers, with a trimmed ``output_ids`` as old versions have it."""
+    """Build what SGLang 0.5.15 answers, with a trimmed ``output_ids`` as old versions have it."""
     meta: Json = {
         "id": "a", "finish_reason": {"type": "stop", "matched": 9}, "prompt_tokens": 3,
         "completion_tokens": 2, "cached_tokens": 1, "weight_version": "default",

@@ -32,3 +32,13 @@ async def gateway(
     """Serve a gateway in this loop."""
     async with running_gateway(engine.url, tokenizer_dir, tmp_path / "run") as gateway:
         yield gateway
+
+
+@pytest.fixture
+async def impatient_gateway(
+    engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
+) -> AsyncIterator[Gateway]:
+    """Serve a gateway whose turns have 0.15 seconds."""
+    run_dir = tmp_path / "run"
+    async with running_gateway(engine.url, tokenizer_dir, run_dir, turn_s=0.15) as gateway:
+        yield gateway

@@ -69,10 +69,11 @@ class Gateway:
 
 @asynccontextmanager
 async def running_gateway(
-    engine_url: str, tokenizer_dir: Path, run_dir: Path, **changes: Any
+    engine_url: str, tokenizer_dir: Path, run_dir: Path, *, make_run: bool = True, **changes: Any
 ) -> AsyncIterator[Gateway]:
     """Serve a gateway in this event loop."""
-    RunStore.create(run_dir, {}).close()
+    if make_run:
+        RunStore.create(run_dir, {}).close()
     ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     settings = settings_for(engine_url, tokenizer_dir, run_dir, **changes)

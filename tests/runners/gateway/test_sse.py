@@ -36,7 +36,13 @@ def test_a_client_puts_together_exactly_what_was_answered(
 ) -> None:
     head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m"}
     end = {"stop_reason": reason, "stop_sequence": None, "usage": {"output_tokens": 3}}
-    opening = {**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": {}}
+    opening: dict[str, Any] = {
+        **head,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {},
+    }
     message = {**head, "content": content, **end}
     stream = sse.start(opening) + sse.PING * pings + sse.rest(message)
     assert assembled(events(stream)) == message

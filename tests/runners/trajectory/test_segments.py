@@ -38,7 +38,7 @@ def turn(index: int, segment: int, kept: int, new: list[int], output: list[int])
 
 @st.composite
 def sessions(draw: st.DrawFn) -> tuple[list[Turn], list[tuple[list[int], list[int]]]]:
-    """Turns over a few interleaved chains, with the prompt and output the model saw in each turn."""
+    """Draw turns over a few interleaved chains, with the prompt and output of each."""
     chains: dict[int, list[int]] = {}
     turns: list[Turn] = []
     seen: list[tuple[list[int], list[int]]] = []

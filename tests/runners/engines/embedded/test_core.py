@@ -1,10 +1,13 @@
-"""The engine as its callers see it: whatever else is running, each request gets its own right answer."""
+"""The engine as its callers see it: whatever else is running, each request gets its own right
+answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.request import Finished, Sampling
 from runners.trajectory.record import IdArray
+from tests.fakes.tiny_model import write_tiny_model
 
 TOLERANCE = 5e-5
 
@@ -55,7 +59,7 @@ async def test_greedy_generation_equals_transformers(
     ids = prompt(0, 40)
     ours = await core.generate(ids, SamplingParams(30, temperature=0.0), rid="a")
     with torch.inference_mode():
-        theirs = reference.generate(
+        theirs = cast(Any, reference).generate(
             torch.tensor([ids]), max_new_tokens=30, do_sample=False, pad_token_id=0
         )
     assert ours.output_ids.tolist() == theirs[0, 40:].tolist()
@@ -351,8 +355,6 @@ async def test_a_bad_directory_leaves_the_old_weights(
 
 
 async def test_a_model_of_another_shape_is_refused(core: EngineCore, tmp_path: Path) -> None:
-    from tests.fakes.tiny_model import write_tiny_model
-
     with pytest.raises(EngineError, match="another shape"):
         await core.update_weights(write_tiny_model(tmp_path, num_hidden_layers=1), 1)
 

@@ -1,4 +1,6 @@
-"""The forward pass agrees with transformers: logprobs, routing, however the tokens are split over calls."""
+"""The forward pass agrees with transformers: logprobs, routing, however the tokens are split over
+calls.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def decode(model: Qwen3Moe, kv: KvStore, tokens: Tensor, at: list[int]) -> Tenso
 
 
 def expected(model: Qwen3MoeForCausalLM, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Logprobs [T, V] and the chosen experts of each routed layer, as transformers computes them."""
+    """Compute logprobs [T, V] and each routed layer's chosen experts with transformers."""
     with torch.inference_mode():
         out = model(ids[None], output_router_logits=True)
     top = model.config.num_experts_per_tok
@@ -79,14 +81,12 @@ def expected(model: Qwen3MoeForCausalLM, ids: Tensor) -> tuple[Tensor, list[Tens
         ),
     ],
 )
-def test_logprobs_and_routing_equal_transformers(
-    tmp_path: Path, overrides: dict[str, Any]
-) -> None:
+def test_logprobs_and_routing_equal_transformers(tmp_path: Path, overrides: dict[str, Any]) -> None:
     directory = write_tiny_model(tmp_path, seed=3, **overrides)
     reference = Qwen3MoeForCausalLM.from_pretrained(directory)
     assert isinstance(reference, Qwen3MoeForCausalLM)
     ids = torch.randint(0, 800, (LENGTH,), generator=torch.Generator().manual_seed(1))
-    logprobs, chosen = expected(reference.eval(), ids)
+    logprobs, chosen = expected(reference, ids)
     weights = load_weights(directory)
     model, kv = Qwen3Moe(weights, 64), KvStore(weights.config, 3, 64)
     first, routing = prefill(model, kv, 1, ids[:20], 0)

@@ -1,4 +1,6 @@
-"""The radix tree: finds the longest stored prefix, gives back exactly what was stored, forgets the oldest first."""
+"""The radix tree: finds the longest stored prefix, gives back exactly what was stored, forgets the
+oldest first.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def array(ids: list[int]) -> NDArray[np.int32]:
 
 
 def marks(ids: list[int]) -> torch.Tensor:
-    """A number per position that depends on all tokens up to it, as keys and values do."""
+    """Compute a number per position that depends on all tokens up to it, as keys and values do."""
     value, found = 7, []
     for token in ids:
         value = (value * 31 + token + 1) % 99_991

@@ -1,4 +1,6 @@
-"""The service process: starts from settings on stdin, ends cleanly however it is told to, explains why it cannot."""
+"""The service process: starts from settings on stdin, ends cleanly however it is told to, explains
+why it cannot.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,11 @@ async def test_a_port_in_use_is_exit_code_4_and_one_line(model_dir: Path) -> Non
     ("settings", "code", "named"),
     [
         ({"model_path": "/nonexistent"}, ExitCode.SERVICE_GONE, "/nonexistent"),
-        ({"model_path": "x", "prot": 1, "threads": 0}, ExitCode.USAGE, "prot: unknown key; threads"),
+        (
+            {"model_path": "x", "prot": 1, "threads": 0},
+            ExitCode.USAGE,
+            "prot: unknown key; threads",
+        ),
     ],
 )
 async def test_what_cannot_start_says_why_in_one_line(

@@ -1,4 +1,6 @@
-"""Drawing tokens: right distribution, right logprobs, and a draw that nobody else in the batch can change."""
+"""Drawing tokens: right distribution, right logprobs, and a draw that nobody else in the batch can
+change.
+"""
 
 from __future__ import annotations
 

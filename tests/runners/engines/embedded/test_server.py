@@ -164,7 +164,7 @@ async def test_both_names_of_the_seed_are_accepted(http: Http) -> None:
 
 
 async def test_what_the_router_adds_is_accepted(http: Http) -> None:
-    added = {
+    added: Json = {
         "stream": False, "log_metrics": True, "return_hidden_states": False, "text": None,
         "logprob_start_len": -1, "top_logprobs_num": 0, "lora_path": None, "priority": 3,
     }  # fmt: skip

@@ -1,0 +1,192 @@
+"""Tokens per second of the embedded engine, over HTTP, against ``transformers.generate`` doing the same work.
+
+    python -m tests.benchmarks.bench_engine [--sessions 16 64] [--turns 4] [--threads 2]
+
+The work: sessions in groups of eight that share a prompt prefix, each of several turns; a turn's prompt is everything
+so far plus some new tokens, its answer is sampled at temperature 1 with logprobs, 20 to 60 tokens long. The engine
+serves all sessions at once, each at its own pace. ``generate`` does the same turns in two ways: all sessions as one
+left-padded batch per turn (it runs until the longest answer is done), and one session after the other. Only wanted
+tokens count. Nothing else should be running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import Qwen3MoeForCausalLM
+
+from runners.engines.client import HttpEngine
+from runners.engines.contract import SamplingParams
+from runners.service import Service
+from tests.fakes.tiny_model import write_tiny_model
+
+VOCABULARY = 800
+GROUP = 8
+SHARED, OWN, NEW = 160, 140, 40
+"""Prompt tokens: shared by the group, of the session alone, and added by every later turn."""
+START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a session adds to its history, and how many tokens it then wants."""
+
+    added: list[int]
+    wanted: int
+
+
+def make_work(sessions: int, turns: int, seed: int) -> list[list[Turn]]:
+    """Draw the turns of every session."""
+    rng = np.random.default_rng(seed)
+
+    def ids(count: int) -> list[int]:
+        found: list[int] = rng.integers(0, VOCABULARY, count).tolist()
+        return found
+
+    shared = [ids(SHARED) for _ in range(-(-sessions // GROUP))]
+    return [
+        [
+            Turn([*shared[s // GROUP], *ids(OWN)] if turn == 0 else ids(NEW), int(wanted))
+            for turn, wanted in enumerate(rng.integers(20, 61, turns))
+        ]
+        for s in range(sessions)
+    ]
+
+
+async def run_session(engine: HttpEngine, name: str, turns: list[Turn]) -> None:
+    """Play one session's turns one after the other."""
+    history: list[int] = []
+    for index, turn in enumerate(turns):
+        history += turn.added
+        answer = await engine.generate(history, SamplingParams(turn.wanted), rid=f"{name}-{index}")
+        assert len(answer.output_ids) == turn.wanted
+        history += answer.output_ids.tolist()
+
+
+async def engine_seconds(model: Path, threads: int, works: list[list[list[Turn]]]) -> list[float]:
+    """Serve each work through a fresh engine process's HTTP API; return the wall seconds of each."""
+    settings = {
+        "model_path": str(model),
+        "max_running_requests": 128,
+        "cache_tokens": 262_144,
+        "threads": threads,
+    }
+    with tempfile.TemporaryDirectory() as log:
+        service = await Service.start(
+            "engine",
+            "runners.engines.embedded",
+            settings,
+            log=Path(log) / "engine.log",
+            deadline_s=START_S,
+        )
+        engine = HttpEngine(service.info["url"])
+        seconds = []
+        for number, work in enumerate([make_work(4, 2, 99), *works]):  # the first one warms up
+            begin = time.perf_counter()
+            await asyncio.gather(
+                *(run_session(engine, f"{number}-{s}", turns) for s, turns in enumerate(work))
+            )
+            seconds.append(time.perf_counter() - begin)
+        await engine.close()
+        await service.stop()
+    return seconds[1:]
+
+
+def generate(model: Qwen3MoeForCausalLM, batch: list[list[int]], count: int) -> list[list[int]]:
+    """Sample ``count`` tokens for every history of a left-padded batch, with logprobs, as the engine does."""
+    width = max(len(ids) for ids in batch)
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in batch])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch])
+    out = cast(Any, model).generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=count,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    new = out.sequences[:, width:]
+    torch.stack(out.logits, 1).log_softmax(-1).gather(2, new[:, :, None])
+    sampled: list[list[int]] = new.tolist()
+    return sampled
+
+
+def generate_batched(model: Qwen3MoeForCausalLM, work: list[list[Turn]]) -> None:
+    """Play the turns of all sessions in lockstep, one batch per turn."""
+    histories: list[list[int]] = [[] for _ in work]
+    for turns in zip(*work, strict=True):
+        for history, turn in zip(histories, turns, strict=True):
+            history += turn.added
+        answers = generate(model, histories, max(turn.wanted for turn in turns))
+        for history, answer, turn in zip(histories, answers, turns, strict=True):
+            history += answer[: turn.wanted]
+
+
+def generate_serially(model: Qwen3MoeForCausalLM, work: list[list[Turn]]) -> None:
+    """Play one session after the other."""
+    for turns in work:
+        generate_batched(model, [turns])
+
+
+def seconds_of(play: Callable[[], None]) -> float:
+    """Wall seconds of a call."""
+    begin = time.perf_counter()
+    play()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    """Measure, print a table for people and one JSON line for programs."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--sessions", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    works = [make_work(count, args.turns, seed=count) for count in args.sessions]
+    with tempfile.TemporaryDirectory() as directory:
+        path = write_tiny_model(Path(directory), vocab_size=VOCABULARY)
+        ours = asyncio.run(engine_seconds(path, args.threads, works))
+        model = Qwen3MoeForCausalLM.from_pretrained(path)
+    generate_batched(model, make_work(2, 1, 99))  # warm up
+    rows = []
+    for count, work, engine_s in zip(args.sessions, works, ours, strict=True):
+        tokens = sum(turn.wanted for turns in work for turn in turns)
+        batched_s = seconds_of(lambda work=work: generate_batched(model, work))  # type: ignore[misc]
+        # rate of a sample: one after the other, more sessions take proportionally longer
+        sample = work[: min(count, 8)]
+        sampled = sum(turn.wanted for turns in sample for turn in turns)
+        serial_s = seconds_of(lambda sample=sample: generate_serially(model, sample))  # type: ignore[misc]
+        rows.append(
+            {
+                "sessions": count,
+                "tokens": tokens,
+                "engine_tok_s": round(tokens / engine_s),
+                "generate_batched_tok_s": round(tokens / batched_s),
+                "generate_serial_tok_s": round(sampled / serial_s),
+                "ratio_batched": round(batched_s / engine_s, 1),
+                "ratio_serial": round(serial_s / sampled * tokens / engine_s, 1),
+            }
+        )
+    heads = list(rows[0])
+    for line in [heads, *([str(value) for value in row.values()] for row in rows)]:
+        print("  ".join(f"{cell:>{len(head)}}" for cell, head in zip(line, heads, strict=True)))
+    print(json.dumps({"benchmark": "engine", "threads": args.threads, "rows": rows}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""A turn log in memory that a test can hold shut or make fail; keeps the store's contract otherwise."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from runners.trajectory.record import Turn
+from runners.trajectory.store_error import StoreError
+
+
+class HeldTurnLog:
+    """Durability on command: ``add_turn`` returns only while ``open`` is set."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.waiting = threading.Event()
+        """Set as soon as a turn has been handed in."""
+        self.full = False
+        """The disk is full: turns are refused."""
+        self.stored: list[Turn] = []
+        self.session_ids: set[str] = set()
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def add_session(self, session_id: str, info: dict[str, Any]) -> None:
+        """Record a new session."""
+        if session_id in self.session_ids:
+            raise StoreError(f"session {session_id} exists")
+        self.session_ids.add(session_id)
+
+    def add_turn(self, turn: Turn) -> None:
+        """Record a turn as soon as the test lets it."""
+        self.waiting.set()
+        if not self.open.wait(timeout=20):
+            raise StoreError("the test never opened the log")
+        if self.full:
+            raise StoreError("the disk is full")
+        self.stored.append(turn)
+
+    def turns(self, session_id: str) -> list[Turn]:
+        """Return a session's turns."""
+        return [turn for turn in self.stored if turn.session_id == session_id]
+
+    def event(self, kind: str, data: dict[str, Any]) -> None:
+        """Record a notable thing."""
+        self.events.append((kind, data))
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,134 @@
+"""The admin API, through its client."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.gateway.client import GatewayAdmin, GatewayError
+from runners.gateway.session import Session
+from runners.trajectory.store import RunStore
+from tests.fakes.scripted_engine import END, ScriptedEngine
+from tests.runners.gateway.running import Gateway, running_gateway, user
+
+
+def session_objects() -> list[weakref.ref[Session]]:
+    gc.collect()
+    return [weakref.ref(thing) for thing in gc.get_objects() if isinstance(thing, Session)]
+
+
+async def test_a_sessions_life(gateway: Gateway, engine: ScriptedEngine) -> None:
+    name, key = await gateway.admin.create_session()
+    assert len(key) >= 32
+    assert await gateway.admin.healthy()
+    assert (await gateway.admin.stats(name))["turns"] == 0
+    finished = await gateway.admin.finish(name)
+    assert finished["segments"] == []
+    assert finished["stats"]["trained_tokens"] == finished["stats"]["sampled_tokens"] == 0
+    await gateway.admin.delete(name)
+    with pytest.raises(GatewayError, match="no session") as caught:
+        await gateway.admin.stats(name)
+    assert caught.value.status == 404
+
+
+async def test_every_session_has_another_key(gateway: Gateway) -> None:
+    keys = {(await gateway.admin.create_session())[1] for _ in range(20)}
+    assert len(keys) == 20
+
+
+async def test_a_session_id_is_taken_once(gateway: Gateway) -> None:
+    await gateway.admin.create_session("s1")
+    with pytest.raises(GatewayError, match="exists already") as caught:
+        await gateway.admin.create_session("s1")
+    assert caught.value.status == 409
+    await gateway.admin.delete("s1")
+    with pytest.raises(GatewayError, match="was used before") as caught:
+        await gateway.admin.create_session("s1")
+    assert caught.value.status == 409
+
+
+async def test_a_deleted_session_is_forgotten_with_its_key(
+    gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    agent = await gateway.session()
+    engine.say(f"hello{END}")
+    await agent.ask([user("hi")])
+    alive = session_objects()
+    assert len(alive) == 1
+    await gateway.admin.delete("s1")
+    status, _ = await agent.post("/v1/messages", agent.body([user("hi")]))
+    assert status == 401
+    gc.collect()
+    assert [ref() for ref in alive] == [None]
+    assert len(gateway.turns("s1")) == 1, "what is stored stays"
+
+
+async def test_the_reward_is_kept(gateway: Gateway) -> None:
+    await gateway.admin.create_session("s1")
+    await gateway.admin.finish("s1", reward=0.5)
+    with RunStore.open(gateway.run_dir, read_only=True) as store:
+        (event,) = store.events("session_reward")
+    assert event.data == {"session_id": "s1", "reward": 0.5}
+
+
+async def test_what_a_session_was_made_with_is_stored_without_its_key(gateway: Gateway) -> None:
+    agent = await gateway.session("s1", seed=3, sampling={"temperature": 0.0})
+    with RunStore.open(gateway.run_dir, read_only=True) as store:
+        info = store.sessions()["s1"]
+    assert (info["seed"], info["scenario"], info["sampling"]["temperature"]) == (3, "linear", 0.0)
+    assert info["sampling"]["top_k"] == 40
+    assert agent.key not in str(info)
+
+
+@pytest.mark.parametrize(
+    ("wish", "named"),
+    [
+        ({"session_id": "../etc"}, "session_id"),
+        ({"max_context_tokens": 10**9}, "max_context_tokens: 1000000000 is more than"),
+        ({"max_context_tokens": 0}, "max_context_tokens"),
+        ({"sampling": {"temprature": 1.0}}, r"sampling\.temprature: Extra inputs"),
+        ({"sampling": {"temperature": -1.0}}, r"sampling\.temperature"),
+        ({"scenario": "subagent"}, "scenario: Input should be 'linear'"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+async def test_an_impossible_wish_is_refused_by_name(
+    wish: dict[str, Any], named: str, gateway: Gateway
+) -> None:
+    with pytest.raises(GatewayError, match=named) as caught:
+        await gateway.admin.create_session(**wish)
+    assert caught.value.status == 400
+
+
+async def test_a_wrong_admin_key_is_refused(gateway: Gateway) -> None:
+    _, session_key = await gateway.admin.create_session()
+    for key in ("", "guess", session_key, "schlüssel"):
+        guess = GatewayAdmin(gateway.url, key)
+        with pytest.raises(GatewayError) as caught:
+            await guess.create_session()
+        assert caught.value.status == 401
+        await guess.close()
+
+
+async def test_a_gateway_that_is_gone_is_an_error_without_status(unused_tcp_port: int) -> None:
+    admin = GatewayAdmin(f"http://127.0.0.1:{unused_tcp_port}", "key")
+    with pytest.raises(GatewayError, match="does not answer POST /admin/sessions") as caught:
+        await admin.create_session()
+    assert caught.value.status is None
+    assert not await admin.healthy()
+    await admin.close()
+
+
+async def test_the_next_gateway_of_a_run_knows_what_was_used(
+    engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    async with running_gateway(engine.url, tokenizer_dir, run_dir) as first:
+        await first.admin.create_session("s1")
+    async with running_gateway(engine.url, tokenizer_dir, run_dir, make_run=False) as second:
+        with pytest.raises(GatewayError, match="was used before"):
+            await second.admin.create_session("s1")

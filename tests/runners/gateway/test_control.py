@@ -1,0 +1,220 @@
+"""The control socket: a sandbox's own listener, for its own session."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import orjson
+import psutil
+import pytest
+
+from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
+from tests.runners.gateway.running import Agent, Gateway, user
+
+
+def listening() -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.bind(("127.0.0.1", 0))
+    sock.listen(16)
+    return sock
+
+
+def deliver(path: str, key: str, handles: list[int], *, glued: bool = False) -> bytes:
+    """Act as driver and launcher; return what the gateway answers (nothing when it refuses)."""
+    line = json.dumps({"session_key": key}).encode() + b"\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        control.settimeout(20)
+        control.connect(path)
+        try:
+            if not glued:
+                control.sendall(line)
+            socket.send_fds(control, [line if glued else b"L"], handles)
+            return control.recv(16)
+        except ConnectionError:
+            return b""
+
+
+async def open_door(agent: Agent, *, glued: bool = False) -> str:
+    """Deliver a listener for a session; return its URL."""
+    with listening() as sock:
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        answer = await asyncio.to_thread(
+            deliver, agent.gateway.control, agent.key, [sock.fileno()], glued=glued
+        )
+    assert answer == b"1"
+    return url
+
+
+async def knock(agent: Agent, url: str, key: str | None = None) -> int:
+    async with agent.gateway.http.get(
+        url + "/v1/models", headers={"x-api-key": agent.key if key is None else key}
+    ) as response:
+        return response.status
+
+
+@pytest.mark.parametrize("glued", [False, True])
+async def test_a_turn_can_be_taken_through_a_delivered_listener(
+    glued: bool, gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    agent = await gateway.session()
+    url = await open_door(agent, glued=glued)
+    engine.say(f"hello{END}")
+    async with gateway.http.post(
+        url + "/v1/messages",
+        data=orjson.dumps(agent.body([user("hi")])),
+        headers={"x-api-key": agent.key},
+    ) as response:
+        assert (await response.json())["content"][0]["text"] == "hello"
+    assert len(gateway.turns("s1")) == 1
+
+
+async def test_a_listener_serves_its_own_session_only_and_no_administration(
+    gateway: Gateway,
+) -> None:
+    agent, other = await gateway.session("s1"), await gateway.session("s2")
+    url = await open_door(agent)
+    assert await knock(agent, url) == 200
+    assert await knock(agent, url, other.key) == 401
+    assert await knock(agent, url, "guess") == 401
+    async with gateway.http.get(
+        url + "/admin/sessions/s1", headers={"x-api-key": gateway.admin_key}
+    ) as response:
+        assert response.status == 404
+
+
+@pytest.mark.parametrize("end", ["finish", "delete"])
+async def test_a_listener_ends_with_its_session(end: str, gateway: Gateway) -> None:
+    agent = await gateway.session()
+    url = await open_door(agent)
+    assert await knock(agent, url) == 200
+    if end == "finish":
+        await agent.finish()
+    else:
+        await gateway.admin.delete("s1")
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await knock(agent, url)
+
+
+async def test_a_turn_in_flight_on_a_listener_is_aborted_when_the_session_ends(
+    gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    agent = await gateway.session()
+    url = await open_door(agent)
+    engine.say(Completion(f"hello{END}", delay_s=30))
+
+    async def ask() -> int:
+        async with gateway.http.post(
+            url + "/v1/messages",
+            data=orjson.dumps(agent.body([user("hi")])),
+            headers={"x-api-key": agent.key},
+        ) as response:
+            return response.status
+
+    asking = asyncio.create_task(ask())
+    await engine.arrived.wait()
+    await gateway.admin.delete("s1")
+    assert await asking == 403
+
+
+def no_handle() -> list[socket.socket]:
+    return []
+
+
+def two_listeners() -> list[socket.socket]:
+    return [listening(), listening()]
+
+
+def connected_pair() -> list[socket.socket]:
+    one, two = socket.socketpair()
+    two.close()
+    return [one]
+
+
+def not_listening() -> list[socket.socket]:
+    return [socket.socket(socket.AF_INET, socket.SOCK_STREAM)]
+
+
+@pytest.mark.parametrize("make", [no_handle, two_listeners, connected_pair, not_listening])
+async def test_anything_but_one_listening_tcp_socket_is_refused(
+    make: Callable[[], list[socket.socket]], gateway: Gateway
+) -> None:
+    agent = await gateway.session()
+    sockets = make()
+    handles = [sock.fileno() for sock in sockets]
+    if handles:
+        sending = asyncio.to_thread(deliver, gateway.control, agent.key, handles)
+        assert await sending == b""
+    else:
+        reader, writer = await asyncio.open_unix_connection(gateway.control)
+        writer.write(b'{"session_key": "x"}\n' + b"x" * 5000)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+    for sock in sockets:
+        sock.close()
+    url = await open_door(agent)
+    assert await knock(agent, url) == 200
+
+
+@pytest.mark.parametrize("line", ["not json", "[]", '{"session_key": 7}', '{"session_key": "x"}'])
+async def test_a_wrong_line_is_refused(line: str, gateway: Gateway) -> None:
+    def send() -> bytes:
+        with listening() as sock, socket.socket(socket.AF_UNIX) as control:
+            control.connect(gateway.control)
+            socket.send_fds(control, [line.encode() + b"\n"], [sock.fileno()])
+            try:
+                return control.recv(16)
+            except ConnectionError:
+                return b""
+
+    assert await asyncio.to_thread(send) == b""
+
+
+async def test_a_finished_session_gets_no_listener(gateway: Gateway) -> None:
+    agent = await gateway.session()
+    await agent.finish()
+    with listening() as sock:
+        sending = asyncio.to_thread(deliver, gateway.control, agent.key, [sock.fileno()])
+        assert await sending == b""
+
+
+async def test_the_socket_is_private_and_goes_with_the_gateway(gateway: Gateway) -> None:
+    path = Path(gateway.control)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+async def in_turn(count: int, play: Callable[[int], Awaitable[None]]) -> None:
+    for first in range(0, count, 10):
+        await asyncio.gather(*(play(first + i) for i in range(10)))
+
+
+async def test_neither_descriptors_nor_tasks_are_left_behind(
+    gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    async def play(number: int) -> None:
+        agent = await gateway.session(f"s{number}")
+        url = await open_door(agent)
+        async with aiohttp.ClientSession() as http:  # stays connected until the session ends
+            body = orjson.dumps({**agent.body([user("hi")]), "stream": True})
+            headers = {"x-api-key": agent.key}
+            async with http.post(url + "/v1/messages", data=body, headers=headers) as answer:
+                assert b"message_stop" in await answer.read()
+            await agent.finish()
+            await gateway.admin.delete(agent.session_id)
+
+    engine.always = Completion(f"hello{END}")
+    process = psutil.Process()
+    await in_turn(20, play)
+    await asyncio.sleep(0.05)
+    handles, tasks = process.num_fds(), len(asyncio.all_tasks())
+    await in_turn(100, lambda number: play(1000 + number))
+    await asyncio.sleep(0.05)
+    assert process.num_fds() <= handles + 3, "the client's own pool may hold a few more"
+    assert len(asyncio.all_tasks()) <= tasks + 3

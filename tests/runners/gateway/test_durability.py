@@ -1,0 +1,107 @@
+"""Nothing of a turn is answered before it is durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from runners.engines.client import HttpEngine
+from runners.gateway import anthropic
+from runners.gateway.conversation import TurnRequest
+from runners.gateway.session import Sampling, Services, Session
+from runners.gateway.tokenizer import load_renderer, load_tokenizer
+from runners.gateway.turn_log import Journal
+from runners.trajectory.store_error import StoreError
+from tests.fakes.scripted_engine import END, ScriptedEngine
+from tests.fakes.turn_log import HeldTurnLog
+
+
+@dataclass
+class Bench:
+    """A session over a log that the test holds."""
+
+    session: Session
+    log: HeldTurnLog
+
+
+@pytest.fixture
+async def bench(engine: ScriptedEngine, tokenizer_dir: Path) -> AsyncIterator[Bench]:
+    tokenizer = load_tokenizer(tokenizer_dir)
+    log, journal, client = HeldTurnLog(), Journal(), HttpEngine(engine.url)
+    await journal.open(lambda: log)
+    services = Services(client, tokenizer, load_renderer(tokenizer, "qwen3"), journal, turn_s=20)
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
+    yield Bench(Session("s", services, sampling, max_context_tokens=10_000, seed=None), log)
+    log.open.set()
+    await journal.close()
+    await client.close()
+
+
+def request(text: str = "hi") -> TurnRequest:
+    body = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "%b"}]}'
+    return anthropic.turn_request(anthropic.parse(anthropic.MessagesRequest, body % text.encode()))
+
+
+async def handed_in(bench: Bench) -> None:
+    assert await asyncio.to_thread(bench.log.waiting.wait, 20)
+
+
+async def test_an_answer_waits_for_its_turn_to_be_durable(
+    bench: Bench, engine: ScriptedEngine
+) -> None:
+    engine.say(f"hello{END}")
+    flight = bench.session.ask(request(), anthropic)
+    with flight.waiting() as outcome:
+        await handed_in(bench)
+        await asyncio.wait({outcome}, timeout=0.05)
+        assert not outcome.done()
+        bench.log.open.set()
+        assert (await outcome)["content"][0]["text"] == "hello"
+    assert len(bench.log.stored) == 1
+
+
+async def test_a_turn_that_is_being_stored_survives_its_client(
+    bench: Bench, engine: ScriptedEngine
+) -> None:
+    engine.say(f"hello{END}")
+    with bench.session.ask(request(), anthropic).waiting():
+        await handed_in(bench)
+    bench.log.open.set()
+    with bench.session.ask(request(), anthropic).waiting() as outcome:
+        assert (await outcome)["content"][0]["text"] == "hello"
+    assert len(engine.seen.requests) == 1
+
+
+async def test_finishing_waits_for_a_turn_that_is_being_stored(
+    bench: Bench, engine: ScriptedEngine
+) -> None:
+    engine.say(f"hello{END}")
+    flight = bench.session.ask(request(), anthropic)
+    await handed_in(bench)
+    finishing = asyncio.create_task(bench.session.finish())
+    await asyncio.wait({finishing}, timeout=0.05)
+    assert not finishing.done()
+    bench.log.open.set()
+    await finishing
+    assert flight.outcome.result()["content"][0]["text"] == "hello"
+    assert (bench.session.counters.turns, bench.session.counters.aborted) == (1, 0)
+
+
+async def test_a_turn_that_cannot_be_stored_is_not_answered(
+    bench: Bench, engine: ScriptedEngine
+) -> None:
+    engine.say(f"lost{END}", f"kept{END}")
+    bench.log.full = True
+    bench.log.open.set()
+    with bench.session.ask(request(), anthropic).waiting() as outcome:
+        with pytest.raises(StoreError, match="full"):
+            await outcome
+    bench.log.full = False
+    with bench.session.ask(request(), anthropic).waiting() as outcome:
+        assert (await outcome)["content"][0]["text"] == "kept"
+    (turn,) = bench.log.stored
+    assert (turn.index, turn.segment, turn.prompt_kept, turn.break_reason) == (0, 0, 0, None)

@@ -1,0 +1,71 @@
+"""Backends of every isolation that this machine has."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Literal, Protocol
+
+import pytest
+
+from conf.schema import LocalSandbox as Settings
+from runners.sandboxes.contract import SandboxSpec
+from runners.sandboxes.local import LocalBackend, LocalSandbox
+
+Isolation = Literal["auto", "bubblewrap", "unshare", "none"]
+PROGRAM = {"bubblewrap": "bwrap", "unshare": "unshare"}
+
+
+class Opener(Protocol):
+    """Opens a sandbox over a source directory with two files."""
+
+    def __call__(self) -> AbstractAsyncContextManager[LocalSandbox]:
+        """Open one."""
+        ...
+
+
+def settings(**changes: object) -> Settings:
+    """Return settings with small limits."""
+    values = {
+        "kind": "local", "isolation": "bubblewrap", "memory_mb": 512, "processes": 24,
+        "file_mb": 4, "cpu_s": 2, **changes,
+    }  # fmt: skip
+    return Settings.model_validate(values)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.txt").write_text("one\n")
+    (source / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (source / "run.sh").chmod(0o755)
+    return source
+
+
+@pytest.fixture(params=["bubblewrap", "unshare"], scope="session")
+def backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalBackend]:
+    name: str = request.param
+    if shutil.which(PROGRAM[name]) is None:
+        pytest.skip(f"{PROGRAM[name]} is not installed")
+    backend = LocalBackend(settings(isolation=name), tmp_path_factory.mktemp(name) / "root")
+    yield backend
+    asyncio.run(backend.close())
+
+
+@pytest.fixture
+def opened(backend: LocalBackend, source: Path) -> Opener:
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[LocalSandbox]:
+        sandbox = await backend.create(SandboxSpec("one", source, "none"))
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    return opener

@@ -1,0 +1,64 @@
+"""Copying and removing trees."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from runners.sandboxes.tree import copy_tree, remove_tree
+
+
+def test_a_copy_has_contents_modes_and_links(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep" / "er").mkdir(parents=True)
+    (source / "deep" / "er" / "big").write_bytes(os.urandom(200_000))
+    (source / "script").write_text("x")
+    (source / "script").chmod(0o755)
+    (source / "empty").touch(0o400)
+    (source / "inside").symlink_to("deep/er")
+    (source / "outside").symlink_to("/etc/passwd")
+    (source / "broken").symlink_to("nowhere")
+    os.mkfifo(source / "fifo")
+    copy_tree(source, target := tmp_path / "target")
+    assert (target / "deep/er/big").read_bytes() == (source / "deep/er/big").read_bytes()
+    assert (target / "script").stat().st_mode & 0o777 == 0o755
+    assert (target / "empty").stat().st_mode & 0o777 == 0o600
+    assert [str((target / n).readlink()) for n in ("inside", "outside", "broken")] == [
+        "deep/er", "/etc/passwd", "nowhere",
+    ]  # fmt: skip
+    assert not (target / "fifo").exists()
+
+
+def test_writing_the_copy_leaves_the_source_alone(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "pack").write_bytes(b"a" * 100_000)
+    copy_tree(tmp_path / "source", tmp_path / "target")
+    with (tmp_path / "target" / "pack").open("r+b") as file:
+        file.write(b"b")
+    assert (tmp_path / "source" / "pack").read_bytes() == b"a" * 100_000
+    assert (tmp_path / "target" / "pack").stat().st_nlink == 1
+
+
+def test_a_target_that_exists_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "target").mkdir()
+    with pytest.raises(FileExistsError):
+        copy_tree(tmp_path / "source", tmp_path / "target")
+
+
+def test_removing_follows_no_link_and_minds_no_mode(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    tree = tmp_path / "tree"
+    (tree / "locked" / "in").mkdir(parents=True)
+    (tree / "locked" / "in" / "file").touch(0)
+    (tree / "link").symlink_to(kept)
+    (tree / "locked" / "in").chmod(0)
+    (tree / "locked").chmod(0)
+    remove_tree(tree)
+    remove_tree(tree)
+    assert not tree.exists()
+    assert (kept / "file").exists()
