@@ -55,11 +55,11 @@ app.command("dump-trajectories", epilog=dump.EXAMPLES, rich_help_panel=_LOOK)(
 app.command(epilog=gateway.EXAMPLES, rich_help_panel=_SERVE)(gateway.gateway)
 
 
-def main() -> None:
-    """Run the command line of this process."""
+def main(arguments: list[str] | None = None) -> None:
+    """Run ``agentrl ARGUMENTS…`` (those of this process if None); raises SystemExit."""
     invocation = Invocation()
     try:
-        app(prog_name="agentrl", obj=invocation)
+        app(arguments, prog_name="agentrl", obj=invocation)
     except Exception as error:  # the process's top: an error becomes a message and an exit code
         invocation.fail(error)
 

@@ -121,9 +121,10 @@ def _sweep(jobs: list[Job], invocation: Invocation) -> int:
             document = _campaign(job, invocation)
         except Exception as error:  # the top of one run: the sweep goes on
             code, message = invocation.judge(error)
-            report_error(message)
             document = {"run_dir": str(job.run_dir), "exit_code": int(code), "message": message}
         documents.append({"label": job.label, **document})
+        if document["exit_code"]:
+            report_error(document["message"])
         if document["exit_code"] in _STOPPED:
             break
     stderr().print(render_comparison(documents))
@@ -164,14 +165,7 @@ def _policy(job: Job) -> str:
     model = job.config.model
     if model.path is not None:
         return f"model={model.kind} from {model.path}"
-    from conf.schema import TinyModel
-
-    if not isinstance(model, TinyModel):
-        return f"model={model.kind}"
-    from runners.training.bootstrap import cached_tiny
-
-    found = cached_tiny(model, seed=0)
-    return f"model=tiny, cached in {found}" if found else "model=tiny, made first (about 3 minutes)"
+    return f"model={model.kind}, made on first use (about 3 minutes), then cached"
 
 
 def _dry_run_code(plans: list[LocalPlan]) -> ExitCode:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.jobs import Job
+from conf.errors import ExitCode
 from launch.local import LocalPlan
 
 
@@ -63,29 +64,39 @@ def _problems(plan: LocalPlan) -> RenderableType:
 
 
 def render_comparison(documents: list[dict[str, Any]]) -> Table:
-    """Return one row per run of a sweep: how it ended and what it came to."""
+    """Return one row per run of a sweep: what it came to and how it ended."""
     table = Table(title="sweep", title_justify="left")
     table.add_column("run", overflow="fold")
-    for column in ("steps", "held-out first", "last", "tokens trained", "wall s"):
+    for column in ("steps", "held-out first", "held-out last", "tokens trained", "wall s"):
         table.add_column(column, justify="right")
-    table.add_column("end", overflow="fold")
-    best = max((d["eval"]["last"] or 0.0 for d in documents if "eval" in d), default=None)
+    table.add_column("end")
+    best = max((_last(document) for document in documents), default=-1.0)
     for document in documents:
-        end = "done" if document["exit_code"] == 0 else document["message"] or "not run"
-        if "eval" not in document:
-            table.add_row(document["label"], *["–"] * 5, Text(end, style="red"))
+        code = ExitCode(document["exit_code"])
+        end = Text(
+            code.name.lower().replace("_", " "), style="" if code is ExitCode.DONE else "red"
+        )
+        if "eval" not in document:  # it could not start
+            table.add_row(document["label"], *["–"] * 5, end)
             continue
-        first, last = document["eval"]["first"], document["eval"]["last"]
         table.add_row(
             document["label"],
             str(document["steps"]),
-            _rate(first),
-            Text(_rate(last), style="bold green" if last is not None and last == best else ""),
+            _rate(document["eval"]["first"]),
+            Text(
+                _rate(document["eval"]["last"]),
+                style="bold green" if 0 <= _last(document) == best else "",
+            ),
             f"{document['tokens']['trained']:,}",
             f"{document['wall_s']:.0f}",
-            Text(end, style="" if document["exit_code"] == 0 else "red"),
+            end,
         )
     return table
+
+
+def _last(document: dict[str, Any]) -> float:
+    rate = document.get("eval", {}).get("last")
+    return -1.0 if rate is None else float(rate)
 
 
 def _rate(rate: float | None) -> str:

@@ -25,8 +25,6 @@ from runners.gateway.tokenizer import load_renderer, load_tokenizer
 from runners.gateway.turn_log import Journal, TurnLog
 from runners.trajectory.store import RunStore
 
-PREDECESSOR_S = 10.0
-"""A gateway of the same run that is just dying may hold the store this long."""
 ENGINE_GRACE_S = 1.0
 """The engine's client gives up a little after us, so that our own deadline is the one that speaks.
 """
@@ -64,6 +62,8 @@ class GatewaySettings(BaseModel):
     sampling: SamplingSettings
     ping_s: PositiveFloat
     turn_s: PositiveFloat
+    predecessor_s: PositiveFloat = 10.0
+    """A gateway of the same run that is just dying may hold the store this long."""
 
 
 async def serve(
@@ -90,7 +90,7 @@ async def serve(
         registry, admin_key=admin_key, ping_s=checked.ping_s, io_s=checked.turn_s
     )
     try:
-        await journal.open(partial(_open_store, checked.run_dir))
+        await journal.open(partial(_open_store, checked.run_dir, checked.predecessor_s))
         async with (
             _listening(server, checked.host, checked.port) as url,
             _controlled(server) as path,
@@ -103,9 +103,13 @@ async def serve(
         await journal.close()
 
 
-def _open_store(run_dir: Path) -> TurnLog:
+def _open_store(run_dir: Path, wait_s: float) -> TurnLog:
     store = RunStore.open(run_dir)
-    store.claim_arrays(PREDECESSOR_S)
+    try:
+        store.claim_arrays(wait_s)
+    except BaseException:
+        store.close()
+        raise
     return store
 
 

@@ -186,7 +186,7 @@ def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
     Raises ConfigError naming ``model.renderer`` if the family is unknown or the tokenizer lacks its
     special tokens.
     """
-    import renderers  # type: ignore[import-untyped]  # late: half a second that --help must not pay
+    import renderers  # late: half a second that --help must not pay
 
     configs = _families()
     if family not in configs:

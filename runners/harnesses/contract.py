@@ -1,4 +1,7 @@
-"""What every harness (agent program) promises: works on a problem in a sandbox, through the gateway, then ends."""
+"""What every harness (agent program) promises: to work on a problem in a sandbox, then end.
+
+It reaches the policy through the gateway and nothing else.
+"""
 
 from __future__ import annotations
 

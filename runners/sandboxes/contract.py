@@ -1,4 +1,4 @@
-"""What every sandbox backend promises: a private workspace, commands under a deadline, complete removal."""
+"""What every sandbox backend promises: a private workspace, deadlines, complete removal."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class SandboxSpec:
     gateway_control: Path | None = None
     """The gateway's control socket; needed with network="gateway"."""
     session_key: str | None = None
-    """The session's ``api_key``: what the gateway's control socket asks for; never visible on a command line."""
+    """The session's ``api_key``, which the gateway's control socket asks for; on no command line."""
     mounts: dict[str, Path] = field(default_factory=dict)
-    """Read-only host files or directories by their path inside the sandbox (the harness, the test runner)."""
+    """Read-only host files or directories by their path inside (the harness, the test runner)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,18 @@ class Sandbox(Protocol):
     """Base URL of the gateway as commands inside see it; None without network."""
 
     async def run(
-        self, argv: list[str], *, deadline_s: float, env: dict[str, str] | None = None, stdin: bytes = b"",
+        self,
+        argv: list[str],
+        *,
+        deadline_s: float,
+        env: dict[str, str] | None = None,
+        stdin: bytes = b"",
         output_limit: int = 65536,
     ) -> CommandResult:
-        """Run ``argv`` in ``workdir``; at the deadline everything it started is killed and ``timed_out`` is set.
+        """Run ``argv`` in ``workdir``.
 
-        Cancellation kills everything too. Raises SandboxError if the sandbox could not run the command at all.
+        At the deadline everything it started is killed and ``timed_out`` is set. Cancellation kills
+        everything too. Raises SandboxError if the sandbox could not run the command at all.
         """
         ...
 
@@ -82,7 +88,7 @@ class SandboxBackend(Protocol):
         ...
 
     def guarantees(self) -> dict[str, str]:
-        """What holds here, as shown to the user: promise → how it is kept, or why it is not."""
+        """Return what holds here, for the user: promise → how it is kept, or why it is not."""
         ...
 
     async def close(self) -> None:

@@ -230,10 +230,8 @@ def _diff(
     tampered: tuple[str, ...],
 ) -> Patch:
     git = _Git(task, workspace, scratch)
-    shielded = [*(path.rstrip("/") for path in task.protected), *excluded]
-    for protected in task.protected:
-        shielded += _replaced_parents(workspace, protected.rstrip("/"))
-    literal = [f":(exclude,literal){path}" for path in shielded]
+    shielded = {_highest_replaced(workspace, path.rstrip("/")) for path in task.protected}
+    literal = [f":(exclude,literal){path}" for path in sorted(shielded.union(excluded))]
     # 1 means that some file could not be added (a FIFO in the place of a file): it stays as it was.
     git.run("add", "--all", "--ignore-errors", "--", ".", *LEFT_OUT, *literal, fine=(0, 1))
     output = git.run(
@@ -252,15 +250,14 @@ def _diff(
     )
 
 
-def _replaced_parents(workspace: Path, relative: str) -> list[str]:
-    """Return the parents of a protected path that the agent made something else of."""
-    at, replaced = workspace, []
-    for index, part in enumerate(relative.split("/")[:-1]):
-        at = at / part
+def _highest_replaced(workspace: Path, relative: str) -> str:
+    """Return a protected path, or the parent of it that the agent made something else of."""
+    parts = relative.split("/")
+    for end in range(1, len(parts)):
+        at = workspace.joinpath(*parts[:end])
         if at.is_symlink() or (at.exists() and not at.is_dir()):
-            replaced.append("/".join(relative.split("/")[: index + 1]))
-            break
-    return replaced
+            return "/".join(parts[:end])
+    return relative
 
 
 def _path_of(line: bytes) -> str:

@@ -1,12 +1,15 @@
-"""Tokens per second of the embedded engine, over HTTP, against ``transformers.generate`` doing the same work.
+"""Tokens per second of the embedded engine, over HTTP, against ``transformers.generate`` doing the
+same work.
 
-    python -m tests.benchmarks.bench_engine [--sessions 16 64] [--turns 4] [--threads 2]
+python -m tests.benchmarks.bench_engine [--sessions 16 64] [--turns 4] [--threads 2]
 
-The work: sessions in groups of eight that share a prompt prefix, each of several turns; a turn's prompt is everything
-so far plus some new tokens, its answer is sampled at temperature 1 with logprobs, 20 to 60 tokens long. The engine
-serves all sessions at once, each at its own pace. ``generate`` does the same turns in two ways: all sessions as one
-left-padded batch per turn (it runs until the longest answer is done), and one session after the other. Only wanted
-tokens count. Nothing else should be running.
+The work: sessions in groups of eight that share a prompt prefix, each of several turns; a turn's
+prompt is everything so far plus some new tokens, its answer is sampled at temperature 1 with
+logprobs, 20 to 60 tokens long. The engine serves all sessions at once, each at its own pace.
+``generate`` does the same turns in two ways: all sessions as one left-padded batch per turn (it
+runs until the longest answer is done), and one session after the other. Only wanted tokens count.
+``x_…`` is the engine's rate over
+generate's, by the clock and (``_cpu``) by processor time. Nothing else should be running.
 """
 
 from __future__ import annotations
@@ -14,15 +17,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import psutil
 import torch
 from transformers import Qwen3MoeForCausalLM
 
@@ -35,7 +39,21 @@ VOCABULARY = 800
 GROUP = 8
 SHARED, OWN, NEW = 160, 140, 40
 """Prompt tokens: shared by the group, of the session alone, and added by every later turn."""
+SERIAL_SAMPLE = 4
+"""Sessions played one after the other: more of them take proportionally longer."""
 START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """What a measurement took."""
+
+    wall: float
+    cpu: float
+
+    def rates(self, tokens: int) -> tuple[float, float]:
+        """Return tokens per second of wall time and of processor time."""
+        return tokens / self.wall, tokens / self.cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +87,14 @@ async def run_session(engine: HttpEngine, name: str, turns: list[Turn]) -> None:
     history: list[int] = []
     for index, turn in enumerate(turns):
         history += turn.added
-        answer = await engine.generate(history, SamplingParams(turn.wanted), rid=f"{name}-{index}")
+        params = SamplingParams(turn.wanted)
+        answer = await engine.generate(history, params, rid=f"{name}-{index}")
         assert len(answer.output_ids) == turn.wanted
         history += answer.output_ids.tolist()
 
 
-async def engine_seconds(model: Path, threads: int, works: list[list[list[Turn]]]) -> list[float]:
-    """Serve each work through a fresh engine process's HTTP API; return the wall seconds of each."""
+async def measure_engine(model: Path, threads: int, works: list[list[list[Turn]]]) -> list[Seconds]:
+    """Serve each work through the HTTP API of one engine process."""
     settings = {
         "model_path": str(model),
         "max_running_requests": 128,
@@ -90,21 +109,24 @@ async def engine_seconds(model: Path, threads: int, works: list[list[list[Turn]]
             log=Path(log) / "engine.log",
             deadline_s=START_S,
         )
-        engine = HttpEngine(service.info["url"])
+        process, engine = psutil.Process(service.pid), HttpEngine(service.info["url"])
         seconds = []
         for number, work in enumerate([make_work(4, 2, 99), *works]):  # the first one warms up
-            begin = time.perf_counter()
+            begin, cpu = time.perf_counter(), sum(process.cpu_times()[:2])
             await asyncio.gather(
                 *(run_session(engine, f"{number}-{s}", turns) for s, turns in enumerate(work))
             )
-            seconds.append(time.perf_counter() - begin)
+            wall = time.perf_counter() - begin
+            seconds.append(Seconds(wall, sum(process.cpu_times()[:2]) - cpu))
         await engine.close()
         await service.stop()
     return seconds[1:]
 
 
 def generate(model: Qwen3MoeForCausalLM, batch: list[list[int]], count: int) -> list[list[int]]:
-    """Sample ``count`` tokens for every history of a left-padded batch, with logprobs, as the engine does."""
+    """Sample ``count`` tokens for every history of a left-padded batch, with logprobs, as the
+    engine does.
+    """
     width = max(len(ids) for ids in batch)
     ids = torch.tensor([[0] * (width - len(row)) + row for row in batch])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch])
@@ -142,11 +164,16 @@ def generate_serially(model: Qwen3MoeForCausalLM, work: list[list[Turn]]) -> Non
         generate_batched(model, [turns])
 
 
-def seconds_of(play: Callable[[], None]) -> float:
-    """Wall seconds of a call."""
-    begin = time.perf_counter()
+def measure(play: Callable[[], None]) -> Seconds:
+    """Time a call."""
+    begin, cpu = time.perf_counter(), time.process_time()
     play()
-    return time.perf_counter() - begin
+    return Seconds(time.perf_counter() - begin, time.process_time() - cpu)
+
+
+def tokens_of(work: list[list[Turn]]) -> int:
+    """Count the tokens a work wants sampled."""
+    return sum(turn.wanted for turns in work for turn in turns)
 
 
 def main() -> None:
@@ -160,28 +187,23 @@ def main() -> None:
     works = [make_work(count, args.turns, seed=count) for count in args.sessions]
     with tempfile.TemporaryDirectory() as directory:
         path = write_tiny_model(Path(directory), vocab_size=VOCABULARY)
-        ours = asyncio.run(engine_seconds(path, args.threads, works))
+        ours = asyncio.run(measure_engine(path, args.threads, works))
         model = Qwen3MoeForCausalLM.from_pretrained(path)
     generate_batched(model, make_work(2, 1, 99))  # warm up
     rows = []
-    for count, work, engine_s in zip(args.sessions, works, ours, strict=True):
-        tokens = sum(turn.wanted for turns in work for turn in turns)
-        batched_s = seconds_of(lambda work=work: generate_batched(model, work))  # type: ignore[misc]
-        # rate of a sample: one after the other, more sessions take proportionally longer
-        sample = work[: min(count, 8)]
-        sampled = sum(turn.wanted for turns in sample for turn in turns)
-        serial_s = seconds_of(lambda sample=sample: generate_serially(model, sample))  # type: ignore[misc]
-        rows.append(
-            {
-                "sessions": count,
-                "tokens": tokens,
-                "engine_tok_s": round(tokens / engine_s),
-                "generate_batched_tok_s": round(tokens / batched_s),
-                "generate_serial_tok_s": round(sampled / serial_s),
-                "ratio_batched": round(batched_s / engine_s, 1),
-                "ratio_serial": round(serial_s / sampled * tokens / engine_s, 1),
-            }
-        )
+    for count, work, engine in zip(args.sessions, works, ours, strict=True):
+        sample = work[:SERIAL_SAMPLE]
+        rates = {
+            "engine": engine.rates(tokens_of(work)),
+            "batched": measure(partial(generate_batched, model, work)).rates(tokens_of(work)),
+            "serial": measure(partial(generate_serially, model, sample)).rates(tokens_of(sample)),
+        }
+        row: dict[str, float] = {"sessions": count, "tokens": tokens_of(work)}
+        row |= {f"{name}_tok_s": round(wall) for name, (wall, _) in rates.items()}
+        for name in ("batched", "serial"):
+            row[f"x_{name}"] = round(rates["engine"][0] / rates[name][0], 1)
+            row[f"x_{name}_cpu"] = round(rates["engine"][1] / rates[name][1], 1)
+        rows.append(row)
     heads = list(rows[0])
     for line in [heads, *([str(value) for value in row.values()] for row in rows)]:
         print("  ".join(f"{cell:>{len(head)}}" for cell, head in zip(line, heads, strict=True)))
@@ -189,4 +211,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

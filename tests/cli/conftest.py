@@ -1,4 +1,4 @@
-"""``agentrl`` as a process of its own, and golden files."""
+"""``agentrl`` in this process and as one of its own, and golden files."""
 
 from __future__ import annotations
 
@@ -6,31 +6,64 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from cli.main import main
+
 REPOSITORY = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 
-Agentrl = Callable[..., subprocess.CompletedProcess[str]]
+TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a call of ``agentrl`` ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+Agentrl = Callable[..., Ended]
 
 
 @pytest.fixture
-def agentrl(tmp_path: Path) -> Agentrl:
-    """Run ``agentrl ARGS…`` in an empty directory, without a terminal."""
+def agentrl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Agentrl:
+    """Run ``agentrl ARGS…`` in this process, in an empty directory, without a terminal."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in TERMINAL.items():
+        monkeypatch.setenv(name, value)
 
-    def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        fixed = {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-        return subprocess.run(
-            [sys.executable, "-m", "cli.main", *args],
+    def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        return Ended(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def agentrl_process(tmp_path: Path) -> Agentrl:
+    """Run ``agentrl ARGS…`` as a process of its own, in an empty directory, without a terminal."""
+
+    def run(*arguments: str, options: tuple[str, ...] = (), **environment: str) -> Ended:
+        done = subprocess.run(
+            [sys.executable, *options, "-m", "cli.main", *arguments],
             cwd=tmp_path,
-            env={**os.environ, **fixed, **environment},
+            env={**os.environ, **TERMINAL, "PYTHONPATH": str(REPOSITORY), **environment},
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
+        return Ended(done.returncode, done.stdout, done.stderr)
 
     return run
 

@@ -26,20 +26,20 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_no_command_shows_the_help(agentrl: Agentrl) -> None:
     done = agentrl()
-    assert done.returncode == 2
+    assert done.code == 2
     assert "dump-trajectories" in done.stdout + done.stderr
 
 
 def test_an_unknown_option_is_a_usage_error(agentrl: Agentrl) -> None:
     done = agentrl("run", "--resum", "x")
-    assert done.returncode == 2
+    assert done.code == 2
     assert "--resum" in done.stderr
     assert done.stdout == ""
 
 
-def test_all_configuration_faults_go_to_stderr_with_exit_code_2(agentrl: Agentrl) -> None:
-    done = agentrl("run", "run.stepz=1", "seed=x", "engine=sglan")
-    assert done.returncode == 2
+def test_all_configuration_faults_go_to_stderr_with_exit_code_2(agentrl_process: Agentrl) -> None:
+    done = agentrl_process("run", "run.stepz=1", "seed=x", "engine=sglan")
+    assert done.code == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
         "3 errors:",
@@ -51,7 +51,7 @@ def test_all_configuration_faults_go_to_stderr_with_exit_code_2(agentrl: Agentrl
 
 def test_with_json_an_error_is_a_document_too(agentrl: Agentrl) -> None:
     done = agentrl("show", "seed=x", "--json")
-    assert done.returncode == 2
+    assert done.code == 2
     assert json.loads(done.stdout) == {"error": "seed=x must be a whole number", "exit_code": 2}
 
 
@@ -66,7 +66,7 @@ def test_markup_in_a_message_is_shown_as_it_is(agentrl: Agentrl) -> None:
 
 def test_every_run_of_a_sweep_is_judged_before_the_first_starts(agentrl: Agentrl) -> None:
     done = agentrl("run", "seed=0,x", "run.steps=1,-1")
-    assert done.returncode == 2
+    assert done.code == 2
     assert done.stderr.splitlines()[1:] == [
         "  run.steps=-1 must be at least 0",
         "  seed=x must be a whole number",
@@ -74,29 +74,29 @@ def test_every_run_of_a_sweep_is_judged_before_the_first_starts(agentrl: Agentrl
 
 
 def test_a_failed_preflight_names_every_problem_with_exit_code_3(
-    agentrl: Agentrl, tmp_path: Path
+    agentrl_process: Agentrl, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = agentrl("run", "run.dir=file/run", f"gateway.port={port}")
-    assert done.returncode == 3
+        done = agentrl_process("run", "run.dir=file/run", f"gateway.port={port}")
+    assert done.code == 3
     assert "run.dir=file/run cannot be made" in done.stderr
     assert f"gateway.port={port} cannot be listened on" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
 def test_bubblewrap_that_is_asked_for_and_missing_fails_the_preflight(
-    agentrl: Agentrl, tmp_path: Path
+    agentrl_process: Agentrl, tmp_path: Path
 ) -> None:
-    done = agentrl("run", "sandbox.isolation=bubblewrap", PATH=str(tmp_path))
-    assert done.returncode == 3
+    done = agentrl_process("run", "sandbox.isolation=bubblewrap", PATH=str(tmp_path))
+    assert done.code == 3
     assert "bubblewrap is missing: install it" in done.stderr
 
 
 def test_dry_run_starts_nothing_and_says_what_it_would_be(agentrl: Agentrl, tmp_path: Path) -> None:
     done = agentrl("run", "--dry-run", "--json", "run.steps=3", "run.dir=here", "engine.threads=1")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["changes"] == {"run.steps": 3, "run.dir": "here", "engine.threads": 1}
     assert document["plan"]["rollouts"] == 3 * 8 * 8
@@ -107,7 +107,7 @@ def test_dry_run_starts_nothing_and_says_what_it_would_be(agentrl: Agentrl, tmp_
 def test_dry_run_reports_problems_with_exit_code_3(agentrl: Agentrl, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = agentrl("run", "--dry-run", "run.dir=file/run")
-    assert done.returncode == 3
+    assert done.code == 3
     assert "stops it: run.dir=file/run cannot be made" in " ".join(done.stdout.split())
 
 
@@ -120,22 +120,23 @@ def test_dry_run_of_a_sweep_gives_each_run_its_directory(agentrl: Agentrl) -> No
 
 def test_a_resumed_run_takes_no_other_seed(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl("run", "--resume", str(run_dir), "seed=4", "run.steps=50")
-    assert done.returncode == 2
+    assert done.code == 2
     assert "seed was 3 and cannot become 4 in a resumed run" in done.stderr
 
 
 def test_resume_and_config_exclude_each_other(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl("run", "--resume", str(run_dir), "--config", "x.json")
-    assert done.returncode == 2
+    assert done.code == 2
     assert "--config" in done.stderr
 
 
 def test_a_directory_without_a_run_is_refused_with_exit_code_5(
-    agentrl: Agentrl, tmp_path: Path
+    agentrl: Agentrl, agentrl_process: Agentrl, tmp_path: Path
 ) -> None:
+    assert agentrl_process("status", str(tmp_path)).code == 5
     for command in (["status"], ["dump-trajectories"], ["run", "--resume"]):
         done = agentrl(*command, str(tmp_path))
-        assert done.returncode == 5, command
+        assert done.code == 5, command
         assert "holds no run" in done.stderr
 
 
@@ -153,12 +154,12 @@ def test_a_configuration_file_that_is_no_good_is_a_usage_error(
 ) -> None:
     if content is not None:
         (tmp_path / "mine.json").write_text(content)
-    assert agentrl("run", "--dry-run", "--config", "mine.json").returncode == 2
+    assert agentrl("run", "--dry-run", "--config", "mine.json").code == 2
 
 
 def test_status_of_a_stored_run(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl("status", str(run_dir), "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["state"] == "interrupted"
     assert "interrupted" in agentrl("status", str(run_dir)).stdout
@@ -166,7 +167,7 @@ def test_status_of_a_stored_run(agentrl: Agentrl, run_dir: Path) -> None:
 
 def test_dump_of_a_stored_run(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl("dump-trajectories", str(run_dir), "--validate", "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["rollouts"] == 0
     assert Path(document["trajectories"]).is_file()
@@ -174,5 +175,5 @@ def test_dump_of_a_stored_run(agentrl: Agentrl, run_dir: Path) -> None:
 
 def test_a_run_directory_that_holds_a_run_is_refused(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl("run", f"run.dir={run_dir}", "run.steps=0", "run.eval_tasks=0")
-    assert done.returncode == 2
+    assert done.code == 2
     assert f"agentrl run --resume {run_dir}" in done.stderr

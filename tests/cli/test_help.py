@@ -3,51 +3,45 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
 from cli.dump import Only
 from conf.compose import compose
-from tests.cli.conftest import REPOSITORY, Agentrl
+from tests.cli.conftest import Agentrl
 
 Golden = Callable[[str, str], None]
 
 COMMANDS = ("run", "show", "status", "dump-trajectories", "gateway")
 
-HEAVY = {"torch", "transformers", "hydra", "omegaconf", "numpy", "aiohttp", "renderers", "asyncio"}
+HEAVY = {
+    *("torch", "transformers", "hydra", "omegaconf", "numpy", "aiohttp", "renderers"),
+    *("runners", "launch"),
+}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([c, "--help"] for c in COMMANDS)])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    program = (
-        "import json, sys\n"
-        "from cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    modules = set(json.loads(done.stdout.splitlines()[-1]))
-    assert "typer" in modules
-    assert not modules & (HEAVY | {"runners", "launch"})
-    assert arguments != ["--help"] or "pydantic" not in modules  # a command's help: typer needs it
+def imported(importtime: str) -> set[str]:
+    """Return the top-level modules in what ``-X importtime`` printed."""
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in importtime.splitlines()}
 
 
-def test_help_is_as_agreed(agentrl: Agentrl, golden: Golden) -> None:
-    golden("help.txt", agentrl("--help").stdout)
+def test_help_is_as_agreed_and_imports_nothing_heavy(
+    agentrl_process: Agentrl, golden: Golden
+) -> None:
+    done = agentrl_process("--help", options=("-X", "importtime"))
+    golden("help.txt", done.stdout)
+    assert {"typer", "cli"} <= imported(done.stderr)
+    assert not imported(done.stderr) & (HEAVY | {"pydantic", "asyncio"})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_is_as_agreed(agentrl: Agentrl, golden: Golden, command: str) -> None:
-    golden(f"help-{command}.txt", agentrl(command, "--help").stdout)
+def test_the_help_of_a_command_is_as_agreed_and_imports_nothing_heavy(
+    agentrl_process: Agentrl, golden: Golden, command: str
+) -> None:
+    done = agentrl_process(command, "--help", options=("-X", "importtime"))
+    golden(f"help-{command}.txt", done.stdout)
+    assert not imported(done.stderr) & HEAVY
 
 
 def test_show_is_as_agreed(agentrl: Agentrl, golden: Golden) -> None:

@@ -63,7 +63,7 @@ def use(name: str, call_id: str = "call", /, **arguments: object) -> Block:
 
 def stream_of(reply: Reply) -> list[dict[str, Any]]:
     """Return the events of a streamed message; text and tool input come in small pieces."""
-    message = {
+    message: dict[str, Any] = {
         "id": "msg", "type": "message", "role": "assistant", "model": "policy", "content": [],
         "stop_reason": None, "stop_sequence": None,
         "usage": {"input_tokens": 1, "output_tokens": 1},

@@ -1,4 +1,4 @@
-"""A turn log in memory that a test can hold shut or make fail; keeps the store's contract otherwise."""
+"""A turn log in memory that a test can hold shut or make fail."""
 
 from __future__ import annotations
 

@@ -25,6 +25,10 @@ DENSE_EXPERT_WORK = 512
 expert (measured).
 """
 
+BLOCK_ROWS = 16
+WORTH_CUTTING = 0.8
+"""Blocks are used when they read less than this share of what one padded block would (measured)."""
+
 RoutingArray = NDArray[np.int16]
 
 
@@ -34,6 +38,14 @@ class Span(NamedTuple):
     row: int
     start: int
     size: int
+
+
+class Block(NamedTuple):
+    """Decoding rows ``begin … end-1``, attended to together over ``longest`` positions."""
+
+    begin: int
+    end: int
+    longest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +61,8 @@ class Step:
     decoding: int
     lengths: Tensor
     """[decoding] int64: positions each decoding row attends to, its own included."""
-    longest: int
-    """max(lengths), 0 when nothing decodes."""
+    blocks: tuple[Block, ...]
+    """The decoding rows in order, cut where rows of like length end."""
     spans: tuple[Span, ...]
     wanted: Tensor | None
     """Packed indices whose logits are wanted; None for all."""
@@ -142,9 +154,9 @@ class Qwen3Moe:
         kv.flat[index, 1].index_copy_(0, step.slots, qkv[:, heads + groups :].reshape(-1, dim))
         keys, values = kv.data[index]
         parts = []
-        if step.decoding:
+        for block in step.blocks:
             assert mask is not None
-            parts.append(_attend_rows(query[: step.decoding], keys, values, mask, step, groups))
+            parts.append(_attend_rows(query, keys, values, mask, block, groups))
         offset = step.decoding
         for span in step.spans:
             part = query[offset : offset + span.size]
@@ -163,15 +175,16 @@ class Qwen3Moe:
 
 
 def _attend_rows(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, step: Step, groups: int
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, block: Block, groups: int
 ) -> Tensor:
-    """One query per decoding row against its whole row, [rows, heads * head_dim]."""
-    rows, heads, dim = query.shape
-    count = rows * groups
-    query = query.reshape(count, heads // groups, dim)
-    scores = torch.bmm(query, keys[:count, : step.longest].transpose(1, 2))
-    scores.view(rows, heads, step.longest).add_(mask)
-    return torch.bmm(scores.softmax(-1), values[:count, : step.longest]).view(rows, heads * dim)
+    """One query per row of the block against its whole row, [rows, heads * head_dim]."""
+    begin, end, longest = block
+    rows, heads, dim = end - begin, query.shape[1], query.shape[2]
+    stored = slice(begin * groups, end * groups)
+    grouped = query[begin:end].reshape(rows * groups, heads // groups, dim)
+    scores = torch.bmm(grouped, keys[stored, :longest].transpose(1, 2))
+    scores.view(rows, heads, longest).add_(mask[begin:end, :, :longest])
+    return torch.bmm(scores.softmax(-1), values[stored, :longest]).view(rows, heads * dim)
 
 
 def _attend_span(query: Tensor, keys: Tensor, values: Tensor, span: Span, groups: int) -> Tensor:
@@ -209,11 +222,32 @@ def _experts(mlp: MoeMlp, normed: Tensor, scores: Tensor, chosen: Tensor) -> Ten
     return torch.zeros(tokens, width).index_add_(0, sources, out)
 
 
+def decode_blocks(lengths: NDArray[np.int64]) -> tuple[Block, ...]:
+    """Cut decoding rows into blocks where that saves a good part of the padding, else keep them in
+    one.
+
+    A block costs some calls; a row that is much longer than the others would cost them all their
+    time.
+    """
+    count = len(lengths)
+    if not count:
+        return ()
+    whole = Block(0, count, int(lengths.max()))
+    ends = [min(begin + BLOCK_ROWS, count) for begin in range(0, count, BLOCK_ROWS)]
+    blocks = tuple(
+        Block(begin, end, int(lengths[begin:end].max()))
+        for begin, end in zip(range(0, count, BLOCK_ROWS), ends, strict=True)
+    )
+    padded = sum((end - begin) * longest for begin, end, longest in blocks)
+    return blocks if padded < WORTH_CUTTING * count * whole.longest else (whole,)
+
+
 def _decode_mask(step: Step) -> Tensor | None:
     """Build [decoding, 1, longest]: 0 where a row may look, -inf beyond its length."""
     if not step.decoding:
         return None
-    beyond = torch.arange(step.longest) >= step.lengths[:, None]
+    longest = max(block.longest for block in step.blocks)
+    beyond = torch.arange(longest) >= step.lengths[:, None]
     return torch.zeros(beyond.shape).masked_fill_(beyond, -math.inf).unsqueeze(1)
 
 

@@ -15,6 +15,9 @@ from torch import Tensor
 from runners.engines.embedded.model import KvStore, RoutingArray
 from runners.trajectory.record import IdArray
 
+SHRINK_TO = 0.9
+"""Eviction walks the whole tree, so it makes room for many insertions at once."""
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -79,11 +82,14 @@ class PrefixCache:
         self.tokens += len(added)
 
     def shrink(self, limit: int) -> None:
-        """Evict least recently used leaves until at most ``limit`` tokens remain."""
-        while self.tokens > limit:
+        """Where more than ``limit`` tokens are held, evict least recently used leaves."""
+        if self.tokens <= limit:
+            return
+        target = int(limit * SHRINK_TO)
+        while self.tokens > target:
             leaves = [node for node in self._nodes() if not node.children]
             for node in sorted(leaves, key=lambda leaf: leaf.used_at):
-                if self.tokens <= limit:
+                if self.tokens <= target:
                     return
                 self._siblings(node).pop(int(node.ids[0]))
                 self.tokens -= len(node.ids)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runners.engines.embedded.model import Qwen3Moe, Span, Step
+from runners.engines.embedded.model import Qwen3Moe, Span, Step, decode_blocks
 from runners.engines.embedded.prefix_cache import PrefixCache, common_prefix
 from runners.engines.embedded.request import Finished, Request, TextDecoder
 from runners.engines.embedded.rows import Rows
@@ -205,7 +205,7 @@ class Scheduler:
             slots=rows.kv.slots(row_index, positions),
             decoding=decoding,
             lengths=torch.from_numpy(lengths),
-            longest=int(lengths.max()) if decoding else 0,
+            blocks=decode_blocks(lengths),
             spans=spans,
             wanted=wanted,
         )

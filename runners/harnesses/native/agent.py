@@ -52,7 +52,7 @@ def edit(path: str, old_string: str, new_string: str) -> str:
     return "ok"
 
 
-def bash(command: str) -> str:
+def bash(command: str, limit_s: float = BASH_S) -> str:
     """Run a command; whatever it leaves running is killed."""
     import select
 
@@ -68,14 +68,14 @@ def bash(command: str) -> str:
     ended = select.poll()
     handle = os.pidfd_open(child)
     ended.register(handle, select.POLLIN)
-    in_time = ended.poll(BASH_S * 1000)
+    in_time = ended.poll(limit_s * 1000)
     os.killpg(child, SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     text = contents(output)
     os.close(handle)
     os.close(output)
     if not in_time:
-        raise ToolError(f"{text}\nkilled after {BASH_S} s")
+        raise ToolError(f"{text}\nkilled after {limit_s} s")
     if code != 0:
         raise ToolError(f"{text}\nexit code {code}".lstrip())
     return text

@@ -168,7 +168,8 @@ def receive(stream: Iterator[Any]) -> Any:
 class Messages:
     """The Messages endpoint of one session."""
 
-    def __init__(self, url: str, api_key: str) -> None:
+    def __init__(self, url: str, api_key: str, backoff_s: float = BACKOFF_S) -> None:
+        self.backoff_s = backoff_s
         self.connection = Connection(url)
         self.headers = f"x-api-key: {api_key}\r\nanthropic-version: 2023-06-01\r\n"
         self.headers += "content-type: application/json\r\n"
@@ -187,7 +188,7 @@ class Messages:
                 self.connection.close()
                 if left == 0:
                     raise GatewayError(0, f"{type(error).__name__}: {error}") from None
-            time.sleep(BACKOFF_S * 2 ** (RETRIES - left))
+            time.sleep(self.backoff_s * 2 ** (RETRIES - left))
         raise AssertionError("unreachable")
 
     def _ask(self, data: bytes) -> Any:

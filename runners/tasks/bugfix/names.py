@@ -29,13 +29,15 @@ def split_of(identifier: str) -> NameSplit:
 
 
 def identifiers(rng: random.Random, split: NameSplit, count: int) -> list[str]:
-    """Draw ``count`` different identifiers of a split."""
+    """Draw ``count`` identifiers of a split; no word comes twice, so each tells one identifier from the others."""
+    left = list(WORDS)
     drawn: list[str] = []
     while len(drawn) < count:
-        first, second = rng.sample(WORDS, 2)
+        first, second = rng.sample(left, 2)
         identifier = f"{first}_{second}"
-        if identifier not in drawn and split_of(identifier) == split:
+        if split_of(identifier) == split:
             drawn.append(identifier)
+            left = [word for word in left if word not in (first, second)]
     return drawn
 
 

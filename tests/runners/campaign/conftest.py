@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from runners.trajectory.store import RunStore
+from runners.trajectory.store_error import StoreError
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
@@ -64,10 +66,9 @@ class Miniature:
         end = time.monotonic() + 100
         while time.monotonic() < end:
             assert process.poll() is None, process.communicate()
-            if (self.run_dir / "store.sqlite").exists():
-                with self.store() as store:
-                    if ready(store):
-                        return
+            with contextlib.suppress(StoreError), self.store() as store:  # refused while it is being made
+                if ready(store):
+                    return
             time.sleep(0.05)
         raise AssertionError("the run did not get there in time")
 

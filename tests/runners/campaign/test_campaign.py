@@ -123,13 +123,14 @@ def test_a_dead_engine_ends_the_run_with_code_4_and_it_resumes(miniature: Miniat
     assert_nothing_twice(miniature)
 
 
-def test_a_port_in_use_is_a_clear_error_and_no_service_is_left(miniature: Miniature) -> None:
+def test_a_port_in_use_is_found_before_anything_starts(miniature: Miniature) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         driver = miniature.begin(f"gateway.port={port}")
         _, err = driver.communicate(timeout=100)
-    assert driver.returncode == 4
+    assert driver.returncode == 3
     assert f"{port}" in err.decode()
     assert "gateway.port" in err.decode()
+    assert not (miniature.run_dir / "store.sqlite").exists()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -211,3 +213,35 @@ def echo(answer: Mapping[str, Any]) -> dict[str, Any]:
 def user(text: str) -> dict[str, Any]:
     """Return a user message."""
     return {"role": "user", "content": text}
+
+
+def listening() -> socket.socket:
+    """Return a socket as a sandbox's launcher opens it."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.bind(("127.0.0.1", 0))
+    sock.listen(16)
+    return sock
+
+
+def deliver(path: str, key: str, handles: list[int], *, glued: bool = False) -> bytes:
+    """Act as driver and launcher; return what the gateway answers (nothing when it refuses)."""
+    line = json.dumps({"session_key": key}).encode() + b"\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
+        control.settimeout(20)
+        control.connect(path)
+        try:
+            if not glued:
+                control.sendall(line)
+            socket.send_fds(control, [line if glued else b"L"], handles)
+            return control.recv(16)
+        except ConnectionError:
+            return b""
+
+
+async def open_door(control: str, key: str, *, glued: bool = False) -> str:
+    """Deliver a listener for a session; return its URL."""
+    with listening() as sock:
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        answer = await asyncio.to_thread(deliver, control, key, [sock.fileno()], glued=glued)
+    assert answer == b"1"
+    return url

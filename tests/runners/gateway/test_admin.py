@@ -18,7 +18,7 @@ from tests.runners.gateway.running import Gateway, running_gateway, user
 
 def session_objects() -> list[weakref.ref[Session]]:
     gc.collect()
-    return [weakref.ref(thing) for thing in gc.get_objects() if isinstance(thing, Session)]
+    return [weakref.ref(thing) for thing in gc.get_objects() if type(thing) is Session]
 
 
 async def test_a_sessions_life(gateway: Gateway, engine: ScriptedEngine) -> None:

@@ -1,4 +1,4 @@
-"""Whose request continues which chain, over random conversations and what clients do to the echo."""
+"""Which requests continue a chain, over random conversations and random edits of the echo."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ OUTSIDE = st.one_of(
     st.builds(lambda text: Piece(0, "user", "text", text), WORDS),
     st.builds(lambda text: Piece(0, "system", "text", text), WORDS),
     st.builds(
-        lambda text, name, bad: Piece(
-            0, "user", "tool_result", text, tool_id=name, is_error=bad
-        ),
+        lambda text, name, bad: Piece(0, "user", "tool_result", text, tool_id=name, is_error=bad),
         WORDS,
         WORDS,
         st.booleans(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import stat
 from collections.abc import Awaitable, Callable
@@ -15,40 +14,7 @@ import psutil
 import pytest
 
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
-from tests.runners.gateway.running import Agent, Gateway, user
-
-
-def listening() -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.bind(("127.0.0.1", 0))
-    sock.listen(16)
-    return sock
-
-
-def deliver(path: str, key: str, handles: list[int], *, glued: bool = False) -> bytes:
-    """Act as driver and launcher; return what the gateway answers (nothing when it refuses)."""
-    line = json.dumps({"session_key": key}).encode() + b"\n"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
-        control.settimeout(20)
-        control.connect(path)
-        try:
-            if not glued:
-                control.sendall(line)
-            socket.send_fds(control, [line if glued else b"L"], handles)
-            return control.recv(16)
-        except ConnectionError:
-            return b""
-
-
-async def open_door(agent: Agent, *, glued: bool = False) -> str:
-    """Deliver a listener for a session; return its URL."""
-    with listening() as sock:
-        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        answer = await asyncio.to_thread(
-            deliver, agent.gateway.control, agent.key, [sock.fileno()], glued=glued
-        )
-    assert answer == b"1"
-    return url
+from tests.runners.gateway.running import Agent, Gateway, deliver, listening, open_door, user
 
 
 async def knock(agent: Agent, url: str, key: str | None = None) -> int:
@@ -63,7 +29,7 @@ async def test_a_turn_can_be_taken_through_a_delivered_listener(
     glued: bool, gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
-    url = await open_door(agent, glued=glued)
+    url = await open_door(gateway.control, agent.key, glued=glued)
     engine.say(f"hello{END}")
     async with gateway.http.post(
         url + "/v1/messages",
@@ -78,7 +44,7 @@ async def test_a_listener_serves_its_own_session_only_and_no_administration(
     gateway: Gateway,
 ) -> None:
     agent, other = await gateway.session("s1"), await gateway.session("s2")
-    url = await open_door(agent)
+    url = await open_door(gateway.control, agent.key)
     assert await knock(agent, url) == 200
     assert await knock(agent, url, other.key) == 401
     assert await knock(agent, url, "guess") == 401
@@ -91,7 +57,7 @@ async def test_a_listener_serves_its_own_session_only_and_no_administration(
 @pytest.mark.parametrize("end", ["finish", "delete"])
 async def test_a_listener_ends_with_its_session(end: str, gateway: Gateway) -> None:
     agent = await gateway.session()
-    url = await open_door(agent)
+    url = await open_door(gateway.control, agent.key)
     assert await knock(agent, url) == 200
     if end == "finish":
         await agent.finish()
@@ -105,7 +71,7 @@ async def test_a_turn_in_flight_on_a_listener_is_aborted_when_the_session_ends(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
-    url = await open_door(agent)
+    url = await open_door(gateway.control, agent.key)
     engine.say(Completion(f"hello{END}", delay_s=30))
 
     async def ask() -> int:
@@ -158,7 +124,7 @@ async def test_anything_but_one_listening_tcp_socket_is_refused(
         writer.close()
     for sock in sockets:
         sock.close()
-    url = await open_door(agent)
+    url = await open_door(gateway.control, agent.key)
     assert await knock(agent, url) == 200
 
 
@@ -200,7 +166,7 @@ async def test_neither_descriptors_nor_tasks_are_left_behind(
 ) -> None:
     async def play(number: int) -> None:
         agent = await gateway.session(f"s{number}")
-        url = await open_door(agent)
+        url = await open_door(gateway.control, agent.key)
         async with aiohttp.ClientSession() as http:  # stays connected until the session ends
             body = orjson.dumps({**agent.body([user("hi")]), "stream": True})
             headers = {"x-api-key": agent.key}
@@ -218,3 +184,22 @@ async def test_neither_descriptors_nor_tasks_are_left_behind(
     await asyncio.sleep(0.05)
     assert process.num_fds() <= handles + 3, "the client's own pool may hold a few more"
     assert len(asyncio.all_tasks()) <= tasks + 3
+
+
+async def test_what_a_refused_delivery_brought_is_closed(gateway: Gateway) -> None:
+    agent = await gateway.session()
+
+    async def refused(key: str, sockets: list[socket.socket]) -> None:
+        handles = [sock.fileno() for sock in sockets]
+        assert await asyncio.to_thread(deliver, gateway.control, key, handles) == b""
+        for sock in sockets:
+            sock.close()
+
+    await refused("warm-up", [listening()])
+    process = psutil.Process()
+    handles = process.num_fds()
+    for _ in range(5):
+        await refused(agent.key, two_listeners())
+        await refused(agent.key, not_listening())
+        await refused("unknown key", [listening()])
+    assert process.num_fds() == handles

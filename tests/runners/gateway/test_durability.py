@@ -16,7 +16,7 @@ from runners.gateway.session import Sampling, Services, Session
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
 from runners.gateway.turn_log import Journal
 from runners.trajectory.store_error import StoreError
-from tests.fakes.scripted_engine import END, ScriptedEngine
+from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 from tests.fakes.turn_log import HeldTurnLog
 
 
@@ -97,11 +97,25 @@ async def test_a_turn_that_cannot_be_stored_is_not_answered(
     engine.say(f"lost{END}", f"kept{END}")
     bench.log.full = True
     bench.log.open.set()
-    with bench.session.ask(request(), anthropic).waiting() as outcome:
-        with pytest.raises(StoreError, match="full"):
-            await outcome
+    with (
+        bench.session.ask(request(), anthropic).waiting() as outcome,
+        pytest.raises(StoreError, match="full"),
+    ):
+        await outcome
     bench.log.full = False
     with bench.session.ask(request(), anthropic).waiting() as outcome:
         assert (await outcome)["content"][0]["text"] == "kept"
     (turn,) = bench.log.stored
     assert (turn.index, turn.segment, turn.prompt_kept, turn.break_reason) == (0, 0, 0, None)
+
+
+async def test_a_request_repeated_right_after_its_client_left_is_a_turn_of_its_own(
+    bench: Bench, engine: ScriptedEngine
+) -> None:
+    engine.say(Completion(f"never heard{END}", delay_s=30), f"hello{END}")
+    bench.log.open.set()
+    with bench.session.ask(request(), anthropic).waiting():
+        await engine.arrived.wait()
+    with bench.session.ask(request(), anthropic).waiting() as outcome:
+        assert (await outcome)["content"][0]["text"] == "hello"
+    assert len(bench.log.stored) == 1

@@ -10,13 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 
+from conf.errors import AgentrlError, ExitCode
 from runners.gateway.client import GatewayAdmin
+from runners.gateway.service import serve
 from runners.service import Service, ServiceError
 from runners.trajectory.store import RunStore
-from tests.runners.gateway.running import settings_for
+from runners.trajectory.store_error import StoreError
+from tests.runners.gateway.running import open_door, settings_for
 
 
 @pytest.fixture
@@ -31,17 +35,36 @@ async def start(settings: dict[str, Any], tmp_path: Path) -> Service:
     return await Service.start("gateway", "runners.gateway", settings, log=log, deadline_s=60)
 
 
-async def test_it_serves_until_it_is_stopped(settings: dict[str, Any], tmp_path: Path) -> None:
+async def test_it_serves_sandboxes_until_it_is_stopped_and_holds_on_to_nothing(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     gateway = await start(settings, tmp_path)
     assert gateway.info["pid"] == gateway.pid
     admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
-    await admin.create_session("s1")
+    process = psutil.Process(gateway.pid)
+
+    async def live(session_id: str) -> str:
+        _, key = await admin.create_session(session_id)
+        url = await open_door(gateway.info["control"], key)
+        async with aiohttp.ClientSession(headers={"x-api-key": key}) as http:
+            async with http.get(url + "/v1/models") as response:
+                assert response.status == 200
+            await admin.delete(session_id)
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await http.get(url + "/v1/models")
+        return key
+
+    keys = [await live("first")]
+    handles = process.num_fds()
+    for batch in range(5):
+        keys += await asyncio.gather(*(live(f"s{batch}-{i}") for i in range(10)))
+    assert process.num_fds() <= handles + 10, "the admin client's own connections"
     await gateway.stop()
     assert not await admin.healthy()
     await admin.close()
     assert not Path(gateway.info["control"]).parent.exists()
     log = (tmp_path / "gateway.log").read_text()
-    assert gateway.info["admin_key"] not in log
+    assert not [key for key in [*keys, gateway.info["admin_key"]] if key in log]
     assert "Traceback" not in log
 
 
@@ -80,29 +103,27 @@ async def test_a_port_in_use_is_said_with_its_mend(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "code", "said"),
     [
-        ({"renderer": "qwen"}, r"exit 2.*model\.renderer='qwen' is unknown"),
-        ({"tokenizer": "/nowhere"}, r"exit 2.*model\.tokenizer"),
-        ({"run_dir": "/nowhere"}, r"exit 5.*holds no run"),
-        ({"host": "192.0.2.1"}, r"exit 4.*gateway\.host=192\.0\.2\.1"),
+        ({"renderer": "qwen"}, ExitCode.USAGE, r"model\.renderer='qwen' is unknown"),
+        ({"tokenizer": "/nowhere"}, ExitCode.USAGE, r"model\.tokenizer"),
+        ({"run_dir": "/nowhere"}, ExitCode.DATA_REFUSED, "holds no run"),
+        ({"host": "192.0.2.1"}, ExitCode.SERVICE_GONE, r"gateway\.host=192\.0\.2\.1"),
     ],
 )
-async def test_what_cannot_be_served_is_said_in_one_line(
-    changes: dict[str, Any], said: str, settings: dict[str, Any], tmp_path: Path
+async def test_what_cannot_be_served_is_said_with_its_exit_code(
+    changes: dict[str, Any], code: ExitCode, said: str, settings: dict[str, Any]
 ) -> None:
-    with pytest.raises(ServiceError, match=said):
-        await start({**settings, **changes}, tmp_path)
-    assert "Traceback" not in (tmp_path / "gateway.log").read_text()
+    with pytest.raises(AgentrlError, match=said) as caught:
+        await serve({**settings, **changes}, announce=print, stop=asyncio.Event())
+    assert caught.value.exit_code is code
 
 
 async def test_a_second_gateway_of_the_same_run_is_refused(
-    settings: dict[str, Any], tmp_path: Path
+    settings: dict[str, Any],
 ) -> None:
-    first = await start(settings, tmp_path)
-    try:
-        with RunStore.open(Path(settings["run_dir"])) as store:
-            with pytest.raises(Exception, match="written by another process"):
-                store.claim_arrays()
-    finally:
-        await first.stop()
+    with RunStore.open(Path(settings["run_dir"])) as first:
+        first.claim_arrays()
+        changed = {**settings, "predecessor_s": 0.05}
+        with pytest.raises(StoreError, match="written by another process"):
+            await serve(changed, announce=print, stop=asyncio.Event())

@@ -87,7 +87,9 @@ async def test_keys_never_reach_the_run_directory(gateway: Gateway, engine: Scri
     engine.say(f"hello{END}")
     await agent.ask([user("hi")])
     await agent.finish()
-    kept = b"".join(file.read_bytes() for file in Path(gateway.run_dir).rglob("*") if file.is_file())
+    kept = b"".join(
+        file.read_bytes() for file in Path(gateway.run_dir).rglob("*") if file.is_file()
+    )
     assert b"hello" in kept
     assert agent.key.encode() not in kept
     assert gateway.admin_key.encode() not in kept

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
-from runners.engines.embedded.model import KvStore, Qwen3Moe, Span, Step
+from runners.engines.embedded.model import Block, KvStore, Qwen3Moe, Span, Step, decode_blocks
 from runners.engines.embedded.weights import load_weights
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -33,14 +35,16 @@ def prefill(
         slots=kv.slots(np.full(len(ids), row), positions),
         decoding=0,
         lengths=torch.zeros(0, dtype=torch.int64),
-        longest=0,
+        blocks=(),
         spans=(Span(row, start, len(ids)),),
         wanted=None,
     )
     return model.forward(step, kv)
 
 
-def decode(model: Qwen3Moe, kv: KvStore, tokens: Tensor, at: list[int]) -> Tensor:
+def decode(
+    model: Qwen3Moe, kv: KvStore, tokens: Tensor, at: list[int], blocks: tuple[Block, ...] = ()
+) -> Tensor:
     """Run one token of rows 0, 1, … at their positions; return their logits."""
     positions = np.asarray(at)
     step = Step(
@@ -49,7 +53,7 @@ def decode(model: Qwen3Moe, kv: KvStore, tokens: Tensor, at: list[int]) -> Tenso
         slots=kv.slots(np.arange(len(at)), positions),
         decoding=len(at),
         lengths=torch.from_numpy(positions + 1),
-        longest=max(at) + 1,
+        blocks=blocks or (Block(0, len(at), max(at) + 1),),
         spans=(),
         wanted=None,
     )
@@ -111,9 +115,28 @@ def test_decoding_rows_of_different_lengths_equal_transformers(
     for row, ids in enumerate(sequences):
         prefill(model, kv, row, ids[:-1], 0)
     last = torch.stack([ids[-1] for ids in sequences])
-    ours = decode(model, kv, last, [len(ids) - 1 for ids in sequences]).log_softmax(-1)
-    for row, ids in enumerate(sequences):
-        assert (ours[row] - expected(reference, ids)[0][-1]).abs().max() < TOLERANCE
+    at = [len(ids) - 1 for ids in sequences]
+    for blocks in ((), (Block(0, 1, 5), Block(1, 3, 40))):
+        ours = decode(model, kv, last, at, blocks).log_softmax(-1)
+        for row, ids in enumerate(sequences):
+            assert (ours[row] - expected(reference, ids)[0][-1]).abs().max() < TOLERANCE
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 3000), max_size=70))
+def test_blocks_cover_all_rows_in_order_each_as_far_as_its_longest(lengths: list[int]) -> None:
+    blocks = decode_blocks(np.asarray(lengths, dtype=np.int64))
+    covered = [row for block in blocks for row in range(block.begin, block.end)]
+    assert covered == list(range(len(lengths)))
+    for begin, end, longest in blocks:
+        assert longest == max(lengths[begin:end])
+
+
+def test_one_long_row_does_not_lengthen_all_others() -> None:
+    lengths = np.full(64, 300)
+    assert len(decode_blocks(lengths)) == 1
+    lengths[20] = 2000
+    assert [longest for *_, longest in decode_blocks(lengths)] == [300, 2000, 300, 300]
 
 
 def test_running_every_expert_and_grouping_tokens_by_expert_agree(model_dir: Path) -> None:

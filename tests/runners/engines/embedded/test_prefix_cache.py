@@ -109,7 +109,7 @@ def test_the_least_recently_used_sequence_is_evicted_first() -> None:
     for first in (0, 1, 2):
         bench.insert([first] * 5)
     bench.restore([0] * 5)
-    bench.cache.shrink(10)
+    bench.cache.shrink(14)
     assert [bench.cache.match(array([first] * 5)) for first in (0, 1, 2)] == [5, 0, 5]
 
 

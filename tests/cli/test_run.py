@@ -1,0 +1,140 @@
+"""``agentrl run`` for real: sweeps go on after a failure, stop at ctrl-C, and end in one comparison."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.tables import render_comparison
+from conf.errors import ExitCode
+from runners.trajectory.store import RunStore
+from runners.trajectory.store_error import StoreError
+from tests.cli.conftest import REPOSITORY, Agentrl
+from tests.fakes.tiny_model import write_tiny_model
+from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+
+SMALL = [
+    *("run.steps=1", "run.tasks_per_step=2", "run.rollouts_per_task=2", "run.eval_tasks=0"),
+    *("task.train_tasks=4", "task.held_out_tasks=2", "rollout.concurrency=4"),
+]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Return the overrides that choose an untrained policy."""
+    directory = tmp_path_factory.mktemp("policy")
+    write_tiny_tokenizer(directory)
+    write_tiny_model(directory, vocab_size=tiny_tokenizer().get_vocab_size())
+    return [f"model.path={directory}", f"model.tokenizer={directory}"]
+
+
+def test_a_run_that_fails_does_not_stop_the_sweep(
+    agentrl: Agentrl, policy: list[str], tmp_path: Path
+) -> None:
+    nobody = ["engine=sglang", "engine.url=http://127.0.0.1:9"]
+    done = agentrl("run", *SMALL, *policy, *nobody, "run.dir=all", "seed=0,1", "--json")
+    assert done.code == ExitCode.SERVICE_GONE
+    runs = json.loads(done.stdout)["runs"]
+    assert [(run["label"], run["exit_code"]) for run in runs] == [("seed=0", 4), ("seed=1", 4)]
+    assert all("http://127.0.0.1:9" in run["message"] for run in runs)
+    assert "service gone" in done.stderr
+    for run, seed in zip(runs, (0, 1), strict=True):
+        stored = json.loads((tmp_path / run["run_dir"] / "config.json").read_text())
+        assert stored["seed"] == seed
+
+
+def test_a_run_that_cannot_start_does_not_stop_the_sweep(
+    agentrl: Agentrl, policy: list[str], tmp_path: Path
+) -> None:
+    RunStore.create(tmp_path / "all" / "000-seed=0", {}).close()
+    nobody = ["engine=sglang", "engine.url=http://127.0.0.1:9"]
+    done = agentrl("run", *SMALL, *policy, *nobody, "run.dir=all", "seed=0,1")
+    assert done.code == ExitCode.SERVICE_GONE
+    assert "already holds a run" in done.stderr
+    assert done.stdout.splitlines() == ["all/000-seed=0", "all/001-seed=1"]
+
+
+def test_the_first_ctrl_c_drains_the_run_and_ends_the_sweep(
+    policy: list[str], tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "run",
+            *SMALL,
+            *policy,
+            "run.dir=all",
+            "seed=0,1",
+            "--json",
+        ],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _wait_for_a_session(tmp_path / "all" / "000-seed=0", process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == ExitCode.INTERRUPTED, err
+    (run,) = json.loads(out)["runs"]
+    assert run["exit_code"] == ExitCode.INTERRUPTED
+    assert "1 of 2 runs were not started" in err
+    assert not (tmp_path / "all" / "001-seed=1").exists()
+
+
+def _wait_for_a_session(run_dir: Path, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        assert process.poll() is None, process.communicate()
+        try:
+            with RunStore.open(run_dir, read_only=True) as store:
+                if store.sessions():
+                    return
+        except StoreError:
+            pass  # not made yet
+        time.sleep(0.05)
+    raise AssertionError("no rollout began in time")
+
+
+def test_the_comparison_marks_the_best_and_shows_what_could_not_start() -> None:
+    def document(label: str, last: float | None) -> dict[str, object]:
+        return {
+            "label": label,
+            "exit_code": 0,
+            "message": "",
+            "steps": 3,
+            "eval": {"first": 0.25, "last": last},
+            "tokens": {"sampled": 1200, "trained": 1200},
+            "wall_s": 61.4,
+        }
+
+    failed = {"label": "c", "exit_code": 2, "message": "no"}
+    table = render_comparison(
+        [document("a", 0.5), document("b", 0.75), failed, document("d", None)]
+    )
+    columns = {str(column.header): list(map(str, column.cells)) for column in table.columns}
+    assert columns["run"] == ["a", "b", "c", "d"]
+    assert columns["held-out last"] == ["50.0%", "75.0%", "–", "–"]
+    assert columns["tokens trained"] == ["1,200", "1,200", "–", "1,200"]
+    assert columns["end"] == ["done", "done", "usage", "done"]
+    styles = [getattr(cell, "style", None) for cell in table.columns[3].cells]
+    assert styles == ["", "bold green", None, ""]

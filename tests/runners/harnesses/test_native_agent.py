@@ -1,0 +1,267 @@
+"""The native agent: its tools, and its loop against a scripted gateway over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.harnesses.native import agent, wire
+from runners.harnesses.native.wire import Messages
+from runners.outcome import OutcomeCode
+from tests.fakes.scripted_gateway import (
+    Cut,
+    ErrorEvent,
+    Failure,
+    Reply,
+    ScriptedGateway,
+    Step,
+    say,
+    scripted_gateway,
+    use,
+)
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[ScriptedGateway]:
+    async with scripted_gateway(tmp_path) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "workspace"
+    directory.mkdir()
+    (directory / "a.txt").write_text("one two one\n")
+    monkeypatch.chdir(directory)
+    return directory
+
+
+async def solve(
+    gateway: ScriptedGateway, script: Sequence[Step], turns: int = 8
+) -> dict[str, Any]:
+    """Let the agent work through a script."""
+    gateway.script = list(script)
+    messages = Messages(gateway.url, "secret", backoff_s=0.001)
+    request = {"model": "m", "max_tokens": 5, "system": agent.SYSTEM, "tools": agent.TOOLS}
+    end = await asyncio.to_thread(agent.solve, messages, request, "problem", turns)
+    messages.connection.close()
+    OutcomeCode(end["code"])
+    return end
+
+
+async def test_a_submit_ends_it(gateway: ScriptedGateway, workspace: Path) -> None:
+    first = [say("looking é 😀"), use("Read", "c1", path="a.txt")]
+    end = await solve(gateway, [Reply(first), Reply([use("Submit", message="done")])])
+    assert end == {
+        "code": "policy.finished", "final_message": "done", "finish_reason": "tool_use",
+        "turns": 2,
+    }  # fmt: skip
+    request = gateway.requests[1]
+    assert request["stream"] is True
+    assert request["messages"] == [
+        {"role": "user", "content": "problem"},
+        {"role": "assistant", "content": first},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": "one two one\n"}
+            ],
+        },
+    ]
+    assert gateway.headers[0]["x-api-key"] == "secret"
+
+
+async def test_an_answer_without_a_tool_gives_up(gateway: ScriptedGateway) -> None:
+    end = await solve(gateway, [Reply([say("I cannot")], "end_turn")])
+    assert (end["code"], end["final_message"]) == ("policy.gave_up", "I cannot")
+    end = await solve(gateway, [Reply([], "end_turn")])
+    assert (end["code"], end["final_message"]) == ("policy.gave_up", "")
+
+
+async def test_an_answer_cut_by_its_limit_is_a_budget(gateway: ScriptedGateway) -> None:
+    end = await solve(gateway, [Reply([say("I ca")], "max_tokens")])
+    assert (end["code"], end["finish_reason"]) == ("budget.tokens", "max_tokens")
+
+
+async def test_turns_run_out(gateway: ScriptedGateway, workspace: Path) -> None:
+    end = await solve(gateway, [Reply([use("Read", path="a.txt")])] * 3, turns=3)
+    assert (end["code"], end["turns"], len(gateway.requests)) == ("budget.turns", 3, 3)
+
+
+async def test_several_calls_of_one_answer_are_run_in_order_up_to_submit(
+    gateway: ScriptedGateway, workspace: Path
+) -> None:
+    blocks = [
+        use("Edit", "1", path="a.txt", old_string="two", new_string="2"),
+        use("Bash", "2", command="cat a.txt > b.txt"),
+        use("Submit", "3", message="done"),
+        use("Bash", "4", command="rm b.txt"),
+    ]
+    end = await solve(gateway, [Reply(blocks)])
+    assert end["code"] == "policy.finished"
+    assert (workspace / "b.txt").read_text() == "one 2 one\n"
+
+
+async def test_a_bad_call_is_answered_and_the_work_goes_on(
+    gateway: ScriptedGateway, workspace: Path
+) -> None:
+    bad = [
+        use("Write", "1", path="x"),
+        use("Read", "2"),
+        use("Read", "3", path=7),
+        use("Read", "4", path="missing"),
+        use("Edit", "5", path="a.txt", old_string="one", new_string="1"),
+        use("Submit", "6", text="done"),
+        {"type": "tool_use", "id": "7", "name": "Submit", "input": "done"},
+    ]
+    end = await solve(gateway, [Reply(bad), Reply([use("Submit", message="done")])])
+    assert end["code"] == "policy.finished"
+    results = gateway.requests[1]["messages"][-1]["content"]
+    assert all(result["is_error"] for result in results)
+    assert [result["content"] for result in results] == [
+        "no tool Write", "Read takes path", "Read takes strings", "No such file or directory",
+        "old_string occurs 2 times", "Submit takes message", "Submit takes message",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [Failure(429), Failure(500), Failure(529), Failure(503), Cut(), ErrorEvent()],
+    ids=repr,
+)
+async def test_a_passing_failure_is_asked_again_with_the_same_body(
+    gateway: ScriptedGateway, failure: Step
+) -> None:
+    script = [failure, failure, failure, Reply([use("Submit", message="done")])]
+    end = await solve(gateway, script)
+    assert (end["code"], end["turns"]) == ("policy.finished", 1)
+    assert len(gateway.requests) == 4
+    assert all(request == gateway.requests[0] for request in gateway.requests)
+
+
+@pytest.mark.parametrize(
+    ("failures", "code"),
+    [
+        ([Failure(500, message="broken")] * 4, "infra.gateway"),
+        ([Failure(429, message="slow")] * 4, "infra.gateway"),
+        ([Failure(529, message="no engine")] * 4, "infra.model"),
+        ([ErrorEvent()] * 4, "infra.model"),
+        ([Cut()] * 4, "infra.gateway"),
+        ([Failure(401, "authentication_error", "bad key")], "infra.gateway"),
+        ([Failure(400, "invalid_request_error", "bad tool")], "infra.gateway"),
+        (
+            [Failure(400, "invalid_request_error", "prompt is too long: 9 tokens > 8 maximum")],
+            "budget.tokens",
+        ),
+    ],
+)
+async def test_a_lasting_failure_ends_it_with_its_code(
+    gateway: ScriptedGateway, failures: list[Step], code: str
+) -> None:
+    end = await solve(gateway, failures)
+    assert end["code"] == code
+    assert end["final_message"]
+    assert not gateway.script
+
+
+def test_a_gateway_that_is_not_there_is_its_failure() -> None:
+    messages = Messages("http://127.0.0.1:1", "key", backoff_s=0.001)
+    end = agent.solve(messages, {}, "problem", 3)
+    assert (end["code"], end["turns"]) == ("infra.gateway", 0)
+    assert "refused" in end["final_message"]
+
+
+async def test_one_connection_serves_all_turns(gateway: ScriptedGateway) -> None:
+    gateway.script = [Reply([say("one")]), Reply([say("two")])]
+    messages = Messages(gateway.url, "key")
+    await asyncio.to_thread(messages.create, {"messages": []})
+    first = messages.connection.socket
+    await asyncio.to_thread(messages.create, {"messages": []})
+    assert messages.connection.socket is first
+    messages.connection.close()
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:80", "https://host", "http://"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(wire.GatewayError, match="ANTHROPIC_BASE_URL"):
+        Messages(url, "key")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, [], {"a": [1, -2.5, 1e300, None, True, "é\"\\\n😀"]}, "x", 0, {"": {"": []}}],
+    ids=repr,
+)
+def test_json_is_written_and_read_as_the_library_does(value: object) -> None:
+    assert json.loads(wire.encode(value)) == value
+    assert wire.decode(json.dumps(value, ensure_ascii=False)) == value
+    assert wire.decode(f" {json.dumps(value, indent=2)}\n") == value
+
+
+@pytest.mark.parametrize("text", ["", "{", "nonsense", '{"a":}', "[1,", '"\n"'])
+def test_what_is_no_json_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        wire.decode(text)
+
+
+def test_reading_shows_the_ends_of_what_is_long(workspace: Path) -> None:
+    (workspace / "long").write_text("a" * 9000 + "b" * 9000)
+    text, failed = agent.call("Read", {"path": "long"})
+    assert not failed
+    assert text == "a" * 4000 + "\n...\n" + "b" * 4000
+    (workspace / "latin").write_bytes(b"\xe9t\xe9")
+    assert agent.call("Read", {"path": "latin"}) == ("\ufffdt\ufffd", False)
+    assert agent.call("Read", {"path": "."}) == ("Is a directory", True)
+    os.mkfifo(workspace / "fifo")
+    assert agent.call("Read", {"path": "fifo"})[0] in ("", "Illegal seek")
+    assert agent.call("Read", {"path": "\0"}) == ("ValueError", True)
+
+
+def test_editing_wants_one_place(workspace: Path) -> None:
+    edit = {"path": "a.txt", "old_string": "two", "new_string": "2"}
+    assert agent.call("Edit", edit) == ("ok", False)
+    assert (workspace / "a.txt").read_text() == "one 2 one\n"
+    assert agent.call("Edit", edit) == ("old_string occurs 0 times", True)
+    assert agent.call("Edit", {**edit, "old_string": ""}) == ("old_string occurs 0 times", True)
+    (workspace / "crlf").write_bytes(b"x\r\nlonger line\r\n")
+    change = {"path": "crlf", "old_string": "longer line", "new_string": "y"}
+    assert agent.call("Edit", change) == ("ok", False)
+    assert (workspace / "crlf").read_bytes() == b"x\r\ny\r\n"
+
+
+def test_commands_give_output_and_exit_code(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
+    assert agent.call("Bash", {"command": "cat a.txt"}) == ("one two one\n", False)
+    assert agent.call("Bash", {"command": "echo x; exit 3"}) == ("x\n\nexit code 3", True)
+    assert agent.call("Bash", {"command": "false"}) == ("exit code 1", True)
+    assert agent.call("Bash", {"command": "kill -9 $$"}) == ("exit code -9", True)
+    assert agent.call("Bash", {"command": "env | grep -c secret"})[0].startswith("0")
+    text, _ = agent.call("Bash", {"command": "yes | head -c 100000; echo end >&2"})
+    assert len(text) < 8100
+    assert text.endswith("y\nend\n")
+    assert agent.call("Bash", {"command": "yes | head -1"}) == ("y\n", False), "SIGPIPE is default"
+
+
+def test_a_command_is_ended_at_its_limit_with_all_it_started(workspace: Path) -> None:
+    command = "(while :; do date > alive; sleep 0.01; done) & echo begun; wait"
+    with pytest.raises(agent.ToolError, match=r"begun\n\nkilled after 0.3 s"):
+        agent.bash(command, limit_s=0.3)
+    (workspace / "alive").unlink(missing_ok=True)
+    time.sleep(0.1)
+    assert not (workspace / "alive").exists()
+    assert agent.call("Bash", {"command": "sleep 100 & echo at once"}) == ("at once\n", False)
+
+
+def test_the_policy_has_little_to_read() -> None:
+    assert [tool["name"] for tool in agent.TOOLS] == ["Read", "Edit", "Bash", "Submit"]
+    assert all(len(tool["description"].split()) <= 6 for tool in agent.TOOLS)
+    assert len(json.dumps(agent.TOOLS)) < 900

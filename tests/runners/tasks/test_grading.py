@@ -1,0 +1,268 @@
+"""Grading in real sandboxes: honest patches, forged ones, and failures of the machinery."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.schema import LocalSandbox as Settings
+from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
+from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.tree import copy_tree
+from runners.tasks.contract import Task, Verdict, VerdictKind
+from runners.tasks.grading import TestGrader, read_verdict
+from runners.tasks.patch import capture, refused_patch
+from tests.runners.tasks.repositories import FIX, make_task, patch_of
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
+    settings = Settings(
+        kind="local", isolation="auto", memory_mb=512, processes=32, file_mb=8, cpu_s=20
+    )
+    backend = LocalBackend(settings, tmp_path_factory.mktemp("backend") / "root")
+    yield backend
+    asyncio.run(backend.close())
+
+
+class Counting:
+    """A backend that counts what it makes; the first ``failures`` sandboxes fail."""
+
+    def __init__(self, backend: LocalBackend, failures: int = 0) -> None:
+        self.made = 0
+        self._backend = backend
+        self._failures = failures
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        self.made += 1
+        if self.made <= self._failures:
+            raise SandboxError("scripted")
+        return await self._backend.create(spec)
+
+    def guarantees(self) -> dict[str, str]:
+        return self._backend.guarantees()
+
+    async def close(self) -> None:
+        await self._backend.close()
+
+
+async def grade(
+    backend: LocalBackend, task: Task, tmp_path: Path, deadline_s: float = 30, **files: str
+) -> Verdict:
+    """Grade the work tree in which some files (``calc__add`` is calc/add.py) are replaced."""
+    workspace = tmp_path / "workspace"
+    copy_tree(task.repo, workspace)
+    for name, text in files.items():
+        (workspace / f"{name.replace('__', '/')}.py").write_text(text)
+    patch = await capture(task, workspace)
+    return await TestGrader(backend).grade(task, patch, name="grade", deadline_s=deadline_s)
+
+
+async def test_a_fix_solves(backend: LocalBackend, task: Task, tmp_path: Path) -> None:
+    verdict = await grade(backend, task, tmp_path, calc__add=FIX)
+    assert verdict.kind is VerdictKind.SOLVED, verdict
+    assert (verdict.fail_to_pass_passed, verdict.fail_to_pass_total) == (1, 1)
+    assert (verdict.pass_to_pass_passed, verdict.pass_to_pass_total) == (1, 1)
+    assert verdict.reason == "all tests pass"
+    assert verdict.duration_s > 0
+
+
+async def test_no_change_is_tested_and_unsolved(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    verdict = await grade(backend, task, tmp_path)
+    assert verdict.kind is VerdictKind.UNSOLVED
+    assert verdict.reason == "1 of 1 fail-to-pass tests fail"
+    assert verdict.pass_to_pass_passed == 1
+    assert "AssertionError: -1 != 5" in verdict.log
+
+
+async def test_no_change_solves_what_needs_none(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    done = replace(task, fail_to_pass=task.pass_to_pass, pass_to_pass=())
+    assert (await grade(backend, done, tmp_path)).kind is VerdictKind.SOLVED
+
+
+async def test_a_fix_that_breaks_another_test_is_unsolved(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    verdict = await grade(backend, task, tmp_path, calc__add="def add(a, b):\n    return 5\n")
+    assert verdict.kind is VerdictKind.UNSOLVED
+    assert verdict.reason == "1 of 1 pass-to-pass tests fail"
+
+
+WRONG = "def add(a, b):\n    return a - b\n"
+FORGERIES = {
+    "exit at import": "import os\nos._exit(0)\n",
+    "exit in the call": "import os\ndef add(a, b):\n    os._exit(0)\n",
+    "SystemExit at import": "import sys\nsys.exit(0)\n",
+    "SystemExit in the call": "import sys\ndef add(a, b):\n    sys.exit(0)\n",
+    "KeyboardInterrupt": "def add(a, b):\n    raise KeyboardInterrupt\n",
+    "skip": "import unittest\ndef add(a, b):\n    raise unittest.SkipTest('x')\n",
+    "printed results": WRONG
+    + "import os\nfor fd in range(1, 60):\n"
+    "    for index in range(2):\n"
+    "        try: os.write(fd, b'\\n%s %d pass\\n' % (b'0' * 32, index))\n"
+    "        except OSError: pass\n",
+    "results printed to the parent": WRONG
+    + "import os\n"
+    "for fd in os.listdir(f'/proc/{os.getppid()}/fd'):\n"
+    "    try:\n"
+    "        with open(f'/proc/{os.getppid()}/fd/{fd}', 'w') as out: out.write('x 0 pass\\n')\n"
+    "    except OSError: pass\n",
+    "no assertions": WRONG
+    + "import unittest\nunittest.TestCase.assertEqual = lambda *a, **k: None\n",
+    "assertions of other code": WRONG
+    + "import unittest\n"
+    "unittest.TestCase.assertEqual.__code__ = (lambda self, a, b, msg=None: None).__code__\n",
+    "no failures": WRONG
+    + "import unittest\nunittest.TestResult.wasSuccessful = lambda self: True\n"
+    "unittest.TestResult.addFailure = lambda self, test, error: self.addSuccess(test)\n",
+    "another run": WRONG
+    + "import unittest\ndef run(self, result=None):\n"
+    "    result.startTest(self); result.addSuccess(self); result.stopTest(self)\n"
+    "unittest.TestCase.run = run\n",
+    "another test": WRONG
+    + "import sys, types, unittest\n"
+    "class TestAdd(unittest.TestCase):\n"
+    "    def test_sum(self): pass\n"
+    "    test_zero = test_sum\n"
+    "fake = types.ModuleType('tests.test_add')\n"
+    "fake.TestAdd = TestAdd\n"
+    "sys.modules['tests.test_add'] = fake\n"
+    "import tests\n"
+    "tests.test_add = fake\n",
+    "another write": WRONG
+    + "import os\nreal = os.write\n"
+    "os.write = lambda fd, data: real(fd, data.replace(b'fail', b'pass'))\n",
+    "the parent killed": WRONG + "import os\nos.kill(os.getppid(), 9)\n",
+    "everything killed": WRONG + "import os\nos.kill(-1, 9)\n",
+    "descriptors closed": WRONG + "import os\nos.closerange(0, 100)\n",
+    "a daemon that holds the pipe": WRONG
+    + "import os, time\n"
+    "if os.fork() == 0:\n    os.setsid(); time.sleep(100); os._exit(0)\n"
+    "os._exit(0)\n",
+    "out of memory": "x = bytearray(1 << 30)\n",
+    "a flood": WRONG + "import os\nfor _ in range(100): os.write(1, b'x' * 100000)\n",
+}
+
+
+@pytest.mark.parametrize("how", FORGERIES)
+async def test_a_forgery_does_not_solve(
+    backend: LocalBackend, task: Task, tmp_path: Path, how: str
+) -> None:
+    verdict = await grade(backend, task, tmp_path, calc__add=FORGERIES[how])
+    assert verdict.kind is VerdictKind.UNSOLVED, verdict
+    assert not verdict.timed_out
+
+
+async def test_another_unittest_in_the_repository_is_not_used(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    verdict = await grade(backend, task, tmp_path, unittest="class TestCase: pass\n")
+    assert verdict.kind is VerdictKind.UNSOLVED
+
+
+async def test_rewritten_tests_do_not_count(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    easy = (
+        "import unittest\nclass TestAdd(unittest.TestCase):\n"
+        "    def test_sum(self): pass\n    test_zero = test_sum\n"
+    )
+    verdict = await grade(backend, task, tmp_path, tests__test_add=easy)
+    assert verdict.reason == "1 of 1 fail-to-pass tests fail"
+
+
+async def test_a_loop_is_unsolved_at_the_deadline_and_keeps_what_passed(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    loops = "def add(a, b):\n    while b == 0:\n        pass\n    return a + b\n"
+    verdict = await grade(backend, task, tmp_path, deadline_s=1, calc__add=loops)
+    assert verdict.kind is VerdictKind.UNSOLVED
+    assert verdict.timed_out
+    assert verdict.fail_to_pass_passed == 1
+    assert verdict.reason == "the tests did not end within 1 s"
+
+
+async def test_a_patch_that_does_not_apply_is_unsolved(backend: LocalBackend, task: Task) -> None:
+    for diff in (
+        b"diff --git a/none b/none\n--- a/none\n+++ b/none\n@@ -1 +1 @@\n-x\n+y\n",
+        b"nonsense\n",
+        b"diff --git a/../x b/../x\nnew file mode 100644\n"
+        b"--- /dev/null\n+++ b/../x\n@@ -0,0 +1 @@\n+y\n",
+        b"diff --git a/.git/x b/.git/x\nnew file mode 100644\n"
+        b"--- /dev/null\n+++ b/.git/x\n@@ -0,0 +1 @@\n+y\n",
+    ):
+        verdict = await TestGrader(backend).grade(task, patch_of(diff), name="g", deadline_s=30)
+        assert (verdict.kind, verdict.reason) == (VerdictKind.UNSOLVED, "patch does not apply")
+        assert verdict.log
+
+
+async def test_a_refused_patch_is_unsolved_for_its_reason(
+    backend: LocalBackend, task: Task
+) -> None:
+    patch = refused_patch("too large")
+    verdict = await TestGrader(backend).grade(task, patch, name="g", deadline_s=30)
+    assert (verdict.kind, verdict.reason) == (VerdictKind.UNSOLVED, "too large")
+
+
+async def test_the_same_patch_is_graded_once(backend: LocalBackend, task: Task) -> None:
+    counting = Counting(backend)
+    grader = TestGrader(counting)
+    verdicts = await asyncio.gather(
+        *(grader.grade(task, patch_of(b""), name=f"g{n}", deadline_s=30) for n in range(5))
+    )
+    assert counting.made == 1
+    assert len({verdict.reason for verdict in verdicts}) == 1
+    other = replace(task, id="other")
+    await grader.grade(other, patch_of(b""), name="g", deadline_s=30)
+    assert counting.made == 2
+
+
+async def test_an_infrastructure_failure_is_infra_and_not_remembered(
+    backend: LocalBackend, task: Task
+) -> None:
+    counting = Counting(backend, failures=1)
+    grader = TestGrader(counting)
+    first, second = await asyncio.gather(
+        *(grader.grade(task, patch_of(b""), name=f"g{n}", deadline_s=30) for n in range(2))
+    )
+    assert first.kind is VerdictKind.INFRA
+    assert "scripted" in first.reason
+    assert second.kind is VerdictKind.UNSOLVED
+
+
+async def test_who_waits_for_a_cancelled_grading_grades_himself(
+    backend: LocalBackend, task: Task
+) -> None:
+    grader = TestGrader(backend)
+    first = asyncio.ensure_future(grader.grade(task, patch_of(b""), name="g1", deadline_s=30))
+    second = asyncio.ensure_future(grader.grade(task, patch_of(b""), name="g2", deadline_s=30))
+    await asyncio.sleep(0.02)
+    first.cancel()
+    assert (await second).kind is VerdictKind.UNSOLVED
+    assert first.cancelled()
+
+
+def test_a_runner_that_never_began_is_infra(task: Task) -> None:
+    dead = CommandResult(1, b"", b"python: cannot start", 0.1)
+    verdict = read_verdict(task, "nonce", dead)
+    assert verdict.kind is VerdictKind.INFRA
+    assert "exit code 1" in verdict.reason
+
+
+def test_lines_without_the_nonce_are_nothing(task: Task) -> None:
+    said = b"nonce start\nnonce 1 pass\nother 0 pass\nnonce 0 fail\n"
+    verdict = read_verdict(task, "nonce", CommandResult(0, said, b"", 0.1))
+    assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (0, 1)
