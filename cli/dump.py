@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.arguments import Json, RunDir, examples
+
+if TYPE_CHECKING:
+    from runners.trajectory.dump import Decode
 
 EXAMPLES = examples(
     "agentrl dump-trajectories runs/20260101-120000-linear --validate",
@@ -59,7 +62,8 @@ def dump_trajectories(
     from runners.trajectory.store_error import StoreError
 
     with RunStore.open(run, read_only=True) as store:
-        report = dump.dump_jsonl(store, out or run / "dump", only=only)
+        decode = _decode(store.config())
+        report = dump.dump_jsonl(store, out or run / "dump", only=only, decode=decode)
     stderr().print(f"{report.rollouts:,} rollouts, {report.bytes / 1e6:,.1f} MB", soft_wrap=True)
     if validate:
         faults = dump.validate(report.trajectories)
@@ -79,3 +83,13 @@ def dump_trajectories(
         )
     else:
         typer.echo(report.trajectories)
+
+
+def _decode(config: dict[str, Any]) -> Decode | None:
+    """Return the run's way from tokens to text, if its tokenizer is still where it was."""
+    from runners.gateway.tokenizer import load_tokenizer
+
+    directory = config.get("model", {}).get("tokenizer")
+    if directory is None or not (Path(directory) / "tokenizer.json").is_file():
+        return None
+    return load_tokenizer(Path(directory)).decode

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from cli.jobs import Job
     from launch.local import LocalPlan
 
-_STOPPED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
-
-
 EXAMPLES = examples(
     "agentrl run",
     "agentrl run run.steps=20 seed=0,1,2",
@@ -81,21 +78,25 @@ def run(
     raise typer.Exit(_sweep(jobs, invocation))
 
 
-def _campaign(job: Job, invocation: Invocation) -> dict[str, Any]:
-    """Run one job to its end and return its document; raises AgentrlError if it could not start."""
+def _campaign(job: Job, invocation: Invocation) -> tuple[dict[str, Any], bool]:
+    """Run one job to its end; return its document, and whether the user asked to stop.
+
+    Raises AgentrlError if it could not start.
+    """
     from runners.campaign.run import run_campaign
 
     invocation.run_dir = job.run_dir
     stderr().print(f"[bright_black]run directory[/] {job.run_dir}", soft_wrap=True)
     job.write_config()
     result = run_campaign(job.config, job.run_dir, resume=job.resume)
-    return {**result.summary, "exit_code": int(result.exit_code), "message": result.message}
+    document = {**result.summary, "exit_code": int(result.exit_code), "message": result.message}
+    return document, result.asked_to_stop
 
 
 def _single(job: Job, invocation: Invocation) -> int:
     from runners.observe.summary import summary_table
 
-    document = _campaign(job, invocation)
+    document, _ = _campaign(job, invocation)
     if document["exit_code"] and document["message"]:
         report_error(document["message"])
     stderr().print(summary_table(document))
@@ -109,33 +110,34 @@ def _single(job: Job, invocation: Invocation) -> int:
 
 
 def _sweep(jobs: list[Job], invocation: Invocation) -> int:
-    """Run the jobs one after the other; a failure is a row of the comparison, an interrupt ends the
-    sweep.
-    """
+    """Run the jobs one after the other: a failure is a row of the comparison, a signal the end."""
     from cli.tables import render_comparison
 
     documents: list[dict[str, Any]] = []
     for number, job in enumerate(jobs, 1):
         stderr().rule(f"{number} of {len(jobs)}: {job.label}", align="left")
+        stop = False
         try:
-            document = _campaign(job, invocation)
+            document, stop = _campaign(job, invocation)
         except Exception as error:  # the top of one run: the sweep goes on
             code, message = invocation.judge(error)
             document = {"run_dir": str(job.run_dir), "exit_code": int(code), "message": message}
         documents.append({"label": job.label, **document})
         if document["exit_code"]:
             report_error(document["message"])
-        if document["exit_code"] in _STOPPED:
+        if stop:
             break
     stderr().print(render_comparison(documents))
+    codes = [int(document["exit_code"]) for document in documents]
     if len(documents) < len(jobs):
+        codes.append(int(ExitCode.INTERRUPTED))
         stderr().print(f"{len(jobs) - len(documents)} of {len(jobs)} runs were not started")
     if invocation.json:
         print_json({"runs": documents})
     else:
         for document in documents:
             typer.echo(document["run_dir"])
-    return max(int(document["exit_code"]) for document in documents)
+    return max(codes)
 
 
 def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> None:

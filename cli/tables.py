@@ -46,7 +46,7 @@ def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:
         processes.add_row(
             process.name, str(process.count), str(process.threads), f"{process.memory_mb:,}"
         )
-    changes = _facts("changed from the defaults")
+    changes = _facts("changes")
     for key, value in job.changes().items():
         changes.add_row(key, str(value))
     return Group(facts, processes, *([changes] if changes.row_count else []), _problems(plan))

@@ -19,6 +19,8 @@ class CampaignResult:
     exit_code: ExitCode
     message: str = ""
     """Why it ended early; empty when it is done."""
+    asked_to_stop: bool = False
+    """A signal came, even if there was nothing left to interrupt."""
 
 
 def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:

@@ -132,7 +132,9 @@ class _Run:
         wall_s = self._before_s + time.monotonic() - self._started
         state = {ExitCode.DONE: State.DONE, ExitCode.INTERRUPTED: State.INTERRUPTED, ExitCode.TERMINATED: State.INTERRUPTED}
         self._store.set_state(state.get(code, State.FAILED), exit_code=int(code), message=message, wall_s=wall_s)
-        return CampaignResult(summarize(self._store, wall_s=wall_s), code, message)
+        return CampaignResult(
+            summarize(self._store, wall_s=wall_s), code, message, asked_to_stop=self._draining.is_set()
+        )
 
     @contextmanager
     def _signals(self, work: asyncio.Task[None]) -> Iterator[None]:

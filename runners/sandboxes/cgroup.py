@@ -7,11 +7,16 @@ is not root has RLIMIT_NPROC, which the kernel counts per user namespace.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from pathlib import Path
 
+PREFIX = "agentrl-"
 HIERARCHIES = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
 """Version 1 has a hierarchy per controller, version 2 one for all."""
+
+
+_numbers = itertools.count()
 
 
 class ProcessGroups:
@@ -22,12 +27,13 @@ class ProcessGroups:
         self._processes = processes
 
     @classmethod
-    def find(cls, name: str, processes: int) -> ProcessGroups | None:
+    def find(cls, processes: int) -> ProcessGroups | None:
         """Make the parent group; None where that is not possible."""
         if os.geteuid() != 0:
             return None
         for hierarchy in HIERARCHIES:
-            parent = Path(hierarchy) / name
+            _remove_orphans(Path(hierarchy))
+            parent = Path(hierarchy) / f"{PREFIX}{os.getpid()}-{next(_numbers)}"
             try:
                 parent.mkdir()
             except OSError:
@@ -66,3 +72,11 @@ class ProcessGroups:
                 if group.is_dir():
                     self.remove(group.name)
             self._parent.rmdir()
+
+
+def _remove_orphans(hierarchy: Path) -> None:
+    """Remove the groups of backends whose process was killed."""
+    for parent in hierarchy.glob(f"{PREFIX}*-*"):
+        owner = parent.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            ProcessGroups(parent, 0).close()

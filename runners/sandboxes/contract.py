@@ -30,9 +30,9 @@ class SandboxSpec:
     gateway_control: Path | None = None
     """The gateway's control socket; needed with network="gateway"."""
     session_key: str | None = None
-    """The session's ``api_key``, which the gateway's control socket asks for; on no command line."""
+    """The session's ``api_key``, which the gateway's control socket asks for; never in an argv."""
     mounts: dict[str, Path] = field(default_factory=dict)
-    """Read-only host files or directories by their path inside (the harness, the test runner)."""
+    """Read-only host files or directories by their path inside (harness, test runner)."""
 
 
 @dataclass(frozen=True, slots=True)

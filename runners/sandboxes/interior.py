@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import os
+import resource
 import shutil
 import sys
 from collections.abc import Mapping
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Protocol
 
 from conf.schema import LocalSandbox as Settings
+from runners.sandboxes.program import compiled
 
 WORKDIR = "/workspace"
-LAUNCHER = "/opt/agentrl/launcher.py"
+LAUNCHER = "/opt/agentrl/launcher"
 BIN = "/opt/agentrl/bin"
 TMP_BYTES = 256 << 20
 SYSTEM_DIRECTORIES = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -54,7 +55,7 @@ class Interior:
                 shutil.copytree(found, etc / name, symlinks=True)
             elif found.exists():
                 shutil.copy2(found, etc / name)
-        return cls(root, prefix, Path(__file__).with_name("launcher.py").resolve())
+        return cls(root, prefix, compiled(Path(__file__).resolve().with_name("launcher.py")))
 
     def environment(self, binaries: str) -> dict[str, str]:
         """Return the environment of commands; ``binaries`` is where ``python`` is found inside."""
@@ -125,17 +126,17 @@ class Isolation(Protocol):
         ...
 
 
-def launch_arguments(status: int, control: int, settings: Settings) -> list[str]:
-    """Return the launcher's arguments; it wants bytes where the settings say megabytes."""
-    limits = (
-        settings.memory_mb << 20,
-        settings.processes,
-        settings.file_mb << 20,
-        settings.cpu_s,
-    )
-    return [str(number) for number in (status, control, *limits)]
-
-
-def exists(path: str) -> bool:
-    """Whether the host has this path (also as a symbolic link)."""
-    return os.path.lexists(path)
+def set_limits(pid: int, settings: Settings, *, namespaced: bool) -> None:
+    """Set the resource limits of a launcher, which its command inherits; raises OSError."""
+    wanted = {
+        resource.RLIMIT_AS: settings.memory_mb << 20,
+        resource.RLIMIT_FSIZE: settings.file_mb << 20,
+        resource.RLIMIT_CPU: settings.cpu_s,
+        resource.RLIMIT_CORE: 0,
+    }
+    if namespaced:  # otherwise it would count all processes of this user
+        wanted[resource.RLIMIT_NPROC] = settings.processes
+    for kind, value in wanted.items():
+        hard = resource.prlimit(pid, kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.prlimit(pid, kind, (value, value))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import re
 import shutil
 import socket
@@ -20,10 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from conf import schema
+from runners.sandboxes import memory
 from runners.sandboxes.bubblewrap import Bubblewrap
 from runners.sandboxes.cgroup import ProcessGroups
 from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
-from runners.sandboxes.interior import Interior, Isolation, Place, launch_arguments
+from runners.sandboxes.interior import Interior, Isolation, Place, set_limits
 from runners.sandboxes.plain import Plain
 from runners.sandboxes.probe import PROBE, Findings, look, say
 from runners.sandboxes.process import MARK, Command, execute
@@ -57,15 +57,21 @@ class LocalBackend:
         self._config = config
         self._root = root.absolute()
         self._open: dict[str, LocalSandbox] = {}
+        self._small: dict[Path, bool] = {}
         try:
             remove_tree(self._root)  # what a killed run left
             self._root.mkdir(parents=True)
             self._interior = Interior.make(self._root / "shared")
         except OSError as error:
             raise SandboxError(f"cannot prepare {self._root}: {error.strerror}") from error
-        self._groups = ProcessGroups.find(f"agentrl-{os.getpid()}-{id(self)}", config.processes)
+        self._memory = memory.claim()
+        self._groups = ProcessGroups.find(config.processes)
         self.deny_list = DenyList.write(self._interior.root / "seccomp.bpf")
-        self.isolation, self._findings = self._choose()
+        try:
+            self.isolation, self._findings = self._choose()
+        except BaseException:
+            self._remove()
+            raise
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         """Copy the source into a fresh workspace; raises SandboxError."""
@@ -73,6 +79,8 @@ class LocalBackend:
             raise SandboxError(f"{spec.name!r} is no name for a sandbox: letters, digits, '._-'")
         if spec.name in self._open:
             raise SandboxError(f"there is a sandbox {spec.name} already")
+        if spec.source not in self._small:
+            self._small[spec.source] = await asyncio.to_thread(memory.fits, spec.source)
         sandbox = LocalSandbox(self, spec, self.isolation)
         self._open[spec.name] = sandbox
         try:
@@ -84,14 +92,21 @@ class LocalBackend:
 
     def guarantees(self) -> dict[str, str]:
         """Return what holds here, as the probe saw it."""
-        return say(self.isolation.name, self._findings, self._config, groups=bool(self._groups))
+        said = say(self.isolation.name, self._findings, self._config, groups=bool(self._groups))
+        small = f"in memory up to {memory.LARGEST_SOURCE >> 20} MB, else "
+        return {**said, "workspaces": f"{small if self._memory else ''}below {self._root}"}
 
     async def close(self) -> None:
         """Remove every sandbox that is left, and the shared files."""
         await asyncio.gather(*(sandbox.close() for sandbox in list(self._open.values())))
+        await asyncio.to_thread(self._remove)
+
+    def _remove(self) -> None:
         if self._groups is not None:
             self._groups.close()
-        await asyncio.to_thread(remove_tree, self._root)
+        for directory in (self._root, self._memory):
+            if directory is not None:
+                remove_tree(directory)
 
     # --- for its sandboxes ---------------------------------------------------------------------
 
@@ -105,9 +120,11 @@ class LocalBackend:
         """Process groups, where the driver may make them."""
         return self._groups
 
-    def home(self, name: str) -> Path:
-        """Return the private directory of a sandbox."""
-        return self._root / "open" / name
+    def home(self, spec: SandboxSpec) -> Path:
+        """Return the private directory of a sandbox: in memory if its source is small."""
+        if self._memory is not None and self._small.get(spec.source):
+            return self._memory / spec.name
+        return self._root / "open" / spec.name
 
     def forget(self, name: str) -> None:
         """Take a closed sandbox off the list."""
@@ -162,7 +179,7 @@ class LocalSandbox:
         self.spec = spec
         self._backend = backend
         self._isolation = isolation
-        self._place = Place(backend.home(spec.name), spec.mounts)
+        self._place = Place(backend.home(spec), spec.mounts)
         self.workspace = self._place.workspace
         self.workdir = isolation.workdir(self._place)
         self.gateway_url: str | None = None
@@ -216,7 +233,7 @@ class LocalSandbox:
                 output_limit=output_limit,
                 namespaced=self._isolation.namespaced,
                 control=control,
-                admit=self._admit if self._backend.groups is not None else None,
+                admit=self._admit,
                 inherit=() if deny is None else (deny,),
             )
             work = asyncio.ensure_future(execute(command))
@@ -241,12 +258,13 @@ class LocalSandbox:
             self._backend.forget(self.spec.name)
 
     def _command(self, argv: list[str], status: int, control: int, deny: int | None) -> list[str]:
-        launch = launch_arguments(status, control, self._backend.config)
+        launch = [str(status), str(control)]
         return self._isolation.command(self._place, launch, argv, deny)
 
     def _admit(self, pid: int) -> None:
-        assert self._backend.groups is not None
-        self._backend.groups.admit(self.spec.name, pid)
+        set_limits(pid, self._backend.config, namespaced=self._isolation.namespaced)
+        if self._backend.groups is not None:
+            self._backend.groups.admit(self.spec.name, pid)
 
     def _shares_gateway(self) -> bool:
         return self.spec.network == "gateway" and self._isolation.namespaced

@@ -44,8 +44,6 @@ class Plain:
         self, place: Place, launch: list[str], argv: list[str], deny: int | None
     ) -> list[str]:
         """Return the launcher's own command line."""
-        # RLIMIT_NPROC would count all processes of this user, not of this sandbox.
-        launch = [*launch[:3], "-1", *launch[4:]]
         argv = [self._rewrite(place, word) for word in argv]
         return [sys.executable, "-I", "-S", str(self._interior.launcher), *launch, *argv]
 

@@ -50,7 +50,7 @@ class Command:
     """The launcher is pid 1 of a pid namespace; otherwise ``MARK`` in ``env`` finds the rest."""
     control: socket.socket | None = None
     """Connection to the gateway, handed into the sandbox and closed here."""
-    admit: Callable[[int], None] | None = None
+    admit: Callable[[int], None] = lambda pid: None
     """Called with the launcher's pid on the host before it starts the command."""
     inherit: tuple[int, ...] = ()
     """More descriptors for the host's command line."""
@@ -247,8 +247,7 @@ class _Run:
             pid = _CREDENTIALS.unpack(ancillary[0][2])[0]
             try:
                 self._init = os.pidfd_open(pid)
-                if self._command.admit is not None:
-                    self._command.admit(pid)
+                self._command.admit(pid)
                 self._status.send(b"g")
             except OSError:  # it is gone already; the exit is on its way
                 return

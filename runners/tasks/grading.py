@@ -8,7 +8,6 @@ A verdict is ``infra`` only for what the patch cannot have caused.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import shutil
 import subprocess
@@ -24,12 +23,13 @@ from runners.sandboxes.contract import (
     SandboxError,
     SandboxSpec,
 )
+from runners.sandboxes.program import compiled
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
 from runners.tasks.patch import git_environment, make_repository, run_git
 
-RUNNER = Path(__file__).with_name("test_runner.py")
-RUNNER_INSIDE = "/opt/agentrl/test_runner.py"
+RUNNER = compiled(Path(__file__).with_name("test_runner.py"))
+RUNNER_INSIDE = f"/opt/agentrl/test_runner{RUNNER.suffix}"
 LOG_BYTES = 4000
 OUTPUT_LIMIT = 1 << 20
 
@@ -83,11 +83,11 @@ class TestGrader:
             return _verdict(task, VerdictKind.UNSOLVED, "patch does not apply", log=refusal)
         nonce = secrets.token_hex(16)
         tests = [*task.fail_to_pass, *task.pass_to_pass]
-        request = {"nonce": nonce, "tests": tests, "protected": list(task.protected)}
+        request = [nonce, str(len(tests)), *tests, *task.protected]
         result = await sandbox.run(
             ["python", "-I", "-S", RUNNER_INSIDE],
             deadline_s=deadline_s,
-            stdin=json.dumps(request).encode(),
+            stdin="\n".join(request).encode(),
             output_limit=OUTPUT_LIMIT,
         )
         return read_verdict(task, nonce, result)
@@ -99,7 +99,7 @@ def prepare(task: Task, patch: Patch, workspace: Path) -> str:
     Raises OSError and SubprocessError. Git neither follows symbolic links nor writes into ``.git``.
     """
     if patch.diff:
-        with tempfile.TemporaryDirectory(prefix="agentrl-apply-") as scratch:
+        with tempfile.TemporaryDirectory(dir=workspace.parent) as scratch:
             make_repository(Path(scratch))
             environment = git_environment(Path(scratch), workspace)
             done = run_git(environment, "apply", "--whitespace=nowarn", "-", stdin=patch.diff)

@@ -73,7 +73,7 @@ def _capture(task: Task, workspace: Path) -> Patch:
         if survey.refused:
             return refused_patch(survey.refused, tampered)
         excluded = (*survey.excluded, *shadows)
-        with tempfile.TemporaryDirectory(prefix="agentrl-patch-") as scratch:
+        with tempfile.TemporaryDirectory(dir=workspace.parent) as scratch:
             return _diff(task, workspace, Path(scratch), excluded, tampered)
     except (OSError, subprocess.SubprocessError) as error:
         raise PatchError(f"cannot capture the patch of {task.id}: {error}") from error

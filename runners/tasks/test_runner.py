@@ -1,9 +1,9 @@
 """Run unittest ids of a work tree and say which pass; mounted into the grading sandbox.
 
-Runs as ``python -I -S test_runner.py`` in the work tree. Stdin is one JSON object: ``nonce``,
-``tests`` (ids ``module.Class.method``), ``protected`` (paths of the tests' own files). Stdout has
-one line ``NONCE start``, then ``NONCE INDEX pass|fail`` per test as it ends; everything the tests
-print goes to stderr.
+Runs as ``python -I -S test_runner.py`` in the work tree. Stdin has a nonce in the first line, the
+number of tests in the second, then a line per test (``module.Class.method``), then a line per
+protected path (the tests' own files). Stdout has one line ``NONCE start``, then ``NONCE INDEX
+pass|fail`` per test as it ends; everything the tests print goes to stderr.
 
 The code under test shares a process with unittest, but never with what is believed: a child runs
 the tests, its parent, which imports nothing of the work tree, reads the nonce after the fork and
@@ -17,7 +17,6 @@ searches the interpreter's frames for that word could still lie: this stops shor
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import sys
@@ -50,13 +49,12 @@ def main() -> None:
             os._exit(0)
     os.close(ask_read)
     os.close(tell_write)
-    request = json.loads(sys.stdin.buffer.read())
-    nonce, count = request.pop("nonce"), len(request["tests"])
+    nonce, _, request = sys.stdin.buffer.read().decode().partition("\n")
     say(f"{nonce} start")
     word = os.urandom(16).hex()
-    with os.fdopen(ask_write, "w") as ask:
-        json.dump({**request, "word": word}, ask)
-    relay(tell_read, child, word, nonce, count)
+    with os.fdopen(ask_write, "w", encoding="utf-8") as ask:
+        ask.write(f"{word}\n{request}")
+    relay(tell_read, child, word, nonce, int(request.partition("\n")[0]))
 
 
 def relay(channel: int, child: int, word: str, nonce: str, count: int) -> None:
@@ -92,13 +90,13 @@ def run_tests(ask: int, tell: int) -> None:
     import unittest
 
     write = os.write  # what the code under test may replace is taken before it is imported
-    with os.fdopen(ask) as question:
-        request = json.load(question)
-    intact, genuine = guard(), own_code(request["protected"])
-    word = request.pop("word")
+    with os.fdopen(ask, encoding="utf-8") as question:
+        word, count, *lines = question.read().split("\n")
+    tests, protected = lines[: int(count)], lines[int(count) :]
+    intact, genuine = guard(), own_code(protected)
     result_class, loader = counting_result(), unittest.TestLoader()
     sys.path.insert(0, os.getcwd())
-    for index, name in enumerate(request["tests"]):
+    for index, name in enumerate(tests):
         result = result_class()
         try:
             suite = loader.loadTestsFromName(name)
@@ -139,7 +137,7 @@ def guard() -> Callable[[], bool]:
     import unittest.suite
 
     case, result, suite = unittest.case, unittest.result, unittest.suite
-    owners: list[object] = [builtins, case, result, suite, unittest.loader, os, json]
+    owners: list[object] = [builtins, case, result, suite, unittest.loader, os]
     owners.append(sys.modules["__main__"])
     owners += [case.TestCase, result.TestResult, suite.BaseTestSuite, suite.TestSuite]
     before = [

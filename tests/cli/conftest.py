@@ -16,7 +16,10 @@ from cli.main import main
 REPOSITORY = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 
-TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+ENVIRONMENT = {
+    **{"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"},
+    "PYTHONPATH": str(REPOSITORY),  # for child processes, where agentrl is not installed
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ def agentrl(
 ) -> Agentrl:
     """Run ``agentrl ARGS…`` in this process, in an empty directory, without a terminal."""
     monkeypatch.chdir(tmp_path)
-    for name, value in TERMINAL.items():
+    for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
     def run(*arguments: str) -> Ended:
@@ -57,7 +60,7 @@ def agentrl_process(tmp_path: Path) -> Agentrl:
         done = subprocess.run(
             [sys.executable, *options, "-m", "cli.main", *arguments],
             cwd=tmp_path,
-            env={**os.environ, **TERMINAL, "PYTHONPATH": str(REPOSITORY), **environment},
+            env={**os.environ, **ENVIRONMENT, **environment},
             capture_output=True,
             text=True,
             timeout=60,

@@ -1,4 +1,4 @@
-"""``agentrl run`` for real: sweeps go on after a failure, stop at ctrl-C, and end in one comparison."""
+"""``agentrl run`` for real: a sweep goes on after a failure, ends at ctrl-C, and is compared."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 SMALL = [
     *("run.steps=1", "run.tasks_per_step=2", "run.rollouts_per_task=2", "run.eval_tasks=0"),
     *("task.train_tasks=4", "task.held_out_tasks=2", "rollout.concurrency=4"),
+    *("harness.max_turns=2", "sampling.max_new_tokens=24"),
 ]
 
 
@@ -43,7 +44,9 @@ def test_a_run_that_fails_does_not_stop_the_sweep(
     assert done.code == ExitCode.SERVICE_GONE
     runs = json.loads(done.stdout)["runs"]
     assert [(run["label"], run["exit_code"]) for run in runs] == [("seed=0", 4), ("seed=1", 4)]
-    assert all("http://127.0.0.1:9" in run["message"] for run in runs)
+    assert ["127.0.0.1:9" in run["message"] for run in runs] == [True, True], [
+        run["message"] for run in runs
+    ]
     assert "service gone" in done.stderr
     for run, seed in zip(runs, (0, 1), strict=True):
         stored = json.loads((tmp_path / run["run_dir"] / "config.json").read_text())
@@ -96,7 +99,7 @@ def test_the_first_ctrl_c_drains_the_run_and_ends_the_sweep(
             process.communicate()
     assert process.returncode == ExitCode.INTERRUPTED, err
     (run,) = json.loads(out)["runs"]
-    assert run["exit_code"] == ExitCode.INTERRUPTED
+    assert run["exit_code"] in (ExitCode.DONE, ExitCode.INTERRUPTED)  # its one step may be drained
     assert "1 of 2 runs were not started" in err
     assert not (tmp_path / "all" / "001-seed=1").exists()
 

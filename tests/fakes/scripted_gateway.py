@@ -10,7 +10,7 @@ import array
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +95,8 @@ class ScriptedGateway:
     script: list[Step]
     keys: set[str]
     """Session keys whose sandboxes are served."""
+    choose: Callable[[dict[str, Any]], Step] | None = None
+    """Answers by what is asked instead of in turn, for several agents at once."""
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -105,7 +107,7 @@ class ScriptedGateway:
         """Take the next step of the script."""
         self.requests.append(await request.json())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
-        step = self.script.pop(0)
+        step = self.choose(self.requests[-1]) if self.choose else self.script.pop(0)
         if isinstance(step, Failure):
             error = {"type": step.kind, "message": step.message}
             return web.json_response({"type": "error", "error": error}, status=step.status)

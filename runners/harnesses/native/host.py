@@ -9,9 +9,13 @@ from conf import schema
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult, Sandbox
+from runners.sandboxes.program import compiled
 
 INSIDE = "/opt/agentrl/native"
-PROGRAM = ("__main__.py", "agent.py", "wire.py")
+FILES = ("__main__", "agent", "wire")
+# File by file: the package's __init__ would import agentrl, which is not inside.
+PROGRAM = {name: compiled(Path(__file__).with_name(f"{name}.py")) for name in FILES}
+START = f"{INSIDE}/__main__{PROGRAM['__main__'].suffix}"
 OUTPUT_LIMIT = 1 << 20
 TAIL = 2000
 
@@ -24,8 +28,7 @@ class NativeHarness:
 
     def mounts(self) -> dict[str, Path]:
         """Return the agent's files, by their path inside."""
-        # File by file: the package's __init__ would import agentrl, which is not inside.
-        return {f"{INSIDE}/{name}": Path(__file__).with_name(name) for name in PROGRAM}
+        return {f"{INSIDE}/{name}{path.suffix}": path for name, path in PROGRAM.items()}
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessResult:
         """Run the agent to its end or deadline; raises SandboxError."""
@@ -36,7 +39,7 @@ class NativeHarness:
             "ANTHROPIC_MODEL": context.model,
         }
         result = await sandbox.run(
-            ["python", "-I", "-S", f"{INSIDE}/__main__.py", *limits],
+            ["python", "-I", "-S", START, *limits],
             deadline_s=context.deadline_s,
             env=env,
             stdin=context.problem_statement.encode(),

@@ -1,0 +1,23 @@
+"""Programs of ours that run inside: compiled once on the host, not at every start."""
+
+from __future__ import annotations
+
+import importlib.util
+import py_compile
+from pathlib import Path
+
+
+def compiled(source: Path) -> Path:
+    """Return a ``.pyc`` of a source file, or the source itself where none can be written.
+
+    Either can be given to ``python`` as a script, or imported under the name it is mounted at.
+    Tracebacks inside name the file alone, not where agentrl lies on the host.
+    """
+    tag = importlib.util.cache_from_source(str(source))
+    target = Path(tag).with_suffix(".inside.pyc")
+    try:
+        if not target.exists() or target.stat().st_mtime <= source.stat().st_mtime:
+            py_compile.compile(str(source), str(target), dfile=source.name, doraise=True)
+    except OSError:
+        return source
+    return target

@@ -1,0 +1,206 @@
+"""What a rollout pays outside the model: sandbox, agent start, patch, grade.
+
+    python -m tests.benchmarks.bench_sandbox
+    python -m tests.benchmarks.bench_sandbox --isolation unshare --count 20 --at-once 4
+
+Wall time is per piece with nothing else running; CPU time counts this process and everything it
+started. The repositories are those of the built-in family; the gateway answers from a script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.schema import LocalSandbox as SandboxSettings
+from conf.schema import NativeHarness as HarnessSettings
+from runners.harnesses.contract import HarnessContext
+from runners.harnesses.native import NativeHarness
+from runners.outcome import OutcomeCode
+from runners.sandboxes.contract import Sandbox, SandboxSpec
+from runners.sandboxes.local import LocalBackend
+from runners.tasks.bugfix import build
+from runners.tasks.contract import Task, VerdictKind
+from runners.tasks.grading import TestGrader
+from runners.tasks.patch import capture
+from tests.fakes.scripted_gateway import Reply, ScriptedGateway, Step, scripted_gateway, use
+
+HARNESS = NativeHarness(HarnessSettings(kind="native", max_turns=4, max_tokens=64))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Milliseconds per piece."""
+
+    piece: str
+    wall_p50: float
+    wall_p95: float
+    cpu: float
+
+
+def cpu_seconds() -> float:
+    """Return what this process and its ended children have used."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+async def measure(piece: str, count: int, action: Callable[[int], Awaitable[object]]) -> Cost:
+    """Do it ``count`` times, one after the other, after one that does not count."""
+    await action(-1)
+    walls = []
+    cpu = cpu_seconds()
+    for number in range(count):
+        begun = time.perf_counter()
+        await action(number)
+        walls.append((time.perf_counter() - begun) * 1000)
+    cpu = (cpu_seconds() - cpu) * 1000 / count
+    p95 = statistics.quantiles(walls, n=20)[-1] if count > 1 else walls[0]
+    return Cost(piece, round(statistics.median(walls), 1), round(p95, 1), round(cpu, 1))
+
+
+def read_then_submit(request: dict[str, Any]) -> Step:
+    """Answer the first turn with a Read, the second with Submit."""
+    if len(request["messages"]) == 1:
+        return Reply([use("Read", path="README.md")])
+    return Reply([use("Submit", message="done")])
+
+
+class Bench:
+    """The pieces."""
+
+    def __init__(self, backend: LocalBackend, gateway: ScriptedGateway, tasks: list[Task]) -> None:
+        self._backend = backend
+        self._gateway = gateway
+        self._tasks = tasks
+
+    def spec(self, name: str, task: Task) -> SandboxSpec:
+        """Describe an agent's sandbox."""
+        return SandboxSpec(
+            name,
+            task.repo,
+            "gateway",
+            gateway_control=self._gateway.control,
+            gateway_url=self._gateway.url,
+            session_key="key",
+            mounts=HARNESS.mounts(),
+        )
+
+    async def workspace(self, number: int) -> None:
+        """Make a workspace and remove it."""
+        sandbox = await self._backend.create(self.spec(f"w{number}", self._tasks[0]))
+        await sandbox.close()
+
+    async def agent(self, sandbox: Sandbox, task: Task) -> None:
+        """Let the agent read a file and submit."""
+        context = HarnessContext(task.problem_statement, "key", "policy", 60)
+        result = await HARNESS.run(sandbox, context)
+        assert result.code is OutcomeCode.POLICY_FINISHED, result
+
+    async def rollout(self, number: int) -> None:
+        """Do all of it, as a rollout does, but for the model."""
+        task = self._tasks[number % len(self._tasks)]
+        sandbox = await self._backend.create(self.spec(f"r{number}", task))
+        try:
+            await self.agent(sandbox, task)
+            patch = await capture(task, sandbox.workspace)
+        finally:
+            await sandbox.close()
+        grader = TestGrader(self._backend)
+        verdict = await grader.grade(task, patch, name=f"g{number}", deadline_s=60)
+        assert verdict.kind is VerdictKind.UNSOLVED, verdict
+
+
+async def bench(isolation: str, count: int, at_once: int) -> list[Cost]:
+    """Measure every piece."""
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        tasks = build(root / "tasks", seed=0, train=4, held_out=4)
+        settings = SandboxSettings.model_validate(
+            {
+                "kind": "local",
+                "isolation": isolation,
+                "memory_mb": 1024,
+                "processes": 64,
+                "file_mb": 64,
+                "cpu_s": 60,
+            }
+        )
+        backend = LocalBackend(settings, root / "sandboxes")
+        async with scripted_gateway(root) as gateway:
+            gateway.choose = read_then_submit
+            pieces = Bench(backend, gateway, tasks)
+            costs = [await measure("workspace made and removed", count, pieces.workspace)]
+            task = tasks[0]
+            plain = await backend.create(SandboxSpec("plain", task.repo, "none"))
+            (plain.workspace / "empty.py").write_text("")
+            for piece, argv in (
+                ("boot and run: true", ["true"]),
+                ("boot and run: python script", ["python", "-I", "-S", "empty.py"]),
+            ):
+                run = _runner(plain, argv)
+                costs.append(await measure(piece, count, run))
+            sandbox = await backend.create(pieces.spec("agent", task))
+
+            async def agent(_: int) -> None:
+                await pieces.agent(sandbox, task)
+
+            async def patch(_: int) -> None:
+                await capture(task, sandbox.workspace)
+
+            async def grade(number: int) -> None:
+                grader = TestGrader(backend)  # a fresh one: nothing remembered
+                empty = await capture(task, task.repo)
+                await grader.grade(task, empty, name=f"g{number}", deadline_s=60)
+
+            costs.append(await measure("agent: boot, two turns, end", count, agent))
+            (sandbox.workspace / "new.py").write_text("x = 1\n")
+            costs.append(await measure("patch", count, patch))
+            costs.append(await measure("patch and grade", count, grade))
+            costs.append(await measure("all of a rollout but the model", count, pieces.rollout))
+
+            async def several(number: int) -> None:
+                base = (number + 1) * at_once + 10_000
+                await asyncio.gather(*(pieces.rollout(base + each) for each in range(at_once)))
+
+            batch = await measure(f"the same, {at_once} at once, each", max(2, count // 8), several)
+            costs.append(
+                Cost(
+                    batch.piece,
+                    round(batch.wall_p50 / at_once, 1),
+                    round(batch.wall_p95 / at_once, 1),
+                    round(batch.cpu / at_once, 1),
+                )
+            )
+            await backend.close()
+    return costs
+
+
+def _runner(sandbox: Sandbox, argv: list[str]) -> Callable[[int], Awaitable[object]]:
+    return lambda _: sandbox.run(argv, deadline_s=60)
+
+
+def main() -> None:
+    """Print a table for people and a line for programs."""
+    parser = argparse.ArgumentParser(description="The cost of a rollout outside the model.")
+    parser.add_argument("--isolation", default="auto")
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--at-once", type=int, default=8)
+    options = parser.parse_args()
+    costs = asyncio.run(bench(options.isolation, options.count, options.at_once))
+    print(f"{'milliseconds':34}{'wall p50':>10}{'wall p95':>10}{'cpu':>8}")
+    for cost in costs:
+        print(f"{cost.piece:34}{cost.wall_p50:>10}{cost.wall_p95:>10}{cost.cpu:>8}")
+    print(json.dumps({"isolation": options.isolation, "costs": [asdict(cost) for cost in costs]}))
+
+
+if __name__ == "__main__":
+    main()
