@@ -1,0 +1,158 @@
+"""Stand-ins for sandboxes, agents and graders in tests of rollouts: each keeps its contract and fails on demand.
+
+The gateway and the store of such a test are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from runners.harnesses.contract import HarnessContext, HarnessResult
+from runners.outcome import OutcomeCode
+from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
+from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+
+
+class HostileError(Exception):
+    """An exception whose text cannot be read."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
+@dataclass
+class FolderSandbox:
+    """A workspace that is only a folder; commands cannot run in it."""
+
+    spec: SandboxSpec
+    workspace: Path
+    backend: FolderBackend
+    workdir: str = "/workspace"
+    gateway_url: str | None = None
+
+    async def run(
+        self,
+        argv: list[str],
+        *,
+        deadline_s: float,
+        env: dict[str, str] | None = None,
+        stdin: bytes = b"",
+        output_limit: int = 65536,
+    ) -> CommandResult:
+        """Refuse: no test of rollouts needs a command."""
+        raise SandboxError("a folder runs no commands")
+
+    async def close(self) -> None:
+        """Remove the folder, or fail as told."""
+        shutil.rmtree(self.workspace, ignore_errors=True)
+        self.backend.alive.discard(self.spec.name)
+        if self.backend.fails_to_close:
+            raise OSError("device busy {} %s")
+
+
+@dataclass
+class FolderBackend:
+    """Makes folders; fails the first ``failures`` times."""
+
+    root: Path
+    failures: int = 0
+    hangs: bool = False
+    fails_to_close: bool = False
+    alive: set[str] = field(default_factory=set)
+    made: list[str] = field(default_factory=list)
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Copy the source."""
+        self.made.append(spec.name)
+        if self.hangs:
+            await asyncio.sleep(3600)
+        if len(self.made) <= self.failures:
+            raise SandboxError("no room for a sandbox {} %d")
+        workspace = self.root / spec.name
+        shutil.copytree(spec.source, workspace)
+        self.alive.add(spec.name)
+        return FolderSandbox(spec, workspace, self, gateway_url=spec.gateway_url)
+
+    def guarantees(self) -> dict[str, str]:
+        """Promise nothing."""
+        return {}
+
+    async def close(self) -> None:
+        """Remove what is left."""
+        self.alive.clear()
+
+
+@dataclass
+class CallingHarness:
+    """An agent that asks the gateway once and says it has finished; ``trouble`` happens by session number."""
+
+    trouble: Callable[[int], BaseException | HarnessResult | None] = lambda _: None
+    runs: int = 0
+    busy: int = 0
+    most_busy: int = 0
+
+    def mounts(self) -> dict[str, Path]:
+        """Need nothing."""
+        return {}
+
+    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessResult:
+        """Take one turn through the real gateway, then end as told."""
+        number, self.runs = self.runs, self.runs + 1
+        self.busy += 1
+        self.most_busy = max(self.most_busy, self.busy)
+        try:
+            trouble = self.trouble(number)
+            if isinstance(trouble, BaseException):
+                raise trouble
+            if trouble is not None:
+                return trouble
+            await self._turn(sandbox, context)
+            (sandbox.workspace / "answer.txt").write_text(f"answer {number}\n")
+            return ended(OutcomeCode.POLICY_FINISHED, "all done")
+        finally:
+            self.busy -= 1
+
+    async def _turn(self, sandbox: Sandbox, context: HarnessContext) -> None:
+        body = {
+            "model": context.model,
+            "max_tokens": 50,
+            "messages": [{"role": "user", "content": context.problem_statement}],
+        }
+        async with (
+            aiohttp.ClientSession(trust_env=False) as http,
+            http.post(
+                f"{sandbox.gateway_url}/v1/messages", json=body, headers={"x-api-key": context.api_key}
+            ) as response,
+        ):
+            assert response.status == 200, await response.text()
+            await response.read()
+
+
+def ended(code: OutcomeCode, message: str = "") -> HarnessResult:
+    """What an agent says of itself."""
+    return HarnessResult(code, message, None, 0, 0.1, f"output of {code}")
+
+
+@dataclass
+class ListedGrader:
+    """Answers with the next verdict of a list, then with the last one again."""
+
+    verdicts: list[VerdictKind | BaseException] = field(default_factory=lambda: [VerdictKind.SOLVED])
+    graded: Counter[str] = field(default_factory=Counter)
+
+    async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
+        """Give the next verdict."""
+        index = min(sum(self.graded.values()), len(self.verdicts) - 1)
+        self.graded[name] += 1
+        verdict = self.verdicts[index]
+        if isinstance(verdict, BaseException):
+            raise verdict
+        passed = int(verdict is VerdictKind.SOLVED)
+        return Verdict(verdict, passed, 1, 1, 1, f"it is {verdict}", "", 0.01)

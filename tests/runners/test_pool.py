@@ -1,0 +1,236 @@
+"""Attempts and the pool on a bad day: every failure is a record, none harms another, exactly one attempt counts."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from conf.schema import Deadlines, TestsReward
+from runners.harnesses.contract import HarnessResult
+from runners.outcome import OutcomeCode, Stage
+from runners.pool import BreakerOpen, Pool
+from runners.rollout import RolloutSpec, RolloutTools
+from runners.sandboxes.contract import SandboxError
+from runners.tasks.contract import Task, VerdictKind
+from runners.trajectory.record import RolloutRecord
+from runners.trajectory.segments import segments
+from runners.trajectory.store import RunStore
+from tests.fakes.rollout_parts import CallingHarness, FolderBackend, HostileError, ListedGrader, ended
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
+from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from tests.runners.gateway.running import running_gateway
+
+
+def git(repo: Path, *arguments: str) -> str:
+    """Run git in a repository."""
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    done = subprocess.run(["git", "-C", str(repo), *identity, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """A repository with one file."""
+    repo = tmp_path_factory.mktemp("task") / "repo"
+    repo.mkdir()
+    git(repo, "init", "-q")
+    (repo / "code.py").write_text("x = 1\n")
+    git(repo, "add", "-A")
+    git(repo, "commit", "-qm", "base")
+    return Task("t", "train", repo, git(repo, "rev-parse", "HEAD"), "fix it", ("a",), ("b",), (), "", "operator")
+
+
+@dataclass
+class World:
+    """A pool on a real gateway and store, with everything else at a test's command."""
+
+    backend: FolderBackend
+    harness: CallingHarness
+    grader: ListedGrader
+    tools: RolloutTools
+    draining: asyncio.Event
+    done: list[RolloutRecord]
+    task: Task
+
+    def pool(self, *, attempts: int = 3, breaker: int = 100, concurrency: int = 4) -> Pool:
+        """A pool."""
+        return Pool(
+            self.tools,
+            concurrency=concurrency,
+            attempts=attempts,
+            breaker=breaker,
+            draining=self.draining,
+            on_done=self.done.append,
+        )
+
+    def specs(self, count: int) -> list[RolloutSpec]:
+        """So many rollouts of the task."""
+        return [RolloutSpec(f"train-000001-000-{i:02d}", "train", 1, 0, i, self.task, i, 1.0) for i in range(count)]
+
+    def stored(self) -> dict[str, list[RolloutRecord]]:
+        """What the store holds, by rollout."""
+        found: dict[str, list[RolloutRecord]] = {}
+        for record in self.tools.store.rollouts():
+            found.setdefault(record.rollout_id, []).append(record)
+        return found
+
+
+@asynccontextmanager
+async def world(tmp_path: Path, task: Task) -> AsyncIterator[World]:
+    """Start gateway and engine; everything else is made of fakes that keep their contracts."""
+    tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
+    async with ScriptedEngine() as engine, running_gateway(engine.url, tokenizer, tmp_path / "run") as gateway:
+        engine.always = Completion("I am done.<|im_end|>")
+        with RunStore.open(tmp_path / "run") as store:
+            (tmp_path / "sandboxes").mkdir()
+            backend, harness, grader = FolderBackend(tmp_path / "sandboxes"), CallingHarness(), ListedGrader()
+            tools = RolloutTools(
+                backend=backend,
+                harness=harness,
+                grader=grader,
+                gateway=gateway.admin,
+                gateway_url=gateway.url,
+                gateway_control=Path(gateway.control),
+                store=store,
+                deadlines=Deadlines(boot_s=5, harness_s=5, turn_s=5, grade_s=5, teardown_s=5),
+                reward=TestsReward(kind="tests", solved=1, unsolved=0, turn_penalty=0.02, malformed_penalty=0.25),
+                in_flight=Counter(),
+            )
+            yield World(backend, harness, grader, tools, asyncio.Event(), [], task)
+        assert not backend.alive, "a sandbox was left"
+        assert not +tools.in_flight, "an attempt is still counted as in flight"
+
+
+async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        [record] = await here.pool().run(here.specs(1))
+        assert record == here.tools.store.rollout("train-000001-000-00")
+        assert (record.outcome.code, record.solved, record.reward) == (OutcomeCode.POLICY_FINISHED, True, 0.98)
+        assert record.final_message == "all done"
+        assert "answer 0" in record.patch
+        chains = segments(here.tools.store.turns(record.session_id))
+        assert sum(int(chain.loss_mask.sum()) for chain in chains) == record.sampled_tokens > 0
+        assert set(record.timings) == {"boot", "harness", "patch", "grade", "total"}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "stage"),
+    [
+        (ValueError("braces {} and %s"), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
+        (HostileError(), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
+        (SandboxError("the sandbox is gone"), OutcomeCode.INFRA_SANDBOX_LOST, Stage.HARNESS),
+        (ended(OutcomeCode.INFRA_HARNESS), OutcomeCode.INFRA_HARNESS, Stage.HARNESS),
+        (ended(OutcomeCode.POLICY_FINISHED), OutcomeCode.INFRA_HARNESS, Stage.HARNESS),  # without a single model call
+    ],
+)
+async def test_one_failing_rollout_is_recorded_without_a_reward_and_harms_no_other(
+    tmp_path: Path, task: Task, trouble: BaseException | HarnessResult, code: OutcomeCode, stage: Stage
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.trouble = lambda number: trouble if number == 0 else None
+        records = await here.pool(attempts=1, concurrency=1).run(here.specs(3))
+        failed, *others = sorted(records, key=lambda record: record.rollout_id)
+        assert (failed.outcome.code, failed.outcome.stage) == (code, stage)
+        assert failed.reward is None
+        assert failed.solved is None
+        assert [other.reward for other in others] == [0.98, 0.98]
+
+
+async def test_an_infrastructure_failure_is_tried_again_in_a_fresh_sandbox_and_one_attempt_counts(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.backend.failures = 2
+        [record] = await here.pool().run(here.specs(1))
+        assert record.attempt == 2
+        assert record.solved
+        attempts = here.stored()["train-000001-000-00"]
+        assert [(one.attempt, one.counts) for one in attempts] == [(0, False), (1, False), (2, True)]
+        assert len(set(here.backend.made)) == 3
+        assert [event.data["attempt"] for event in here.tools.store.events("retry")] == [0, 1]
+
+
+async def test_a_grader_that_cannot_grade_gives_no_reward(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.grader.verdicts = [VerdictKind.INFRA]
+        [record] = await here.pool(attempts=2).run(here.specs(1))
+        assert record.outcome.code is OutcomeCode.GRADER_ERROR
+        assert record.reward is None
+        assert record.turns == 1, "the finished trajectory is kept for regrading"
+
+
+async def test_a_trajectory_is_stored_before_it_is_graded(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.grader.verdicts = [RuntimeError("the grader fell over")]
+        [record] = await here.pool(attempts=1).run(here.specs(1))
+        assert record.outcome.code is OutcomeCode.INTERNAL_ERROR
+        assert record.outcome.stage is Stage.GRADE
+        assert "answer 0" in record.patch
+
+
+async def test_a_sandbox_that_never_boots_meets_its_deadline(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.backend.hangs = True
+        deadlines = here.tools.deadlines.model_copy(update={"boot_s": 0.2})
+        here.tools = replace(here.tools, deadlines=deadlines)
+        [record] = await here.pool(attempts=1).run(here.specs(1))
+        assert record.outcome.code is OutcomeCode.INFRA_SANDBOX_START
+
+
+async def test_a_failing_teardown_is_an_event_and_not_a_result(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.backend.fails_to_close = True
+        [record] = await here.pool().run(here.specs(1))
+        assert record.solved
+        [event] = here.tools.store.events("teardown_failed")
+        assert "device busy {} %s" in event.data["error"]
+
+
+async def test_no_more_rollouts_are_in_flight_than_allowed(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        records = await here.pool(concurrency=3).run(here.specs(9))
+        assert len(records) == len(here.done) == 9
+        assert here.harness.most_busy <= 3
+
+
+async def test_failures_in_a_row_open_the_breaker_with_the_reason(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.backend.failures = 1000
+        with pytest.raises(BreakerOpen, match="4 rollouts in a row failed with infra.*no room for a sandbox"):
+            await here.pool(breaker=4).run(here.specs(20))
+        assert len(here.backend.made) < 10
+
+
+async def test_scattered_failures_do_not_open_the_breaker(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.trouble = lambda number: SandboxError("lost") if number % 2 else None
+        records = await here.pool(breaker=2, concurrency=1).run(here.specs(6))
+        assert all(record.solved for record in records)
+
+
+async def test_a_drain_finishes_what_is_in_flight_and_starts_nothing_new(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+
+        def drain(number: int) -> None:
+            if number == 2:
+                here.draining.set()
+
+        here.harness.trouble = drain
+        records = await here.pool(concurrency=1).run(here.specs(8))
+        assert [record.solved for record in records] == [True, True, True]
+
+
+async def test_a_resumed_rollout_takes_an_attempt_number_nobody_used(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        await here.tools.gateway.create_session("train-000001-000-00-a0", seed=1)  # its driver died right after this
+        [record] = await here.pool().run(here.specs(1))
+        assert record.session_id == "train-000001-000-00-a1"
+        assert record.solved
