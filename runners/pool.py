@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from conf.errors import AgentrlError
 from runners.outcome import OutcomeClass
 from runners.rollout import Attempt, RolloutSpec, RolloutTools, counted
+from runners.taskgroup import task_group
 from runners.trajectory.record import RolloutRecord
 
 
@@ -54,12 +55,9 @@ class Pool:
                 if record is not None:
                     records.append(record)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for index in range(min(self._concurrency, len(specs))):
-                    group.create_task(worker(), name=f"rollout-worker-{index}")
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # workers only raise BreakerOpen and store errors: one tells it all
+        async with task_group() as group:
+            for index in range(min(self._concurrency, len(specs))):
+                group.create_task(worker(), name=f"rollout-worker-{index}")
         return records
 
     async def _rollout(self, spec: RolloutSpec) -> RolloutRecord | None:
@@ -68,14 +66,14 @@ class Pool:
         first = store.next_attempt(spec.rollout_id)
         for number in range(first, first + self._attempts):
             record = await Attempt(self._tools, spec, number).run()
-            self._breaker.note(record)
             last = number == first + self._attempts - 1
-            if last or not record.outcome.meaning.retryable:
-                record = counted(record)
-                store.put_rollout(record)
+            final = last or not record.outcome.meaning.retryable
+            record = counted(record) if final else record
+            store.put_rollout(record)
+            self._breaker.note(record)
+            if final:
                 self._on_done(record)
                 return record
-            store.put_rollout(record)
             store.event(
                 "retry",
                 {

@@ -101,7 +101,9 @@ class Attempt:
                 async with self._phase(Stage.HARNESS):
                     self._harness = await self._work(sandbox, api_key)
                 async with self._phase(Stage.PATCH):
-                    async with _deadline(deadlines.teardown_s, OutcomeCode.INFRA_SANDBOX_LOST, self._stage):
+                    async with _deadline(
+                        deadlines.teardown_s, OutcomeCode.INFRA_SANDBOX_LOST, self._stage
+                    ):
                         self._patch = await capture(self._spec.task, sandbox.workspace)
             finally:
                 await self._quietly("close sandbox", sandbox.close())
@@ -114,7 +116,10 @@ class Attempt:
         tools.store.put_rollout(self._record(outcome))
         async with self._phase(Stage.GRADE):
             self._verdict = await tools.grader.grade(
-                self._spec.task, self._patch, name=f"{self._session_id}-grade", deadline_s=deadlines.grade_s
+                self._spec.task,
+                self._patch,
+                name=f"{self._session_id}-grade",
+                deadline_s=deadlines.grade_s,
             )
         if self._verdict.kind is VerdictKind.INFRA:
             return Outcome(OutcomeCode.GRADER_ERROR, Stage.GRADE, self._verdict.reason)
@@ -131,13 +136,16 @@ class Attempt:
             session_key=api_key,
             mounts=tools.harness.mounts(),
         )
-        async with self._phase(Stage.BOOT), _deadline(
-            tools.deadlines.boot_s, OutcomeCode.INFRA_SANDBOX_START, Stage.BOOT
+        async with (
+            self._phase(Stage.BOOT),
+            _deadline(tools.deadlines.boot_s, OutcomeCode.INFRA_SANDBOX_START, Stage.BOOT),
         ):
             try:
                 return await tools.backend.create(spec)
             except SandboxError as error:
-                raise _Ended(Outcome(OutcomeCode.INFRA_SANDBOX_START, Stage.BOOT, str(error))) from error
+                raise _Ended(
+                    Outcome(OutcomeCode.INFRA_SANDBOX_START, Stage.BOOT, str(error))
+                ) from error
 
     async def _work(self, sandbox: Sandbox, api_key: str) -> HarnessResult:
         context = HarnessContext(
@@ -149,14 +157,23 @@ class Attempt:
         try:
             return await self._tools.harness.run(sandbox, context)
         except SandboxError as error:
-            raise _Ended(Outcome(OutcomeCode.INFRA_SANDBOX_LOST, Stage.HARNESS, str(error))) from error
+            raise _Ended(
+                Outcome(OutcomeCode.INFRA_SANDBOX_LOST, Stage.HARNESS, str(error))
+            ) from error
 
     def _agent_outcome(self, result: HarnessResult) -> Outcome:
         """Combine what the agent program says of itself with what the gateway saw."""
         code = result.code
-        message = result.final_message if code.outcome_class is OutcomeClass.POLICY else result.output[-512:]
+        message = (
+            result.final_message
+            if code.outcome_class is OutcomeClass.POLICY
+            else result.output[-512:]
+        )
         if not self._turns and code.outcome_class in (OutcomeClass.POLICY, OutcomeClass.BUDGET):
-            code, message = OutcomeCode.INFRA_HARNESS, f"the agent ended without a model call: {result.output[-300:]}"
+            code, message = (
+                OutcomeCode.INFRA_HARNESS,
+                f"the agent ended without a model call: {result.output[-300:]}",
+            )
         elif code is OutcomeCode.POLICY_GAVE_UP and self._turns[-1].malformed_calls:
             code = OutcomeCode.POLICY_FORMAT_ERROR
         return Outcome(code, Stage.HARNESS, message, result.raw_finish_reason)
@@ -196,7 +213,8 @@ class Attempt:
                 await action  # type: ignore[misc]
         except (AgentrlError, OSError, TimeoutError) as error:
             self._tools.store.event(
-                "teardown_failed", {"session_id": self._session_id, "what": what, "error": _text(error)}
+                "teardown_failed",
+                {"session_id": self._session_id, "what": what, "error": _text(error)},
             )
 
     def _record(self, outcome: Outcome) -> RolloutRecord:
@@ -214,7 +232,9 @@ class Attempt:
             session_id=self._session_id,
             counts=False,
             outcome=outcome,
-            reward=None if solved is None else reward_of(self._tools.reward, solved=solved, turns=self._turns),
+            reward=None
+            if solved is None
+            else reward_of(self._tools.reward, solved=solved, turns=self._turns),
             solved=solved,
             advantage=None,
             turns=len(self._turns),
@@ -224,7 +244,9 @@ class Attempt:
             patch=self._patch.diff.decode("utf-8", "replace") if self._patch else "",
             verdict=_verdict_dict(self._verdict),
             timings=dict(self._timings),
-            extra={"tampered": list(self._patch.tampered)} if self._patch and self._patch.tampered else {},
+            extra={"tampered": list(self._patch.tampered)}
+            if self._patch and self._patch.tampered
+            else {},
         )
 
 
@@ -237,7 +259,9 @@ def reward_of(reward: schema.TestsReward, *, solved: bool, turns: list[Turn]) ->
     return value
 
 
-def counted(record: RolloutRecord, *, advantage: float | None = None, trained_tokens: int = 0) -> RolloutRecord:
+def counted(
+    record: RolloutRecord, *, advantage: float | None = None, trained_tokens: int = 0
+) -> RolloutRecord:
     """Return the record marked as the one attempt of its rollout that counts."""
     return replace(record, counts=True, advantage=advantage, trained_tokens=trained_tokens)
 

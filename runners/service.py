@@ -36,7 +36,9 @@ def receive_settings() -> dict[str, Any]:
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)  # unbuffered: the pipe stays a life-line for `parent_gone`
         if not byte:
-            raise ServiceError("no settings on stdin: this module is started by agentrl, not by hand")
+            raise ServiceError(
+                "no settings on stdin: this module is started by agentrl, not by hand"
+            )
         line += byte
     settings = json.loads(line)
     if not isinstance(settings, dict):
@@ -107,7 +109,9 @@ class Service:
                 line = await process.stdout.readline()
             if not line:
                 await process.wait()
-                raise ServiceError(f"{name} did not start (exit {process.returncode}): {service.log_tail()}")
+                raise ServiceError(
+                    f"{name} did not start (exit {process.returncode}): {service.log_tail()}"
+                )
             service.info = json.loads(line)
         except TimeoutError:
             await service.stop()
@@ -133,7 +137,9 @@ class Service:
         async def wait() -> None:
             code = await self._process.wait()
             if not self._ending:
-                on_exit(ServiceError(f"{self.name} ended unexpectedly (exit {code}): {self.log_tail()}"))
+                on_exit(
+                    ServiceError(f"{self.name} ended unexpectedly (exit {code}): {self.log_tail()}")
+                )
 
         self._watch = asyncio.create_task(wait(), name=f"watch-{self.name}")
 

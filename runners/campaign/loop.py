@@ -151,7 +151,9 @@ class Campaign:
             raise Drained
         kept = {
             record.rollout_id: record
-            for record in self._store.rollouts(step=specs[0].step, split=specs[0].split, counts=True)
+            for record in self._store.rollouts(
+                step=specs[0].step, split=specs[0].split, counts=True
+            )
         }
         for record in kept.values():
             self._rollout_done(record)
@@ -188,7 +190,9 @@ class Campaign:
 
     def _samples(self, record: RolloutRecord, advantage: float) -> list[Sample]:
         return [
-            Sample(record.rollout_id, segment.tokens, segment.loss_mask, segment.logprobs, advantage)
+            Sample(
+                record.rollout_id, segment.tokens, segment.loss_mask, segment.logprobs, advantage
+            )
             for segment in segments(self._store.turns(record.session_id))
         ]
 
@@ -212,7 +216,9 @@ def _step_metrics(batch: Batch, rollout_s: float) -> dict[str, Any]:
     graded = [record for record in batch.records if record.reward is not None]
     sampled = sum(record.sampled_tokens for record in graded)
     return {
-        "train/reward_mean": _mean([record.reward for record in graded if record.reward is not None]),
+        "train/reward_mean": _mean(
+            [record.reward for record in graded if record.reward is not None]
+        ),
         "train/solve_rate": _mean([float(bool(record.solved)) for record in graded]),
         "rollout/turns_mean": _mean([float(record.turns) for record in graded]),
         "rollout/turns_max": max((record.turns for record in graded), default=0),

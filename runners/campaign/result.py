@@ -66,5 +66,8 @@ def metrics_rows(store: RunStore, only: int | None = None) -> list[dict[str, Any
     for evaluation in store.evaluations():
         row = rows.get(max(1, evaluation.step))
         if row is not None:
-            row.update({f"eval/{key}": value for key, value in evaluation.result.items()}, **{"eval/step": evaluation.step})
+            row.update(
+                {f"eval/{key}": value for key, value in evaluation.result.items()},
+                **{"eval/step": evaluation.step},
+            )
     return list(rows.values())

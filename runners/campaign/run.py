@@ -7,8 +7,6 @@ once. Both leave a run that ``--resume`` continues.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import signal
 import sys
 import time
@@ -27,10 +25,17 @@ from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.observe.summary import write_reward_curve
 from runners.service import ServiceError
-from runners.trajectory.run_state import State
+from runners.trajectory.run_state import RunState, State
 from runners.trajectory.store import RunStore
 
 HEARTBEAT_S = 5.0
+
+_STATES = {
+    ExitCode.DONE: State.DONE,
+    ExitCode.INTERRUPTED: State.INTERRUPTED,
+    ExitCode.TERMINATED: State.INTERRUPTED,
+}
+"""The run's state by how it ended; any other end is a failure."""
 
 
 def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> CampaignResult:
@@ -39,11 +44,17 @@ def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> Camp
     Raises AgentrlError only for what makes a start impossible (a directory that holds another run, a damaged store);
     what happens later is in the result's ``exit_code`` and ``message``.
     """
-    store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, config.model_dump(mode="json"))
+    resolved = config.model_dump(mode="json")
+    store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, resolved)
     with store:
-        store.set_state(State.RUNNING)
-        run = _Run(config, store)
-        if sys.version_info < (3, 12):  # later versions choose it themselves: no thread per child process
+        before_s = _spent(store.state())
+        store.set_state(State.RUNNING, wall_s=before_s)
+        store.replace_config(resolved)
+        run = _Run(config, store, before_s)
+        if sys.version_info < (
+            3,
+            12,
+        ):  # later versions choose it themselves: no thread per child process
             asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())
         return asyncio.run(run.main())
 
@@ -51,10 +62,11 @@ def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> Camp
 class _Run:
     """One execution of a run, from start (or resume) to its end."""
 
-    def __init__(self, config: Config, store: RunStore) -> None:
+    def __init__(self, config: Config, store: RunStore, before_s: float) -> None:
         self._config = config
         self._store = store
-        self._before_s = float(store.state().info.get("wall_s", 0.0))
+        self._before_s = before_s
+        self._progress = Progress(store.run_dir.name, config.run.steps)
         self._started = time.monotonic()
         self._draining = asyncio.Event()
         self._stop_code = ExitCode.INTERRUPTED
@@ -79,32 +91,33 @@ class _Run:
 
     async def _work(self) -> None:
         config, store = self._config, self._store
-        progress = self._progress_so_far()
+        progress = self._progress
+        _show_earlier(progress, store)
         metrics = MetricsWriter(store.run_dir, tensorboard=config.observe.tensorboard)
         with LiveView(progress, config.observe.dashboard), diagnostics(store.run_dir):
             policy = await self._policy(progress)
             heart = asyncio.create_task(self._heart(), name="heartbeat")
             try:
                 async with running_stack(
-                    config, policy, store, in_flight=progress.in_flight, on_service_exit=self._service_gone
+                    config,
+                    policy,
+                    store,
+                    in_flight=progress.in_flight,
+                    on_service_exit=self._service_gone,
                 ) as stack:
                     campaign = Campaign(
-                        config, store, stack, progress=progress, metrics=metrics, draining=self._draining
+                        config,
+                        store,
+                        stack,
+                        progress=progress,
+                        metrics=metrics,
+                        draining=self._draining,
                     )
                     await campaign.run()
             finally:
                 heart.cancel()
                 metrics.close()
-                write_reward_curve(store)
-
-    def _progress_so_far(self) -> Progress:
-        progress = Progress(self._store.run_dir.name, self._config.run.steps)
-        for row in self._store.steps():
-            if row.state == "done":
-                show_step(progress, row.step, row.metrics)
-        for evaluation in self._store.evaluations():
-            progress.evaluated(evaluation.step, evaluation.result["solve_rate"])
-        return progress
+                self._progress.begin_phase("ended")
 
     async def _policy(self, progress: Progress) -> Policy:
         """Make or find the starting policy; a drain ends the making, since a policy half made is worth nothing."""
@@ -130,10 +143,20 @@ class _Run:
 
     def _end(self, code: ExitCode, message: str) -> CampaignResult:
         wall_s = self._before_s + time.monotonic() - self._started
-        state = {ExitCode.DONE: State.DONE, ExitCode.INTERRUPTED: State.INTERRUPTED, ExitCode.TERMINATED: State.INTERRUPTED}
-        self._store.set_state(state.get(code, State.FAILED), exit_code=int(code), message=message, wall_s=wall_s)
+        try:
+            self._store.set_state(
+                _STATES.get(code, State.FAILED), exit_code=int(code), message=message, wall_s=wall_s
+            )
+            write_reward_curve(self._store)
+        except (
+            AgentrlError
+        ) as error:  # a full disk, say: what ended the run before is the better message
+            code, message = (code, message) if code else (error.exit_code, str(error))
         return CampaignResult(
-            summarize(self._store, wall_s=wall_s), code, message, asked_to_stop=self._draining.is_set()
+            summarize(self._store, wall_s=wall_s),
+            code,
+            message,
+            asked_to_stop=self._draining.is_set(),
         )
 
     @contextmanager
@@ -142,10 +165,16 @@ class _Run:
         self._cancel = work.cancel
 
         def asked(number: signal.Signals) -> None:
-            self._stop_code = ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
+            self._stop_code = (
+                ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
+            )
             if self._draining.is_set():
                 work.cancel()
-            self._draining.set()
+            else:
+                self._draining.set()
+                self._progress.note(
+                    "stopping: rollouts in flight finish first; again leaves at once"
+                )
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, asked, number)
@@ -154,3 +183,21 @@ class _Run:
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+
+
+def _spent(state: RunState) -> float:
+    """Return the seconds that earlier executions of the run took; a killed one counts up to its last heartbeat."""
+    spent = float(state.info.get("wall_s", 0.0))
+    if state.state is State.RUNNING and state.heartbeat_at is not None:
+        spent += max(0.0, state.heartbeat_at - state.updated_at)
+    return spent
+
+
+def _show_earlier(progress: Progress, store: RunStore) -> None:
+    """Show what earlier executions of the run did."""
+    for row in store.steps():
+        if row.state == "done":
+            show_step(progress, row.step, row.metrics)
+    for evaluation in store.evaluations():
+        if evaluation.result["solve_rate"] is not None:
+            progress.evaluated(evaluation.step, evaluation.result["solve_rate"])

@@ -21,7 +21,9 @@ def training_batch(config: Config, tasks: Sequence[Task], step: int) -> list[Rol
     Tasks are dealt in a fresh shuffle per pass over the split; within a pass no task comes twice.
     """
     first = (step - 1) * config.run.tasks_per_step
-    chosen = [_dealt(config.seed, tasks, first + offset) for offset in range(config.run.tasks_per_step)]
+    chosen = [
+        _dealt(config.seed, tasks, first + offset) for offset in range(config.run.tasks_per_step)
+    ]
     return [
         _spec(config, "train", step, group, member, task)
         for group, task in enumerate(chosen)
@@ -31,7 +33,10 @@ def training_batch(config: Config, tasks: Sequence[Task], step: int) -> list[Rol
 
 def evaluation_batch(config: Config, tasks: Sequence[Task], step: int) -> list[RolloutSpec]:
     """Return the rollouts that evaluate the policy after ``step`` updates: one per held-out task."""
-    return [_spec(config, "eval", step, group, 0, task) for group, task in enumerate(tasks[: config.run.eval_tasks])]
+    return [
+        _spec(config, "eval", step, group, 0, task)
+        for group, task in enumerate(tasks[: config.run.eval_tasks])
+    ]
 
 
 def evaluation_due(config: Config, step: int) -> bool:
@@ -42,7 +47,9 @@ def evaluation_due(config: Config, step: int) -> bool:
     return step in (0, config.run.steps) or bool(every and step % every == 0)
 
 
-def _spec(config: Config, split: str, step: int, group: int, member: int, task: Task) -> RolloutSpec:
+def _spec(
+    config: Config, split: str, step: int, group: int, member: int, task: Task
+) -> RolloutSpec:
     rollout_id = f"{split}-{step:06d}-{group:03d}-{member:02d}"
     sampling = config.sampling
     # An evaluation draws the same seeds before and after training: the policy is what differs, not the dice.

@@ -20,6 +20,7 @@ from runners.harnesses.native import NativeHarness
 from runners.rollout import RolloutTools
 from runners.sandboxes.local import LocalBackend
 from runners.service import Service, ServiceError
+from runners.taskgroup import task_group
 from runners.tasks import bugfix
 from runners.tasks.contract import Task
 from runners.tasks.grading import TestGrader
@@ -66,7 +67,9 @@ def prepare_policy(model: schema.Model, *, progress: Callable[[str, int, int], N
 
         made = ensure_tiny(model, seed=BOOTSTRAP_SEED, progress=progress)
         return Policy(model.path or made, model.tokenizer or made)
-    raise ConfigError([f"model.path is missing: training model={model.kind} needs the starting weights"])
+    raise ConfigError(
+        [f"model.path is missing: training model={model.kind} needs the starting weights"]
+    )
 
 
 @asynccontextmanager
@@ -84,16 +87,22 @@ async def running_stack(
     version = saved.step if saved else 0
     weights = saved.path if saved else policy.weights
     async with AsyncExitStack() as exits:
-        async with asyncio.TaskGroup() as starting:
+        async with task_group() as starting:
             engine_url = starting.create_task(
-                start_engine(config, exits, weights, policy.tokenizer, version, run_dir, on_service_exit)
+                start_engine(
+                    config, exits, weights, policy.tokenizer, version, run_dir, on_service_exit
+                )
             )
             trainer = starting.create_task(asyncio.to_thread(_trainer, config, policy, saved))
             tasks = starting.create_task(asyncio.to_thread(_tasks, config))
-            sandboxes = starting.create_task(asyncio.to_thread(LocalBackend, config.sandbox, run_dir / "sandboxes"))
+            sandboxes = starting.create_task(
+                asyncio.to_thread(LocalBackend, config.sandbox, run_dir / "sandboxes")
+            )
         backend = sandboxes.result()
         exits.push_async_callback(backend.close)
-        gateway = await _gateway(config, exits, engine_url.result(), policy.tokenizer, run_dir, on_service_exit)
+        gateway = await _gateway(
+            config, exits, engine_url.result(), policy.tokenizer, run_dir, on_service_exit
+        )
         admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
         exits.push_async_callback(admin.close)
         engine = HttpEngine(engine_url.result(), deadline_s=config.rollout.deadlines.turn_s)
@@ -147,7 +156,11 @@ async def start_engine(
         "weight_version": version,
     }
     service = await Service.start(
-        "engine", "runners.engines.embedded", settings, log=run_dir / "logs" / "engine.log", deadline_s=START_DEADLINE_S
+        "engine",
+        "runners.engines.embedded",
+        settings,
+        log=run_dir / "logs" / "engine.log",
+        deadline_s=START_DEADLINE_S,
     )
     exits.push_async_callback(service.stop)
     service.watch(on_service_exit)
@@ -182,16 +195,25 @@ async def _gateway(
 ) -> Service:
     settings = gateway_settings(config, run_dir=run_dir, engine_url=engine_url, tokenizer=tokenizer)
     service = await Service.start(
-        "gateway", "runners.gateway", settings, log=run_dir / "logs" / "gateway.log", deadline_s=START_DEADLINE_S
+        "gateway",
+        "runners.gateway",
+        settings,
+        log=run_dir / "logs" / "gateway.log",
+        deadline_s=START_DEADLINE_S,
     )
     exits.push_async_callback(service.stop)
     service.watch(on_service_exit)
     return service
 
 
-def _trainer(config: schema.Config, policy: Policy, saved: checkpoint.Checkpoint | None) -> LocalTrainer:
+def _trainer(
+    config: schema.Config, policy: Policy, saved: checkpoint.Checkpoint | None
+) -> LocalTrainer:
     trainer = LocalTrainer(
-        config.trainer, weights=policy.weights, temperature=config.sampling.temperature, seed=config.seed
+        config.trainer,
+        weights=policy.weights,
+        temperature=config.sampling.temperature,
+        seed=config.seed,
     )
     if saved is not None:
         checkpoint.restore(trainer, saved)
@@ -202,5 +224,8 @@ def _tasks(config: schema.Config) -> list[Task]:
     family = config.task
     name = f"bugfix-{bugfix.VERSION}-seed{config.seed}-{family.train_tasks}-{family.held_out_tasks}"
     return bugfix.build(
-        cache_root() / "tasks" / name, seed=config.seed, train=family.train_tasks, held_out=family.held_out_tasks
+        cache_root() / "tasks" / name,
+        seed=config.seed,
+        train=family.train_tasks,
+        held_out=family.held_out_tasks,
     )

@@ -91,7 +91,9 @@ class _Log:
         self._console = console
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="progress-log", daemon=True)
-        self._steps = self._evaluations = self._notes = 0
+        self._notes = 0
+        # What an earlier execution of the run did was shown then.
+        self._steps, self._evaluations = len(progress.rewards), len(progress.evaluations)
 
     def start(self) -> None:
         self._thread.start()

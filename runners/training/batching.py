@@ -35,14 +35,19 @@ class MicroBatch:
     """float32 [n]: weight of the token in the loss."""
 
 
-def split_by_rollout(samples: Sequence[Sample], parts: int, generator: torch.Generator) -> list[list[Sample]]:
+def split_by_rollout(
+    samples: Sequence[Sample], parts: int, generator: torch.Generator
+) -> list[list[Sample]]:
     """Shuffle rollouts and deal them into ``parts`` lists; the samples of one rollout stay together."""
     rollouts: dict[str, list[Sample]] = {}
     for sample in samples:
         rollouts.setdefault(sample.rollout_id, []).append(sample)
     order = torch.randperm(len(rollouts), generator=generator).tolist()
     members = list(rollouts.values())
-    dealt = [[sample for index in order[part::parts] for sample in members[index]] for part in range(parts)]
+    dealt = [
+        [sample for index in order[part::parts] for sample in members[index]]
+        for part in range(parts)
+    ]
     return [part for part in dealt if part]
 
 
@@ -55,7 +60,11 @@ def token_weights(samples: Sequence[Sample]) -> list[float]:
 
 
 def micro_batches(
-    samples: Sequence[Sample], weights: Sequence[float], *, tokens_per_microbatch: int, device: torch.device
+    samples: Sequence[Sample],
+    weights: Sequence[float],
+    *,
+    tokens_per_microbatch: int,
+    device: torch.device,
 ) -> Iterator[MicroBatch]:
     """Yield padded micro-batches of at most ``tokens_per_microbatch`` tokens (one longer row stands alone).
 
@@ -67,7 +76,9 @@ def micro_batches(
         longest = len(samples[order[start]].tokens)
         size = max(1, tokens_per_microbatch // longest)
         chosen = order[start : start + size]
-        yield _pad([samples[index] for index in chosen], [weights[index] for index in chosen], device)
+        yield _pad(
+            [samples[index] for index in chosen], [weights[index] for index in chosen], device
+        )
         start += size
 
 
@@ -77,7 +88,9 @@ def _pad(samples: list[Sample], weights: list[float], device: torch.device) -> M
     rows, places = [], []
     for row, sample in enumerate(samples):
         if sample.loss_mask[0]:
-            raise ValueError(f"{sample.rollout_id}: the first token of a sample has no context and cannot be trained")
+            raise ValueError(
+                f"{sample.rollout_id}: the first token of a sample has no context and cannot be trained"
+            )
         ids[row, : len(sample.tokens)] = sample.tokens
         trained = np.flatnonzero(sample.loss_mask)
         rows.append(np.full(len(trained), row))
@@ -85,7 +98,9 @@ def _pad(samples: list[Sample], weights: list[float], device: torch.device) -> M
     row_index, token_index = np.concatenate(rows), np.concatenate(places)
     behaviour = np.concatenate([sample.logprobs[sample.loss_mask] for sample in samples])
     counts = [len(place) for place in places]
-    advantages = np.repeat(np.array([sample.advantage for sample in samples], dtype=np.float32), counts)
+    advantages = np.repeat(
+        np.array([sample.advantage for sample in samples], dtype=np.float32), counts
+    )
     weight = np.repeat(np.array(weights, dtype=np.float32), counts)
 
     def tensor(array: np.ndarray) -> Tensor:

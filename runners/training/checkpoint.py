@@ -43,11 +43,15 @@ class Checkpoint:
         try:
             state: dict[str, Any] = json.loads((self.path / STATE).read_text())["state"]
         except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"checkpoint {self.path} is damaged ({error}): remove it and resume") from error
+            raise CheckpointError(
+                f"checkpoint {self.path} is damaged ({error}): remove it and resume"
+            ) from error
         return state
 
 
-def save(trainer: LocalTrainer, root: Path, *, step: int, state: dict[str, Any], keep: int) -> Checkpoint:
+def save(
+    trainer: LocalTrainer, root: Path, *, step: int, state: dict[str, Any], keep: int
+) -> Checkpoint:
     """Write the checkpoint of ``step`` below ``root`` and drop all but the newest ``keep``.
 
     Raises CheckpointError when the disk refuses; what was there before is then untouched.
@@ -90,7 +94,9 @@ def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
         trainer.generator.set_state(tensors.pop("generator"))
         _load_optimizer(trainer, tensors)
     except (OSError, SafetensorError, KeyError, RuntimeError, TrainingError) as error:
-        raise CheckpointError(f"checkpoint {checkpoint.path} cannot be read ({error}): remove it and resume") from error
+        raise CheckpointError(
+            f"checkpoint {checkpoint.path} cannot be read ({error}): remove it and resume"
+        ) from error
 
 
 def _place(root: Path, step: int) -> Path:
@@ -111,7 +117,11 @@ def _complete(root: Path) -> list[Checkpoint]:
 
 
 def _names(trainer: LocalTrainer) -> dict[str, torch.nn.Parameter]:
-    return {name: parameter for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter
+        for name, parameter in trainer.model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def _optimizer_tensors(trainer: LocalTrainer) -> dict[str, torch.Tensor]:
@@ -128,7 +138,9 @@ def _load_optimizer(trainer: LocalTrainer, tensors: dict[str, torch.Tensor]) -> 
     for label, value in tensors.items():
         key, _, name = label.partition("/")
         parameter = parameters[name]
-        place = value if key == "step" else value.to(parameter.device)  # AdamW keeps its step counter on the CPU
+        place = (
+            value if key == "step" else value.to(parameter.device)
+        )  # AdamW keeps its step counter on the CPU
         trainer.optimizer.state[parameter][key] = place
 
 

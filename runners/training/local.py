@@ -24,7 +24,9 @@ class TrainingError(AgentrlError):
 class LocalTrainer:
     """Holds policy and optimizer; mutated only by ``step`` and ``restore``, from one thread at a time."""
 
-    def __init__(self, config: schema.LocalTrainer, *, weights: Path, temperature: float, seed: int) -> None:
+    def __init__(
+        self, config: schema.LocalTrainer, *, weights: Path, temperature: float, seed: int
+    ) -> None:
         """Load the policy from a directory of safetensors; raises TrainingError if it cannot be loaded."""
         self.config = config
         self.temperature = temperature
@@ -56,7 +58,11 @@ class LocalTrainer:
     def _update(self, samples: list[Sample], totals: _Totals) -> None:
         """One optimizer update on one minibatch."""
         weights = token_weights(samples)
-        carrying = [index for index, sample in enumerate(samples) if sample.advantage != 0.0 and sample.loss_mask.any()]
+        carrying = [
+            index
+            for index, sample in enumerate(samples)
+            if sample.advantage != 0.0 and sample.loss_mask.any()
+        ]
         if not carrying:
             return
         self.optimizer.zero_grad(set_to_none=True)
@@ -146,5 +152,7 @@ def load_policy(directory: Path) -> nn.Module:
 
 def _device(choice: str) -> torch.device:
     if choice == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("trainer.device=cuda, but torch sees no GPU here: use trainer.device=auto or cpu")
+        raise TrainingError(
+            "trainer.device=cuda, but torch sees no GPU here: use trainer.device=auto or cpu"
+        )
     return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")

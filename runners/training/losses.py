@@ -23,7 +23,13 @@ class PolicyLoss:
 
 
 def clipped_policy_loss(
-    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, weights: Tensor, *, low: float, high: float
+    logprobs: Tensor,
+    behaviour_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    *,
+    low: float,
+    high: float,
 ) -> PolicyLoss:
     """Clipped surrogate (Schulman et al. 2017, arXiv 1707.06347) with clip-higher (DAPO, arXiv 2503.14476).
 

@@ -35,9 +35,10 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.RUNNING: frozenset({State.RUNNING, State.INTERRUPTED, State.FAILED, State.DONE}),
     State.INTERRUPTED: frozenset({State.INTERRUPTED, State.RUNNING, State.FAILED}),
     State.FAILED: frozenset({State.FAILED, State.RUNNING, State.INTERRUPTED}),
-    State.DONE: frozenset({State.DONE}),
+    State.DONE: frozenset({State.DONE, State.RUNNING}),
 }
-"""Legal next states; RUNNING → RUNNING is the resume of a run whose driver was killed."""
+"""Legal next states; RUNNING → RUNNING is the resume of a run whose driver was killed, DONE → RUNNING that of a finished
+run that got more steps."""
 
 
 @dataclass(frozen=True, slots=True)

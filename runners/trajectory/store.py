@@ -128,6 +128,10 @@ class RunStore:
         config: dict[str, Any] = loads(self._db.rows("SELECT config FROM run")[0][0])
         return config
 
+    def replace_config(self, config: dict[str, Any]) -> None:
+        """Keep the configuration that a resume has changed."""
+        self._db.execute("UPDATE run SET config = ?", (dumps(config),))
+
     # Sessions and turns: the gateway writes.
 
     def claim_arrays(self, wait_s: float = 0.0) -> None:

@@ -128,7 +128,9 @@ class CallingHarness:
         async with (
             aiohttp.ClientSession(trust_env=False) as http,
             http.post(
-                f"{sandbox.gateway_url}/v1/messages", json=body, headers={"x-api-key": context.api_key}
+                f"{sandbox.gateway_url}/v1/messages",
+                json=body,
+                headers={"x-api-key": context.api_key},
             ) as response,
         ):
             assert response.status == 200, await response.text()
@@ -144,7 +146,9 @@ def ended(code: OutcomeCode, message: str = "") -> HarnessResult:
 class ListedGrader:
     """Answers with the next verdict of a list, then with the last one again."""
 
-    verdicts: list[VerdictKind | BaseException] = field(default_factory=lambda: [VerdictKind.SOLVED])
+    verdicts: list[VerdictKind | BaseException] = field(
+        default_factory=lambda: [VerdictKind.SOLVED]
+    )
     graded: Counter[str] = field(default_factory=Counter)
 
     async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:

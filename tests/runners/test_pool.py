@@ -22,7 +22,13 @@ from runners.tasks.contract import Task, VerdictKind
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.segments import segments
 from runners.trajectory.store import RunStore
-from tests.fakes.rollout_parts import CallingHarness, FolderBackend, HostileError, ListedGrader, ended
+from tests.fakes.rollout_parts import (
+    CallingHarness,
+    FolderBackend,
+    HostileError,
+    ListedGrader,
+    ended,
+)
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.gateway.running import running_gateway
@@ -31,7 +37,9 @@ from tests.runners.gateway.running import running_gateway
 def git(repo: Path, *arguments: str) -> str:
     """Run git in a repository."""
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    done = subprocess.run(["git", "-C", str(repo), *identity, *arguments], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(repo), *identity, *arguments], check=True, capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 
@@ -44,7 +52,18 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     (repo / "code.py").write_text("x = 1\n")
     git(repo, "add", "-A")
     git(repo, "commit", "-qm", "base")
-    return Task("t", "train", repo, git(repo, "rev-parse", "HEAD"), "fix it", ("a",), ("b",), (), "", "operator")
+    return Task(
+        "t",
+        "train",
+        repo,
+        git(repo, "rev-parse", "HEAD"),
+        "fix it",
+        ("a",),
+        ("b",),
+        (),
+        "",
+        "operator",
+    )
 
 
 @dataclass
@@ -72,7 +91,10 @@ class World:
 
     def specs(self, count: int) -> list[RolloutSpec]:
         """So many rollouts of the task."""
-        return [RolloutSpec(f"train-000001-000-{i:02d}", "train", 1, 0, i, self.task, i, 1.0) for i in range(count)]
+        return [
+            RolloutSpec(f"train-000001-000-{i:02d}", "train", 1, 0, i, self.task, i, 1.0)
+            for i in range(count)
+        ]
 
     def stored(self) -> dict[str, list[RolloutRecord]]:
         """What the store holds, by rollout."""
@@ -86,11 +108,18 @@ class World:
 async def world(tmp_path: Path, task: Task) -> AsyncIterator[World]:
     """Start gateway and engine; everything else is made of fakes that keep their contracts."""
     tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
-    async with ScriptedEngine() as engine, running_gateway(engine.url, tokenizer, tmp_path / "run") as gateway:
+    async with (
+        ScriptedEngine() as engine,
+        running_gateway(engine.url, tokenizer, tmp_path / "run") as gateway,
+    ):
         engine.always = Completion("I am done.<|im_end|>")
         with RunStore.open(tmp_path / "run") as store:
             (tmp_path / "sandboxes").mkdir()
-            backend, harness, grader = FolderBackend(tmp_path / "sandboxes"), CallingHarness(), ListedGrader()
+            backend, harness, grader = (
+                FolderBackend(tmp_path / "sandboxes"),
+                CallingHarness(),
+                ListedGrader(),
+            )
             tools = RolloutTools(
                 backend=backend,
                 harness=harness,
@@ -100,7 +129,9 @@ async def world(tmp_path: Path, task: Task) -> AsyncIterator[World]:
                 gateway_control=Path(gateway.control),
                 store=store,
                 deadlines=Deadlines(boot_s=5, harness_s=5, turn_s=5, grade_s=5, teardown_s=5),
-                reward=TestsReward(kind="tests", solved=1, unsolved=0, turn_penalty=0.02, malformed_penalty=0.25),
+                reward=TestsReward(
+                    kind="tests", solved=1, unsolved=0, turn_penalty=0.02, malformed_penalty=0.25
+                ),
                 in_flight=Counter(),
             )
             yield World(backend, harness, grader, tools, asyncio.Event(), [], task)
@@ -108,11 +139,17 @@ async def world(tmp_path: Path, task: Task) -> AsyncIterator[World]:
         assert not +tools.in_flight, "an attempt is still counted as in flight"
 
 
-async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(tmp_path: Path, task: Task) -> None:
+async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
+    tmp_path: Path, task: Task
+) -> None:
     async with world(tmp_path, task) as here:
         [record] = await here.pool().run(here.specs(1))
         assert record == here.tools.store.rollout("train-000001-000-00")
-        assert (record.outcome.code, record.solved, record.reward) == (OutcomeCode.POLICY_FINISHED, True, 0.98)
+        assert (record.outcome.code, record.solved, record.reward) == (
+            OutcomeCode.POLICY_FINISHED,
+            True,
+            0.98,
+        )
         assert record.final_message == "all done"
         assert "answer 0" in record.patch
         chains = segments(here.tools.store.turns(record.session_id))
@@ -125,14 +162,26 @@ async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(tmp_pa
     [
         (ValueError("braces {} and %s"), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
         (HostileError(), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
+        (
+            UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+            OutcomeCode.INTERNAL_ERROR,
+            Stage.HARNESS,
+        ),
         (SandboxError("the sandbox is gone"), OutcomeCode.INFRA_SANDBOX_LOST, Stage.HARNESS),
         (ended(OutcomeCode.INFRA_HARNESS), OutcomeCode.INFRA_HARNESS, Stage.HARNESS),
-        (ended(OutcomeCode.POLICY_FINISHED), OutcomeCode.INFRA_HARNESS, Stage.HARNESS),  # without a single model call
+        (
+            ended(OutcomeCode.POLICY_FINISHED),
+            OutcomeCode.INFRA_HARNESS,
+            Stage.HARNESS,
+        ),  # without a single model call
     ],
 )
 async def test_one_failing_rollout_is_recorded_without_a_reward_and_harms_no_other(
-    tmp_path: Path, task: Task, trouble: BaseException | HarnessResult, code: OutcomeCode, stage: Stage
+    tmp_path: Path,
+    task: Task,
+    trouble: BaseException | HarnessResult,
+    code: OutcomeCode,
+    stage: Stage,
 ) -> None:
     async with world(tmp_path, task) as here:
         here.harness.trouble = lambda number: trouble if number == 0 else None
@@ -153,7 +202,11 @@ async def test_an_infrastructure_failure_is_tried_again_in_a_fresh_sandbox_and_o
         assert record.attempt == 2
         assert record.solved
         attempts = here.stored()["train-000001-000-00"]
-        assert [(one.attempt, one.counts) for one in attempts] == [(0, False), (1, False), (2, True)]
+        assert [(one.attempt, one.counts) for one in attempts] == [
+            (0, False),
+            (1, False),
+            (2, True),
+        ]
         assert len(set(here.backend.made)) == 3
         assert [event.data["attempt"] for event in here.tools.store.events("retry")] == [0, 1]
 
@@ -201,10 +254,14 @@ async def test_no_more_rollouts_are_in_flight_than_allowed(tmp_path: Path, task:
         assert here.harness.most_busy <= 3
 
 
-async def test_failures_in_a_row_open_the_breaker_with_the_reason(tmp_path: Path, task: Task) -> None:
+async def test_failures_in_a_row_open_the_breaker_with_the_reason(
+    tmp_path: Path, task: Task
+) -> None:
     async with world(tmp_path, task) as here:
         here.backend.failures = 1000
-        with pytest.raises(BreakerOpen, match="4 rollouts in a row failed with infra.*no room for a sandbox"):
+        with pytest.raises(
+            BreakerOpen, match="4 rollouts in a row failed with infra.*no room for a sandbox"
+        ):
             await here.pool(breaker=4).run(here.specs(20))
         assert len(here.backend.made) < 10
 
@@ -216,7 +273,9 @@ async def test_scattered_failures_do_not_open_the_breaker(tmp_path: Path, task: 
         assert all(record.solved for record in records)
 
 
-async def test_a_drain_finishes_what_is_in_flight_and_starts_nothing_new(tmp_path: Path, task: Task) -> None:
+async def test_a_drain_finishes_what_is_in_flight_and_starts_nothing_new(
+    tmp_path: Path, task: Task
+) -> None:
     async with world(tmp_path, task) as here:
 
         def drain(number: int) -> None:
@@ -228,9 +287,13 @@ async def test_a_drain_finishes_what_is_in_flight_and_starts_nothing_new(tmp_pat
         assert [record.solved for record in records] == [True, True, True]
 
 
-async def test_a_resumed_rollout_takes_an_attempt_number_nobody_used(tmp_path: Path, task: Task) -> None:
+async def test_a_resumed_rollout_takes_an_attempt_number_nobody_used(
+    tmp_path: Path, task: Task
+) -> None:
     async with world(tmp_path, task) as here:
-        await here.tools.gateway.create_session("train-000001-000-00-a0", seed=1)  # its driver died right after this
+        await here.tools.gateway.create_session(
+            "train-000001-000-00-a0", seed=1
+        )  # its driver died right after this
         [record] = await here.pool().run(here.specs(1))
         assert record.session_id == "train-000001-000-00-a1"
         assert record.solved

@@ -22,7 +22,9 @@ MODULE = "tests.fakes.echo_service"
 
 async def start(tmp_path: Path, deadline_s: float = 20, **settings: object) -> Service:
     """Start the echo service."""
-    return await Service.start("echo", MODULE, settings, log=tmp_path / "echo.log", deadline_s=deadline_s)
+    return await Service.start(
+        "echo", MODULE, settings, log=tmp_path / "echo.log", deadline_s=deadline_s
+    )
 
 
 def gone(pid: int, within_s: float = 10) -> bool:
@@ -52,10 +54,14 @@ async def test_a_service_that_is_never_ready_is_ended_at_the_deadline(tmp_path: 
     with pytest.raises(ServiceError, match="not ready within 1 s"):
         await start(tmp_path, deadline_s=1, never_ready=True)
     await asyncio.sleep(0)
-    assert not [child for child in psutil.Process().children() if MODULE in " ".join(child.cmdline())]
+    assert not [
+        child for child in psutil.Process().children() if MODULE in " ".join(child.cmdline())
+    ]
 
 
-async def test_the_watch_reports_an_unexpected_end_once_and_a_wanted_one_never(tmp_path: Path) -> None:
+async def test_the_watch_reports_an_unexpected_end_once_and_a_wanted_one_never(
+    tmp_path: Path,
+) -> None:
     errors: list[ServiceError] = []
     dying = await start(tmp_path, die_after_s=0.05)
     dying.watch(errors.append)
@@ -65,7 +71,9 @@ async def test_the_watch_reports_an_unexpected_end_once_and_a_wanted_one_never(t
     async with asyncio.timeout(10):
         while not errors:
             await asyncio.sleep(0.01)
-    assert [str(error) for error in errors] == ["echo ended unexpectedly (exit 7): died of the test"]
+    assert [str(error) for error in errors] == [
+        "echo ended unexpectedly (exit 7): died of the test"
+    ]
 
 
 def test_a_service_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

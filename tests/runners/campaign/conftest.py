@@ -61,12 +61,17 @@ class Miniature:
         """Open the run's store."""
         return RunStore.open(self.run_dir, read_only=True)
 
-    def wait_until(self, ready: Callable[[RunStore], bool], process: subprocess.Popen[bytes]) -> None:
+    def wait_until(
+        self, ready: Callable[[RunStore], bool], process: subprocess.Popen[bytes]
+    ) -> None:
         """Wait until the store says so, while the process lives."""
         end = time.monotonic() + 100
         while time.monotonic() < end:
             assert process.poll() is None, process.communicate()
-            with contextlib.suppress(StoreError), self.store() as store:  # refused while it is being made
+            with (
+                contextlib.suppress(StoreError),
+                self.store() as store,
+            ):  # refused while it is being made
                 if ready(store):
                     return
             time.sleep(0.05)

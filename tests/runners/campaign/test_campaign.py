@@ -58,7 +58,9 @@ def test_a_campaign_runs_from_nothing_to_a_trained_policy(miniature: Miniature) 
         "step", "train/reward_mean", "rollout/turns_mean", "tokens/sampled", "tokens/trained", "loss/policy",
         "time/rollout_s", "time/train_s", "policy/k3",
     }  # fmt: skip
-    lines = [json.loads(line) for line in (miniature.run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (miniature.run_dir / "metrics.jsonl").read_text().splitlines()
+    ]
     assert all(set(line) >= wanted for line in lines)
     assert all(abs(line["policy/k3"]) < 1e-6 for line in lines)
     assert all("eval/solve_rate" in line for line in lines)

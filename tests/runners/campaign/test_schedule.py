@@ -28,14 +28,18 @@ def config(*overrides: str) -> Config:
 
 def test_a_step_has_its_groups_each_with_its_members() -> None:
     specs = training_batch(config(), make_tasks(10), 7)
-    assert [(spec.group, spec.member) for spec in specs] == [(g, m) for g in range(4) for m in range(3)]
+    assert [(spec.group, spec.member) for spec in specs] == [
+        (g, m) for g in range(4) for m in range(3)
+    ]
     assert len({spec.rollout_id for spec in specs}) == len({spec.seed for spec in specs}) == 12
     assert len({spec.task.id for spec in specs}) == 4
 
 
 def test_a_pass_deals_every_task_once_and_the_next_pass_in_another_order() -> None:
     tasks = make_tasks(8)
-    dealt = [spec.task.id for step in range(1, 5) for spec in training_batch(config(), tasks, step)[::3]]
+    dealt = [
+        spec.task.id for step in range(1, 5) for spec in training_batch(config(), tasks, step)[::3]
+    ]
     first, second = dealt[:8], dealt[8:]
     assert Counter(first) == Counter(second) == Counter(task.id for task in tasks)
     assert first != second
@@ -56,9 +60,7 @@ def test_evaluations_draw_the_same_dice_before_and_after() -> None:
     assert len(before) == 5
 
 
-@pytest.mark.parametrize(
-    ("every", "due"), [(0, {0, 6}), (2, {0, 2, 4, 6}), (4, {0, 4, 6})]
-)
+@pytest.mark.parametrize(("every", "due"), [(0, {0, 6}), (2, {0, 2, 4, 6}), (4, {0, 4, 6})])
 def test_the_first_and_last_policy_are_always_evaluated(every: int, due: set[int]) -> None:
     settings = config("run.steps=6", f"run.eval_every={every}")
     assert {step for step in range(7) if evaluation_due(settings, step)} == due

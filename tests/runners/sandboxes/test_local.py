@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -183,6 +184,8 @@ def test_an_isolation_that_is_not_installed_is_refused_with_its_mend(
     only_these_programs(tmp_path / "bin", monkeypatch)
     with pytest.raises(SandboxError, match="apt install bubblewrap"):
         LocalBackend(settings(isolation="bubblewrap"), tmp_path / "root")
+    assert not (tmp_path / "root").exists()
+    assert not list(Path("/dev/shm").glob(f"agentrl-{os.getpid()}-*/*"))
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from runners.sandboxes import memory
 from runners.sandboxes.tree import copy_tree, remove_tree
 
 
@@ -62,3 +64,28 @@ def test_removing_follows_no_link_and_minds_no_mode(tmp_path: Path) -> None:
     remove_tree(tree)
     assert not tree.exists()
     assert (kept / "file").exists()
+
+
+def test_only_a_small_source_is_copied_into_memory(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("x")
+    assert memory.fits(source)
+    with (source / "large").open("wb") as file:
+        file.truncate(memory.LARGEST_SOURCE + 1)
+    assert not memory.fits(source)
+
+
+def test_memory_of_a_killed_run_is_given_back() -> None:
+    if (first := memory.claim()) is None:
+        pytest.skip("no shared memory to execute from")
+    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, check=True)
+    orphan = first.with_name(f"{memory.PREFIX}{int(ended.stdout)}-0")
+    orphan.mkdir()
+    (orphan / "file").write_text("x")
+    second = memory.claim()
+    assert second is not None
+    assert not orphan.exists()
+    assert first.exists(), "its owner lives"
+    remove_tree(first)
+    remove_tree(second)

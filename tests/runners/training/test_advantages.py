@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from runners.training.advantages import group_advantages
 
 REWARDS = st.lists(
-    st.one_of(st.none(), st.floats(-2, 2, allow_nan=False).map(lambda value: round(value, 3))), min_size=1, max_size=12
+    st.one_of(st.none(), st.floats(-2, 2, allow_nan=False).map(lambda value: round(value, 3))),
+    min_size=1,
+    max_size=12,
 )
 
 
@@ -34,7 +36,11 @@ def test_an_all_solved_group_has_advantage_exactly_zero() -> None:
 
 
 def test_a_group_below_min_group_has_no_advantage_at_all() -> None:
-    assert group_advantages([1.0, None, None], min_group=2, normalize_std=True) == [None, None, None]
+    assert group_advantages([1.0, None, None], min_group=2, normalize_std=True) == [
+        None,
+        None,
+        None,
+    ]
 
 
 @given(REWARDS, st.booleans())
@@ -42,4 +48,8 @@ def test_advantages_of_a_group_sum_to_zero(rewards: list[float | None], normaliz
     advantages = group_advantages(rewards, min_group=2, normalize_std=normalize)
     graded = [advantage for advantage in advantages if advantage is not None]
     assert abs(math.fsum(graded)) < 1e-6
-    assert all(advantage is None for advantage, reward in zip(advantages, rewards, strict=True) if reward is None)
+    assert all(
+        advantage is None
+        for advantage, reward in zip(advantages, rewards, strict=True)
+        if reward is None
+    )

@@ -12,12 +12,16 @@ from runners.training.batching import micro_batches, split_by_rollout, token_wei
 from runners.training.sample import Sample
 
 
-def sample(rollout_id: str, length: int, trained: list[int], *, advantage: float = 1.0, first: int = 0) -> Sample:
+def sample(
+    rollout_id: str, length: int, trained: list[int], *, advantage: float = 1.0, first: int = 0
+) -> Sample:
     """A sample whose token i is ``first + i`` and whose logprob at i is −(first + i)."""
     mask = np.zeros(length, dtype=bool)
     mask[trained] = True
     tokens = np.arange(first, first + length, dtype=np.int32)
-    return Sample(rollout_id, tokens, mask, np.where(mask, -tokens, 0).astype(np.float32), advantage)
+    return Sample(
+        rollout_id, tokens, mask, np.where(mask, -tokens, 0).astype(np.float32), advantage
+    )
 
 
 SHAPES = st.lists(st.tuples(st.integers(2, 30), st.integers(0, 4)), min_size=1, max_size=20)
@@ -28,12 +32,20 @@ def test_every_trained_token_appears_once_with_its_context_position(
     shapes: list[tuple[int, int]], budget: int
 ) -> None:
     samples = [
-        sample(f"r{rollout}", length, list(range(1, length, 2)), first=100 * index, advantage=float(index))
+        sample(
+            f"r{rollout}",
+            length,
+            list(range(1, length, 2)),
+            first=100 * index,
+            advantage=float(index),
+        )
         for index, (length, rollout) in enumerate(shapes)
     ]
     seen = []
     weights = token_weights(samples)
-    for batch in micro_batches(samples, weights, tokens_per_microbatch=budget, device=torch.device("cpu")):
+    for batch in micro_batches(
+        samples, weights, tokens_per_microbatch=budget, device=torch.device("cpu")
+    ):
         rows, width = batch.input_ids.shape
         assert rows == 1 or rows * width <= budget
         context = batch.input_ids[batch.rows, batch.positions]
@@ -55,11 +67,17 @@ def test_each_rollout_weighs_the_same_however_long_and_however_split() -> None:
 
 def test_a_trained_first_token_is_refused() -> None:
     with pytest.raises(ValueError, match="no context"):
-        list(micro_batches([sample("a", 4, [0])], [1.0], tokens_per_microbatch=8, device=torch.device("cpu")))
+        list(
+            micro_batches(
+                [sample("a", 4, [0])], [1.0], tokens_per_microbatch=8, device=torch.device("cpu")
+            )
+        )
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(1, 5), st.integers(0, 9))
-def test_minibatches_keep_the_samples_of_a_rollout_together(rollouts: list[int], parts: int, seed: int) -> None:
+def test_minibatches_keep_the_samples_of_a_rollout_together(
+    rollouts: list[int], parts: int, seed: int
+) -> None:
     samples = [sample(f"r{rollout}", 3, [1]) for rollout in rollouts]
     dealt = split_by_rollout(samples, parts, torch.Generator().manual_seed(seed))
     homes: dict[str, set[int]] = {}

@@ -31,18 +31,27 @@ def make_trainer(weights: Path, *, seed: int = 0, **changes: object) -> LocalTra
         "clip_low": 0.2, "clip_high": 0.28, "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
         "tokens_per_microbatch": 512, "normalize_std": True, "min_group": 2, "threads": 1,
     } | changes  # fmt: skip
-    return LocalTrainer(TrainerConfig.model_validate(settings), weights=weights, temperature=0.7, seed=seed)
+    return LocalTrainer(
+        TrainerConfig.model_validate(settings), weights=weights, temperature=0.7, seed=seed
+    )
 
 
 def logprobs(trainer: LocalTrainer, tokens: np.ndarray) -> np.ndarray:
     """Logprob of each token given those before it, after temperature; 0 for the first."""
     with torch.no_grad():
-        logits = trainer.model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0] / trainer.temperature
-    chosen = logits.log_softmax(-1)[:-1].gather(1, torch.from_numpy(tokens[1:].astype(np.int64))[:, None])[:, 0]
+        logits = (
+            trainer.model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
+            / trainer.temperature
+        )
+    chosen = logits.log_softmax(-1)[:-1].gather(
+        1, torch.from_numpy(tokens[1:].astype(np.int64))[:, None]
+    )[:, 0]
     return np.concatenate([[0.0], chosen.numpy()]).astype(np.float32)
 
 
-def make_samples(trainer: LocalTrainer, count: int, *, advantage: float | None = None) -> list[Sample]:
+def make_samples(
+    trainer: LocalTrainer, count: int, *, advantage: float | None = None
+) -> list[Sample]:
     """On-policy samples of random tokens, half of them good and half bad."""
     rng = np.random.default_rng(1)
     samples = []
@@ -68,7 +77,8 @@ def test_training_makes_good_rollouts_likelier_and_bad_ones_less_likely(weights:
     for _ in range(3):
         trainer.step(samples)
     gains = [
-        float((logprobs(trainer, item.tokens) - item.logprobs)[item.loss_mask].mean()) * item.advantage
+        float((logprobs(trainer, item.tokens) - item.logprobs)[item.loss_mask].mean())
+        * item.advantage
         for item in samples
     ]
     assert np.mean(gains) > 0.01
@@ -112,7 +122,9 @@ def test_a_restored_trainer_goes_on_bit_for_bit(weights: Path, tmp_path: Path) -
     assert saved.state() == {"metrics": {"x": 1}}
 
 
-def test_only_the_newest_checkpoints_are_kept_and_partial_ones_are_not_seen(weights: Path, tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept_and_partial_ones_are_not_seen(
+    weights: Path, tmp_path: Path
+) -> None:
     trainer = make_trainer(weights)
     for step in range(1, 5):
         checkpoint.save(trainer, tmp_path, step=step, state={}, keep=2)

@@ -29,7 +29,14 @@ def test_on_policy_the_gradient_is_minus_the_advantage() -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "advantage", "flows"),
-    [(1.27, 1.0, True), (1.29, 1.0, False), (0.81, -1.0, True), (0.79, -1.0, False), (0.1, 1.0, True), (3.0, -1.0, True)],
+    [
+        (1.27, 1.0, True),
+        (1.29, 1.0, False),
+        (0.81, -1.0, True),
+        (0.79, -1.0, False),
+        (0.1, 1.0, True),
+        (3.0, -1.0, True),
+    ],
 )
 def test_the_clip_is_asymmetric_and_only_stops_moves_that_go_further(
     ratio: float, advantage: float, flows: bool
