@@ -1,6 +1,7 @@
 """How a rollout ended, and what that means for reward, loss mask, baseline and retry.
 
-Both lists are closed. A foreign finish reason is kept apart, in ``raw_finish_reason``; it never becomes a code.
+Both lists are closed. A foreign finish reason is kept apart, in ``raw_finish_reason``; it never
+becomes a code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Rollouts in flight: bounded concurrency, fresh attempts after infrastructure failures, and a circuit breaker.
+"""Rollouts in flight: bounded concurrency, fresh attempts after infrastructure failures, and a
+circuit breaker.
 
-Exactly one attempt of a rollout counts. A drain lets what is in flight finish and starts nothing new.
+Exactly one attempt of a rollout counts. A drain lets what is in flight finish and starts nothing
+new.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ class Breaker:
         self._row = 0
 
     def note(self, record: RolloutRecord) -> None:
-        """Take note of an attempt; raises BreakerOpen at ``limit`` failures of one class in a row."""
+        """Take note of an attempt; raises BreakerOpen at ``limit`` failures in a row."""
         if record.outcome.meaning.reward_counts:
             self._kind, self._row = None, 0
             return
@@ -106,6 +108,7 @@ class Breaker:
         self._kind = kind
         if self._row >= self._limit:
             raise BreakerOpen(
-                f"{self._row} rollouts in a row failed with {kind} failures, the last ({record.session_id}): "
-                f"{record.outcome.code}: {record.outcome.message}; mend the cause and continue with --resume"
+                f"{self._row} rollouts in a row failed with {kind} failures, the last "
+                f"({record.session_id}) with {record.outcome.code}: {record.outcome.message}; "
+                "mend the cause and continue with --resume"
             )

@@ -1,7 +1,8 @@
 """One attempt of a rollout: sandbox → agent → patch → grade → outcome. It always ends in a record.
 
-Nothing an attempt does can hurt another: every phase has its own deadline, every exception becomes an `Outcome`, and
-teardown failures are events, never results. The trajectory is durable before it is graded.
+Nothing an attempt does can hurt another: every phase has its own deadline, every exception becomes
+an `Outcome`, and teardown failures are events, never results. The trajectory is durable before it
+is graded.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class Attempt:
         self._turns: list[Turn] = []
 
     async def run(self) -> RolloutRecord:
-        """Run it to its end and return the record (not yet marked as counting); raises only CancelledError."""
+        """Run it to its end and return the record (not yet marked as counting); raises only
+        CancelledError.
+        """
         started = time.monotonic()
         try:
             outcome = await self._phases()
@@ -100,11 +103,11 @@ class Attempt:
             try:
                 async with self._phase(Stage.HARNESS):
                     self._harness = await self._work(sandbox, api_key)
-                async with self._phase(Stage.PATCH):
-                    async with _deadline(
-                        deadlines.teardown_s, OutcomeCode.INFRA_SANDBOX_LOST, self._stage
-                    ):
-                        self._patch = await capture(self._spec.task, sandbox.workspace)
+                async with (
+                    self._phase(Stage.PATCH),
+                    _deadline(deadlines.teardown_s, OutcomeCode.INFRA_SANDBOX_LOST, self._stage),
+                ):
+                    self._patch = await capture(self._spec.task, sandbox.workspace)
             finally:
                 await self._quietly("close sandbox", sandbox.close())
             async with _deadline(deadlines.turn_s, OutcomeCode.INFRA_GATEWAY, self._stage):
@@ -251,7 +254,9 @@ class Attempt:
 
 
 def reward_of(reward: schema.TestsReward, *, solved: bool, turns: list[Turn]) -> float:
-    """Return the reward of a graded rollout: the tests decide, turns and malformed calls cost a little."""
+    """Return the reward of a graded rollout: the tests decide, turns and malformed calls cost a
+    little.
+    """
     value = reward.solved if solved else reward.unsolved
     value -= reward.turn_penalty * len(turns)
     if any(turn.malformed_calls for turn in turns):
@@ -294,5 +299,5 @@ def _text(error: BaseException) -> str:
     """Return an exception's text even if its ``__str__`` raises."""
     try:
         return str(error) or type(error).__name__
-    except Exception as second:  # noqa: BLE001 - a hostile __str__ must not replace the failure it describes
+    except Exception as second:  # a hostile __str__ must not replace the failure it describes
         return f"<{type(error).__name__} whose text cannot be read: {type(second).__name__}>"

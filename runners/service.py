@@ -1,8 +1,9 @@
 """Service processes of a run (engine, gateway): how one is started, watched and ended.
 
-The protocol is three lines long. The parent writes one JSON line of settings to the child's stdin and keeps that pipe
-open; the child writes one JSON line to stdout when it is ready; end of file on the child's stdin means that the parent
-is gone (also after ``kill -9``), and the child exits at once. Everything else the child prints goes to its log file.
+The protocol is three lines long. The parent writes one JSON line of settings to the child's stdin
+and keeps that pipe open; the child writes one JSON line to stdout when it is ready; end of file on
+the child's stdin means that the parent is gone (also after ``kill -9``), and the child exits at
+once. Everything else the child prints goes to its log file.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ class ServiceError(AgentrlError):
     exit_code = ExitCode.SERVICE_GONE
 
 
-# --- the child's side -------------------------------------------------------------------------------------------------
+# The child's side.
 
 
 def receive_settings() -> dict[str, Any]:
-    """Read the settings the parent sends: one JSON line from stdin, leaving the rest of the pipe unread."""
+    """Read the settings the parent sends: one JSON line from stdin, leaving the rest of the pipe
+    unread.
+    """
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)  # unbuffered: the pipe stays a life-line for `parent_gone`
@@ -69,7 +72,7 @@ async def parent_gone() -> None:
         loop.remove_reader(0)
 
 
-# --- the parent's side ------------------------------------------------------------------------------------------------
+# The parent's side.
 
 
 class Service:
@@ -90,14 +93,16 @@ class Service:
     async def start(
         cls, name: str, module: str, settings: dict[str, Any], *, log: Path, deadline_s: float
     ) -> Service:
-        """Start ``python -m module`` and wait until it is ready; raises ServiceError with the end of its log."""
+        """Start ``python -m module`` and wait until it is ready; raises ServiceError with the end
+        of its log.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as sink:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", module,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=sink,
                 limit=READY_LINE_BYTES,
-                start_new_session=True,  # a ctrl-C at the terminal is the driver's to handle, not the child's
+                start_new_session=True,  # a ctrl-C at the terminal is the driver's to handle
             )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
@@ -155,7 +160,7 @@ class Service:
         return " | ".join(text.splitlines()[-3:]) or f"(nothing in {self.log})"
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """End the child: close its life-line, then SIGTERM, then SIGKILL; returns when it is gone."""
+        """End the child: its life-line, then SIGTERM, then SIGKILL; returns when it is gone."""
         self._ending = True
         if self._watch is not None:
             self._watch.cancel()

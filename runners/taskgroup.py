@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """Run tasks together: the first failure cancels the others and is raised; theirs are dropped."""
+    """Run tasks together: the first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group

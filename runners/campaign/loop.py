@@ -1,8 +1,10 @@
-"""The campaign: sample tasks → roll out groups → advantages → train → sync weights → evaluate → checkpoint.
+"""The campaign: sample tasks → roll out groups → advantages → train → sync weights → evaluate →
+checkpoint.
 
-A step is durable before the next begins: first its rollouts, then the checkpoint (which carries the step's metrics),
-then the step's row. Whatever the instant of a ``kill -9``, a resumed run takes up what is there: counting rollouts are
-kept, a checkpoint without its row is entered, and nothing is done twice.
+A step is durable before the next begins: first its rollouts, then the checkpoint (which carries the
+step's metrics), then the step's row. Whatever the instant of a ``kill -9``, a resumed run takes up
+what is there: counting rollouts are kept, a checkpoint without its row is entered, and nothing is
+done twice.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ class Campaign:
                 self._metrics.rewrite(metrics_rows(self._store))
 
     def _enter_orphaned_step(self) -> set[int]:
-        """Return the finished steps, after entering one whose checkpoint is there but whose row is not."""
+        """Return the finished steps, after entering one whose checkpoint is there but whose row is
+        not.
+        """
         done = {row.step for row in self._store.steps() if row.state == "done"}
         state = self._stack.resumed_state
         if state is not None and self._stack.version not in done:
@@ -125,9 +129,11 @@ class Campaign:
         show_step(self._progress, step, metrics)
 
     async def _evaluate(self, step: int) -> bool:
-        """Evaluate the policy after ``step`` updates, if that is due and not done yet; returns whether it was."""
+        """Evaluate the policy after ``step`` updates, if that is due and not done yet; returns
+        whether it was.
+        """
         if not evaluation_due(self._config, step) or step != self._version():
-            return False  # a resumed run is past this step: its weights are gone, and its evaluation is stored
+            return False  # a resumed run is past it: the weights are gone, the evaluation is stored
         if step in {row.step for row in self._store.evaluations()}:
             return False
         specs = evaluation_batch(self._config, self._stack.held_out_tasks, step)
@@ -146,7 +152,9 @@ class Campaign:
         return True
 
     async def _rollouts(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
-        """Run what is not in the store yet; returns one counting record per spec, in order. Raises Drained."""
+        """Run what is not in the store yet; returns one counting record per spec, in order. Raises
+        Drained.
+        """
         if self._draining.is_set():
             raise Drained
         kept = {
@@ -212,7 +220,7 @@ def show_step(progress: Progress, step: int, metrics: dict[str, Any]) -> None:
 
 
 def _step_metrics(batch: Batch, rollout_s: float) -> dict[str, Any]:
-    """What the rollouts of a step say; graded rollouts only, where a grade is needed."""
+    """Return what the rollouts of a step say; graded rollouts only, where a grade is needed."""
     graded = [record for record in batch.records if record.reward is not None]
     sampled = sum(record.sampled_tokens for record in graded)
     return {

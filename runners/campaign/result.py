@@ -15,7 +15,9 @@ class CampaignResult:
     """How a run ended."""
 
     summary: dict[str, Any]
-    """``run_dir, steps, eval: {first, last}, wall_s, rollouts, outcomes, tokens: {sampled, trained}``."""
+    """``run_dir, steps, eval: {first, last}, wall_s, rollouts, outcomes, tokens: {sampled,
+    trained}``.
+    """
     exit_code: ExitCode
     message: str = ""
     """Why it ended early; empty when it is done."""
@@ -26,8 +28,8 @@ class CampaignResult:
 def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
     """Sum up a run: finished steps, first and last evaluation, and the rollouts that count.
 
-    ``tokens`` are those of the training rollouts of finished steps that ended with a grade; each of their sampled
-    tokens is trained.
+    ``tokens`` are those of the training rollouts of finished steps that ended with a grade; each of
+    their sampled tokens is trained.
     """
     steps = [row.step for row in store.steps() if row.state == "done"]
     evaluations = store.evaluations()
@@ -54,9 +56,11 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
 
 
 def metrics_rows(store: RunStore, only: int | None = None) -> list[dict[str, Any]]:
-    """Return the lines of ``metrics.jsonl``: one per finished step, each with the last evaluation made during it.
+    """Return the lines of ``metrics.jsonl``: one per finished step, each with the last evaluation
+    made during it.
 
-    The evaluation before the first step belongs to step 1; ``eval/step`` says how many updates the evaluated policy had.
+    The evaluation before the first step belongs to step 1; ``eval/step`` says how many updates the
+    evaluated policy had.
     """
     rows = {
         row.step: {"step": row.step, **row.metrics}

@@ -1,7 +1,7 @@
 """Run a campaign in this process: its store, its signals, its end.
 
-The first SIGINT or SIGTERM drains: nothing new starts, what is in flight finishes and is kept. The second leaves at
-once. Both leave a run that ``--resume`` continues.
+The first SIGINT or SIGTERM drains: nothing new starts, what is in flight finishes and is kept. The
+second leaves at once. Both leave a run that ``--resume`` continues.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _STATES = {
 def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> CampaignResult:
     """Run, or continue, the campaign in ``run_dir``; returns how it ended.
 
-    Raises AgentrlError only for what makes a start impossible (a directory that holds another run, a damaged store);
-    what happens later is in the result's ``exit_code`` and ``message``.
+    Raises AgentrlError only for what makes a start impossible (a directory that holds another run,
+    a damaged store); what happens later is in the result's ``exit_code`` and ``message``.
     """
     resolved = config.model_dump(mode="json")
     store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, resolved)
@@ -120,7 +120,9 @@ class _Run:
                 self._progress.begin_phase("ended")
 
     async def _policy(self, progress: Progress) -> Policy:
-        """Make or find the starting policy; a drain ends the making, since a policy half made is worth nothing."""
+        """Make or find the starting policy; a drain ends the making, since a policy half made is
+        worth nothing.
+        """
 
         def show(phase: str, done: int, total: int) -> None:
             if self._draining.is_set():
@@ -135,7 +137,7 @@ class _Run:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _service_gone(self, error: ServiceError) -> None:
-        """A service died: what is in flight is lost, the run ends and can be resumed."""
+        """End the run, since a service died: what is in flight is lost, the rest resumes."""
         if self._service_error is None:
             self._service_error = error
             self._store.event("service_gone", {"message": str(error)})
@@ -186,7 +188,9 @@ class _Run:
 
 
 def _spent(state: RunState) -> float:
-    """Return the seconds that earlier executions of the run took; a killed one counts up to its last heartbeat."""
+    """Return the seconds that earlier executions of the run took; a killed one counts up to its
+    last heartbeat.
+    """
     spent = float(state.info.get("wall_s", 0.0))
     if state.state is State.RUNNING and state.heartbeat_at is not None:
         spent += max(0.0, state.heartbeat_at - state.updated_at)

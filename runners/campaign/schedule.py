@@ -1,7 +1,7 @@
 """What a run does when: which tasks a step works on, and the ids and seeds of its rollouts.
 
-Everything is a pure function of the configuration's seed and the step, so a resumed run goes on with exactly the
-rollouts that an uninterrupted one would have had.
+Everything is a pure function of the configuration's seed and the step, so a resumed run goes on
+with exactly the rollouts that an uninterrupted one would have had.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def training_batch(config: Config, tasks: Sequence[Task], step: int) -> list[Rol
 
 
 def evaluation_batch(config: Config, tasks: Sequence[Task], step: int) -> list[RolloutSpec]:
-    """Return the rollouts that evaluate the policy after ``step`` updates: one per held-out task."""
+    """Return what evaluates the policy after ``step`` updates: a rollout per held-out task."""
     return [
         _spec(config, "eval", step, group, 0, task)
         for group, task in enumerate(tasks[: config.run.eval_tasks])
@@ -40,7 +40,9 @@ def evaluation_batch(config: Config, tasks: Sequence[Task], step: int) -> list[R
 
 
 def evaluation_due(config: Config, step: int) -> bool:
-    """Whether the policy after ``step`` updates is evaluated: the first, the last, and every ``run.eval_every``."""
+    """Whether the policy after ``step`` updates is evaluated: the first, the last, and every
+    ``run.eval_every``.
+    """
     if not config.run.eval_tasks:
         return False
     every = config.run.eval_every
@@ -52,7 +54,7 @@ def _spec(
 ) -> RolloutSpec:
     rollout_id = f"{split}-{step:06d}-{group:03d}-{member:02d}"
     sampling = config.sampling
-    # An evaluation draws the same seeds before and after training: the policy is what differs, not the dice.
+    # An evaluation draws the same seeds before and after training: only the policy differs.
     seeded = f"eval-{group}" if split == "eval" else rollout_id
     return RolloutSpec(
         rollout_id=rollout_id,
@@ -74,6 +76,6 @@ def _dealt(seed: int, tasks: Sequence[Task], index: int) -> Task:
 
 
 def _seed(seed: int, name: str) -> int:
-    """A 31-bit seed (what every engine accepts) for one named thing of a run."""
+    """Return a 31-bit seed (what every engine accepts) for one named thing of a run."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

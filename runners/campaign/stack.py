@@ -1,4 +1,6 @@
-"""What a run stands on: the policy, the tasks, and the services around it, started together and ended together."""
+"""What a run stands on: the policy, the tasks, and the services around it, started together and
+ended together.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Stack:
 
 
 def prepare_policy(model: schema.Model, *, progress: Callable[[str, int, int], None]) -> Policy:
-    """Return the starting weights and tokenizer; makes the tiny policy if it is not cached (minutes)."""
+    """Return the starting weights and tokenizer; makes the tiny policy if it is not cached
+    (minutes).
+    """
     if model.path is not None and model.tokenizer is not None:
         return Policy(model.path, model.tokenizer)
     if isinstance(model, schema.TinyModel):

@@ -11,7 +11,9 @@ from runners.trajectory.record import IdArray, LogprobArray
 
 
 class EngineError(AgentrlError):
-    """The engine failed or refused; ``status`` is the HTTP status, None when it could not be reached."""
+    """The engine failed or refused; ``status`` is the HTTP status, None when it could not be
+    reached.
+    """
 
     exit_code = ExitCode.SERVICE_GONE
 
@@ -58,11 +60,15 @@ class Engine(Protocol):
     async def generate(
         self, input_ids: list[int], params: SamplingParams, *, rid: str
     ) -> Generation:
-        """Sample a continuation; raises EngineError. Cancelling the call aborts the request at the engine."""
+        """Sample a continuation; raises EngineError. Cancelling the call aborts the request at the
+        engine.
+        """
         ...
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """Load safetensors weights from a directory, flush the cache, and report ``version`` from then on."""
+        """Load safetensors weights from a directory, flush the cache, and report ``version`` from
+        then on.
+        """
         ...
 
     async def healthy(self) -> bool:

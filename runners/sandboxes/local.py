@@ -153,9 +153,10 @@ class LocalBackend:
         )
 
     def _probe(self, isolation: Isolation) -> Findings:
-        if isolation.namespaced and shutil.which(
-            {"bubblewrap": "bwrap", "unshare": "unshare"}[isolation.name]
-        ) is None:
+        if (
+            isolation.namespaced
+            and shutil.which({"bubblewrap": "bwrap", "unshare": "unshare"}[isolation.name]) is None
+        ):
             raise SandboxError("not installed")
 
         async def trial() -> Findings:

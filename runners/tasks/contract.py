@@ -35,13 +35,16 @@ class Patch:
     """What the agent changed, against the base commit."""
 
     diff: bytes
-    """``git diff --binary`` against the base: commits, index and untracked files alike; protected paths left out."""
+    """``git diff --binary`` against the base: commits, index and untracked files alike; protected
+    paths left out.
+    """
     sha256: str
     files: tuple[str, ...]
     tampered: tuple[str, ...]
     """Protected paths the agent touched (restored for grading, reported)."""
     refused: str = ""
-    """Why the change is not graded (too large); ``diff`` is empty then, and the verdict unsolved."""
+    """Why the change is not graded (too large); ``diff`` is empty then, and the verdict unsolved.
+    """
 
 
 class VerdictKind(StrEnum):
@@ -73,5 +76,7 @@ class Grader(Protocol):
     """Turns a patch into a verdict, in a second, clean sandbox without network."""
 
     async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
-        """Grade; never raises for what the patch does. An infrastructure failure is a verdict of kind infra."""
+        """Grade; never raises for what the patch does. An infrastructure failure is a verdict of
+        kind infra.
+        """
         ...

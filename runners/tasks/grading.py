@@ -145,9 +145,7 @@ def read_verdict(task: Task, nonce: str, result: CommandResult) -> Verdict:
         reason = f"the test runner ended with exit code {result.exit_code} before it began"
         return _verdict(task, VerdictKind.INFRA, reason, log=log)
     first = len(task.fail_to_pass)
-    tally = _Tally(
-        sum(index < first for index in passed), sum(index >= first for index in passed)
-    )
+    tally = _Tally(sum(index < first for index in passed), sum(index >= first for index in passed))
     solved = tally.fail_to_pass == first and tally.pass_to_pass == len(task.pass_to_pass)
     if result.timed_out:
         solved, reason = False, f"the tests did not end within {result.duration_s:.0f} s"

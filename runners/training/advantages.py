@@ -1,7 +1,7 @@
 """GRPO's advantage: a rollout's reward against the other rollouts of its task.
 
-Group Relative Policy Optimization, Shao et al. 2024 (arXiv 2402.03300); without the division by the standard deviation
-it is Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783).
+Group Relative Policy Optimization, Shao et al. 2024 (arXiv 2402.03300); without the division by the
+standard deviation it is Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def group_advantages(
 ) -> list[float | None]:
     """Return one advantage per member of a group, in order.
 
-    ``None`` stands for a rollout without a grade: it gets ``None`` back and does not touch the baseline. A group with
-    fewer than ``min_group`` graded members yields only ``None``. A group whose rewards are all equal yields exactly 0.0
-    for every graded member.
+    ``None`` stands for a rollout without a grade: it gets ``None`` back and does not touch the
+    baseline. A group with fewer than ``min_group`` graded members yields only ``None``. A group
+    whose rewards are all equal yields exactly 0.0 for every graded member.
     """
     valid = [reward for reward in rewards if reward is not None]
     if len(valid) < min_group:

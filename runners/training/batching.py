@@ -1,6 +1,7 @@
 """From samples to padded micro-batches.
 
-Right padding under a causal mask needs no attention mask: a padded position lies after every real one of its row.
+Right padding under a causal mask needs no attention mask: a padded position lies after every real
+one of its row.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class MicroBatch:
 def split_by_rollout(
     samples: Sequence[Sample], parts: int, generator: torch.Generator
 ) -> list[list[Sample]]:
-    """Shuffle rollouts and deal them into ``parts`` lists; the samples of one rollout stay together."""
+    """Shuffle rollouts and deal them into ``parts`` lists; the samples of one rollout stay
+    together.
+    """
     rollouts: dict[str, list[Sample]] = {}
     for sample in samples:
         rollouts.setdefault(sample.rollout_id, []).append(sample)
@@ -52,7 +55,9 @@ def split_by_rollout(
 
 
 def token_weights(samples: Sequence[Sample]) -> list[float]:
-    """Weight of one trained token of each sample: 1 / (number of rollouts · trained tokens of its rollout)."""
+    """Weight of one trained token of each sample: 1 / (number of rollouts · trained tokens of its
+    rollout).
+    """
     tokens: dict[str, int] = {}
     for sample in samples:
         tokens[sample.rollout_id] = tokens.get(sample.rollout_id, 0) + int(sample.loss_mask.sum())
@@ -66,7 +71,8 @@ def micro_batches(
     tokens_per_microbatch: int,
     device: torch.device,
 ) -> Iterator[MicroBatch]:
-    """Yield padded micro-batches of at most ``tokens_per_microbatch`` tokens (one longer row stands alone).
+    """Yield padded micro-batches of at most ``tokens_per_microbatch`` tokens (one longer row stands
+    alone).
 
     Rows are grouped by length so that little is padding.
     """
@@ -89,7 +95,7 @@ def _pad(samples: list[Sample], weights: list[float], device: torch.device) -> M
     for row, sample in enumerate(samples):
         if sample.loss_mask[0]:
             raise ValueError(
-                f"{sample.rollout_id}: the first token of a sample has no context and cannot be trained"
+                f"{sample.rollout_id}: a sample's first token has no context and cannot be trained"
             )
         ids[row, : len(sample.tokens)] = sample.tokens
         trained = np.flatnonzero(sample.loss_mask)

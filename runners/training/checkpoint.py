@@ -1,7 +1,8 @@
-"""Checkpoints of the local trainer: weights an engine can load, optimizer, random state, and what the step measured.
+"""Checkpoints of the local trainer: weights an engine can load, optimizer, random state, and what
+the step measured.
 
-``<run>/checkpoints/step-000012/`` holds the policy *after* twelve updates. A checkpoint is complete or absent: it is
-written beside its place, flushed to disk and renamed. Nothing is pickled.
+``<run>/checkpoints/step-000012/`` holds the policy *after* twelve updates. A checkpoint is complete
+or absent: it is written beside its place, flushed to disk and renamed. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def latest(root: Path) -> Checkpoint | None:
 
 
 def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
-    """Load weights, optimizer and random state into a trainer of the same shape; raises CheckpointError."""
+    """Load weights, optimizer and random state into a trainer of the same shape; raises
+    CheckpointError.
+    """
     try:
         # Through the loader, not load_file: on disk experts have their published per-expert names.
         trainer.model.load_state_dict(load_policy(checkpoint.path).state_dict())

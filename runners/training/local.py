@@ -22,12 +22,16 @@ class TrainingError(AgentrlError):
 
 
 class LocalTrainer:
-    """Holds policy and optimizer; mutated only by ``step`` and ``restore``, from one thread at a time."""
+    """Holds policy and optimizer; mutated only by ``step`` and ``restore``, from one thread at a
+    time.
+    """
 
     def __init__(
         self, config: schema.LocalTrainer, *, weights: Path, temperature: float, seed: int
     ) -> None:
-        """Load the policy from a directory of safetensors; raises TrainingError if it cannot be loaded."""
+        """Load the policy from a directory of safetensors; raises TrainingError if it cannot be
+        loaded.
+        """
         self.config = config
         self.temperature = temperature
         self.device = _device(config.device)
@@ -45,8 +49,8 @@ class LocalTrainer:
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Train on the samples of one campaign step and return its metrics.
 
-        Samples whose advantage is exactly 0 stay in the averages but are not run through the model: without a KL term
-        their gradient is exactly 0.
+        Samples whose advantage is exactly 0 stay in the averages but are not run through the model:
+        without a KL term their gradient is exactly 0.
         """
         started = time.perf_counter()
         totals = _Totals()
@@ -83,13 +87,16 @@ class LocalTrainer:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
         if not (abs(loss) < float("inf") and norm < float("inf")):
             raise TrainingError(
-                f"the update is not finite (loss {loss}, gradient norm {norm}): lower trainer.learning_rate"
+                f"the update is not finite (loss {loss}, gradient norm {norm}): "
+                "lower trainer.learning_rate"
             )
         self.optimizer.step()
         totals.updated(loss, norm)
 
     def _logprobs(self, batch: MicroBatch) -> Tensor:
-        """Logprobs of the trained tokens after temperature, float32 [n]; logits are computed only where needed."""
+        """Logprobs of the trained tokens after temperature, float32 [n]; logits are computed only
+        where needed.
+        """
         hidden = self.model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
         logits = self.model.lm_head(hidden[batch.rows, batch.positions]).float() / self.temperature
         chosen: Tensor = logits.gather(1, batch.targets[:, None])[:, 0] - logits.logsumexp(dim=1)
@@ -113,7 +120,7 @@ class _Totals:
         self.tokens += tokens
         self.clipped += part.clipped
         self.nll += part.nll_sum
-        if mismatch:  # before the first update train and rollout weights are the same: what is left is the mismatch
+        if mismatch:  # before the first update both sides have the same weights
             self.mismatch_tokens += tokens
             self.mismatch_k3 += part.k3_sum
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The loss of one micro-batch and what is worth watching; sums, so that micro-batches add up."""
+    """The loss of one micro-batch and what is worth watching; sums, so that parts add up."""
 
     loss: Tensor
     """Scalar; differentiable."""
@@ -31,11 +31,13 @@ def clipped_policy_loss(
     low: float,
     high: float,
 ) -> PolicyLoss:
-    """Clipped surrogate (Schulman et al. 2017, arXiv 1707.06347) with clip-higher (DAPO, arXiv 2503.14476).
+    """Clipped surrogate (Schulman et al. 2017, arXiv 1707.06347) with clip-higher (DAPO, arXiv
+    2503.14476).
 
-    All arguments are float32 of shape [n], one entry per trained token: the logprob now, the logprob at sampling time,
-    the rollout's advantage, and the token's weight in the average (1 / (rollouts in the update · tokens of its
-    rollout), so that a long rollout counts as much as a short one).
+    All arguments are float32 of shape [n], one entry per trained token: the logprob now, the
+    logprob at sampling time, the rollout's advantage, and the token's weight in the average (1 /
+    (rollouts in the update · tokens of its rollout), so that a long rollout counts as much as a
+    short one).
     """
     log_ratio = logprobs - behaviour_logprobs
     ratio = log_ratio.exp()

@@ -26,8 +26,9 @@ class Turn:
     segment: int
     """Which exact-prefix chain of the session it belongs to; a break starts a new one."""
     prompt_kept: int
-    """How many tokens of the chain so far (prompt + outputs of earlier turns) this prompt repeats: all of them, unless
-    ``segment`` is new (then 0)."""
+    """How many tokens of the chain so far (prompt + outputs of earlier turns) this prompt repeats:
+    all of them, unless ``segment`` is new (then 0).
+    """
     prompt_new: IdArray
     """Tokens this turn's prompt adds after the kept prefix, shape [n]."""
     output_ids: IdArray
@@ -42,7 +43,9 @@ class Turn:
     malformed_calls: int
     """Tool calls in the output that did not parse."""
     request: dict[str, Any]
-    """What the client sent that was new: {"messages": [...], "tools": [...] on the first turn, "max_tokens", …}."""
+    """What the client sent that was new: {"messages": [...], "tools": [...] on the first turn,
+    "max_tokens", …}.
+    """
     response: dict[str, Any]
     """The message we answered (Anthropic Message body)."""
     usage: dict[str, int]
@@ -78,7 +81,9 @@ class RolloutRecord:
     """One attempt of a rollout, as stored."""
 
     rollout_id: str
-    """Unique in the run, e.g. "train-000012-03-05" (split, step, group, member) or "eval-000040-017-00"."""
+    """Unique in the run, e.g. "train-000012-03-05" (split, step, group, member) or
+    "eval-000040-017-00".
+    """
     attempt: int
     step: int
     split: str

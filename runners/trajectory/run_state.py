@@ -37,8 +37,9 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.FAILED: frozenset({State.FAILED, State.RUNNING, State.INTERRUPTED}),
     State.DONE: frozenset({State.DONE, State.RUNNING}),
 }
-"""Legal next states; RUNNING → RUNNING is the resume of a run whose driver was killed, DONE → RUNNING that of a finished
-run that got more steps."""
+"""Legal next states; RUNNING → RUNNING is the resume of a run whose driver was killed, DONE →
+RUNNING that of a finished run that got more steps.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
     python -m tests.benchmarks.bench_campaign --seeds 0 1 2          # policy from the cache, made first if missing
     python -m tests.benchmarks.bench_campaign --seeds 0 --cold       # with an empty cache, as after a fresh clone
 
-Memory is the sum of the proportional set sizes (PSS) of the whole process tree, sampled once a second.
+Memory is the sum of the proportional set sizes (PSS) of the whole process tree, sampled once a
+second.
 """
 
 from __future__ import annotations
@@ -42,8 +43,16 @@ def campaign(seed: int, directory: Path, *, cold: bool, overrides: list[str]) ->
         environment["XDG_CACHE_HOME"] = str(directory / f"cache-{seed}")
     started = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "run", "--json", f"seed={seed}", f"run.dir={directory / f'seed-{seed}'}"]
-        + overrides,
+        [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "run",
+            "--json",
+            f"seed={seed}",
+            f"run.dir={directory / f'seed-{seed}'}",
+            *overrides,
+        ],
         stdout=subprocess.PIPE,
         env=environment,
     )
@@ -58,22 +67,39 @@ def campaign(seed: int, directory: Path, *, cold: bool, overrides: list[str]) ->
     if process.returncode:
         raise SystemExit(f"seed {seed}: agentrl run ended with exit code {process.returncode}")
     summary: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return {"seed": seed, "command_s": round(time.monotonic() - started, 1), "peak_mb": round(peak), **summary}
+    return {
+        "seed": seed,
+        "command_s": round(time.monotonic() - started, 1),
+        "peak_mb": round(peak),
+        **summary,
+    }
 
 
 def main() -> None:
     """Run the campaigns and print a table and one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--cold", action="store_true", help="start from an empty cache")
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE, as for agentrl run")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as directory:
         results = [
-            campaign(seed, Path(directory), cold=options.cold, overrides=options.overrides) for seed in options.seeds
+            campaign(seed, Path(directory), cold=options.cold, overrides=options.overrides)
+            for seed in options.seeds
         ]
     table = Table(title="agentrl run" + (" from an empty cache" if options.cold else ""))
-    for column in ("seed", "held-out before", "held-out after", "wall s", "peak MiB", "rollouts", "sampled", "trained"):
+    for column in (
+        "seed",
+        "held-out before",
+        "held-out after",
+        "wall s",
+        "peak MiB",
+        "rollouts",
+        "sampled",
+        "trained",
+    ):
         table.add_column(column, justify="right")
     for result in results:
         table.add_row(

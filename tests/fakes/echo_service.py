@@ -1,4 +1,6 @@
-"""A service that announces its settings and then behaves as they say; started by tests of the service protocol."""
+"""A service that announces its settings and then behaves as they say; started by tests of the
+service protocol.
+"""
 
 from __future__ import annotations
 

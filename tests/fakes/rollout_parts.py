@@ -1,4 +1,5 @@
-"""Stand-ins for sandboxes, agents and graders in tests of rollouts: each keeps its contract and fails on demand.
+"""Stand-ins for sandboxes, agents and graders in tests of rollouts: each keeps its contract and
+fails on demand.
 
 The gateway and the store of such a test are the real ones.
 """
@@ -91,7 +92,9 @@ class FolderBackend:
 
 @dataclass
 class CallingHarness:
-    """An agent that asks the gateway once and says it has finished; ``trouble`` happens by session number."""
+    """An agent that asks the gateway once and says it has finished; ``trouble`` happens by session
+    number.
+    """
 
     trouble: Callable[[int], BaseException | HarnessResult | None] = lambda _: None
     runs: int = 0
@@ -138,7 +141,7 @@ class CallingHarness:
 
 
 def ended(code: OutcomeCode, message: str = "") -> HarnessResult:
-    """What an agent says of itself."""
+    """Return what an agent says of itself."""
     return HarnessResult(code, message, None, 0, 0.1, f"output of {code}")
 
 

@@ -1,4 +1,6 @@
-"""Attempts and the pool on a bad day: every failure is a record, none harms another, exactly one attempt counts."""
+"""Attempts and the pool on a bad day: every failure is a record, none harms another, exactly one
+attempt counts.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,15 @@ class _Loads:
 
 _scan = make_scanner(_Loads)  # type: ignore[arg-type]
 _encode = make_encoder(
-    None, repr, encode_basestring_ascii, None, ":", ",", False, False, True  # json.dumps, compact
+    None,
+    repr,
+    encode_basestring_ascii,
+    None,
+    ":",
+    ",",
+    False,
+    False,
+    True,  # json.dumps, compact
 )
 
 

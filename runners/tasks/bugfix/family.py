@@ -1,7 +1,7 @@
 """Builds the family: the repositories of both splits below one root, once.
 
-A root is complete or absent: it is made beside its place and renamed. A manifest in it holds the tasks, so an existing
-root is read back without touching git.
+A root is complete or absent: it is made beside its place and renamed. A manifest in it holds the
+tasks, so an existing root is read back without touching git.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class TaskRootError(AgentrlError):
 
 
 def build(root: Path, *, seed: int, train: int, held_out: int) -> list[Task]:
-    """Return the tasks of both splits, with their repositories below ``root``; the same inputs give the same commits.
+    """Return the tasks of both splits, with their repositories below ``root``; the same inputs give
+    the same commits.
 
-    A complete root of the same inputs is reused. Raises TaskRootError if ``root`` holds other tasks, RepositoryError
-    if git fails.
+    A complete root of the same inputs is reused. Raises TaskRootError if ``root`` holds other
+    tasks, RepositoryError if git fails.
     """
     inputs = {"version": VERSION, "seed": seed, "train": train, "held_out": held_out}
     if not root.exists():
@@ -58,15 +59,22 @@ def _publish(building: Path, root: Path) -> None:
     try:
         building.rename(root)
     except OSError:
-        if not (root / _MANIFEST).exists():  # otherwise another process was faster, and its root is the same
+        if not (
+            root / _MANIFEST
+        ).exists():  # otherwise another process was faster, and its root is the same
             raise
 
 
 def _write(root: Path, inputs: dict[str, int]) -> None:
     projects = _draw(inputs)
     with ThreadPoolExecutor(_WRITERS) as pool:
-        commits = pool.map(lambda name: write_repository(root / name, projects[name].files), projects)
-        tasks = [_record(name, projects[name], commit) for name, commit in zip(projects, commits, strict=True)]
+        commits = pool.map(
+            lambda name: write_repository(root / name, projects[name].files), projects
+        )
+        tasks = [
+            _record(name, projects[name], commit)
+            for name, commit in zip(projects, commits, strict=True)
+        ]
     text = json.dumps({"inputs": inputs, "tasks": tasks}, indent=0)
     with (root / _MANIFEST).open("w") as file:
         file.write(text)
@@ -75,7 +83,9 @@ def _write(root: Path, inputs: dict[str, int]) -> None:
 
 
 def _draw(inputs: dict[str, int]) -> dict[str, Project]:
-    """The projects of both splits by task id; within a split no two are alike in package and module."""
+    """The projects of both splits by task id; within a split no two are alike in package and
+    module.
+    """
     projects: dict[str, Project] = {}
     splits: tuple[Literal["train", "held_out"], ...] = ("train", "held_out")
     for split in splits:
@@ -110,9 +120,13 @@ def _read(root: Path, inputs: dict[str, int]) -> list[Task]:
         manifest = json.loads((root / _MANIFEST).read_text())
         found = manifest["inputs"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TaskRootError(f"{root} holds no complete set of tasks ({error}): remove it or choose another") from error
+        raise TaskRootError(
+            f"{root} holds no complete set of tasks ({error}): remove it or choose another"
+        ) from error
     if found != inputs:
-        raise TaskRootError(f"{root} holds tasks made with {found}, not {inputs}: remove it or choose another")
+        raise TaskRootError(
+            f"{root} holds tasks made with {found}, not {inputs}: remove it or choose another"
+        )
     return [
         Task(
             **record

@@ -1,7 +1,8 @@
 """The kinds of bugs: what a docstring can ask for, and the expression that does it.
 
-The behaviours of one kind are each other's bugs: a repository asks for one and has the code of another. Within a kind
-any two behaviours differ on some drawn arguments, so tests can tell them apart.
+The behaviours of one kind are each other's bugs: a repository asks for one and has the code of
+another. Within a kind any two behaviours differ on some drawn arguments, so tests can tell them
+apart.
 """
 
 from __future__ import annotations

@@ -14,22 +14,82 @@ NameSplit = Literal["train", "held_out", "bootstrap"]
 
 _SPLITS: tuple[NameSplit, ...] = ("train", "held_out", "bootstrap")
 
+_PARTS = 10
+"""One tenth of the pairs is for each split of tasks, the rest for demonstrations: a policy warmed up on fewer learns
+which words never go together instead of how to copy a name."""
+
 WORDS: tuple[str, ...] = (
-    *("amber", "anchor", "apple", "arrow", "basket", "beacon", "bridge", "cable", "candle", "canyon", "castle", "cedar"),
-    *("clover", "copper", "coral", "cotton", "crystal", "desert", "falcon", "feather", "forest", "garden", "ginger", "glacier"),
-    *("harbor", "island", "ivory", "jasper", "kettle", "lantern", "lemon", "maple", "marble", "meadow", "mirror", "nectar"),
-    *("ocean", "olive", "orchid", "paper", "pebble", "pepper", "planet", "quartz", "raven", "ribbon", "river", "saddle"),
+    *(
+        "amber",
+        "anchor",
+        "apple",
+        "arrow",
+        "basket",
+        "beacon",
+        "bridge",
+        "cable",
+        "candle",
+        "canyon",
+        "castle",
+        "cedar",
+    ),
+    *(
+        "clover",
+        "copper",
+        "coral",
+        "cotton",
+        "crystal",
+        "desert",
+        "falcon",
+        "feather",
+        "forest",
+        "garden",
+        "ginger",
+        "glacier",
+    ),
+    *(
+        "harbor",
+        "island",
+        "ivory",
+        "jasper",
+        "kettle",
+        "lantern",
+        "lemon",
+        "maple",
+        "marble",
+        "meadow",
+        "mirror",
+        "nectar",
+    ),
+    *(
+        "ocean",
+        "olive",
+        "orchid",
+        "paper",
+        "pebble",
+        "pepper",
+        "planet",
+        "quartz",
+        "raven",
+        "ribbon",
+        "river",
+        "saddle",
+    ),
 )
 
 
 def split_of(identifier: str) -> NameSplit:
     """The one split an identifier belongs to."""
     first, _, second = identifier.lower().partition("_")
-    return _SPLITS[(WORDS.index(first) + 2 * WORDS.index(second)) % len(_SPLITS)]
+    one, two = WORDS.index(first), WORDS.index(second)
+    part = (one * one + 3 * one * two + 7 * two) % _PARTS
+    return _SPLITS[min(part, 2)]
 
 
 def identifiers(rng: random.Random, split: NameSplit, count: int) -> list[str]:
-    """Draw ``count`` identifiers of a split; no word comes twice, so each tells one identifier from the others."""
+    """Draw ``count`` identifiers of a split; no word comes twice, so each tells one identifier from
+    the others.
+    """
     left = list(WORDS)
     drawn: list[str] = []
     while len(drawn) < count:

@@ -1,4 +1,6 @@
-"""One small project with one bug: its files, the problem it poses, the fix and the tests that decide."""
+"""One small project with one bug: its files, the problem it poses, the fix and the tests that
+decide.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ class Project:
         """The fix as ``git diff`` prints it."""
         before, after = self.files[self.path], self.patched(self.fix)
         old, new = before.splitlines(), after.splitlines()
-        line = next(number for number, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
+        line = next(
+            number for number, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1]
+        )
         start, end = max(0, line - 3), min(len(old), line + 4)
         hunk = [f" {text}" for text in old[start:line]]
         hunk += [f"-{old[line]}", f"+{new[line]}"]
@@ -138,7 +142,9 @@ def draw_project(rng: random.Random, split: names.NameSplit) -> Project:
     )
     path = f"{package}/{module}.py"
     files = {
-        "README.md": _README.format(package=package, module=module, function=function, companion=companion),
+        "README.md": _README.format(
+            package=package, module=module, function=function, companion=companion
+        ),
         f"{package}/__init__.py": "",
         path: source,
         "tests/__init__.py": "",
@@ -149,7 +155,9 @@ def draw_project(rng: random.Random, split: names.NameSplit) -> Project:
     files |= companion_files
     case = _class_name(function)
     test_module = f"test_{module}"
-    files[f"tests/{test_module}.py"] = _function_tests(rng, kind, wanted, present, package, module, function)
+    files[f"tests/{test_module}.py"] = _function_tests(
+        rng, kind, wanted, present, package, module, function
+    )
     prefix = f"tests.{test_module}.{case}."
     return Project(
         kind=kind.name,
@@ -170,15 +178,30 @@ def _companion(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """A second module that is right, its tests, and their ids."""
     case = _class_name(function)
-    fields = {"package": package, "module": module, "function": function, "constant": constant, "value": value}
+    fields = {
+        "package": package,
+        "module": module,
+        "function": function,
+        "constant": constant,
+        "value": value,
+    }
     tests = _COMPANION_TESTS.format(**fields, case=case, one_more=value + 1, double=2 * value)
-    files = {f"{package}/{module}.py": _COMPANION.format(**fields), f"tests/test_{module}.py": tests}
+    files = {
+        f"{package}/{module}.py": _COMPANION.format(**fields),
+        f"tests/test_{module}.py": tests,
+    }
     prefix = f"tests.test_{module}.{case}."
     return files, (prefix + "test_constant", prefix + "test_raises_by_the_constant")
 
 
 def _function_tests(
-    rng: random.Random, kind: Kind, wanted: Behaviour, present: Behaviour, package: str, module: str, function: str
+    rng: random.Random,
+    kind: Kind,
+    wanted: Behaviour,
+    present: Behaviour,
+    package: str,
+    module: str,
+    function: str,
 ) -> str:
     """Tests that the bug fails, and that every other wrong behaviour of the kind fails too."""
     cases = kind.cases(rng, wanted)

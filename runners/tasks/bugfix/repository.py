@@ -1,7 +1,8 @@
-"""Writes a project as a git repository: two git processes, few files, and the same commit id every time.
+"""Writes a project as a git repository: two git processes, few files, and the same commit id every
+time.
 
-History is one commit whose author, committer and date are fixed. Objects are in one pack and there are no hooks, so a
-copy of the repository copies six files of ``.git``.
+History is one commit whose author, committer and date are fixed. Objects are in one pack and there
+are no hooks, so a copy of the repository copies six files of ``.git``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class RepositoryError(AgentrlError):
 
 
 def write_repository(directory: Path, files: dict[str, str]) -> str:
-    """Make ``directory`` a git repository with one commit of ``files``, checked out; return the commit's id.
+    """Make ``directory`` a git repository with one commit of ``files``, checked out; return the
+    commit's id.
 
     Raises RepositoryError when git is missing or fails.
     """
@@ -53,7 +55,10 @@ def write_repository(directory: Path, files: dict[str, str]) -> str:
 def _commit_stream(files: dict[str, str]) -> bytes:
     """One commit in git fast-import's language."""
     message = b"Start\n"
-    parts = [b"commit refs/heads/main\ncommitter %s\ndata %d\n%s\n" % (_WHO.encode(), len(message), message)]
+    parts = [
+        b"commit refs/heads/main\ncommitter %s\ndata %d\n%s\n"
+        % (_WHO.encode(), len(message), message)
+    ]
     for path, text in sorted(files.items()):
         content = text.encode()
         parts.append(b"M 100644 inline %s\ndata %d\n%s\n" % (path.encode(), len(content), content))
@@ -71,7 +76,12 @@ def _git(directory: Path, *arguments: str, stdin: bytes = b"") -> None:
     }
     try:
         subprocess.run(
-            ["git", *arguments], cwd=directory, env=environment, input=stdin, capture_output=True, check=True
+            ["git", *arguments],
+            cwd=directory,
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            check=True,
         )
     except FileNotFoundError as error:
         raise RepositoryError("git is not installed: tasks are git repositories") from error

@@ -1,8 +1,9 @@
 """Demonstrations: whole episodes of the native agent on projects that no split has, as token ids.
 
-Each is built as rollouts are: the first prompt is rendered, each completion is what a policy would sample, and each next
-prompt continues prompt + completion with the rendered tool result. They show *how* the tools are used. Which fix to
-write is left open: the right one is picked with probability ``right``, else one of the wrong ones.
+Each is built as rollouts are: the first prompt is rendered, each completion is what a policy would
+sample, and each next prompt continues prompt + completion with the rendered tool result. They show
+*how* the tools are used. Which fix to write is left open: the right one is picked with probability
+``right``, else one of the wrong ones.
 """
 
 from __future__ import annotations
@@ -94,9 +95,13 @@ def episode_text(steps: Sequence[Step]) -> str:
     return "\n".join(f"{step.completion}\n{step.result}\n" for step in steps)
 
 
-def demonstrate(renderer: Renderer, encode: Encode, project: Project, steps: Sequence[Step]) -> Demonstration:
+def demonstrate(
+    renderer: Renderer, encode: Encode, project: Project, steps: Sequence[Step]
+) -> Demonstration:
     """Turn a script into tokens, turn by turn."""
-    tokens = renderer.render_ids(opening(project.problem_statement), tools=tool_specs(), add_generation_prompt=True)
+    tokens = renderer.render_ids(
+        opening(project.problem_statement), tools=tool_specs(), add_generation_prompt=True
+    )
     sampled = [False] * len(tokens)
     for step in steps:
         completion = encode(step.completion)

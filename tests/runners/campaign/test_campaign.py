@@ -1,4 +1,6 @@
-"""Whole campaigns in miniature: they learn from exact tokens, survive a bad day, and do nothing twice."""
+"""Whole campaigns in miniature: they learn from exact tokens, survive a bad day, and do nothing
+twice.
+"""
 
 from __future__ import annotations
 

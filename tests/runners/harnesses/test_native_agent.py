@@ -43,9 +43,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-async def solve(
-    gateway: ScriptedGateway, script: Sequence[Step], turns: int = 8
-) -> dict[str, Any]:
+async def solve(gateway: ScriptedGateway, script: Sequence[Step], turns: int = 8) -> dict[str, Any]:
     """Let the agent work through a script."""
     gateway.script = list(script)
     messages = Messages(gateway.url, "secret", backoff_s=0.001)
@@ -70,9 +68,7 @@ async def test_a_submit_ends_it(gateway: ScriptedGateway, workspace: Path) -> No
         {"role": "assistant", "content": first},
         {
             "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "c1", "content": "one two one\n"}
-            ],
+            "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "one two one\n"}],
         },
     ]
     assert gateway.headers[0]["x-api-key"] == "secret"
@@ -196,7 +192,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [{}, [], {"a": [1, -2.5, 1e300, None, True, "é\"\\\n😀"]}, "x", 0, {"": {"": []}}],
+    [{}, [], {"a": [1, -2.5, 1e300, None, True, 'é"\\\n😀']}, "x", 0, {"": {"": []}}],
     ids=repr,
 )
 def test_json_is_written_and_read_as_the_library_does(value: object) -> None:

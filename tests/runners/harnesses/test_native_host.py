@@ -89,9 +89,7 @@ async def test_at_the_deadline_it_is_a_budget(backend: LocalBackend, tmp_path: P
     assert result.code is OutcomeCode.BUDGET_WALL
 
 
-async def test_a_refused_key_is_the_gateways_failure(
-    backend: LocalBackend, tmp_path: Path
-) -> None:
+async def test_a_refused_key_is_the_gateways_failure(backend: LocalBackend, tmp_path: Path) -> None:
     script: list[Step] = [Failure(401, "authentication_error", "unknown key")]
     result, _ = await work(backend, tmp_path, script)
     assert (result.code, result.final_message) == (

@@ -40,9 +40,7 @@ def with_gateway(gateway: ScriptedGateway, source: Path, key: str = "key") -> Sa
     )
 
 
-def only_these_programs(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, *programs: str
-) -> None:
+def only_these_programs(directory: Path, monkeypatch: pytest.MonkeyPatch, *programs: str) -> None:
     """Make a PATH on which nothing but some programs is found."""
     directory.mkdir()
     for name in programs:
@@ -136,9 +134,7 @@ async def test_closing_kills_and_removes(backend: LocalBackend, source: Path) ->
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b", "x" * 200])
-async def test_a_name_must_be_a_file_name(
-    backend: LocalBackend, source: Path, name: str
-) -> None:
+async def test_a_name_must_be_a_file_name(backend: LocalBackend, source: Path, name: str) -> None:
     with pytest.raises(SandboxError, match="no name"):
         await backend.create(SandboxSpec(name, source, "none"))
 

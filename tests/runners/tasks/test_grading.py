@@ -109,31 +109,26 @@ FORGERIES = {
     "SystemExit in the call": "import sys\ndef add(a, b):\n    sys.exit(0)\n",
     "KeyboardInterrupt": "def add(a, b):\n    raise KeyboardInterrupt\n",
     "skip": "import unittest\ndef add(a, b):\n    raise unittest.SkipTest('x')\n",
-    "printed results": WRONG
-    + "import os\nfor fd in range(1, 60):\n"
+    "printed results": WRONG + "import os\nfor fd in range(1, 60):\n"
     "    for index in range(2):\n"
     "        try: os.write(fd, b'\\n%s %d pass\\n' % (b'0' * 32, index))\n"
     "        except OSError: pass\n",
-    "results printed to the parent": WRONG
-    + "import os\n"
+    "results printed to the parent": WRONG + "import os\n"
     "for fd in os.listdir(f'/proc/{os.getppid()}/fd'):\n"
     "    try:\n"
     "        with open(f'/proc/{os.getppid()}/fd/{fd}', 'w') as out: out.write('x 0 pass\\n')\n"
     "    except OSError: pass\n",
     "no assertions": WRONG
     + "import unittest\nunittest.TestCase.assertEqual = lambda *a, **k: None\n",
-    "assertions of other code": WRONG
-    + "import unittest\n"
+    "assertions of other code": WRONG + "import unittest\n"
     "unittest.TestCase.assertEqual.__code__ = (lambda self, a, b, msg=None: None).__code__\n",
     "no failures": WRONG
     + "import unittest\nunittest.TestResult.wasSuccessful = lambda self: True\n"
     "unittest.TestResult.addFailure = lambda self, test, error: self.addSuccess(test)\n",
-    "another run": WRONG
-    + "import unittest\ndef run(self, result=None):\n"
+    "another run": WRONG + "import unittest\ndef run(self, result=None):\n"
     "    result.startTest(self); result.addSuccess(self); result.stopTest(self)\n"
     "unittest.TestCase.run = run\n",
-    "another test": WRONG
-    + "import sys, types, unittest\n"
+    "another test": WRONG + "import sys, types, unittest\n"
     "class TestAdd(unittest.TestCase):\n"
     "    def test_sum(self): pass\n"
     "    test_zero = test_sum\n"
@@ -142,14 +137,12 @@ FORGERIES = {
     "sys.modules['tests.test_add'] = fake\n"
     "import tests\n"
     "tests.test_add = fake\n",
-    "another write": WRONG
-    + "import os\nreal = os.write\n"
+    "another write": WRONG + "import os\nreal = os.write\n"
     "os.write = lambda fd, data: real(fd, data.replace(b'fail', b'pass'))\n",
     "the parent killed": WRONG + "import os\nos.kill(os.getppid(), 9)\n",
     "everything killed": WRONG + "import os\nos.kill(-1, 9)\n",
     "descriptors closed": WRONG + "import os\nos.closerange(0, 100)\n",
-    "a daemon that holds the pipe": WRONG
-    + "import os, time\n"
+    "a daemon that holds the pipe": WRONG + "import os, time\n"
     "if os.fork() == 0:\n    os.setsid(); time.sleep(100); os._exit(0)\n"
     "os._exit(0)\n",
     "out of memory": "x = bytearray(1 << 30)\n",
