@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,8 +98,9 @@ class LocalTrainer:
         """Logprobs of the trained tokens after temperature, float32 [n]; logits are computed only
         where needed.
         """
-        hidden = self.model.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        logits = self.model.lm_head(hidden[batch.rows, batch.positions]).float() / self.temperature
+        policy: Any = self.model
+        hidden = policy.model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        logits = policy.lm_head(hidden[batch.rows, batch.positions]).float() / self.temperature
         chosen: Tensor = logits.gather(1, batch.targets[:, None])[:, 0] - logits.logsumexp(dim=1)
         return chosen
 
@@ -147,7 +149,7 @@ def load_policy(directory: Path) -> nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         policy: nn.Module = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, experts_implementation="grouped_mm"

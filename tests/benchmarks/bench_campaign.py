@@ -1,7 +1,7 @@
 """Whole campaigns: wall time, solve rates and peak memory of `agentrl run` with its defaults.
 
-    python -m tests.benchmarks.bench_campaign --seeds 0 1 2          # policy from the cache, made first if missing
-    python -m tests.benchmarks.bench_campaign --seeds 0 --cold       # with an empty cache, as after a fresh clone
+    python -m tests.benchmarks.bench_campaign --seeds 0 1 2
+    python -m tests.benchmarks.bench_campaign --seeds 0 --cold  # empty cache
 
 Memory is the sum of the proportional set sizes (PSS) of the whole process tree, sampled once a
 second.

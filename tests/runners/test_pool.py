@@ -262,7 +262,7 @@ async def test_failures_in_a_row_open_the_breaker_with_the_reason(
     async with world(tmp_path, task) as here:
         here.backend.failures = 1000
         with pytest.raises(
-            BreakerOpen, match="4 rollouts in a row failed with infra.*no room for a sandbox"
+            BreakerOpen, match=r"4 rollouts in a row failed with infra.*no room for a sandbox"
         ):
             await here.pool(breaker=4).run(here.specs(20))
         assert len(here.backend.made) < 10

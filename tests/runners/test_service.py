@@ -45,7 +45,7 @@ async def test_a_service_gets_its_settings_and_says_where_it_is(tmp_path: Path) 
 
 
 async def test_a_service_that_dies_at_start_is_an_error_that_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ServiceError, match="exit 4.*cannot bind: the reason") as caught:
+    with pytest.raises(ServiceError, match=r"exit 4.*cannot bind: the reason") as caught:
         await start(tmp_path, die_before_ready=True)
     assert caught.value.exit_code is ExitCode.SERVICE_GONE
 
@@ -83,7 +83,8 @@ def test_a_service_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
             "import asyncio, pathlib, sys\n"
             "from runners.service import Service\n"
             "async def main():\n"
-            f"    s = await Service.start('echo', '{MODULE}', {{}}, log=pathlib.Path(sys.argv[1]), deadline_s=20)\n"
+            "    log = pathlib.Path(sys.argv[1])\n"
+            f"    s = await Service.start('echo', '{MODULE}', {{}}, log=log, deadline_s=20)\n"
             "    print('{\"pid\": %d}' % s.pid, flush=True)\n"
             "    await asyncio.sleep(60)\n"
             "asyncio.run(main())\n",

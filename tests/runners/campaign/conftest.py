@@ -1,4 +1,4 @@
-"""Miniature campaigns: the real engine, gateway, sandboxes and trainer, with little of everything."""
+"""Miniature campaigns: real engine, gateway, sandboxes and trainer, little of everything."""
 
 from __future__ import annotations
 

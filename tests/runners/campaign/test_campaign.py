@@ -28,7 +28,7 @@ def rollouts_counting(store: RunStore, split: str) -> int:
 
 
 def assert_nothing_twice(mini: Miniature) -> None:
-    """Every step, rollout and evaluation is there exactly once, in the store and in metrics.jsonl."""
+    """Every step, rollout and evaluation is there once, in the store and in metrics.jsonl."""
     lines = [json.loads(line) for line in (mini.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     with mini.store() as store:
@@ -57,8 +57,8 @@ def test_a_campaign_runs_from_nothing_to_a_trained_policy(miniature: Miniature) 
     assert list(miniature.run_dir.rglob("events.out.tfevents.*"))
     assert not list((miniature.run_dir / "sandboxes").glob("*"))
     wanted = {
-        "step", "train/reward_mean", "rollout/turns_mean", "tokens/sampled", "tokens/trained", "loss/policy",
-        "time/rollout_s", "time/train_s", "policy/k3",
+        "step", "train/reward_mean", "rollout/turns_mean", "tokens/sampled", "tokens/trained",
+        "loss/policy", "time/rollout_s", "time/train_s", "policy/k3",
     }  # fmt: skip
     lines = [
         json.loads(line) for line in (miniature.run_dir / "metrics.jsonl").read_text().splitlines()
@@ -120,7 +120,7 @@ def test_a_dead_engine_ends_the_run_with_code_4_and_it_resumes(miniature: Miniat
     driver = miniature.begin()
     miniature.wait_until(lambda store: rollouts_counting(store, "train") >= 1, driver)
     os.kill(service_pid(miniature, "runners.engines.embedded"), signal.SIGKILL)
-    out, err = driver.communicate(timeout=60)
+    _, err = driver.communicate(timeout=60)
     assert driver.returncode == 4, err.decode()
     assert "engine ended unexpectedly" in err.decode()
     miniature.finish(miniature.resume())
