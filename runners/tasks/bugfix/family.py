@@ -21,7 +21,7 @@ from runners.tasks.bugfix.project import Project, draw_project
 from runners.tasks.bugfix.repository import write_repository
 from runners.tasks.contract import Task
 
-VERSION = 1
+VERSION = 3
 """Raised whenever the same inputs give other repositories."""
 
 _MANIFEST = "tasks.json"
@@ -83,9 +83,7 @@ def _write(root: Path, inputs: dict[str, int]) -> None:
 
 
 def _draw(inputs: dict[str, int]) -> dict[str, Project]:
-    """The projects of both splits by task id; within a split no two are alike in package and
-    module.
-    """
+    """Draw the projects of both splits, by task id; no two of a split have the same path."""
     projects: dict[str, Project] = {}
     splits: tuple[Literal["train", "held_out"], ...] = ("train", "held_out")
     for split in splits:

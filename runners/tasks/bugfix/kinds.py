@@ -25,10 +25,11 @@ class Behaviour:
     expression: str
     """What the code returns."""
 
-    def answer(self, arguments: Arguments) -> object:
-        """What the function returns for these arguments."""
-        scope = dict(zip("ab", arguments, strict=False))
-        return eval(self.expression.format(a="a", b="b"), {}, scope)
+
+def answer(expression: str, arguments: Arguments) -> object:
+    """Return what a function with this expression returns for these arguments."""
+    scope = dict(zip("ab", arguments, strict=False))
+    return eval(expression.format(a="a", b="b"), {}, scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +39,28 @@ class Kind:
     name: str
     arity: int
     behaviours: tuple[Behaviour, ...]
+    """What a docstring can ask for."""
+    slips: tuple[str, ...]
+    """Further expressions that no docstring asks for."""
     draw: Callable[[random.Random], Arguments]
     """Draws the arguments of one call."""
 
-    def cases(self, rng: random.Random, wanted: Behaviour) -> list[Arguments]:
-        """Draw calls which together fail every other behaviour of the kind; at least three."""
-        others = [behaviour for behaviour in self.behaviours if behaviour is not wanted]
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        """Everything a function of this kind may return, right or wrong."""
+        return (*(behaviour.expression for behaviour in self.behaviours), *self.slips)
+
+    def cases(self, rng: random.Random, wanted: str) -> list[Arguments]:
+        """Draw calls which together fail every expression but the wanted one; at least three."""
+        others = [expression for expression in self.expressions if expression != wanted]
         drawn: list[Arguments] = []
-        while len(drawn) < 3 or any(self._same(wanted, other, drawn) for other in others):
+        while len(drawn) < 3 or any(_same(wanted, other, drawn) for other in others):
             drawn.append(self.draw(rng))
         return drawn
 
-    @staticmethod
-    def _same(one: Behaviour, other: Behaviour, cases: list[Arguments]) -> bool:
-        return all(one.answer(case) == other.answer(case) for case in cases)
+
+def _same(one: str, other: str, cases: list[Arguments]) -> bool:
+    return all(answer(one, case) == answer(other, case) for case in cases)
 
 
 def _two_numbers(rng: random.Random) -> Arguments:
@@ -91,6 +100,7 @@ KINDS: tuple[Kind, ...] = (
             Behaviour("Product of {a} and {b}.", "{a} * {b}"),
             Behaviour("Remainder of {a} and {b}.", "{a} % {b}"),
         ),
+        ("{a} // {b}", "{a} ** {b}"),
         _two_numbers,
     ),
     Kind(
@@ -102,6 +112,7 @@ KINDS: tuple[Kind, ...] = (
             Behaviour("Is {a} equal to {b}?", "{a} == {b}"),
             Behaviour("Is {a} other than {b}?", "{a} != {b}"),
         ),
+        ("{a} <= {b}", "{a} >= {b}"),
         _near_numbers,
     ),
     Kind(
@@ -113,6 +124,7 @@ KINDS: tuple[Kind, ...] = (
             Behaviour("Largest of {a}.", "max({a})"),
             Behaviour("Length of {a}.", "len({a})"),
         ),
+        ("any({a})", "all({a})"),
         _numbers,
     ),
     Kind(
@@ -124,6 +136,7 @@ KINDS: tuple[Kind, ...] = (
             Behaviour("Every {b} of {a}.", "{a}[::{b}]"),
             Behaviour("All but the last {b} of {a}.", "{a}[:-{b}]"),
         ),
+        ("{a}[::-{b}]", "{a}[-{b}]"),
         _numbers_and_count,
     ),
     Kind(
@@ -135,6 +148,7 @@ KINDS: tuple[Kind, ...] = (
             Behaviour("Title of {a}.", "{a}.title()"),
             Behaviour("Trimmed {a}.", "{a}.strip()"),
         ),
+        ("{a}.swapcase()", "{a}.split()"),
         _text,
     ),
     Kind(
@@ -146,6 +160,7 @@ KINDS: tuple[Kind, ...] = (
             Behaviour("From after {a} to before {b}.", "list(range({a} + 1, {b}))"),
             Behaviour("From after {a} through {b}.", "list(range({a} + 1, {b} + 1))"),
         ),
+        ("list(range({b}))", "list(range({a}, {b}, 2))"),
         _bounds,
     ),
 )

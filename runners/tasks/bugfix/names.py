@@ -1,22 +1,21 @@
 """Identifiers that never cross a split.
 
-An identifier is two words, ``copper_lane``. Every ordered pair of words belongs to exactly one split, so no package,
-module, function, argument or constant of one split can occur in another, while each single word is met in all of them.
+An identifier is two words, ``copper_maple``. Every ordered pair of words belongs to exactly one
+split, so no package, module, function, argument or constant of one split can occur in another,
+while the single words are common to all of them.
 """
 
 from __future__ import annotations
 
 import random
+from functools import cache
+from itertools import permutations
 from typing import Literal
 
 NameSplit = Literal["train", "held_out", "bootstrap"]
 """``bootstrap``: the names that demonstrations use; no task of either split has them."""
 
 _SPLITS: tuple[NameSplit, ...] = ("train", "held_out", "bootstrap")
-
-_PARTS = 10
-"""One tenth of the pairs is for each split of tasks, the rest for demonstrations: a policy warmed up on fewer learns
-which words never go together instead of how to copy a name."""
 
 WORDS: tuple[str, ...] = (
     *(
@@ -78,12 +77,24 @@ WORDS: tuple[str, ...] = (
 )
 
 
+@cache
+def _splits() -> dict[str, NameSplit]:
+    """Deal out every identifier: a tenth to each split of tasks, the rest to demonstrations.
+
+    A policy warmed up on fewer learns which words never go together instead of how to copy a name.
+    """
+    pairs = [f"{first}_{second}" for first, second in permutations(WORDS, 2)]
+    random.Random("splits").shuffle(pairs)
+    share = len(pairs) // 10
+    return {
+        pair: "train" if place < share else "held_out" if place < 2 * share else "bootstrap"
+        for place, pair in enumerate(pairs)
+    }
+
+
 def split_of(identifier: str) -> NameSplit:
-    """The one split an identifier belongs to."""
-    first, _, second = identifier.lower().partition("_")
-    one, two = WORDS.index(first), WORDS.index(second)
-    part = (one * one + 3 * one * two + 7 * two) % _PARTS
-    return _SPLITS[min(part, 2)]
+    """Return the one split an identifier belongs to."""
+    return _splits()[identifier.lower()]
 
 
 def identifiers(rng: random.Random, split: NameSplit, count: int) -> list[str]:

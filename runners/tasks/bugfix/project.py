@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 
 from runners.tasks.bugfix import names
-from runners.tasks.bugfix.kinds import KINDS, Behaviour, Kind
+from runners.tasks.bugfix.kinds import KINDS, Kind, answer
 
 _PROBLEM = "Fix `{function}` in `{path}` to do what its docstring says."
 
@@ -96,7 +96,7 @@ class Project:
     protected: tuple[str, ...]
 
     def patched(self, statement: str) -> str:
-        """The text of the buggy file with another statement in the bug's place."""
+        """Return the text of the buggy file with another statement in the bug's place."""
         return self.files[self.path].replace(self.broken, statement)
 
     @property
@@ -128,17 +128,18 @@ class Project:
 def draw_project(rng: random.Random, split: names.NameSplit) -> Project:
     """Draw a project of a split; the same generator state gives the same project."""
     kind = rng.choice(KINDS)
-    wanted, present = rng.sample(kind.behaviours, 2)
+    wanted = rng.choice(kind.behaviours)
+    present = rng.choice([one for one in kind.expressions if one != wanted.expression])
     package, module, function, a, b, companion, raiser, constant = names.identifiers(rng, split, 8)
 
-    def statement(behaviour: Behaviour) -> str:
-        return "return " + behaviour.expression.format(a=a, b=b)
+    def statement(expression: str) -> str:
+        return "return " + expression.format(a=a, b=b)
 
     source = _FUNCTION.format(
         function=function,
         signature=", ".join((a, b)[: kind.arity]),
         wording=wanted.wording.format(a=a, b=b),
-        expression=present.expression.format(a=a, b=b),
+        expression=present.format(a=a, b=b),
     )
     path = f"{package}/{module}.py"
     files = {
@@ -156,7 +157,7 @@ def draw_project(rng: random.Random, split: names.NameSplit) -> Project:
     case = _class_name(function)
     test_module = f"test_{module}"
     files[f"tests/{test_module}.py"] = _function_tests(
-        rng, kind, wanted, present, package, module, function
+        rng, kind, wanted.expression, present, package, module, function
     )
     prefix = f"tests.{test_module}.{case}."
     return Project(
@@ -164,8 +165,10 @@ def draw_project(rng: random.Random, split: names.NameSplit) -> Project:
         files=dict(sorted(files.items())),
         path=path,
         broken=statement(present),
-        fix=statement(wanted),
-        wrong=tuple(statement(one) for one in kind.behaviours if one not in (wanted, present)),
+        fix=statement(wanted.expression),
+        wrong=tuple(
+            statement(one) for one in kind.expressions if one not in (wanted.expression, present)
+        ),
         problem_statement=_PROBLEM.format(function=function, path=path),
         fail_to_pass=(prefix + "test_examples", prefix + "test_first_example"),
         pass_to_pass=(*companion_tests, prefix + "test_answers_twice_alike"),
@@ -176,7 +179,7 @@ def draw_project(rng: random.Random, split: names.NameSplit) -> Project:
 def _companion(
     package: str, module: str, function: str, constant: str, value: int
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """A second module that is right, its tests, and their ids."""
+    """Return a second module that is right with its tests, and the ids of these."""
     case = _class_name(function)
     fields = {
         "package": package,
@@ -197,23 +200,23 @@ def _companion(
 def _function_tests(
     rng: random.Random,
     kind: Kind,
-    wanted: Behaviour,
-    present: Behaviour,
+    wanted: str,
+    present: str,
     package: str,
     module: str,
     function: str,
 ) -> str:
-    """Tests that the bug fails, and that every other wrong behaviour of the kind fails too."""
+    """Return tests that the bug fails, and every other wrong expression of the kind too."""
     cases = kind.cases(rng, wanted)
-    first = next(case for case in cases if wanted.answer(case) != present.answer(case))
+    first = next(case for case in cases if answer(wanted, case) != answer(present, case))
     return _FUNCTION_TESTS.format(
         package=package,
         module=module,
         function=function,
         case=_class_name(function),
         first=f"({', '.join(map(repr, first))})",
-        first_answer=repr(wanted.answer(first)),
-        examples=repr([(case, wanted.answer(case)) for case in cases]),
+        first_answer=repr(answer(wanted, first)),
+        examples=repr([(case, answer(wanted, case)) for case in cases]),
     )
 
 
@@ -222,6 +225,6 @@ def _class_name(identifier: str) -> str:
 
 
 def _blob_id(text: str) -> str:
-    """The object id git gives a file's content."""
+    """Return the object id git gives a file's content."""
     content = text.encode()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from renderers.base import Message, Renderer, ToolSpec
 
-from runners.harnesses.native.agent import SYSTEM, TOOLS
+from runners.gateway.anthropic import to_renderer_messages
+from runners.gateway.tokenizer import Renderer, Tokenizer
+from runners.harnesses.native.agent import SYSTEM, TOOLS, user_message
 from runners.tasks.bugfix.project import Project, draw_project
 
 SUBMIT_MESSAGE = "done"
-
-Encode = Callable[[str], list[int]]
+_MARKERS = re.compile(r"<\|?/?\w+\|?>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +54,20 @@ class Demonstration:
     """[T]; True on what the policy samples."""
 
 
-def opening(problem_statement: str) -> list[Message]:
-    """The messages the native agent's first request becomes."""
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem_statement}]
+def opening(problem_statement: str) -> list[dict[str, Any]]:
+    """Return the messages that the native agent's first request puts before the policy."""
+    body = {"model": "", "system": SYSTEM, "messages": [user_message(problem_statement)]}
+    return to_renderer_messages(body)[0]
 
 
-def tool_specs() -> list[ToolSpec]:
-    """The native agent's tools in the form chat templates take."""
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool["description"],
-                "parameters": tool["input_schema"],
-            },
-        }
-        for tool in TOOLS
-    ]
+@cache
+def tools() -> list[dict[str, Any]]:
+    """Return the native agent's tools as the gateway renders them."""
+    return to_renderer_messages({"model": "", "messages": [user_message("?")], "tools": TOOLS})[1]
 
 
 def script(project: Project, statement: str) -> list[Step]:
-    """The calls that look at the bug, put ``statement`` in its place and submit."""
+    """Return the calls that look at the bug, put ``statement`` in its place and submit."""
     edit = {"path": project.path, "old_string": project.broken, "new_string": statement}
     return [
         Step("Read", {"path": project.path}, project.files[project.path]),
@@ -90,30 +85,60 @@ def draw_scripts(seed: int, *, right: float) -> Iterator[tuple[Project, list[Ste
         yield project, script(project, statement)
 
 
-def episode_text(steps: Sequence[Step]) -> str:
-    """What an episode says after its opening, for the tokenizer's training."""
-    return "\n".join(f"{step.completion}\n{step.result}\n" for step in steps)
-
-
 def demonstrate(
-    renderer: Renderer, encode: Encode, project: Project, steps: Sequence[Step]
+    renderer: Renderer, tokenizer: Tokenizer, project: Project, steps: Sequence[Step]
 ) -> Demonstration:
     """Turn a script into tokens, turn by turn."""
     tokens = renderer.render_ids(
-        opening(project.problem_statement), tools=tool_specs(), add_generation_prompt=True
+        opening(project.problem_statement), tools=tools(), add_generation_prompt=True
     )
     sampled = [False] * len(tokens)
     for step in steps:
-        completion = encode(step.completion)
+        completion = tokenizer.encode(step.completion)
         sampled += [True] * len(completion)
         if step.result is None:
             tokens = tokens + completion
             break
-        turn = renderer.bridge_to_next_turn(
-            tokens, completion, [{"role": "tool", "content": step.result}], tools=tool_specs()
-        )
+        answer = {"role": "tool", "content": step.result}
+        turn = renderer.bridge_to_next_turn(tokens, completion, [answer], tools=tools())
         if turn is None:
-            raise AssertionError("a demonstration cannot be continued exactly")
+            raise ValueError("this renderer cannot continue a demonstration exactly")
         sampled += [False] * (len(turn.token_ids) - len(sampled))
         tokens = turn.token_ids
     return Demonstration(np.array(tokens, dtype=np.int32), np.array(sampled))
+
+
+def common_prefix(demonstrations: Sequence[Demonstration]) -> int:
+    """Return how many tokens all of them begin with."""
+    first = demonstrations[0].tokens
+    shared = len(first)
+    for demonstration in demonstrations[1:]:
+        shared = min(shared, len(demonstration.tokens))
+        differs = np.flatnonzero(demonstration.tokens[:shared] != first[:shared])
+        shared = int(differs[0]) if len(differs) else shared
+    return shared
+
+
+def reading(tokenizer: Tokenizer, project: Project) -> Demonstration:
+    """Turn a module whose code is right into tokens; its statement is the part to predict."""
+    signature, marker, statement = project.patched(project.fix).partition("    return")
+    given = tokenizer.encode(signature)
+    predicted = tokenizer.encode(marker + statement)
+    sampled = [False] * len(given) + [True] * len(predicted)
+    return Demonstration(np.array(given + predicted, dtype=np.int32), np.array(sampled))
+
+
+def texts(
+    renderer: Renderer, tokenizer: Tokenizer, scripts: Sequence[tuple[Project, list[Step]]]
+) -> Iterator[str]:
+    """Yield what a tokenizer is trained on: every episode's text, and as often the common prompt.
+
+    ``tokenizer`` is any that covers all text; special tokens are left out.
+    """
+    ids = renderer.render_ids(opening("?"), tools=tools(), add_generation_prompt=True)
+    prompt = _MARKERS.split(tokenizer.decode(ids))
+    for project, steps in scripts:
+        yield from prompt
+        yield project.problem_statement
+        for step in steps:
+            yield from _MARKERS.split(f"{step.completion}{step.result or ''}\n")

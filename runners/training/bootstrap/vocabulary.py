@@ -20,7 +20,10 @@ from tokenizers import (
     trainers,
 )
 
-PRETOKENIZATION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PRETOKENIZATION = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 """Qwen2's and Qwen3's."""
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -33,6 +36,9 @@ MARKERS = (
     "</think>",
 )
 """Single tokens too, but kept when text is decoded with special tokens left out, as in Qwen3."""
+
+BYTES_ONLY = 256 + len(SPECIAL) + len(MARKERS)
+"""The smallest size: no merges."""
 
 
 def train_tokenizer(texts: Iterable[str], *, size: int) -> Tokenizer:

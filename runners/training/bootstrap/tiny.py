@@ -1,0 +1,149 @@
+"""Makes the tiny policy, once per machine and set of inputs, and keeps it in a cache.
+
+A cache entry is complete or absent: it is built beside its place and renamed. Its name is a hash of
+everything that determines its content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conf import schema
+from conf.errors import AgentrlError
+from runners.cache import cache_root
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from runners.gateway.tokenizer import Renderer, Tokenizer
+
+VERSION = 3
+"""Raised whenever the same inputs give another policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the configuration does not say."""
+
+    vocabulary: int = 900
+    demonstrations: int = 4000
+    right: float = 0.38
+    """Share of demonstrations whose fix is right; each of the four wrong ones has a quarter of the
+    rest."""
+    copying_steps: int = 120
+
+
+RECIPE = Recipe()
+Progress = Callable[[str, int, int], None]
+
+
+class BootstrapError(AgentrlError):
+    """The tiny policy could not be made or kept."""
+
+
+def ensure_tiny(
+    model: schema.TinyModel, *, seed: int, progress: Progress, recipe: Recipe = RECIPE
+) -> Path:
+    """Return the directory of the warmed-up policy: weights, config.json and tokenizer.
+
+    Made (minutes) unless cached; two processes may make it at once. ``progress`` gets a phase, and
+    how many of how many steps of it are done. Raises BootstrapError if the cache cannot be written.
+    """
+    inputs: dict[str, int | float | str] = {
+        **asdict(recipe),
+        "version": VERSION,
+        "seed": seed,
+        "warmup_steps": model.warmup_steps,
+        "max_context_tokens": model.max_context_tokens,
+        "renderer": model.renderer,
+    }
+    name = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    entry = (model.cache_dir or cache_root()) / "tiny" / name
+    if entry.exists():
+        return entry
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=entry.parent))
+    except OSError as error:
+        raise BootstrapError(
+            f"the cache cannot be written: {error}; set model.cache_dir to a writable directory"
+        ) from error
+    try:
+        building.chmod(0o755)
+        _make(building, model, recipe, inputs, progress)
+        _publish(building, entry)
+    except OSError as error:
+        raise BootstrapError(f"cannot keep the policy in {entry.parent}: {error}") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return entry
+
+
+def _publish(building: Path, entry: Path) -> None:
+    try:
+        building.rename(entry)
+    except OSError:
+        if not entry.exists():  # otherwise another process was faster, and its entry is the same
+            raise
+
+
+def _make(
+    directory: Path,
+    model: schema.TinyModel,
+    recipe: Recipe,
+    inputs: dict[str, int | float | str],
+    progress: Progress,
+) -> None:
+    # Late, because torch and transformers take seconds to import and a cached policy needs neither.
+    from runners.gateway.tokenizer import load_renderer, load_tokenizer
+    from runners.training.bootstrap import demonstrations, network, vocabulary, warmup
+
+    def load(trained: tokenizers.Tokenizer) -> tuple[Tokenizer, Renderer]:
+        vocabulary.save_tokenizer(trained, directory)
+        loaded = load_tokenizer(directory)
+        return loaded, load_renderer(loaded, model.renderer)
+
+    seed = int(inputs["seed"])
+    scripts = list(
+        islice(demonstrations.draw_scripts(seed, right=recipe.right), recipe.demonstrations)
+    )
+    tokenizer, renderer = load(vocabulary.train_tokenizer([], size=vocabulary.BYTES_ONLY))
+    # The prompt's text is the renderer's; a tokenizer of bytes alone is enough to ask for it.
+    texts = demonstrations.texts(renderer, tokenizer, scripts)
+    tokenizer, renderer = load(vocabulary.train_tokenizer(texts, size=recipe.vocabulary))
+    episodes = []
+    for number, script in enumerate(scripts, start=1):
+        episodes.append(demonstrations.demonstrate(renderer, tokenizer, *script))
+        if number % 100 == 0:
+            progress("demonstrations", number, len(scripts))
+    policy = network.new_network(
+        vocabulary=tokenizer.vocab_size, context=model.max_context_tokens, seed=seed
+    )
+    policy.config.eos_token_id = tokenizer.eos_token_id
+    total = recipe.copying_steps + model.warmup_steps
+    warmup.copying(
+        policy,
+        steps=recipe.copying_steps,
+        seed=seed,
+        done=lambda step: progress("warm-up", step, total),
+    )
+    fit = warmup.imitate(
+        policy,
+        episodes,
+        [demonstrations.reading(tokenizer, project) for project, _ in scripts],
+        prefix=demonstrations.common_prefix(episodes),
+        steps=model.warmup_steps,
+        seed=seed,
+        done=lambda step: progress("warm-up", recipe.copying_steps + step, total),
+    )
+    policy.save_pretrained(directory)
+    record = {"inputs": inputs, "nll": {"sampled": fit.sampled, "read": fit.read}}
+    (directory / "bootstrap.json").write_text(json.dumps(record, indent=2) + "\n")
