@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from runners.gateway.tokenizer import Renderer, Tokenizer
 
-VERSION = 3
+VERSION = 1
 """Raised whenever the same inputs give another policy."""
 
 
@@ -34,8 +34,8 @@ class Recipe:
     """What the configuration does not say."""
 
     vocabulary: int = 900
-    demonstrations: int = 4000
-    right: float = 0.38
+    demonstrations: int = 3000
+    right: float = 0.36
     """Share of demonstrations whose fix is right; each of the four wrong ones has a quarter of the
     rest."""
     copying_steps: int = 120

@@ -22,7 +22,7 @@ EPISODES = 16
 """Per step."""
 CONTEXT_WEIGHT = 0.1
 """Of a token that the policy reads; one that it samples weighs 1."""
-READINGS = 32
+READINGS = 16
 """Modules read per step."""
 LISTS = 64
 """Copying exercises per step."""
