@@ -127,6 +127,8 @@ class _Run:
         def show(phase: str, done: int, total: int) -> None:
             if self._draining.is_set():
                 raise Drained
+            if phase != progress.phase:
+                progress.note(f"making the starting policy, which is then cached: {phase}")
             progress.phase, progress.batch_done, progress.batch_size = phase, done, total
 
         return await asyncio.to_thread(prepare_policy, self._config.model, progress=show)

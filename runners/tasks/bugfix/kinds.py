@@ -148,7 +148,12 @@ KINDS: tuple[Kind, ...] = (
             Behaviour("From {a} to before {b}.", "list(range({a}, {b}))"),
             Behaviour("From {a} through {b}.", "list(range({a}, {b} + 1))"),
         ),
-        ("list(range({a} + 1, {b}))", "list(range({a} + 1, {b} + 1))", "list(range({b}))", "list(range({a}, {b}, 2))"),
+        (
+            "list(range({a} + 1, {b}))",
+            "list(range({a} + 1, {b} + 1))",
+            "list(range({b}))",
+            "list(range({a}, {b}, 2))",
+        ),
         _bounds,
     ),
 )

@@ -28,7 +28,8 @@ def make_trainer(weights: Path, *, seed: int = 0, **changes: object) -> LocalTra
     """A trainer with the laptop's settings."""
     settings: dict[str, object] = {
         "kind": "local", "device": "cpu", "learning_rate": 1e-3, "betas": (0.9, 0.95),
-        "weight_decay": 0.0, "clip_low": 0.2, "clip_high": 0.28, "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
+        "weight_decay": 0.0, "clip_low": 0.2,
+        "clip_high": 0.28, "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
         "tokens_per_microbatch": 512, "normalize_std": True, "min_group": 2, "threads": 1,
     } | changes  # fmt: skip
     return LocalTrainer(
