@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import Deadlines, TestsReward
+from conf.schema import Deadlines
+from conf.schema import TestsReward as Reward
 from runners.harnesses.contract import HarnessResult
 from runners.outcome import OutcomeCode, Stage
 from runners.pool import BreakerOpen, Pool
@@ -131,7 +132,7 @@ async def world(tmp_path: Path, task: Task) -> AsyncIterator[World]:
                 gateway_control=Path(gateway.control),
                 store=store,
                 deadlines=Deadlines(boot_s=5, harness_s=5, turn_s=5, grade_s=5, teardown_s=5),
-                reward=TestsReward(
+                reward=Reward(
                     kind="tests", solved=1, unsolved=0, turn_penalty=0.02, malformed_penalty=0.25
                 ),
                 in_flight=Counter(),

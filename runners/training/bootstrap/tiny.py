@@ -35,7 +35,7 @@ class Recipe:
 
     vocabulary: int = 900
     demonstrations: int = 3000
-    right: float = 0.36
+    right: float = 0.34
     """Share of demonstrations whose fix is right; each of the four wrong ones has a quarter of the
     rest."""
     copying_steps: int = 120
