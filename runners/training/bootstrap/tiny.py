@@ -103,8 +103,12 @@ def _make(
     progress: Progress,
 ) -> None:
     # Late, because torch and transformers take seconds to import and a cached policy needs neither.
+    from transformers.utils import logging
+
     from runners.gateway.tokenizer import load_renderer, load_tokenizer
     from runners.training.bootstrap import demonstrations, network, vocabulary, warmup
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
     def load(trained: tokenizers.Tokenizer) -> tuple[Tokenizer, Renderer]:
         vocabulary.save_tokenizer(trained, directory)
