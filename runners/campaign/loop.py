@@ -85,10 +85,8 @@ class Campaign:
         for step in range(1, self._config.run.steps + 1):
             if step not in done:
                 await self._step(step)
-            evaluated = await self._evaluate(step)
-            if step not in done:
                 self._metrics.write(metrics_rows(self._store, step)[0])
-            elif evaluated:
+            if await self._evaluate(step):
                 self._metrics.rewrite(metrics_rows(self._store))
 
     def _enter_orphaned_step(self) -> set[int]:
