@@ -91,6 +91,7 @@ class MixedScenario(Section):
     """Prompt and answer of a turn together; more of them, and the history is summed up."""
 
 
+ScenarioKind = Literal["linear", "subagent", "compact", "mixed"]
 Scenario = Annotated[
     LinearScenario | SubagentScenario | CompactScenario | MixedScenario,
     Field(discriminator="kind"),
@@ -306,7 +307,7 @@ class LocalTrainer(Section):
     epochs: PositiveInt
     """Passes over the step's rollouts."""
     tokens_per_microbatch: PositiveInt
-    """Padded tokens in one forward."""
+    """Padded tokens in one forward; a prompt that its rows share counts once."""
     normalize_std: bool
     """Divide advantages by the group's standard deviation (GRPO); false: Dr. GRPO."""
     min_group: Annotated[int, Field(ge=2)]

@@ -11,10 +11,11 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
+from conf.schema import ScenarioKind
 from runners.gateway.refusal import Refused, Why
 from runners.gateway.session import Sampling, Services, Session
 from runners.trajectory.graph import segments
@@ -39,7 +40,7 @@ class NewSession(BaseModel):
     session_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")] | None = None
     max_context_tokens: PositiveInt | None = None
     sampling: SamplingChanges = SamplingChanges()
-    scenario: Literal["linear", "subagent", "compact", "mixed"] = "linear"
+    scenario: ScenarioKind = "linear"
     seed: Annotated[int, Field(ge=0)] | None = None
 
 

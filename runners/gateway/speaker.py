@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-MAIN = "main"
-"""The thread of whoever names none."""
+from runners.trajectory.record import MAIN_THREAD
+
+MAIN = MAIN_THREAD
 
 RequestClass = Literal["main", "subagent", "compaction", "side"]
 

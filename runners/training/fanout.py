@@ -15,7 +15,7 @@ from typing import Literal
 
 from conf.schema import CollapseFanout, Fanout, RewardShare, SegmentsFanout
 from runners.training.sample import Sample
-from runners.trajectory.record import Segment, SegmentKind
+from runners.trajectory.record import MAIN_THREAD, Segment, SegmentKind
 
 DropReason = Literal["collapsed", "side", "subagent", "compaction", "empty", "long", "many"]
 """``collapsed``, ``side``, ``subagent``, ``compaction``: the configuration does not train such a
@@ -123,7 +123,7 @@ def _capped(kept: list[Segment], most: int | None) -> list[Segment]:
 
 
 def _on_main_thread(segment: Segment) -> bool:
-    return segment.thread == "main"
+    return segment.thread == MAIN_THREAD
 
 
 def _sampled(segment: Segment) -> int:

@@ -95,10 +95,10 @@ class TurnGraph:
 
     def segments(self) -> list[Segment]:
         """Return every chain from its root, in order of their first turns."""
-        last = {
-            node.thread: node.segment for node in self.nodes if node.branch in ("main", "subagent")
-        }
-        return [self._segment(leaf, last.get(leaf.thread)) for leaf in self._leaves.values()]
+        last = {(node.thread, node.branch): node.segment for node in self.nodes}
+        return [
+            self._segment(leaf, last[leaf.thread, leaf.branch]) for leaf in self._leaves.values()
+        ]
 
     def _checked(self, turn: Turn) -> Node:
         here = f"turn {turn.index} of session {turn.session_id}"
@@ -139,7 +139,7 @@ class TurnGraph:
             length=held + len(turn.prompt_new) + len(turn.output_ids),
         )
 
-    def _segment(self, leaf: Node, last: int | None) -> Segment:
+    def _segment(self, leaf: Node, last: int) -> Segment:
         path = leaf.path()
         own = [node for node in path if node.segment == leaf.segment]
         loss_mask = np.zeros(leaf.length, np.bool_)

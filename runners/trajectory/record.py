@@ -13,6 +13,9 @@ from runners.outcome import Outcome
 IdArray = NDArray[np.int32]
 LogprobArray = NDArray[np.float32]
 
+MAIN_THREAD = "main"
+"""The thread of whoever names none."""
+
 BranchKind = Literal["main", "subagent", "compaction", "side"]
 """What a turn is for: the task itself, a sub-agent's part of it, the summary that replaces a
 history, or something aside (a title, a topic, a probe).
@@ -31,7 +34,7 @@ class Turn:
     index: int
     """0, 1, … within the session, in order of completion."""
     thread: str
-    """Who speaks: "main", or the agent program's id of a sub-agent."""
+    """Who speaks: ``MAIN_THREAD``, or the agent program's id of a sub-agent."""
     parent_thread: str | None
     """Thread that dispatched this one; None for "main" and for its own sub-agents' unnamed parent.
     """

@@ -7,11 +7,13 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel
 from pydantic_core import from_json
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece
+from runners.gateway.dialects.body import Wire
 from runners.gateway.refusal import STATUS, Refused, Why
 
 NO_LIMIT = 2**31 - 1
@@ -79,6 +81,27 @@ def with_system_prompt(pieces: Iterable[Piece]) -> Iterator[Piece]:
     if prompt:
         yield Piece(SYSTEM_PROMPT, "system", "text", prompt)
     yield from rest[len(opening) :]
+
+
+class Refusal(Wire):
+    """What a model would not say, in a conversation that comes back."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def ignored(body: BaseModel, names: Iterable[str]) -> Iterator[str]:
+    """Return which of the sampling settings ``names``, and of those common to both dialects, a
+    client asked for in vain.
+    """
+    for name in names:
+        wished = getattr(body, name)
+        if wished is not None and wished is not False:  # 0 is a wish
+            yield name
+    if getattr(body, "tool_choice", None) not in (None, "auto"):
+        yield "tool_choice"
+    if getattr(body, "parallel_tool_calls", None) is False:
+        yield "parallel_tool_calls"
 
 
 def refusal(refused: Refused) -> tuple[int, dict[str, Any]]:

@@ -22,16 +22,11 @@ class _Text(Wire):
     text: str
 
 
-class _Refusal(Wire):
-    type: Literal["refusal"]
-    refusal: str
-
-
 class _Unread(Wire):
     type: Literal["image_url", "input_audio", "file"]
 
 
-_Part = Annotated[_Text | _Refusal | _Unread, Field(discriminator="type")]
+_Part = Annotated[_Text | openai.Refusal | _Unread, Field(discriminator="type")]
 
 
 def _as_parts(content: object) -> object:
@@ -220,25 +215,18 @@ def _pieces(body: ChatRequest) -> Iterator[Piece]:
                     )
 
 
-def _shown(part: _Text | _Refusal | _Unread) -> str:
+def _shown(part: _Text | openai.Refusal | _Unread) -> str:
     match part:
         case _Text():
             return part.text
-        case _Refusal():
+        case openai.Refusal():
             return part.refusal
         case _:
             return omitted(part.type.removesuffix("_url").removeprefix("input_"))
 
 
 def _ignored(body: ChatRequest) -> Iterator[str]:
-    for name in _SAMPLING:
-        wished = getattr(body, name)
-        if wished is not None and wished is not False:
-            yield name
-    if body.tool_choice not in (None, "auto"):
-        yield "tool_choice"
-    if body.parallel_tool_calls is False:
-        yield "parallel_tool_calls"
+    yield from openai.ignored(body, _SAMPLING)
     for tool in body.tools or ():
         if isinstance(tool, _OtherTool):
             yield f"tools.{tool.type}"

@@ -27,16 +27,11 @@ class _Text(Wire):
     text: str
 
 
-class _Refusal(Wire):
-    type: Literal["refusal"]
-    refusal: str
-
-
 class _Unread(Wire):
     type: Literal["input_image", "input_file", "input_audio"]
 
 
-_Part = Annotated[_Text | _Refusal | _Unread, Field(discriminator="type")]
+_Part = Annotated[_Text | openai.Refusal | _Unread, Field(discriminator="type")]
 
 
 def _as_parts(content: object) -> object:
@@ -196,7 +191,7 @@ def turn_request(
         tools=[tool.function for tool in tools.values()],
         max_tokens=body.max_output_tokens or openai.NO_LIMIT,
         show_thinking=wants_thinking,
-        ignored=(*_ignored(body), *(f"tools.{kind}" for kind in left_out)),
+        ignored=(*openai.ignored(body, _SAMPLING), *(f"tools.{kind}" for kind in left_out)),
         hints=hints,
         structured=format_ is not None and format_.type != "text",
     )
@@ -251,21 +246,11 @@ def _said(
     )
 
 
-def _shown(part: _Text | _Refusal | _Unread) -> str:
+def _shown(part: _Text | openai.Refusal | _Unread) -> str:
     match part:
         case _Text():
             return part.text
-        case _Refusal():
+        case openai.Refusal():
             return part.refusal
         case _:
             return omitted(part.type.removeprefix("input_"))
-
-
-def _ignored(body: ResponsesRequest) -> Iterator[str]:
-    for name in _SAMPLING:
-        if getattr(body, name) is not None:
-            yield name
-    if body.tool_choice not in (None, "auto"):
-        yield "tool_choice"
-    if body.parallel_tool_calls is False:
-        yield "parallel_tool_calls"

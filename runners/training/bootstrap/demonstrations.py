@@ -14,17 +14,17 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.schema import ScenarioKind
 from runners.gateway.dialects.anthropic import to_renderer_messages
 from runners.gateway.tokenizer import Renderer, Tokenizer
 from runners.harnesses.native import agent
 from runners.tasks.bugfix.project import Project, draw_project
 
-Scenario = Literal["linear", "subagent", "compact", "mixed"]
 Message = dict[str, Any]
 
 SUBMIT_MESSAGE = "done"
@@ -68,7 +68,7 @@ class Demonstration:
     """[T]; True on what the policy samples."""
 
 
-def lines(project: Project, statement: str, scenario: Scenario) -> list[Line]:
+def lines(project: Project, statement: str, scenario: ScenarioKind) -> list[Line]:
     """Return the chains of an episode that puts ``statement`` in the bug's place and submits; the
     one with the fix comes first.
     """
@@ -102,7 +102,7 @@ def _step(tool: str, arguments: dict[str, str], result: str | None = None) -> St
 
 
 def draw_episodes(
-    seed: int, *, right: float, scenario: Scenario
+    seed: int, *, right: float, scenario: ScenarioKind
 ) -> Iterator[tuple[Project, list[Line]]]:
     """Draw projects and episodes without end."""
     rng = random.Random(f"demonstrations {seed}")

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import tokenizers
 
     from runners.gateway.tokenizer import Renderer, Tokenizer
-    from runners.training.bootstrap.demonstrations import Scenario
 
 VERSION = 1
 """Raised whenever the same inputs give another policy."""
@@ -53,7 +52,11 @@ class BootstrapError(AgentrlError):
 
 
 def tiny_directory(
-    model: schema.TinyModel, scenario: Scenario, *, seed: int = SEED, recipe: Recipe = RECIPE
+    model: schema.TinyModel,
+    scenario: schema.ScenarioKind,
+    *,
+    seed: int = SEED,
+    recipe: Recipe = RECIPE,
 ) -> Path:
     """Return where the policy is kept; the directory exists once it is made, and is complete."""
     text = json.dumps(_inputs(model, scenario, seed, recipe), sort_keys=True)
@@ -62,7 +65,7 @@ def tiny_directory(
 
 
 def _inputs(
-    model: schema.TinyModel, scenario: Scenario, seed: int, recipe: Recipe
+    model: schema.TinyModel, scenario: schema.ScenarioKind, seed: int, recipe: Recipe
 ) -> dict[str, int | float | str]:
     """Return everything that determines the policy."""
     return {
@@ -78,7 +81,7 @@ def _inputs(
 
 def ensure_tiny(
     model: schema.TinyModel,
-    scenario: Scenario,
+    scenario: schema.ScenarioKind,
     *,
     progress: Progress,
     seed: int = SEED,
@@ -121,7 +124,7 @@ def _publish(building: Path, entry: Path) -> None:
 def _make(
     directory: Path,
     model: schema.TinyModel,
-    scenario: Scenario,
+    scenario: schema.ScenarioKind,
     seed: int,
     recipe: Recipe,
     progress: Progress,

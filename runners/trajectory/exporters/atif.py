@@ -25,11 +25,11 @@ from typing import Any
 from runners.trajectory.conversation import Message, tools
 from runners.trajectory.exporters.contract import Add, Rollout, Run
 from runners.trajectory.jsontext import dumps
+from runners.trajectory.record import MAIN_THREAD as MAIN
 from runners.trajectory.record import Turn
 
 VERSION = "ATIF-v1.7"
 """The oldest with embedded sub-agents; 1.8 adds only audio."""
-MAIN = "main"
 _SOURCES = {"assistant": "agent", "user": "user"}
 
 Document = dict[str, Any]

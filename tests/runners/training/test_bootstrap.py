@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.schema import TinyModel
+from conf.schema import ScenarioKind, TinyModel
 from runners.gateway.dialects.anthropic import to_renderer_messages
 from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
 from runners.harnesses.native import agent
@@ -25,7 +25,6 @@ from runners.tasks.bugfix.project import Project
 from runners.training.bootstrap import BootstrapError, ensure_tiny
 from runners.training.bootstrap.demonstrations import (
     Line,
-    Scenario,
     demonstrate,
     draw_episodes,
     reading,
@@ -43,12 +42,12 @@ from runners.training.bootstrap.vocabulary import (
 )
 from runners.training.prefix import shared_length
 
-SCENARIOS: tuple[Scenario, ...] = ("linear", "subagent", "compact", "mixed")
+SCENARIOS: tuple[ScenarioKind, ...] = ("linear", "subagent", "compact", "mixed")
 SMALL = replace(RECIPE, demonstrations=200, copying_steps=2)
 
 
 def drawn(
-    count: int, *, seed: int = 0, right: float = 0.5, scenario: Scenario = "linear"
+    count: int, *, seed: int = 0, right: float = 0.5, scenario: ScenarioKind = "linear"
 ) -> list[tuple[Project, list[Line]]]:
     """Draw episodes."""
     return list(islice(draw_episodes(seed, right=right, scenario=scenario), count))
@@ -124,7 +123,7 @@ class Policy:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_demonstration_is_what_the_gateway_makes_of_the_native_agent(
-    scenario: Scenario,
+    scenario: ScenarioKind,
     parts: tuple[Tokenizer, Renderer, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -165,7 +164,7 @@ def test_a_demonstration_is_what_the_gateway_makes_of_the_native_agent(
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_policy_is_trained_on_its_own_turns_only(
-    scenario: Scenario, parts: tuple[Tokenizer, Renderer, Path]
+    scenario: ScenarioKind, parts: tuple[Tokenizer, Renderer, Path]
 ) -> None:
     tokenizer, renderer, _ = parts
     ((_, lines),) = drawn(1, seed=1, scenario=scenario)
@@ -177,7 +176,7 @@ def test_the_policy_is_trained_on_its_own_turns_only(
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_completion_is_one_good_tool_call_or_a_summary(
-    scenario: Scenario, parts: tuple[Tokenizer, Renderer, Path]
+    scenario: ScenarioKind, parts: tuple[Tokenizer, Renderer, Path]
 ) -> None:
     tokenizer, renderer, _ = parts
     for _, lines in drawn(20, seed=2, scenario=scenario):
@@ -356,7 +355,7 @@ def test_a_cache_that_cannot_be_written_is_a_clear_error(model: TinyModel, tmp_p
         ("mixed", [["Edit", "Submit"], ["Agent", ""], ["Read", "Submit"]]),
     ],
 )
-def test_each_scenario_has_its_lines(scenario: Scenario, tools: list[list[str]]) -> None:
+def test_each_scenario_has_its_lines(scenario: ScenarioKind, tools: list[list[str]]) -> None:
     ((_, lines),) = drawn(1, scenario=scenario)
     named = re.compile(r'{"name": "(\w+)"')
     found = [

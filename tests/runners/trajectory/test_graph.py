@@ -127,11 +127,12 @@ def test_each_chain_has_the_kind_of_its_place() -> None:
         said(4, 3, 0, branch="compaction"),
         said(5, 4, None),
         said(6, 5, 1, thread="a1", branch="subagent"),
+        said(7, 6, None, branch="subagent"),
     ]
     chains = segments(turns)
     assert [chain.kind for chain in chains] == [
-        *("wipe", "wipe", "side", "compaction", "final", "subagent")
+        *("wipe", "wipe", "side", "compaction", "final", "subagent", "subagent")
     ]
-    assert [chain.own_turns for chain in chains] == [(0, 3), (1,), (2,), (4,), (5,), (6,)]
+    assert [chain.own_turns for chain in chains] == [(0, 3), (1,), (2,), (4,), (5,), (6,), (7,)]
     assert chains[3].turns == (0, 4), "a summary stands after the history that it sums up"
     assert chains[3].loss_mask.tolist() == [False, False, False, True]
