@@ -36,6 +36,18 @@ class AgentrlError(Exception):
     exit_code: ExitCode = ExitCode.FAILURE_BUDGET
 
 
+def error_text(error: BaseException) -> str:
+    """Return an exception's text, fit for UTF-8, even if its ``__str__`` raises; its type's name if
+    it has none.
+    """
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as second:  # a hostile __str__ must not replace the failure it describes
+        return f"<{name} whose text cannot be read: {type(second).__name__}>"
+    return text.encode("utf-8", "replace").decode() or name
+
+
 class ConfigError(AgentrlError):
     """The configuration is wrong; ``faults`` lists every fault found, each naming its key and its
     mend.

@@ -23,6 +23,8 @@ CHANGEABLE = (
     "rollout.attempts",
     "rollout.breaker",
     "rollout.concurrency",
+    "rollout.deadlines.",
+    "rollout.limits.",
     "run.keep_checkpoints",
     "trainer.tokens_per_microbatch",
     "trainer.threads",

@@ -267,13 +267,32 @@ Fanout = Annotated[SegmentsFanout | CollapseFanout, Field(discriminator="kind")]
 
 
 class Deadlines(Section):
-    """Seconds per phase; each starts when its phase starts."""
+    """Seconds per phase; each starts when its phase starts, so that queueing eats no budget."""
 
     boot_s: PositiveFloat
     harness_s: PositiveFloat
     turn_s: PositiveFloat
     grade_s: PositiveFloat
     teardown_s: PositiveFloat
+    guard_s: PositiveFloat
+    """One attempt as a whole: what hangs outside every phase ends here."""
+    drain_s: PositiveFloat
+    """What generations in flight get to finish before new weights; then they are aborted."""
+
+
+class Limits(Section):
+    """How hard services are leant on."""
+
+    sandbox_starts_per_s: PositiveFloat | None
+    """Sandboxes made per second; null: no limit."""
+    engine_calls_per_s: PositiveFloat | None
+    """Model calls begun per second; null: no limit."""
+    engine_attempts: PositiveInt
+    """Tries per model call, with full jitter between them, before the agent sees an error."""
+    adaptive: bool
+    """Lower the rollouts in flight when the engine or the sandboxes push back (429, 503, a queue),
+    and raise them again slowly.
+    """
 
 
 class Rollout(Section):
@@ -284,7 +303,14 @@ class Rollout(Section):
     attempts: PositiveInt
     """Tries per rollout before its infrastructure failure counts."""
     breaker: PositiveInt
-    """Failures of one class in a row that stop the run (exit code 1)."""
+    """Failures of one class in a row that pause the run (exit code 1, or 4 if a service is gone).
+    """
+    spare_groups: Annotated[int, Field(ge=0)]
+    """At most so many further tasks per step stand in for groups that cannot be trained."""
+    replace_flat: bool
+    """Replace groups whose rewards are all equal too (DAPO's dynamic sampling, arXiv 2503.14476).
+    """
+    limits: Limits
     deadlines: Deadlines
 
 
@@ -312,6 +338,8 @@ class LocalTrainer(Section):
     """Divide advantages by the group's standard deviation (GRPO); false: Dr. GRPO."""
     min_group: Annotated[int, Field(ge=2)]
     """Fewest valid rollouts for a baseline; a smaller group is dropped and counted."""
+    train_unfinished: bool
+    """Train rollouts that ran out of turns, tokens or time; false: they only enter the baseline."""
     threads: Annotated[int, Field(ge=0)]
     """Torch threads; 0: one per core."""
 
@@ -396,6 +424,14 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
         f"fanout.max_segment_tokens={longest} leaves no room for a prompt beside "
         f"sampling.max_new_tokens={c.sampling.max_new_tokens}: segments would be dropped for one "
         "full answer; raise fanout.max_segment_tokens",
+    )
+    limits = c.rollout.deadlines
+    needed = limits.boot_s + limits.harness_s + limits.grade_s + limits.teardown_s
+    yield (
+        limits.guard_s < needed,
+        f"rollout.deadlines.guard_s={limits.guard_s:g} is less than boot_s + harness_s + grade_s + "
+        f"teardown_s = {needed:g}: an attempt within its deadlines would be cut; raise "
+        "rollout.deadlines.guard_s",
     )
     if isinstance(c.engine, EmbeddedEngine):
         yield (

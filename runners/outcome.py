@@ -1,6 +1,6 @@
-"""How a rollout ended, and what that means for reward, loss mask, baseline and retry.
+"""How a rollout ended, and what that means for reward, loss mask, baseline, retry and evaluation.
 
-Both lists are closed. A foreign finish reason is kept apart, in ``raw_finish_reason``; it never
+All lists are closed. A foreign finish reason is kept apart, in ``raw_finish_reason``; it never
 becomes a code.
 """
 
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
+
+MESSAGE_LENGTH = 512
 
 
 class OutcomeClass(StrEnum):
@@ -39,6 +42,7 @@ class OutcomeCode(StrEnum):
     GRADER_TIMEOUT = "grader.timeout"
     CANCELLED_USER = "cancelled.user"
     INTERNAL_ERROR = "internal.error"
+    INTERNAL_GUARD = "internal.guard"
 
     @property
     def outcome_class(self) -> OutcomeClass:
@@ -47,13 +51,44 @@ class OutcomeCode(StrEnum):
 
 
 class Stage(StrEnum):
-    """The phase of a rollout in which its outcome was decided."""
+    """What an attempt is doing; its outcome names the one in which it was decided."""
 
+    QUEUE = "queue"
+    SESSION = "session"
     BOOT = "boot"
     HARNESS = "harness"
     PATCH = "patch"
+    FINISH = "finish"
+    """The gateway session takes no more turns; all of them are durable."""
     GRADE = "grade"
     TEARDOWN = "teardown"
+    END = "end"
+
+
+TRANSITIONS: dict[Stage, frozenset[Stage]] = {
+    Stage.QUEUE: frozenset({Stage.SESSION, Stage.TEARDOWN}),
+    Stage.SESSION: frozenset({Stage.BOOT, Stage.TEARDOWN}),
+    Stage.BOOT: frozenset({Stage.HARNESS, Stage.TEARDOWN}),
+    Stage.HARNESS: frozenset({Stage.PATCH, Stage.TEARDOWN}),
+    Stage.PATCH: frozenset({Stage.FINISH, Stage.TEARDOWN}),
+    Stage.FINISH: frozenset({Stage.GRADE, Stage.TEARDOWN}),
+    Stage.GRADE: frozenset({Stage.TEARDOWN}),
+    Stage.TEARDOWN: frozenset({Stage.END}),
+    Stage.END: frozenset(),
+}
+"""Legal next stages of an attempt: onwards, or out."""
+
+
+def advance(now: Stage, to: Stage) -> Stage:
+    """Return ``to``; raises ValueError if an attempt cannot go there from ``now``."""
+    if to not in TRANSITIONS[now]:
+        raise ValueError(f"an attempt cannot go from {now} to {to}")
+    return to
+
+
+EvalColumn = Literal["verdict", "error", "not_run"]
+"""Where an evaluation counts a rollout: solved or unsolved as graded; or apart, never as unsolved.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +96,37 @@ class Meaning:
     """What an outcome class means."""
 
     reward_counts: bool
-    """The rollout has a reward, and it enters the group's baseline."""
+    """The rollout has a reward."""
     trained: bool
     """Its sampled tokens enter the loss; otherwise they are masked."""
+    in_baseline: bool
+    """Its reward enters the group's baseline."""
     retryable: bool
     """It is tried again in a fresh sandbox while attempts are left."""
+    eval_column: EvalColumn
 
+
+_COUNTED = Meaning(
+    reward_counts=True, trained=True, in_baseline=True, retryable=False, eval_column="verdict"
+)
+_FAILED = Meaning(
+    reward_counts=False, trained=False, in_baseline=False, retryable=True, eval_column="error"
+)
+_UNDONE = Meaning(
+    reward_counts=False, trained=False, in_baseline=False, retryable=False, eval_column="not_run"
+)
 
 MEANING: dict[OutcomeClass, Meaning] = {
-    OutcomeClass.POLICY: Meaning(reward_counts=True, trained=True, retryable=False),
-    OutcomeClass.BUDGET: Meaning(reward_counts=True, trained=True, retryable=False),
-    OutcomeClass.INFRA: Meaning(reward_counts=False, trained=False, retryable=True),
-    OutcomeClass.GRADER: Meaning(reward_counts=False, trained=False, retryable=True),
-    OutcomeClass.CANCELLED: Meaning(reward_counts=False, trained=False, retryable=False),
-    OutcomeClass.INTERNAL: Meaning(reward_counts=False, trained=False, retryable=True),
+    OutcomeClass.POLICY: _COUNTED,
+    OutcomeClass.BUDGET: _COUNTED,
+    OutcomeClass.INFRA: _FAILED,
+    OutcomeClass.GRADER: _FAILED,
+    OutcomeClass.INTERNAL: _FAILED,
+    OutcomeClass.CANCELLED: _UNDONE,
 }
-"""The one table: infrastructure failure is not reward 0."""
+"""The one table: infrastructure failure is not reward 0. ``trainer.train_unfinished=false`` masks
+class ``budget``; it stays in the baseline.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +141,15 @@ class Outcome:
     """The agent's or engine's own word, kept apart."""
 
     def __post_init__(self) -> None:
-        if len(self.message) > 512:
-            object.__setattr__(self, "message", self.message[:511] + "…")
+        if len(self.message) > MESSAGE_LENGTH:
+            object.__setattr__(self, "message", self.message[: MESSAGE_LENGTH - 1] + "…")
+
+    @property
+    def outcome_class(self) -> OutcomeClass:
+        """Who ended the rollout."""
+        return self.code.outcome_class
 
     @property
     def meaning(self) -> Meaning:
         """The row of ``MEANING`` that applies."""
-        return MEANING[self.code.outcome_class]
+        return MEANING[self.outcome_class]

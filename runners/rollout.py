@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import schema
-from conf.errors import AgentrlError
+from conf.errors import AgentrlError, error_text
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.outcome import Outcome, OutcomeClass, OutcomeCode, Stage
@@ -103,7 +103,7 @@ class Attempt:
             outcome = end.outcome
         except Exception as error:  # a failed rollout is data
             code = OutcomeCode.INTERNAL_ERROR
-            outcome = Outcome(code, self._stage, f"{type(error).__name__}: {_text(error)}")
+            outcome = Outcome(code, self._stage, f"{type(error).__name__}: {error_text(error)}")
         self._timings["total"] = time.monotonic() - started
         return self._record(outcome)
 
@@ -234,7 +234,7 @@ class Attempt:
         except (AgentrlError, OSError, TimeoutError) as error:
             self._tools.store.event(
                 "teardown_failed",
-                {"session_id": self._session_id, "what": what, "error": _text(error)},
+                {"session_id": self._session_id, "what": what, "error": error_text(error)},
             )
 
     def _record(self, outcome: Outcome) -> RolloutRecord:
@@ -308,11 +308,3 @@ def _verdict_dict(verdict: Verdict | None) -> dict[str, object] | None:
         "duration_s": verdict.duration_s,
         "log": verdict.log,
     }
-
-
-def _text(error: BaseException) -> str:
-    """Return an exception's text even if its ``__str__`` raises."""
-    try:
-        return str(error) or type(error).__name__
-    except Exception as second:  # a hostile __str__ must not replace the failure it describes
-        return f"<{type(error).__name__} whose text cannot be read: {type(second).__name__}>"

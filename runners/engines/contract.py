@@ -12,14 +12,22 @@ from runners.trajectory.record import IdArray, LogprobArray
 
 class EngineError(AgentrlError):
     """The engine failed or refused; ``status`` is the HTTP status, None when it could not be
-    reached.
+    reached. ``pushed_back``: it has too much to do, and said so.
     """
 
     exit_code = ExitCode.SERVICE_GONE
 
-    def __init__(self, message: str, *, status: int | None = None, retryable: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retryable: bool = False,
+        pushed_back: bool = False,
+    ) -> None:
         self.status = status
         self.retryable = retryable
+        self.pushed_back = pushed_back
         super().__init__(message)
 
 

@@ -10,9 +10,15 @@ from conf.errors import AgentrlError, ExitCode
 
 
 class SandboxError(AgentrlError):
-    """The sandbox itself failed (not the command in it)."""
+    """The sandbox itself failed (not the command in it). ``pushed_back``: whoever makes sandboxes
+    has too much to do, and said so.
+    """
 
     exit_code = ExitCode.SERVICE_GONE
+
+    def __init__(self, message: str, *, pushed_back: bool = False) -> None:
+        self.pushed_back = pushed_back
+        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,15 @@ async def world(tmp_path: Path, task: Task) -> AsyncIterator[World]:
                 gateway_url=gateway.url,
                 gateway_control=Path(gateway.control),
                 store=store,
-                deadlines=Deadlines(boot_s=5, harness_s=5, turn_s=5, grade_s=5, teardown_s=5),
+                deadlines=Deadlines(
+                    boot_s=5,
+                    harness_s=5,
+                    turn_s=5,
+                    grade_s=5,
+                    teardown_s=5,
+                    guard_s=30,
+                    drain_s=5,
+                ),
                 reward=Reward(
                     kind="tests", solved=1, unsolved=0, turn_penalty=0.02, malformed_penalty=0.25
                 ),
