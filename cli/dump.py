@@ -84,7 +84,7 @@ def dump_trajectories(
     stderr().print(f"{report.rollouts:,} rollouts, {report.bytes / 1e6:,.1f} MB", soft_wrap=True)
     if validate:
         _validate(report)
-        stderr().print("[green]every record is valid[/]")
+        stderr().print("every record is valid", style="green")
     if as_json:
         files = [
             {"format": file.format, "path": str(file.path), "bytes": file.bytes}

@@ -15,8 +15,8 @@ from conf.errors import AgentrlError
 
 if TYPE_CHECKING:
     from conf.schema import Config
-    from runners.campaign.stack import Policy
     from runners.service import ServiceError
+    from runners.stack import Policy
 
 EXAMPLES = examples(
     "agentrl gateway",
@@ -44,7 +44,7 @@ def gateway(context: typer.Context, overrides: Overrides = None) -> None:
 
     from cli.jobs import new_job
     from conf.schema import EmbeddedEngine
-    from runners.campaign.stack import Policy, prepare_policy
+    from runners.stack import Policy, prepare_policy
 
     job = new_job(_with_defaults(overrides or []), kind="gateway")
     context.obj.run_dir = job.run_dir
@@ -62,8 +62,11 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
     import asyncio
     import signal
 
-    from runners.campaign.stack import gateway_settings, start_engine
+    from cli.invocation import report_warning
+    from runners.faults.process import gateway_parts
     from runners.gateway.service import serve
+    from runners.observe.diagnostics import diagnostics
+    from runners.stack import gateway_settings, start_engine
     from runners.trajectory.run_state import State
     from runners.trajectory.store import RunStore
 
@@ -76,7 +79,10 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
         died.append(error)
         stop.set()
 
-    with RunStore.create(run_dir, config.model_dump(mode="json")) as store:
+    with (
+        RunStore.create(run_dir, config.model_dump(mode="json")) as store,
+        diagnostics(run_dir, "gateway", watchdog_s=config.observe.watchdog_s, tell=report_warning),
+    ):
         store.set_state(State.RUNNING)
         try:
             async with AsyncExitStack() as exits:
@@ -86,7 +92,12 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
                 settings = gateway_settings(
                     config, run_dir=run_dir, engine_url=url, tokenizer=policy.tokenizer
                 )
-                await serve(settings, announce=lambda info: _announce(info, run_dir), stop=stop)
+                await serve(
+                    settings,
+                    announce=lambda info: _announce(info, run_dir),
+                    stop=stop,
+                    parts=gateway_parts(config.faults),
+                )
             if died:
                 raise died[0]
         except AgentrlError as error:

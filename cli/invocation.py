@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from conf.errors import AgentrlError, ExitCode
+from conf.errors import AgentrlError, ExitCode, error_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,12 +42,12 @@ class Invocation:
         if self.debug:
             traceback.print_exception(error)
         if isinstance(error, AgentrlError):
-            return error.exit_code, str(error)
+            return error.exit_code, error_text(error)
         try:
             log = self._keep("".join(traceback.format_exception(error)))
         except OSError:
             log = "no file: no directory could be written"
-        reason = " ".join(str(error).split())
+        reason = " ".join(error_text(error).split())
         return (
             ExitCode.FAILURE_BUDGET,
             f"unexpected {type(error).__name__}: {reason} (a defect of agentrl: run again with "
@@ -59,47 +59,66 @@ class Invocation:
 
         folder = self.run_dir if self.run_dir is not None and self.run_dir.is_dir() else None
         with tempfile.NamedTemporaryFile(
-            "w", dir=folder, prefix="agentrl-error-", suffix=".log", delete=False, encoding="utf-8"
-        ) as file:
+            "w", dir=folder, prefix="agentrl-error-", suffix=".log", delete=False,
+            encoding="utf-8", errors="backslashreplace",
+        ) as file:  # fmt: skip
             file.write(text)
         return file.name
 
 
 def stderr() -> Console:
-    """Return a console for humans."""
+    """Return a console for humans; strings are shown as they are, style is for ``Text``."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def stdout() -> Console:
-    """Return a console for results that humans read."""
+    """Return a console for results that humans read; strings are shown as they are."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """Print the one JSON document of ``--json``, on one line: the last one of stdout."""
-    sys.stdout.write(json.dumps(document, default=str, allow_nan=False) + "\n")
+    """Print the one JSON document of ``--json``, on one line: the last one of stdout.
+
+    Strict JSON in ASCII, whatever is in it: any reader and any locale take it.
+    """
+    from runners.trajectory.jsontext import dumps, loads
+
+    sys.stdout.write(json.dumps(loads(dumps(document)), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
 def report_error(message: str) -> None:
     """Print an error of one or more lines in red to stderr."""
-    lines = message.splitlines() or ["(no message)"]
+    from runners.observe.terminal import printable
+
+    lines = printable(message).splitlines() or ["(no message)"]
     console = stderr()
     if len(lines) == 1:
-        console.print("[bold red]error:[/]", end=" ")
-        console.print(lines[0], style="red", markup=False, soft_wrap=True)
+        console.print("error:", style="bold red", end=" ")
+        console.print(lines[0], style="red", soft_wrap=True)
         return
-    console.print(f"[bold red]{len(lines)} errors:[/]")
+    console.print(f"{len(lines)} errors:", style="bold red")
     for line in lines:
-        console.print(f"  {line}", style="red", markup=False, soft_wrap=True)
+        console.print(f"  {line}", style="red", soft_wrap=True)
 
 
 def report_warning(message: str) -> None:
     """Print a warning of one line in yellow to stderr."""
+    from runners.observe.terminal import printable
+
     console = stderr()
-    console.print("[bold yellow]warning:[/]", end=" ")
-    console.print(message, style="yellow", markup=False, soft_wrap=True)
+    console.print("warning:", style="bold yellow", end=" ")
+    console.print(printable(message), style="yellow", soft_wrap=True)
+
+
+def report_run_dir(path: Path) -> None:
+    """Say on stderr which run directory it is."""
+    from runners.observe.terminal import printable
+
+    console = stderr()
+    console.print("run directory", style="bright_black", end=" ")
+    console.print(printable(str(path)), soft_wrap=True)

@@ -51,11 +51,13 @@ class Job:
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             if self.resume or not file.exists():
-                file.write_text(to_json(self.config), "utf-8")
+                unfinished = file.with_suffix(".json.partial")
+                unfinished.write_text(to_json(self.config), "utf-8")
+                unfinished.replace(file)
         except OSError as error:
             raise JobError(
-                f"{file} cannot be written ({error.strerror}): make the directory writable or "
-                "choose another run.dir"
+                f"{file} cannot be written ({error.strerror}): make the directory writable, free "
+                "some space, or choose another run.dir"
             ) from error
 
 
@@ -99,12 +101,25 @@ def new_job(overrides: list[str], *, kind: str) -> Job:
     return Job(config, config.run.dir or _fresh_dir(kind), "")
 
 
-def resumed_job(run_dir: Path, overrides: list[str]) -> Job:
-    """Return the job that continues the run in ``run_dir``; raises ConfigError or StoreError."""
+def resumed_job(run_dir: Path, overrides: list[str], *, benchmark: str | None = None) -> Job:
+    """Return the job that continues the run in ``run_dir``: an evaluation of ``benchmark``, or a
+    campaign.
+
+    Raises ConfigError, JobError or StoreError.
+    """
     from runners.trajectory.store import RunStore
 
     with RunStore.open(run_dir, read_only=True) as store:
-        stored = store.config()
+        stored, measured = store.config(), store.state().info.get("benchmark")
+    if measured != benchmark:
+        what, command = (
+            ("a campaign", "run")
+            if measured is None
+            else (f"an evaluation of {measured}", f"eval {measured}")
+        )
+        raise JobError(
+            f"{run_dir} holds {what}: continue it with `agentrl {command} --resume {run_dir}`"
+        )
     return Job(resume_config(stored, overrides), run_dir, "", resume=True)
 
 

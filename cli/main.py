@@ -4,11 +4,13 @@ when it runs.
 
 from __future__ import annotations
 
+import sys
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
 
-from cli import dump, gateway, run, show, status
+from cli import check, dump, eval, gateway, regrade, run, show, status
 from cli.invocation import Invocation
 
 app = typer.Typer(
@@ -47,7 +49,10 @@ def agentrl(
 
 _RUN, _LOOK, _SERVE = "Run", "Look", "Serve"
 app.command(epilog=run.EXAMPLES, rich_help_panel=_RUN)(run.run)
+app.command("eval", epilog=eval.EXAMPLES, rich_help_panel=_RUN)(eval.evaluate)
+app.command(epilog=regrade.EXAMPLES, rich_help_panel=_RUN)(regrade.regrade)
 app.command(epilog=show.EXAMPLES, rich_help_panel=_RUN)(show.show)
+app.command(epilog=check.EXAMPLES, rich_help_panel=_RUN)(check.check)
 app.command(epilog=status.EXAMPLES, rich_help_panel=_LOOK)(status.status)
 app.command("dump-trajectories", epilog=dump.EXAMPLES, rich_help_panel=_LOOK)(
     dump.dump_trajectories
@@ -58,6 +63,8 @@ app.command(epilog=gateway.EXAMPLES, rich_help_panel=_SERVE)(gateway.gateway)
 def main(arguments: list[str] | None = None) -> None:
     """Run ``agentrl ARGUMENTS…`` (those of this process if None); raises SystemExit."""
     invocation = Invocation()
+    if isinstance(sys.stdout, TextIOWrapper):  # a path need not be UTF-8, nor the terminal
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(arguments, prog_name="agentrl", obj=invocation)
     except Exception as error:  # the process's top: an error becomes a message and an exit code

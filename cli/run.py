@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.arguments import Json, Overrides, examples
-from cli.invocation import Invocation, print_json, report_error, report_warning, stderr, stdout
+from cli.invocation import (
+    Invocation,
+    print_json,
+    report_error,
+    report_run_dir,
+    report_warning,
+    stderr,
+    stdout,
+)
 from conf.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -86,7 +94,7 @@ def _campaign(job: Job, invocation: Invocation) -> tuple[dict[str, Any], bool]:
     from runners.campaign.run import run_campaign
 
     invocation.run_dir = job.run_dir
-    stderr().print(f"[bright_black]run directory[/] {job.run_dir}", soft_wrap=True)
+    report_run_dir(job.run_dir)
     job.write_config()
     result = run_campaign(job.config, job.run_dir, resume=job.resume)
     document = {**result.summary, "exit_code": int(result.exit_code), "message": result.message}
@@ -111,11 +119,13 @@ def _single(job: Job, invocation: Invocation) -> int:
 
 def _sweep(jobs: list[Job], invocation: Invocation) -> int:
     """Run the jobs one after the other: a failure is a row of the comparison, a signal the end."""
+    from rich.text import Text
+
     from cli.tables import render_comparison
 
     documents: list[dict[str, Any]] = []
     for number, job in enumerate(jobs, 1):
-        stderr().rule(f"{number} of {len(jobs)}: {job.label}", align="left")
+        stderr().rule(Text(f"{number} of {len(jobs)}: {job.label}"), align="left")
         stop = False
         try:
             document, stop = _campaign(job, invocation)

@@ -11,6 +11,7 @@ from rich.text import Text
 from cli.jobs import Job
 from conf.errors import ExitCode
 from launch.local import LocalPlan
+from runners.observe.terminal import printable
 
 
 def _facts(title: str) -> Table:
@@ -76,11 +77,12 @@ def render_comparison(documents: list[dict[str, Any]]) -> Table:
         end = Text(
             code.name.lower().replace("_", " "), style="" if code is ExitCode.DONE else "red"
         )
+        label = printable(document["label"])
         if "eval" not in document:  # it could not start
-            table.add_row(document["label"], *["–"] * 5, end)
+            table.add_row(label, *["–"] * 5, end)
             continue
         table.add_row(
-            document["label"],
+            label,
             str(document["steps"]),
             _rate(document["eval"]["first"]),
             Text(

@@ -31,6 +31,7 @@ from conf.keys import (
     unknown_choice,
     unknown_key,
 )
+from conf.plan_file import with_plan
 from conf.schema import Config
 from conf.verdict import judge, missing_value
 
@@ -53,6 +54,7 @@ def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> C
     ]
     tree, unresolved = _resolved(_compose(choices + values, faults))
     faults += unresolved.values()
+    tree["faults"] = with_plan(tree["faults"], faults)
     config, judged = _judged(tree, defaults, ignore=set(unresolved))
     if config is None or faults or judged:
         raise ConfigError(list(dict.fromkeys(faults + judged)))

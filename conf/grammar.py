@@ -95,7 +95,8 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(_literal(item) for item in value) + "]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_literal(k)}:{_literal(v)}" for k, v in value.items()) + "}"
+        # Hydra's grammar has no quoted keys; those of our sections are plain names.
+        return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in value.items()) + "}"
     # OmegaConf reads "${" as an interpolation unless it is escaped, backslashes before it included.
     escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
     return QuotedString(escaped, quote=Quote.single).with_quotes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ CHANGEABLE = (
     "engine.port",
     "engine.threads",
     "engine.url",
+    "faults.",
     "gateway.",
     "model.cache_dir",
     "observe.",
@@ -29,17 +31,22 @@ CHANGEABLE = (
     "trainer.tokens_per_microbatch",
     "trainer.threads",
 )
-"""Keys, or sections (ending in a dot), that a resumed run may change; besides these, run.steps may
-grow.
-"""
+"""Keys, or sections (ending in a dot), that a resumed run may change."""
+
+GROWING = ("eval.attempts_per_task", "eval.tasks", "run.steps")
+"""Keys that it may raise; null is most."""
 
 
-def resume_config(stored: Mapping[str, Any], overrides: list[str]) -> Config:
-    """Return the stored configuration, changed by ``overrides``.
+def resume_config(
+    stored: Mapping[str, Any], overrides: list[str], *, also: tuple[str, ...] = ()
+) -> Config:
+    """Return the stored configuration, changed by ``overrides``: keys of ``CHANGEABLE``, of
+    ``GROWING`` and those that ``also`` may change.
 
     Raises ConfigError with every change that would make the run's earlier and later steps two
     different experiments.
     """
+    free = (*CHANGEABLE, *also)
     before = compose([], base=stored)
     after = compose(overrides, base=stored)
     old, new = (dict(dotted(config.model_dump(mode="json"))) for config in (before, after))
@@ -47,12 +54,17 @@ def resume_config(stored: Mapping[str, Any], overrides: list[str]) -> Config:
         f"{key} was {old.get(key)} and cannot become {new.get(key)} in a resumed run: "
         "drop the override, or start a new run"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and key != "run.steps" and not key.startswith(CHANGEABLE)
+        if old.get(key) != new.get(key) and key not in GROWING and not key.startswith(free)
     ]
-    if after.run.steps < before.run.steps:
-        faults.append(
-            f"run.steps was {before.run.steps} and can only grow, not become {after.run.steps}"
-        )
+    faults += [
+        f"{key} was {old[key]} and can only grow, not become {new[key]}"
+        for key in GROWING
+        if _most_if_null(new[key]) < _most_if_null(old[key])
+    ]
     if faults:
         raise ConfigError(faults)
     return after
+
+
+def _most_if_null(value: float | None) -> float:
+    return math.inf if value is None else value

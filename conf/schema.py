@@ -21,6 +21,8 @@ from pydantic import (
     model_validator,
 )
 
+from conf.fault_table import What, Where, illegal
+
 
 class Section(BaseModel):
     """One section of the configuration."""
@@ -179,6 +181,10 @@ class Gateway(Section):
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]
     """0: any free port."""
+    public_url: Annotated[str, AfterValidator(_base_url)] | None
+    """URL by which sandboxes elsewhere reach it: a public address, a tunnel's; null: only this
+    machine's do.
+    """
     ping_s: PositiveFloat
     """Seconds between SSE pings while the engine works."""
 
@@ -199,6 +205,51 @@ class LocalSandbox(Section):
     """CPU seconds per process (RLIMIT_CPU)."""
 
 
+class E2bSandbox(Section):
+    """Virtual machines of E2B's cloud, or of a service that speaks its API."""
+
+    kind: Literal["e2b"]
+    template: str
+    """E2B template of tasks that name no image. Its own CPU and memory are the sandbox's."""
+    image_key: str | None
+    """Metadata key by which a service that makes sandboxes of images picks one, e.g.
+    ``example.com/image``; null: a task's image is the name of a template, as at E2B.
+    """
+    size: str | None
+    """Metadata ``size``, under the image key's prefix, for such a service; null: not sent."""
+    lifetime_s: PositiveInt
+    """E2B ends a sandbox so long after its last use."""
+    boots: PositiveInt
+    """Sandboxes that start at once."""
+    attempts: PositiveInt
+    """Tries per call, with full jitter between them."""
+    api_url: Annotated[str, AfterValidator(_base_url)] | None
+    """Control plane; null: E2B's."""
+    sandbox_url: Annotated[str, AfterValidator(_base_url)] | None
+    """One URL for all sandboxes; null: each has its own below E2B's domain."""
+
+
+class DockerSandbox(Section):
+    """Containers of a docker engine."""
+
+    kind: Literal["docker"]
+    image: str
+    """Image of tasks that name none."""
+    network: str
+    """Docker network of agents' sandboxes; graders' have none. On one made with ``--internal`` they
+    reach the gateway, at its address on that network, but not the internet.
+    """
+    memory_mb: PositiveInt
+    """Memory per sandbox."""
+    processes: PositiveInt
+    """Processes per sandbox."""
+    cpus: PositiveFloat
+    """CPUs per sandbox."""
+
+
+Sandbox = Annotated[LocalSandbox | E2bSandbox | DockerSandbox, Field(discriminator="kind")]
+
+
 class NativeHarness(Section):
     """agentrl's own small agent program."""
 
@@ -207,6 +258,34 @@ class NativeHarness(Section):
     """Model calls before the agent gives up."""
     max_tokens: PositiveInt
     """``max_tokens`` it asks for in each turn."""
+    memory_mb: PositiveInt
+    """``sandbox.memory_mb`` unless that is given."""
+    cpu_s: PositiveInt
+    """``sandbox.cpu_s`` unless that is given."""
+
+
+class ClaudeCodeHarness(Section):
+    """Claude Code, the unmodified npm package."""
+
+    kind: Literal["claude_code"]
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+    """The one version that is run."""
+    binary: Path | None
+    """The program, or an npm tarball that holds it; null: what ``agentrl check`` installed."""
+    max_turns: PositiveInt
+    """Model calls of the main agent before it gives up."""
+    max_tokens: PositiveInt
+    """``max_tokens`` it asks for in each turn."""
+    memory_mb: PositiveInt
+    """Address space that it needs: ``sandbox.memory_mb`` unless more is given."""
+    cpu_s: PositiveInt
+    """``sandbox.cpu_s`` unless that is given."""
+
+
+Harness = Annotated[NativeHarness | ClaudeCodeHarness, Field(discriminator="kind")]
+
+CLAUDE_CODE_PROMPT_TOKENS = 7000
+"""About what Claude Code's system prompt and tools are, before any work."""
 
 
 class BugfixTask(Section):
@@ -219,12 +298,59 @@ class BugfixTask(Section):
     """Tasks in the held-out split; shares no repository with the training split."""
 
 
+class SwebenchTask(Section):
+    """SWE-bench's instances, to measure on: none is for training."""
+
+    kind: Literal["swebench"]
+    path: str | None
+    """JSONL, JSON or Parquet file, or a dataset's name on the hub (``NAME`` or ``NAME:SPLIT``);
+    null: a small set that agentrl makes itself.
+    """
+    repositories: Path | None
+    """Directory with clones (``owner/name``, ``owner__name.git`` or ``….bundle``) for rows that do
+    not say where their repository is.
+    """
+    grader: Literal["auto", "official", "own"]
+    """``official``: the package ``swebench`` reads the log; ``own``: our plugin in pytest; auto:
+    official if the package is installed.
+    """
+    flaky_reruns: Annotated[int, Field(ge=0)]
+    """Grade again when only pass-to-pass tests fail; one good run decides."""
+
+
+class JsonlTask(Section):
+    """Tasks in a file, in any of the row schemas, to train on."""
+
+    kind: Literal["jsonl"]
+    path: str
+    """JSONL, JSON or Parquet file, or a dataset's name on the hub (``NAME`` or ``NAME:SPLIT``)."""
+    repositories: Path | None
+    """Directory with clones (``owner/name``, ``owner__name.git`` or ``….bundle``) for rows that do
+    not say where their repository is.
+    """
+    held_out_tasks: Annotated[int, Field(ge=0)]
+    """The file's last so many tasks are held out."""
+    grader: Literal["auto", "official", "own"]
+    """Of SWE-bench's rows. ``official``: the package ``swebench`` reads the log; ``own``: our
+    plugin in pytest; auto: official if the package is installed.
+    """
+    flaky_reruns: Annotated[int, Field(ge=0)]
+    """Grade again when only pass-to-pass tests fail; one good run decides."""
+
+
+Task = Annotated[BugfixTask | SwebenchTask | JsonlTask, Field(discriminator="kind")]
+
+
 class TestsReward(Section):
     """Reward from the graded tests, with small shaping."""
 
     kind: Literal["tests"]
     solved: float
     unsolved: float
+    partial: bool
+    """Without being solved, the passed share of the fail-to-pass tests counts between ``unsolved``
+    and ``solved``, if every pass-to-pass test passes.
+    """
     turn_penalty: Annotated[float, Field(ge=0)]
     """Taken off per turn."""
     malformed_penalty: Annotated[float, Field(ge=0)]
@@ -314,6 +440,50 @@ class Rollout(Section):
     deadlines: Deadlines
 
 
+class RoutingOff(Section):
+    """Inference and training each choose their own experts."""
+
+    kind: Literal["off"]
+
+
+class RoutingRecompute(Section):
+    """R2: the experts that training chooses before a step's first update stay for all of them."""
+
+    kind: Literal["recompute"]
+
+
+class RoutingRollout(Section):
+    """R3: training uses the experts that inference chose (Ma et al. 2025, arXiv 2510.11370)."""
+
+    kind: Literal["rollout"]
+    on_fault: Literal["stop", "mask"]
+    """A sample whose routing cannot be true stops the run, or is left out of the loss and counted.
+    """
+    shadow_every: Annotated[int, Field(ge=0)]
+    """Every so many steps one forward more, without replay: what it is worth; 0: never."""
+    alarm_disagreement: Annotated[float, Field(gt=0, le=1)]
+    """Share of a layer's choices that training would not have made, from which on they are another
+    token's or another layer's.
+    """
+
+
+RoutingReplay = Annotated[
+    RoutingOff | RoutingRecompute | RoutingRollout, Field(discriminator="kind")
+]
+
+
+class Correction(Section):
+    """What is done about rollouts whose logprobs training does not reproduce."""
+
+    truncate: Literal["none", "token", "sequence"]
+    """Truncated importance sampling (TIS): weigh each token by train / rollout probability, its own
+    or its sequence's, at most ``cap``.
+    """
+    cap: PositiveFloat
+    reject_outside: tuple[PositiveFloat, PositiveFloat] | None
+    """Leave out a sequence whose geometric mean of the tokens' ratios lies outside; null: none."""
+
+
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -342,6 +512,7 @@ class LocalTrainer(Section):
     """Train rollouts that ran out of turns, tokens or time; false: they only enter the baseline."""
     threads: Annotated[int, Field(ge=0)]
     """Torch threads; 0: one per core."""
+    correction: Correction
 
 
 class LocalLaunch(Section):
@@ -350,12 +521,89 @@ class LocalLaunch(Section):
     kind: Literal["local"]
 
 
+class FaultWhen(Section):
+    """Which crossings of a boundary a rule hits; all that is given must hold."""
+
+    probability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of each crossing; drawn by a hash, so that neither timing nor order decides."""
+    k: PositiveInt | None = None
+    """Only the k-th crossing of this boundary in an attempt."""
+    attempts: PositiveInt | None = None
+    """Only the first so many attempts of a rollout."""
+    rollouts: str = "*"
+    """Only rollouts whose id matches this glob, e.g. ``train-000002-*``."""
+
+
+class FaultRule(Section):
+    """One kind of fault; ``conf/fault_table.py`` says what can happen where."""
+
+    where: Where
+    when: FaultWhen = FaultWhen()
+    what: What
+    seconds: float | None = None
+    """How long a ``delay`` is, how far a ``clock_jump`` goes, and when ``death`` comes."""
+    status: int | None = None
+    """HTTP status of a ``status``."""
+
+    @model_validator(mode="after")
+    def _can_happen(self) -> FaultRule:
+        fault = illegal(self.where, self.what, self.seconds, self.status)
+        if fault is not None:
+            raise ValueError(fault)
+        return self
+
+
+class PlannedFaults(Section):
+    """A fault plan of ours. Of the rules that fit a crossing, the first happens."""
+
+    kind: Literal["none", "flaky_sandbox", "flaky_engine", "slow", "chaos"]
+    seed: Annotated[int, Field(ge=0)]
+    """Decides, with the rollout's id, which crossings are hit."""
+    rules: tuple[FaultRule, ...]
+
+
+class FileFaults(Section):
+    """A fault plan of the user's own file, which is read once: the run keeps its rules."""
+
+    kind: Literal["file"]
+    path: Path
+    """YAML file with ``seed`` and ``rules``."""
+    seed: Annotated[int, Field(ge=0)] | None
+    """null: the file's, or 0."""
+    rules: tuple[FaultRule, ...] | None
+    """null: the file's."""
+
+
+Faults = Annotated[PlannedFaults | FileFaults, Field(discriminator="kind")]
+
+
+class Eval(Section):
+    """What ``agentrl eval`` measures of its benchmark."""
+
+    tasks: PositiveInt | None
+    """At most so many; null: all."""
+    offset: Annotated[int, Field(ge=0)]
+    """So many are passed over first."""
+    ids: str
+    """Only tasks whose id matches this glob."""
+    attempts_per_task: PositiveInt
+    """Rollouts per task (n); pass@1 to pass@n are estimated."""
+
+
 class Observe(Section):
     """What is shown and kept besides the store."""
 
     dashboard: Literal["auto", "on", "off"]
     """auto: only when stderr is a terminal."""
     tensorboard: bool
+    watchdog_s: Annotated[float, Field(ge=0)]
+    """An event loop (driver, gateway, engine) that has not run for so long is described in a file;
+    0: off.
+    """
+    stuck_s: Annotated[float, Field(ge=0)]
+    """An attempt without progress (stage, turn) for so long is described in a file; 0: off. It is
+    not ended: deadlines do that.
+    """
 
 
 class Config(Section):
@@ -368,14 +616,17 @@ class Config(Section):
     sampling: Sampling
     engine: Engine
     gateway: Gateway
-    sandbox: LocalSandbox
-    harness: NativeHarness
-    task: BugfixTask
+    sandbox: Sandbox
+    harness: Harness
+    task: Task
     reward: TestsReward
     fanout: Fanout
+    routing_replay: RoutingReplay
     rollout: Rollout
     trainer: LocalTrainer
     launch: LocalLaunch
+    faults: Faults
+    eval: Eval
     observe: Observe
 
     @model_validator(mode="after")
@@ -392,16 +643,18 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     """
     context = c.model.max_context_tokens
     group = c.run.rollouts_per_task
-    yield (
-        c.run.eval_tasks > c.task.held_out_tasks,
-        f"run.eval_tasks={c.run.eval_tasks} is more than task.held_out_tasks="
-        f"{c.task.held_out_tasks}: raise task.held_out_tasks or lower run.eval_tasks",
-    )
-    yield (
-        c.run.steps > 0 and c.run.tasks_per_step > c.task.train_tasks,
-        f"run.tasks_per_step={c.run.tasks_per_step} is more than task.train_tasks="
-        f"{c.task.train_tasks}: raise task.train_tasks or lower run.tasks_per_step",
-    )
+    if not isinstance(c.task, SwebenchTask):
+        yield (
+            c.run.eval_tasks > c.task.held_out_tasks,
+            f"run.eval_tasks={c.run.eval_tasks} is more than task.held_out_tasks="
+            f"{c.task.held_out_tasks}: raise task.held_out_tasks or lower run.eval_tasks",
+        )
+    if isinstance(c.task, BugfixTask):
+        yield (
+            c.run.steps > 0 and c.run.tasks_per_step > c.task.train_tasks,
+            f"run.tasks_per_step={c.run.tasks_per_step} is more than task.train_tasks="
+            f"{c.task.train_tasks}: raise task.train_tasks or lower run.tasks_per_step",
+        )
     yield (
         c.run.steps > 0 and group < c.trainer.min_group,
         f"run.rollouts_per_task={group} is less than trainer.min_group={c.trainer.min_group}: "
@@ -433,6 +686,15 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
         f"teardown_s = {needed:g}: an attempt within its deadlines would be cut; raise "
         "rollout.deadlines.guard_s",
     )
+    tool = next((i for i, rule in enumerate(c.faults.rules or ()) if rule.where == "tool"), None)
+    yield (
+        tool is not None and not isinstance(c.harness, NativeHarness),
+        f"faults.rules[{tool}] needs tools that agentrl can reach into, which harness="
+        f"{c.harness.kind} has not: choose harness=native, or drop where=tool",
+    )
+    yield from _sandbox_rules(c)
+    if isinstance(c.harness, ClaudeCodeHarness):
+        yield from _claude_code_rules(c, c.harness)
     if isinstance(c.engine, EmbeddedEngine):
         yield (
             c.engine.cache_tokens < context,
@@ -443,4 +705,49 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
             isinstance(c.model, LocalModel) and c.model.path is None,
             "model.path=null leaves engine=embedded without weights: set model.path, or use an "
             "engine that has them (engine=sglang)",
+        )
+
+
+def _sandbox_rules(c: Config) -> Iterator[tuple[bool, str]]:
+    kind, url = c.sandbox.kind, c.gateway.public_url
+    yield (
+        kind != "local" and url is None,
+        f"gateway.public_url=null, but sandbox={kind} reaches nothing on this machine by itself: "
+        "set gateway.public_url to the gateway's address as sandboxes see it (with gateway.host "
+        "and gateway.port), or to a tunnel's",
+    )
+    yield (
+        url is not None and c.gateway.port == 0,
+        f"gateway.public_url={url} leads to a port that gateway.port=0 leaves open: set "
+        "gateway.port to the one that it leads to",
+    )
+    if isinstance(c.sandbox, E2bSandbox):
+        guard_s = c.rollout.deadlines.guard_s
+        yield (
+            c.sandbox.lifetime_s < guard_s,
+            f"sandbox.lifetime_s={c.sandbox.lifetime_s} is less than rollout.deadlines.guard_s="
+            f"{guard_s:g}: E2B would end the sandbox of a living attempt; raise sandbox.lifetime_s",
+        )
+        yield (
+            c.sandbox.size is not None and c.sandbox.image_key is None,
+            f"sandbox.size={c.sandbox.size} needs a service that makes sandboxes of images: set "
+            "sandbox.image_key; at E2B the size is the template's (sandbox.template)",
+        )
+
+
+def _claude_code_rules(c: Config, harness: ClaudeCodeHarness) -> Iterator[tuple[bool, str]]:
+    if isinstance(c.sandbox, LocalSandbox):
+        yield (
+            c.sandbox.memory_mb < harness.memory_mb,
+            f"sandbox.memory_mb={c.sandbox.memory_mb} is less than harness.memory_mb="
+            f"{harness.memory_mb}, without which harness=claude_code crashes: raise "
+            "sandbox.memory_mb",
+        )
+    if isinstance(c.scenario, CompactScenario | MixedScenario):
+        window, least = c.scenario.window_tokens, 2 * CLAUDE_CODE_PROMPT_TOKENS
+        yield (
+            window < least,
+            f"scenario.window_tokens={window} is less than {least}, and of harness=claude_code the "
+            f"system prompt and tools alone are some {CLAUDE_CODE_PROMPT_TOKENS}: raise "
+            "scenario.window_tokens",
         )

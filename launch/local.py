@@ -25,7 +25,8 @@ _TRAINING_MB = 450
 """Activations of one microbatch, and what the allocator keeps."""
 _ENGINE_MB = 280
 _GATEWAY_MB = 90
-_SANDBOX_MB = 10
+_SANDBOX_MB = {"native": 10, "claude_code": 200}
+"""By agent program."""
 
 _ROLLOUT_KB = 16
 """Store and arrays of one rollout."""
@@ -122,7 +123,8 @@ def _processes(config: Config, cores: int, weights_mb: int) -> Iterator[Process]
     if isinstance(config.engine, EmbeddedEngine):
         yield Process("engine", 1, config.engine.threads or cores, _ENGINE_MB + weights_mb)
     yield Process("gateway", 1, 1, _GATEWAY_MB)
-    yield Process("sandbox", config.rollout.concurrency, 1, _SANDBOX_MB)
+    if config.sandbox.kind != "e2b":
+        yield Process("sandbox", config.rollout.concurrency, 1, _SANDBOX_MB[config.harness.kind])
 
 
 def _room(what: str, need_mb: int, have_mb: int, mend: str) -> Iterator[Problem]:

@@ -5,15 +5,37 @@ Nothing is started or written: programs are looked for, paths looked at, ports t
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import os
 import shutil
 import socket
+import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
-from conf.schema import Config, EmbeddedEngine, LocalModel
+from conf.programs import claude_code
+from conf.schema import (
+    CLAUDE_CODE_PROMPT_TOKENS,
+    ClaudeCodeHarness,
+    Config,
+    DockerSandbox,
+    E2bSandbox,
+    EmbeddedEngine,
+    LocalModel,
+    LocalSandbox,
+)
+
+PORT_GRACE_S = 5.0
+"""A port in use is no fault if it is free within this: the services of a run that was just killed
+end by themselves.
+"""
+PORT_POLL_S = 0.1
+ENGINE_S = 10.0
+"""A docker engine that says nothing for so long does not answer."""
 
 
 class PreflightError(AgentrlError):
@@ -31,9 +53,16 @@ class Problem:
     message: str
 
 
-def preflight(config: Config, run_dir: Path) -> list[Problem]:
+def preflight(
+    config: Config, run_dir: Path, *, trains: bool = True, port_grace_s: float = PORT_GRACE_S
+) -> list[Problem]:
     """Return every problem that a run of ``config`` in ``run_dir`` would meet."""
-    return [*_programs(config), *_paths(config, run_dir), *_ports(config)]
+    return [
+        *_programs(config),
+        *_harness(config),
+        *_paths(config, run_dir, trains),
+        *_ports(config, port_grace_s),
+    ]
 
 
 def refuse_fatal(problems: Iterable[Problem]) -> None:
@@ -56,7 +85,38 @@ def _programs(config: Config) -> Iterator[Problem]:
         yield Problem(
             True, "git is missing, and tasks are git repositories: install it (apt-get install git)"
         )
-    isolation = config.sandbox.isolation
+    match config.sandbox:
+        case LocalSandbox():
+            yield from _isolation(config.sandbox.isolation)
+        case E2bSandbox():
+            yield from _e2b()
+        case DockerSandbox():
+            yield from _docker()
+
+
+def _e2b() -> Iterator[Problem]:
+    if importlib.util.find_spec("e2b") is None:
+        yield Problem(True, "sandbox=e2b needs E2B's SDK: pip install 'agentrl[e2b]'")
+    if not os.environ.get("E2B_API_KEY"):
+        yield Problem(True, "sandbox=e2b needs an API key: set E2B_API_KEY in the environment")
+
+
+def _docker() -> Iterator[Problem]:
+    if shutil.which("docker") is None:
+        yield Problem(True, "sandbox=docker, but `docker` is missing: install docker")
+        return
+    try:
+        asked = subprocess.run(["docker", "version"], capture_output=True, timeout=ENGINE_S)
+        said = asked.stderr.decode(errors="replace").strip() if asked.returncode else None
+    except subprocess.TimeoutExpired:
+        said = f"nothing within {ENGINE_S:.0f} s"
+    if said is not None:
+        yield Problem(
+            True, f"sandbox=docker, but no engine answers ({said}): start it, or set DOCKER_HOST"
+        )
+
+
+def _isolation(isolation: str) -> Iterator[Problem]:
     bubblewrap, unshare = shutil.which("bwrap"), shutil.which("unshare")
     install = "install it (apt-get install bubblewrap)"
     if isolation == "bubblewrap" and bubblewrap is None:
@@ -81,7 +141,31 @@ def _programs(config: Config) -> Iterator[Problem]:
         )
 
 
-def _paths(config: Config, run_dir: Path) -> Iterator[Problem]:
+def _harness(config: Config) -> Iterator[Problem]:
+    harness = config.harness
+    if not isinstance(harness, ClaudeCodeHarness):
+        return
+    program = claude_code(harness)
+    if not program.is_file():
+        given = "" if harness.binary is None else f" harness.binary={harness.binary}"
+        yield Problem(
+            True,
+            f"Claude Code {harness.version} is not at {program}: install it with "
+            f"`agentrl check harness=claude_code{given}`",
+        )
+    elif not os.access(program, os.X_OK):
+        yield Problem(True, f"harness.binary={program} is no program: chmod +x it, or set another")
+    room = config.model.max_context_tokens
+    if room < CLAUDE_CODE_PROMPT_TOKENS:
+        yield Problem(
+            False,
+            f"model.max_context_tokens={room} is less than the first prompt of harness=claude_code "
+            f"(some {CLAUDE_CODE_PROMPT_TOKENS} tokens): no rollout could take a turn; choose a "
+            "model with a longer context",
+        )
+
+
+def _paths(config: Config, run_dir: Path, trains: bool) -> Iterator[Problem]:
     parent = existing(run_dir)
     if not parent.is_dir():
         yield Problem(True, f"run.dir={run_dir} cannot be made: {parent} is no directory")
@@ -95,22 +179,35 @@ def _paths(config: Config, run_dir: Path) -> Iterator[Problem]:
         path = getattr(config.model, key)
         if path is not None and not path.is_dir():
             yield Problem(True, f"model.{key}={path} is no directory")
-    if isinstance(config.model, LocalModel) and config.model.path is None:
+    if trains and isinstance(config.model, LocalModel) and config.model.path is None:
         yield Problem(True, "model.path=null: a run needs the starting weights; set model.path")
 
 
-def _ports(config: Config) -> Iterator[Problem]:
+def _ports(config: Config, grace_s: float) -> Iterator[Problem]:
     listeners = [("gateway", config.gateway.host, config.gateway.port)]
     if isinstance(config.engine, EmbeddedEngine):
         listeners.append(("engine", config.engine.host, config.engine.port))
+    ends = time.monotonic() + grace_s
     for section, host, port in listeners:
+        error = _listening_error(host, port, ends)
+        if error is not None:
+            yield Problem(
+                True,
+                f"{section}.host={host} {section}.port={port} cannot be listened on "
+                f"({error.strerror}): choose another, or {section}.port=0 for any free port",
+            )
+
+
+def _listening_error(host: str, port: int, ends: float) -> OSError | None:
+    """Return why nothing can listen there; a port in use is tried until ``ends``."""
+    while True:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do
             try:
                 probe.bind((host, port))
             except OSError as error:
-                yield Problem(
-                    True,
-                    f"{section}.host={host} {section}.port={port} cannot be listened on "
-                    f"({error.strerror}): choose another, or {section}.port=0 for any free port",
-                )
+                if error.errno != errno.EADDRINUSE or time.monotonic() >= ends:
+                    return error
+            else:
+                return None
+        time.sleep(PORT_POLL_S)

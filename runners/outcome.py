@@ -61,19 +61,17 @@ class Stage(StrEnum):
     FINISH = "finish"
     """The gateway session takes no more turns; all of them are durable."""
     GRADE = "grade"
-    TEARDOWN = "teardown"
     END = "end"
 
 
 TRANSITIONS: dict[Stage, frozenset[Stage]] = {
-    Stage.QUEUE: frozenset({Stage.SESSION, Stage.TEARDOWN}),
-    Stage.SESSION: frozenset({Stage.BOOT, Stage.TEARDOWN}),
-    Stage.BOOT: frozenset({Stage.HARNESS, Stage.TEARDOWN}),
-    Stage.HARNESS: frozenset({Stage.PATCH, Stage.TEARDOWN}),
-    Stage.PATCH: frozenset({Stage.FINISH, Stage.TEARDOWN}),
-    Stage.FINISH: frozenset({Stage.GRADE, Stage.TEARDOWN}),
-    Stage.GRADE: frozenset({Stage.TEARDOWN}),
-    Stage.TEARDOWN: frozenset({Stage.END}),
+    Stage.QUEUE: frozenset({Stage.SESSION, Stage.END}),
+    Stage.SESSION: frozenset({Stage.BOOT, Stage.END}),
+    Stage.BOOT: frozenset({Stage.HARNESS, Stage.END}),
+    Stage.HARNESS: frozenset({Stage.PATCH, Stage.END}),
+    Stage.PATCH: frozenset({Stage.FINISH, Stage.END}),
+    Stage.FINISH: frozenset({Stage.GRADE, Stage.END}),
+    Stage.GRADE: frozenset({Stage.END}),
     Stage.END: frozenset(),
 }
 """Legal next stages of an attempt: onwards, or out."""

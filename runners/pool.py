@@ -1,16 +1,18 @@
-"""Rollouts in flight: bounded concurrency, fresh attempts after infrastructure failures, and a
-circuit breaker.
+"""Rollouts in flight: bounded concurrency, fresh attempts after failures, and a circuit breaker.
 
 Exactly one attempt of a rollout counts. A drain lets what is in flight finish and starts nothing
-new.
+new. A failed rollout is a record like any other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-from conf.errors import AgentrlError
+from conf.errors import AgentrlError, ExitCode
+from runners.limits import Admission
 from runners.outcome import OutcomeClass
 from runners.rollout import Attempt, RolloutSpec, RolloutTools, counted
 from runners.taskgroup import task_group
@@ -20,6 +22,12 @@ from runners.trajectory.record import RolloutRecord
 class BreakerOpen(AgentrlError):
     """Too many failures of one class in a row: going on would only waste rollouts."""
 
+    def __init__(self, message: str, failing: OutcomeClass) -> None:
+        self.exit_code = (
+            ExitCode.SERVICE_GONE if failing is OutcomeClass.INFRA else ExitCode.FAILURE_BUDGET
+        )
+        super().__init__(message)
+
 
 class Pool:
     """Runs batches of rollouts; used by one campaign on one event loop."""
@@ -28,14 +36,14 @@ class Pool:
         self,
         tools: RolloutTools,
         *,
-        concurrency: int,
+        admission: Admission,
         attempts: int,
         breaker: int,
         draining: asyncio.Event,
         on_done: Callable[[RolloutRecord], None],
     ) -> None:
         self._tools = tools
-        self._concurrency = concurrency
+        self._admission = admission
         self._attempts = attempts
         self._breaker = Breaker(breaker)
         self._draining = draining
@@ -44,35 +52,37 @@ class Pool:
     async def run(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
         """Run every rollout and return its counting record, in any order.
 
-        When draining, rollouts that were not started yet are left out. Raises BreakerOpen.
+        When draining, rollouts that were not started yet are left out. Raises BreakerOpen and
+        StoreError.
         """
-        waiting = iter(specs)
         records: list[RolloutRecord] = []
 
-        async def worker() -> None:
-            for spec in waiting:
-                if self._draining.is_set():
-                    return
-                record = await self._rollout(spec)
-                if record is not None:
-                    records.append(record)
+        async def one(spec: RolloutSpec) -> None:
+            asked = time.monotonic()
+            async with self._admission.slot():
+                record = await self._rollout(spec, time.monotonic() - asked)
+            if record is not None:
+                records.append(record)
 
         async with task_group() as group:
-            for index in range(min(self._concurrency, len(specs))):
-                group.create_task(worker(), name=f"rollout-worker-{index}")
+            for spec in specs:
+                group.create_task(one(spec), name=f"rollout-{spec.rollout_id}")
         return records
 
-    async def _rollout(self, spec: RolloutSpec) -> RolloutRecord | None:
-        """Try until an attempt counts; None when a drain came between two attempts."""
+    async def _rollout(self, spec: RolloutSpec, queued_s: float) -> RolloutRecord | None:
+        """Try until an attempt counts; None when a drain came before that."""
         store = self._tools.store
         first = store.next_attempt(spec.rollout_id)
         for number in range(first, first + self._attempts):
-            record = await Attempt(self._tools, spec, number).run()
+            if self._draining.is_set():
+                return None
+            attempt = Attempt(self._tools, spec, number, queued_s=queued_s)
+            record = await attempt.run()
             last = number == first + self._attempts - 1
             final = last or not record.outcome.meaning.retryable
             record = counted(record) if final else record
             store.put_rollout(record)
-            self._breaker.note(record)
+            self._note(record, pushed_back=attempt.pushed_back)
             if final:
                 self._on_done(record)
                 return record
@@ -85,30 +95,36 @@ class Pool:
                     "message": record.outcome.message,
                 },
             )
-            if self._draining.is_set():
-                return None
         raise AssertionError("unreachable: the last attempt counts")
+
+    def _note(self, record: RolloutRecord, *, pushed_back: bool) -> None:
+        """Learn from an attempt; raises BreakerOpen."""
+        self._breaker.note(record)
+        if pushed_back:
+            self._admission.pushed_back()
+        elif record.outcome.meaning.reward_counts:
+            self._admission.went_well()
 
 
 class Breaker:
-    """Counts failures of one class in a row; any other ending closes the count."""
+    """Counts the failures of each class in a row; a rollout with a reward closes all counts."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._kind: OutcomeClass | None = None
-        self._row = 0
+        self._rows: Counter[OutcomeClass] = Counter()
 
     def note(self, record: RolloutRecord) -> None:
         """Take note of an attempt; raises BreakerOpen at ``limit`` failures in a row."""
-        if record.outcome.meaning.reward_counts:
-            self._kind, self._row = None, 0
+        outcome = record.outcome
+        if outcome.meaning.reward_counts:
+            self._rows.clear()
             return
-        kind = record.outcome.code.outcome_class
-        self._row = self._row + 1 if kind is self._kind else 1
-        self._kind = kind
-        if self._row >= self._limit:
+        self._rows[outcome.outcome_class] += 1
+        row = self._rows[outcome.outcome_class]
+        if row >= self._limit:
             raise BreakerOpen(
-                f"{self._row} rollouts in a row failed with {kind} failures, the last "
-                f"({record.session_id}) with {record.outcome.code}: {record.outcome.message}; "
-                "mend the cause and continue with --resume"
+                f"{row} rollouts in a row failed with {outcome.outcome_class} failures, the last "
+                f"({record.session_id}) with {outcome.code}: {outcome.message}; "
+                "mend the cause and continue with --resume",
+                outcome.outcome_class,
             )

@@ -1,31 +1,38 @@
-"""One attempt of a rollout: sandbox → agent → patch → grade → outcome. It always ends in a record.
+"""One attempt of a rollout: session → sandbox → agent → patch → grade. It always ends in a record.
 
-Nothing an attempt does can hurt another: every phase has its own deadline, every exception becomes
-an `Outcome`, and teardown failures are events, never results. The trajectory is durable before it
-is graded.
+Nothing an attempt does can hurt another: every stage has its own deadline and the whole has a
+guard, every exception becomes an `Outcome`, and teardown failures are events, never results. The
+trajectory is durable before it is graded. Only a store that cannot keep the record ends more than
+the attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from conf import schema
-from conf.errors import AgentrlError, error_text
+from conf.errors import error_text
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
-from runners.outcome import Outcome, OutcomeClass, OutcomeCode, Stage
+from runners.ledger import Ledger
+from runners.limits import TokenBucket
+from runners.observe.attempts import AttemptWatch, Flight
+from runners.outcome import Outcome, OutcomeClass, OutcomeCode, Stage, advance
+from runners.reward import reward_of
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
 from runners.tasks.patch import capture
+from runners.tasks.stored import kept_extra, kept_text
+from runners.tasks.workspaces import as_it_is
 from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.store import RunStore
+from runners.trajectory.store_error import StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,7 @@ class RolloutSpec:
     """Which rollout it is: a place in the run, a task, a seed."""
 
     rollout_id: str
-    """Unique in the run, e.g. ``train-000012-03-05`` (split, step, group, member)."""
+    """Unique in the run, e.g. ``train-000012-003-05`` (split, step, group, member)."""
     split: str
     step: int
     group: int
@@ -58,8 +65,11 @@ class RolloutTools:
     reward: schema.TestsReward
     scenario: str
     """Kind of it, kept with each session."""
-    in_flight: Counter[str]
-    """Attempts by phase, for the eyes; mutated by attempts on the event loop."""
+    sandbox_starts: TokenBucket
+    ledger: Ledger
+    watch: AttemptWatch
+    ready: Callable[[Task], Awaitable[Task]] = as_it_is
+    """Has a task's repository made; raises SandboxError."""
 
 
 class _Ended(Exception):
@@ -79,61 +89,100 @@ _KEPT = (
 class Attempt:
     """One attempt; used once."""
 
-    def __init__(self, tools: RolloutTools, spec: RolloutSpec, number: int) -> None:
+    def __init__(
+        self, tools: RolloutTools, spec: RolloutSpec, number: int, *, queued_s: float = 0.0
+    ) -> None:
+        self.pushed_back = False
+        """The engine or the sandboxes said that they have too much to do."""
         self._tools = tools
         self._spec = spec
         self._number = number
         self._session_id = f"{spec.rollout_id}-a{number}"
-        self._stage = Stage.BOOT
-        self._timings: dict[str, float] = {}
+        self._task = spec.task
+        self._stage = Stage.QUEUE
+        self._timings: dict[str, float] = {Stage.QUEUE: queued_s}
         self._harness: HarnessResult | None = None
         self._patch: Patch | None = None
         self._verdict: Verdict | None = None
         self._turns: list[Turn] = []
         self._extra: dict[str, Any] = {}
+        self._flight: Flight
 
     async def run(self) -> RolloutRecord:
-        """Run it to its end and return the record (not yet marked as counting); raises only
-        CancelledError.
+        """Run it to its end and return the record, not yet marked as counting.
+
+        Raises StoreError, after which nothing could be kept; and CancelledError if this task is
+        cancelled, after the record is stored.
         """
         started = time.monotonic()
-        try:
-            outcome = await self._phases()
-        except _Ended as end:
-            outcome = end.outcome
-        except Exception as error:  # a failed rollout is data
-            code = OutcomeCode.INTERNAL_ERROR
-            outcome = Outcome(code, self._stage, f"{type(error).__name__}: {error_text(error)}")
+        with self._tools.watch.attempt(self._session_id) as self._flight:
+            try:
+                outcome = await self._guarded()
+            except asyncio.CancelledError:
+                self._timings["total"] = time.monotonic() - started
+                self._note_pending()
+                cancelled = Outcome(OutcomeCode.CANCELLED_USER, self._stage, "cancelled")
+                self._tools.store.put_rollout(self._record(cancelled))
+                raise
+        self._stage = advance(self._stage, Stage.END)
         self._timings["total"] = time.monotonic() - started
         return self._record(outcome)
 
-    async def _phases(self) -> Outcome:
+    async def _guarded(self) -> Outcome:
+        """Go through the stages within the guard; raises StoreError and a real CancelledError."""
+        guard_s = self._tools.deadlines.guard_s
+        try:
+            async with self._flight.deadline(guard_s) as guard:
+                return await self._stages()
+        except _Ended as end:
+            return end.outcome
+        except StoreError:
+            raise
+        except TimeoutError as error:
+            if not guard.expired():
+                return classify(error, self._stage)
+            self._note_pending()
+            code = _STUCK.get(self._stage, OutcomeCode.INTERNAL_GUARD)
+            return Outcome(code, self._stage, f"the attempt was not over after {guard_s:g} s")
+        except asyncio.CancelledError as error:
+            if being_cancelled():
+                raise
+            return classify(error, self._stage)
+        except Exception as error:  # a failed rollout is data
+            return classify(error, self._stage)
+
+    async def _stages(self) -> Outcome:
         tools, deadlines = self._tools, self._tools.deadlines
+        async with self._doing(Stage.QUEUE):
+            await tools.sandbox_starts.take()
+            self._task = await tools.ready(self._spec.task)
         async with self._session() as api_key:
-            sandbox = await self._boot(api_key)
-            try:
-                async with self._phase(Stage.HARNESS):
-                    self._harness = await self._work(sandbox, api_key)
-                async with (
-                    self._phase(Stage.PATCH),
-                    _deadline(deadlines.teardown_s, OutcomeCode.INFRA_SANDBOX_LOST, self._stage),
+            async with self._sandbox(api_key) as sandbox:
+                # The harness kills at its own deadline; ours is for one that does not.
+                late = deadlines.harness_s + deadlines.teardown_s
+                async with self._doing(Stage.HARNESS, late, OutcomeCode.INFRA_HARNESS):
+                    self._harness = await tools.harness.run(sandbox, self._context(api_key))
+                if self._harness.facts:
+                    self._extra["harness"] = self._harness.facts
+                async with self._doing(
+                    Stage.PATCH, deadlines.teardown_s, OutcomeCode.INFRA_SANDBOX_LOST
                 ):
-                    self._patch = await capture(self._spec.task, sandbox.workspace)
+                    async with sandbox.on_host(leave_out=(".git",)) as workspace:
+                        self._patch = await capture(self._task, workspace)
                     if self._patch.tampered:
                         self._extra["tampered"] = list(self._patch.tampered)
-            finally:
-                await self._quietly("close sandbox", sandbox.close())
-            async with _deadline(deadlines.turn_s, OutcomeCode.INFRA_GATEWAY, self._stage):
-                finished = await tools.gateway.finish(self._session_id)
-                self._extra["session"] = {name: finished["stats"][name] for name in _KEPT}
-        self._turns = tools.store.turns(self._session_id)
+            async with self._doing(Stage.FINISH, deadlines.turn_s, OutcomeCode.INFRA_GATEWAY):
+                await self._finish()
         outcome = self._agent_outcome(self._harness)
         if not outcome.meaning.reward_counts:
             return outcome
+        self._extra["agent_code"] = outcome.code
         tools.store.put_rollout(self._record(outcome))
-        async with self._phase(Stage.GRADE):
+        # Twice: the same patch of another rollout may be graded first.
+        late = 2 * (deadlines.boot_s + deadlines.grade_s + deadlines.teardown_s)
+        async with self._doing(Stage.GRADE, late, OutcomeCode.GRADER_TIMEOUT):
             self._verdict = await tools.grader.grade(
-                self._spec.task,
+                self._task,
                 self._patch,
                 name=f"{self._session_id}-grade",
                 deadline_s=deadlines.grade_s,
@@ -142,41 +191,68 @@ class Attempt:
             return Outcome(OutcomeCode.GRADER_ERROR, Stage.GRADE, self._verdict.reason)
         return outcome
 
-    async def _boot(self, api_key: str) -> Sandbox:
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[str]:
+        """Open the gateway session of this attempt; it is deleted however the attempt ends."""
+        tools, spec = self._tools, self._spec
+        tools.ledger.enter("session", self._session_id)
+        try:
+            async with self._doing(
+                Stage.SESSION, tools.deadlines.boot_s, OutcomeCode.INFRA_GATEWAY
+            ):
+                _, api_key = await tools.gateway.create_session(
+                    self._session_id,
+                    seed=spec.seed,
+                    sampling={"temperature": spec.temperature},
+                    scenario=tools.scenario,
+                )
+            yield api_key
+        finally:  # also one whose creation was answered too late
+            await self._quietly("delete session", self._forget_session())
+
+    async def _forget_session(self) -> None:
+        try:
+            await self._tools.gateway.delete(self._session_id)
+        except GatewayError as error:
+            if error.status != 404:  # otherwise it was never made
+                raise
+        self._tools.ledger.leave("session", self._session_id)
+
+    @asynccontextmanager
+    async def _sandbox(self, api_key: str) -> AsyncIterator[Sandbox]:
+        """Boot the sandbox of this attempt; it is closed however the attempt ends."""
         tools = self._tools
         spec = SandboxSpec(
             name=self._session_id,
-            source=self._spec.task.repo,
+            source=self._task.repo,
             network="gateway",
             gateway_control=tools.gateway_control,
             gateway_url=tools.gateway_url,
             session_key=api_key,
             mounts=tools.harness.mounts(),
         )
-        async with (
-            self._phase(Stage.BOOT),
-            _deadline(tools.deadlines.boot_s, OutcomeCode.INFRA_SANDBOX_START, Stage.BOOT),
-        ):
-            try:
-                return await tools.backend.create(spec)
-            except SandboxError as error:
-                raise _Ended(
-                    Outcome(OutcomeCode.INFRA_SANDBOX_START, Stage.BOOT, str(error))
-                ) from error
+        async with self._doing(Stage.BOOT, tools.deadlines.boot_s, OutcomeCode.INFRA_SANDBOX_START):
+            sandbox = await tools.backend.create(spec)
+        try:
+            yield sandbox
+        finally:
+            await self._quietly("close sandbox", sandbox.close())
 
-    async def _work(self, sandbox: Sandbox, api_key: str) -> HarnessResult:
-        context = HarnessContext(
+    def _context(self, api_key: str) -> HarnessContext:
+        return HarnessContext(
             problem_statement=self._spec.task.problem_statement,
             api_key=api_key,
             model="policy",
             deadline_s=self._tools.deadlines.harness_s,
         )
-        try:
-            return await self._tools.harness.run(sandbox, context)
-        except SandboxError as error:
-            raise _Ended(
-                Outcome(OutcomeCode.INFRA_SANDBOX_LOST, Stage.HARNESS, str(error))
-            ) from error
+
+    async def _finish(self) -> None:
+        """End the session's turns and read them back."""
+        finished = await self._tools.gateway.finish(self._session_id)
+        stats = finished["stats"]
+        self.pushed_back = self.pushed_back or bool(stats.get("pushed_back"))
+        self._extra["session"] = {name: stats[name] for name in _KEPT}
+        self._turns = self._tools.store.turns(self._session_id)
 
     def _agent_outcome(self, result: HarnessResult) -> Outcome:
         """Combine what the agent program says of itself with what the gateway saw."""
@@ -196,46 +272,52 @@ class Attempt:
         return Outcome(code, Stage.HARNESS, message, result.raw_finish_reason)
 
     @asynccontextmanager
-    async def _session(self) -> AsyncIterator[str]:
-        """Open the gateway session of this attempt; it is deleted however the attempt ends."""
-        tools, spec = self._tools, self._spec
-        try:
-            async with _deadline(tools.deadlines.boot_s, OutcomeCode.INFRA_GATEWAY, Stage.BOOT):
-                _, api_key = await tools.gateway.create_session(
-                    self._session_id,
-                    seed=spec.seed,
-                    sampling={"temperature": spec.temperature},
-                    scenario=tools.scenario,
-                )
-            try:
-                yield api_key
-            finally:
-                await self._quietly("delete session", tools.gateway.delete(self._session_id))
-        except GatewayError as error:
-            raise _Ended(Outcome(OutcomeCode.INFRA_GATEWAY, self._stage, str(error))) from error
-
-    @asynccontextmanager
-    async def _phase(self, stage: Stage) -> AsyncIterator[None]:
-        """Time a phase and show it as in flight."""
-        self._stage = stage
+    async def _doing(
+        self,
+        stage: Stage,
+        deadline_s: float | None = None,
+        late: OutcomeCode = OutcomeCode.INTERNAL_ERROR,
+    ) -> AsyncIterator[None]:
+        """Be in a stage: timed, in sight, within its deadline; its failure ends the attempt."""
+        if stage is not Stage.QUEUE:
+            self._stage = advance(self._stage, stage)
         started = time.monotonic()
-        self._tools.in_flight[stage] += 1
+        self._flight(stage)
+        limit = self._flight.deadline(deadline_s) if deadline_s else asyncio.timeout(None)
         try:
-            yield
+            async with limit as scope:
+                yield
+        except StoreError:
+            raise
+        except TimeoutError as error:
+            if not scope.expired():
+                raise _Ended(classify(error, stage)) from error
+            self._note_pending()
+            text = f"{stage} took longer than {deadline_s:g} s"
+            raise _Ended(Outcome(late, stage, text)) from error
+        except Exception as error:
+            self.pushed_back = getattr(error, "pushed_back", False)
+            raise _Ended(classify(error, stage)) from error
         finally:
-            self._tools.in_flight[stage] -= 1
-            self._timings[stage] = time.monotonic() - started
+            spent = time.monotonic() - started
+            self._timings[stage] = self._timings.get(stage, 0.0) + spent
 
-    async def _quietly(self, what: str, action: object) -> None:
+    async def _quietly(self, what: str, action: Awaitable[object]) -> None:
         """Await a teardown step; its failure is an event, never a result."""
         try:
             async with asyncio.timeout(self._tools.deadlines.teardown_s):
-                await action  # type: ignore[misc]
-        except (AgentrlError, OSError, TimeoutError) as error:
+                await action
+        except (asyncio.CancelledError, Exception) as error:
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                raise
+            text = f"{type(error).__name__}: {error_text(error)}"
             self._tools.store.event(
-                "teardown_failed",
-                {"session_id": self._session_id, "what": what, "error": error_text(error)},
+                "teardown_failed", {"session_id": self._session_id, "what": what, "error": text}
             )
+
+    def _note_pending(self) -> None:
+        if self._flight.pending:
+            self._extra["pending"] = self._flight.pending
 
     def _record(self, outcome: Outcome) -> RolloutRecord:
         spec = self._spec
@@ -252,31 +334,44 @@ class Attempt:
             session_id=self._session_id,
             counts=False,
             outcome=outcome,
-            reward=None
-            if solved is None
-            else reward_of(self._tools.reward, solved=solved, turns=self._turns),
+            reward=reward_of(self._tools.reward, self._verdict, self._turns)
+            if graded and self._verdict
+            else None,
             solved=solved,
             advantage=None,
             turns=len(self._turns),
             sampled_tokens=sum(len(turn.output_ids) for turn in self._turns),
             trained_tokens=0,
             final_message=self._harness.final_message if self._harness else "",
-            patch=self._patch.diff.decode("utf-8", "replace") if self._patch else "",
-            verdict=_verdict_dict(self._verdict),
+            patch=kept_text(self._patch) if self._patch else "",
+            verdict=verdict_dict(self._verdict),
             timings=dict(self._timings),
-            extra=dict(self._extra),
+            extra=self._extra | (kept_extra(self._patch) if self._patch else {}),
         )
 
 
-def reward_of(reward: schema.TestsReward, *, solved: bool, turns: list[Turn]) -> float:
-    """Return the reward of a graded rollout: the tests decide, turns and malformed calls cost a
-    little.
-    """
-    value = reward.solved if solved else reward.unsolved
-    value -= reward.turn_penalty * len(turns)
-    if any(turn.malformed_calls for turn in turns):
-        value -= reward.malformed_penalty
-    return value
+_STUCK = {Stage.GRADE: OutcomeCode.GRADER_TIMEOUT}
+"""What the guard's end means, where it does not mean that we are at fault."""
+
+
+def classify(error: BaseException, stage: Stage) -> Outcome:
+    """Turn what was raised in a stage into an outcome."""
+    if stage is Stage.GRADE:
+        code = OutcomeCode.GRADER_ERROR
+    elif isinstance(error, GatewayError):
+        code = OutcomeCode.INFRA_GATEWAY
+    elif isinstance(error, SandboxError):
+        booting = stage is Stage.BOOT
+        code = OutcomeCode.INFRA_SANDBOX_START if booting else OutcomeCode.INFRA_SANDBOX_LOST
+    else:
+        code = OutcomeCode.INTERNAL_ERROR
+    return Outcome(code, stage, f"{type(error).__name__}: {error_text(error)}")
+
+
+def being_cancelled() -> bool:
+    """Whether the current task is asked to end; a CancelledError can also come from a library."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def counted(
@@ -286,17 +381,8 @@ def counted(
     return replace(record, counts=True, advantage=advantage, trained_tokens=trained_tokens)
 
 
-@asynccontextmanager
-async def _deadline(seconds: float, code: OutcomeCode, stage: Stage) -> AsyncIterator[None]:
-    """End the attempt with ``code`` when the body takes longer than ``seconds``."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise _Ended(Outcome(code, stage, f"{stage} took longer than {seconds:.0f} s")) from error
-
-
-def _verdict_dict(verdict: Verdict | None) -> dict[str, object] | None:
+def verdict_dict(verdict: Verdict | None) -> dict[str, object] | None:
+    """Return a verdict as a record keeps it."""
     if verdict is None:
         return None
     return {

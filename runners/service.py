@@ -3,7 +3,8 @@
 The protocol is three lines long. The parent writes one JSON line of settings to the child's stdin
 and keeps that pipe open; the child writes one JSON line to stdout when it is ready; end of file on
 the child's stdin means that the parent is gone (also after ``kill -9``), and the child exits at
-once. Everything else the child prints goes to its log file.
+once. Everything else the child prints goes to its log file. Its temporary directory is its own and
+goes with it; one that outlives its parent is found by its mark.
 """
 
 from __future__ import annotations
@@ -11,13 +12,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
+import shutil
+import signal
 import site
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import AgentrlError, ExitCode
+from runners.marks import SERVICE
+
+if TYPE_CHECKING:  # a service, which imports this module, needs no store
+    from runners.ledger import Ledger
 
 READY_LINE_BYTES = 1 << 20
 LOG_TAIL_BYTES = 2000
@@ -91,35 +101,38 @@ class Service:
     """A running child service. Owned by the campaign; ended exactly once."""
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, info: dict[str, Any], log: Path
+        self, name: str, process: asyncio.subprocess.Process, log: Path, after: ExitStack
     ) -> None:
         self.name = name
-        self.info = info
+        self.info: dict[str, Any] = {}
         """What the child announced."""
         self.log = log
         self._process = process
+        self._after = after
         self._ending = False
         self._watch: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
-        cls, name: str, module: str, settings: dict[str, Any], *, log: Path, deadline_s: float
+        cls,
+        name: str,
+        module: str,
+        settings: dict[str, Any],
+        *,
+        log: Path,
+        deadline_s: float,
+        ledger: Ledger | None = None,
     ) -> Service:
         """Start ``python -m module`` and wait until it is ready; raises ServiceError with the end
         of its log.
         """
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as sink:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", module,
-                env=_environment(),
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=sink,
-                limit=READY_LINE_BYTES,
-                start_new_session=True,  # a ctrl-C at the terminal is the driver's to handle
-            )  # fmt: skip
+        try:
+            service = await cls._spawn(name, module, log, ledger)
+        except OSError as error:
+            raise ServiceError(f"{name} cannot be started: {error}") from error
+        process = service._process
         assert process.stdin is not None
         assert process.stdout is not None
-        service = cls(name, process, {}, log)
         try:
             process.stdin.write(json.dumps(settings).encode() + b"\n")
             await process.stdin.drain()
@@ -142,6 +155,29 @@ class Service:
         except BaseException:
             await service.stop()
             raise
+        return service
+
+    @classmethod
+    async def _spawn(cls, name: str, module: str, log: Path, ledger: Ledger | None) -> Service:
+        mark = f"{name}-{secrets.token_hex(4)}"
+        scratch = Path(tempfile.gettempdir()) / f"agentrl-{mark}"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as sink, ExitStack() as after:
+            if ledger is not None:
+                ledger.enter("process", mark, scratch=str(scratch))
+                after.callback(ledger.leave, "process", mark)
+            after.callback(shutil.rmtree, scratch, ignore_errors=True)
+            scratch.mkdir(mode=0o700)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", module,
+                env={**_environment(), SERVICE: mark, "TMPDIR": str(scratch)},
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=sink,
+                limit=READY_LINE_BYTES,
+                start_new_session=True,  # a ctrl-C at the terminal is the driver's to handle
+            )  # fmt: skip
+            service = cls(name, process, log, after.pop_all())
+        if ledger is not None:
+            ledger.note("process", mark, pid=process.pid)
         return service
 
     @property
@@ -177,15 +213,19 @@ class Service:
         self._ending = True
         if self._watch is not None:
             self._watch.cancel()
-        if self._process.returncode is not None:
-            return
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        for end in (self._process.terminate, self._process.kill):
-            try:
-                async with asyncio.timeout(grace_s):
-                    await self._process.wait()
-                return
-            except TimeoutError:
-                end()
-        await self._process.wait()
+        if self._process.returncode is None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            for end in (self._process.terminate, self._kill):
+                try:
+                    async with asyncio.timeout(grace_s):
+                        await self._process.wait()
+                    break
+                except TimeoutError:
+                    end()
+            await self._process.wait()
+        self._after.close()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

@@ -15,10 +15,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from conf.schema import Config
-from runners.campaign.batch import make_batch, mean, step_metrics
+from runners.campaign.batch import Sessions, make_batch, mean, step_metrics, untrainable_groups
 from runners.campaign.result import metrics_rows
-from runners.campaign.schedule import evaluation_batch, evaluation_due, training_batch
+from runners.campaign.schedule import (
+    evaluation_batch,
+    evaluation_due,
+    spare_group,
+    training_batch,
+)
 from runners.campaign.stack import Stack
+from runners.drain import drained
+from runners.limits import Admission
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.pool import Pool
@@ -27,6 +34,7 @@ from runners.training import checkpoint
 from runners.trajectory.graph import segments
 from runners.trajectory.record import RolloutRecord, Segment
 from runners.trajectory.store import RunStore
+from runners.trajectory.store_error import StoreError
 
 
 class Drained(Exception):
@@ -52,9 +60,13 @@ class Campaign:
         self._progress = progress
         self._metrics = metrics
         self._draining = draining
+        self._sessions = Sessions(self._chains, store.routing, stack.routing, stack.pad)
+        self._metrics_lag = False
         self._pool = Pool(
             stack.tools,
-            concurrency=config.rollout.concurrency,
+            admission=Admission(
+                config.rollout.concurrency, adaptive=config.rollout.limits.adaptive
+            ),
             attempts=config.rollout.attempts,
             breaker=config.rollout.breaker,
             draining=draining,
@@ -64,14 +76,14 @@ class Campaign:
     async def run(self) -> None:
         """Run to the last step; raises Drained when asked to stop."""
         done = self._enter_orphaned_step()
-        self._metrics.rewrite(metrics_rows(self._store))
+        self._write_metrics()
         await self._evaluate(0)
         for step in range(1, self._config.run.steps + 1):
             if step not in done:
                 await self._step(step)
-                self._metrics.write(metrics_rows(self._store, step)[0])
+                self._write_metrics(step)
             if await self._evaluate(step):
-                self._metrics.rewrite(metrics_rows(self._store))
+                self._write_metrics()
 
     def _enter_orphaned_step(self) -> set[int]:
         """Return the finished steps, after entering one whose checkpoint is there but whose row is
@@ -89,7 +101,9 @@ class Campaign:
         self._store.begin_step(step, [spec.task.id for spec in specs if spec.member == 0])
         self._progress.begin_phase("rollouts", len(specs))
         started = time.monotonic()
-        batch = make_batch(await self._rollouts(specs), self._chains, self._config)
+        batch = make_batch(await self._groups(step, specs), self._sessions, self._config)
+        for rollout_id, reason in batch.unbuilt.items():
+            self._store.event("unbuilt", {"rollout_id": rollout_id, "reason": reason})
         rollout_s = time.monotonic() - started
         self._progress.begin_phase("training")
         trained = await asyncio.to_thread(self._stack.trainer.step, batch.rollouts)
@@ -107,7 +121,9 @@ class Campaign:
             keep=self._config.run.keep_checkpoints,
         )
         self._store.finish_step(step, metrics)
-        await self._stack.engine.update_weights(saved.path, step)
+        drain_s = self._config.rollout.deadlines.drain_s
+        async with drained(self._stack.tools.gateway, self._stack.engine, deadline_s=drain_s):
+            await self._stack.engine.update_weights(saved.path, step)
         show_step(self._progress, step, metrics)
 
     async def _evaluate(self, step: int) -> bool:
@@ -133,6 +149,24 @@ class Campaign:
             self._progress.evaluated(step, result["solve_rate"])
         return True
 
+    async def _groups(self, step: int, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
+        """Run a step's groups, and spare ones for those that cannot be trained."""
+        records, spares = await self._rollouts(specs), 0
+        while spares < self._config.rollout.spare_groups:
+            lacking = len(untrainable_groups(records, self._config)) - spares
+            more = min(lacking, self._config.rollout.spare_groups - spares)
+            if more <= 0:
+                break
+            extra = [
+                spec
+                for number in range(spares, spares + more)
+                for spec in spare_group(self._config, self._stack.train_tasks, step, number)
+            ]
+            self._progress.batch_size += len(extra)
+            records += await self._rollouts(extra)
+            spares += more
+        return records
+
     async def _rollouts(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
         """Run what is not in the store yet; returns one counting record per spec, in order. Raises
         Drained.
@@ -145,6 +179,8 @@ class Campaign:
                 step=specs[0].step, split=specs[0].split, counts=True
             )
         }
+        wanted = {spec.rollout_id for spec in specs}
+        kept = {name: record for name, record in kept.items() if name in wanted}
         for record in kept.values():
             self._rollout_done(record)
         fresh = await self._pool.run([spec for spec in specs if spec.rollout_id not in kept])
@@ -152,6 +188,20 @@ class Campaign:
         if len(found) < len(specs):
             raise Drained
         return [found[spec.rollout_id] for spec in specs]
+
+    def _write_metrics(self, step: int | None = None) -> None:
+        """Write the metrics of a step, or of all. They are a copy: the store has them, so a failure
+        is an event and the next writing makes up for it.
+        """
+        try:
+            if step is None or self._metrics_lag:
+                self._metrics.rewrite(metrics_rows(self._store))
+            else:
+                self._metrics.write(metrics_rows(self._store, step)[0])
+            self._metrics_lag = False
+        except StoreError as error:
+            self._metrics_lag = True
+            self._store.event("metrics_failed", {"error": str(error)})
 
     def _rollout_done(self, record: RolloutRecord) -> None:
         self._progress.rollout_done(record.outcome.code, record.sampled_tokens)

@@ -1,41 +1,20 @@
-"""Run a campaign in this process: its store, its signals, its end.
-
-The first SIGINT or SIGTERM drains: nothing new starts, what is in flight finishes and is kept. The
-second leaves at once. Both leave a run that ``--resume`` continues.
-"""
+"""Run a campaign in this process: its driver, its stack, its result."""
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from runners.campaign.loop import Campaign, Drained, show_step
 from runners.campaign.result import CampaignResult, summarize
-from runners.campaign.stack import Policy, prepare_policy, running_stack
-from runners.observe.dashboard import LiveView
-from runners.observe.diagnostics import diagnostics
+from runners.campaign.stack import running_stack
+from runners.driver import Driver, Interrupted, open_run
+from runners.faults.around import metrics_faults
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.observe.summary import write_reward_curve
-from runners.service import ServiceError
-from runners.trajectory.run_state import RunState, State
 from runners.trajectory.store import RunStore
-
-HEARTBEAT_S = 5.0
-
-_STATES = {
-    ExitCode.DONE: State.DONE,
-    ExitCode.INTERRUPTED: State.INTERRUPTED,
-    ExitCode.TERMINATED: State.INTERRUPTED,
-}
-"""The run's state by how it ended; any other end is a failure."""
 
 
 def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> CampaignResult:
@@ -44,160 +23,41 @@ def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> Camp
     Raises AgentrlError only for what makes a start impossible (a directory that holds another run,
     a damaged store); what happens later is in the result's ``exit_code`` and ``message``.
     """
-    resolved = config.model_dump(mode="json")
-    store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, resolved)
-    with store:
-        before_s = _spent(store.state())
-        store.set_state(State.RUNNING, wall_s=before_s)
-        store.replace_config(resolved)
-        run = _Run(config, store, before_s)
-        if sys.version_info < (
-            3,
-            12,
-        ):  # later versions choose it themselves: no thread per child process
-            asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())
-        return asyncio.run(run.main())
-
-
-class _Run:
-    """One execution of a run, from start (or resume) to its end."""
-
-    def __init__(self, config: Config, store: RunStore, before_s: float) -> None:
-        self._config = config
-        self._store = store
-        self._before_s = before_s
-        self._progress = Progress(store.run_dir.name, config.run.steps)
-        self._started = time.monotonic()
-        self._draining = asyncio.Event()
-        self._stop_code = ExitCode.INTERRUPTED
-        self._service_error: ServiceError | None = None
-
-    async def main(self) -> CampaignResult:
-        """Run to the end, whatever it is, and enter it in the store."""
-        code, message = ExitCode.DONE, ""
-        work = asyncio.create_task(self._work(), name="campaign")
-        with self._signals(work):
-            try:
-                await work
-            except Drained:
-                code, message = self._stop_code, "interrupted; everything finished is kept"
-            except asyncio.CancelledError:
-                code, message = self._stop_code, "interrupted at once; finished rollouts are kept"
-            except AgentrlError as error:
-                code, message = error.exit_code, str(error)
-            if self._service_error is not None:
-                code, message = self._service_error.exit_code, str(self._service_error)
-        return self._end(code, message)
-
-    async def _work(self) -> None:
-        config, store = self._config, self._store
-        progress = self._progress
+    with open_run(config, run_dir, resume=resume) as store:
+        progress = Progress(store.run_dir.name, config.run.steps)
         _show_earlier(progress, store)
-        metrics = MetricsWriter(store.run_dir, tensorboard=config.observe.tensorboard)
-        with LiveView(progress, config.observe.dashboard), diagnostics(store.run_dir):
-            policy = await self._policy(progress)
-            heart = asyncio.create_task(self._heart(), name="heartbeat")
-            try:
-                async with running_stack(
-                    config,
-                    policy,
-                    store,
-                    in_flight=progress.in_flight,
-                    on_service_exit=self._service_gone,
-                ) as stack:
-                    campaign = Campaign(
-                        config,
-                        store,
-                        stack,
-                        progress=progress,
-                        metrics=metrics,
-                        draining=self._draining,
-                    )
-                    await campaign.run()
-            finally:
-                heart.cancel()
-                metrics.close()
-                self._progress.begin_phase("ended")
-
-    async def _policy(self, progress: Progress) -> Policy:
-        """Make or find the starting policy; a drain ends the making, since a policy half made is
-        worth nothing.
-        """
-
-        def show(phase: str, done: int, total: int) -> None:
-            if self._draining.is_set():
-                raise Drained
-            if phase != progress.phase:
-                progress.note(f"making the starting policy, which is then cached: {phase}")
-            progress.phase, progress.batch_done, progress.batch_size = phase, done, total
-
-        config = self._config
-        return await asyncio.to_thread(prepare_policy, config.model, config.scenario, progress=show)
-
-    async def _heart(self) -> None:
-        while True:
-            self._store.heartbeat()
-            await asyncio.sleep(HEARTBEAT_S)
-
-    def _service_gone(self, error: ServiceError) -> None:
-        """End the run, since a service died: what is in flight is lost, the rest resumes."""
-        if self._service_error is None:
-            self._service_error = error
-            self._store.event("service_gone", {"message": str(error)})
-            self._cancel()
-
-    def _end(self, code: ExitCode, message: str) -> CampaignResult:
-        wall_s = self._before_s + time.monotonic() - self._started
-        try:
-            self._store.set_state(
-                _STATES.get(code, State.FAILED), exit_code=int(code), message=message, wall_s=wall_s
-            )
-            write_reward_curve(self._store)
-        except (
-            AgentrlError
-        ) as error:  # a full disk, say: what ended the run before is the better message
-            code, message = (code, message) if code else (error.exit_code, str(error))
-        return CampaignResult(
-            summarize(self._store, wall_s=wall_s),
-            code,
-            message,
-            asked_to_stop=self._draining.is_set(),
+        driver = Driver(config, store, progress)
+        end = driver.run(
+            partial(_work, config, store, progress, driver), partial(write_reward_curve, store)
         )
+        summary = summarize(store, wall_s=end.wall_s)
+    return CampaignResult(summary, end.exit_code, end.message, asked_to_stop=end.asked_to_stop)
 
-    @contextmanager
-    def _signals(self, work: asyncio.Task[None]) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        self._cancel = work.cancel
 
-        def asked(number: signal.Signals) -> None:
-            self._stop_code = (
-                ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
+async def _work(config: Config, store: RunStore, progress: Progress, driver: Driver) -> None:
+    written = MetricsWriter(store.run_dir, tensorboard=config.observe.tensorboard)
+    metrics = metrics_faults(config.faults, store, written)
+    try:
+        async with running_stack(
+            config,
+            await driver.policy(),
+            store,
+            watch=progress.watch,
+            on_service_exit=driver.service_gone,
+        ) as stack:
+            campaign = Campaign(
+                config,
+                store,
+                stack,
+                progress=progress,
+                metrics=metrics,
+                draining=driver.draining,
             )
-            if self._draining.is_set():
-                work.cancel()
-            else:
-                self._draining.set()
-                self._progress.note(
-                    "stopping: rollouts in flight finish first; again leaves at once"
-                )
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, asked, number)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-
-def _spent(state: RunState) -> float:
-    """Return the seconds that earlier executions of the run took; a killed one counts up to its
-    last heartbeat.
-    """
-    spent = float(state.info.get("wall_s", 0.0))
-    if state.state is State.RUNNING and state.heartbeat_at is not None:
-        spent += max(0.0, state.heartbeat_at - state.updated_at)
-    return spent
+            await campaign.run()
+    except Drained as stopped:
+        raise Interrupted from stopped
+    finally:
+        written.close()
 
 
 def _show_earlier(progress: Progress, store: RunStore) -> None:

@@ -6,12 +6,12 @@ with exactly the rollouts that an uninterrupted one would have had.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Sequence
 
 from conf.schema import Config
 from runners.rollout import RolloutSpec
+from runners.seeds import seed_of
 from runners.tasks.contract import Task
 
 
@@ -20,15 +20,19 @@ def training_batch(config: Config, tasks: Sequence[Task], step: int) -> list[Rol
 
     Tasks are dealt in a fresh shuffle per pass over the split; within a pass no task comes twice.
     """
-    first = (step - 1) * config.run.tasks_per_step
-    chosen = [
-        _dealt(config.seed, tasks, first + offset) for offset in range(config.run.tasks_per_step)
-    ]
-    return [
-        _spec(config, "train", step, group, member, task)
-        for group, task in enumerate(chosen)
-        for member in range(config.run.rollouts_per_task)
-    ]
+    groups = enumerate(_dealt_to(config, tasks, step))
+    return [spec for group, task in groups for spec in _group(config, step, group, task)]
+
+
+def spare_group(config: Config, tasks: Sequence[Task], step: int, number: int) -> list[RolloutSpec]:
+    """Return the group that stands in for the ``number``-th (0, 1, …) one of a step that cannot be
+    trained. Its task is none of the step's as long as there are others.
+    """
+    dealt = {task.id for task in _dealt_to(config, tasks, step)}
+    others = [task for task in tasks if task.id not in dealt] or list(tasks)
+    random.Random(seed_of(config.seed, f"spare-{step}")).shuffle(others)
+    task = others[number % len(others)]
+    return _group(config, step, config.run.tasks_per_step + number, task)
 
 
 def evaluation_batch(config: Config, tasks: Sequence[Task], step: int) -> list[RolloutSpec]:
@@ -49,6 +53,18 @@ def evaluation_due(config: Config, step: int) -> bool:
     return step in (0, config.run.steps) or bool(every and step % every == 0)
 
 
+def _dealt_to(config: Config, tasks: Sequence[Task], step: int) -> list[Task]:
+    first = (step - 1) * config.run.tasks_per_step
+    return [
+        _dealt(config.seed, tasks, first + offset) for offset in range(config.run.tasks_per_step)
+    ]
+
+
+def _group(config: Config, step: int, group: int, task: Task) -> list[RolloutSpec]:
+    members = range(config.run.rollouts_per_task)
+    return [_spec(config, "train", step, group, member, task) for member in members]
+
+
 def _spec(
     config: Config, split: str, step: int, group: int, member: int, task: Task
 ) -> RolloutSpec:
@@ -63,7 +79,7 @@ def _spec(
         group=group,
         member=member,
         task=task,
-        seed=_seed(config.seed, seeded),
+        seed=seed_of(config.seed, seeded),
         temperature=sampling.eval_temperature if split == "eval" else sampling.temperature,
     )
 
@@ -71,11 +87,5 @@ def _spec(
 def _dealt(seed: int, tasks: Sequence[Task], index: int) -> Task:
     lap, place = divmod(index, len(tasks))
     order = list(range(len(tasks)))
-    random.Random(_seed(seed, f"lap-{lap}")).shuffle(order)
+    random.Random(seed_of(seed, f"lap-{lap}")).shuffle(order)
     return tasks[order[place]]
-
-
-def _seed(seed: int, name: str) -> int:
-    """Return a 31-bit seed (what every engine accepts) for one named thing of a run."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1

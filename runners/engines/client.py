@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import aiohttp
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
-from runners.engines.contract import EngineError, Generation, SamplingParams
+from runners.engines.contract import EngineError, Generation, Load, SamplingParams
+from runners.limits import backoff_s
 
 ABORT_DEADLINE_S = 5.0
 """An abort is a courtesy: the closed connection already is one."""
@@ -19,7 +25,13 @@ HEALTH_DEADLINE_S = 5.0
 UNNUMBERED_VERSION = "default"
 """What SGLang reports until weights have been updated once."""
 
+LOADS_DEADLINE_S = 10.0
+UPDATE_TRIES = 3
+"""An update that is done twice is the same update."""
+
 RETRYABLE_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+PUSHED_BACK_STATUS = frozenset({429, 503})
+_DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
 
 
 class HttpEngine:
@@ -53,25 +65,57 @@ class HttpEngine:
             "sampling_params": _sampling_body(params),
             "return_logprob": True,
         }
+        if params.routing_start is not None:
+            body["return_routed_experts"] = True
+            body["routed_experts_start_len"] = params.routing_start
         try:
             answer = await self._post("/generate", body, self._deadline_s)
         except asyncio.CancelledError:
             self._abort_soon(rid)
             raise
         except EngineError as error:
-            if error.status is None:  # given up on, perhaps still running there
+            refused = error.pushed_back or error.status in range(400, 500)
+            if not refused:  # perhaps it still runs there
                 self._abort_soon(rid)
             raise
         return self._generation(answer)
 
     async def update_weights(self, path: Path, version: int) -> None:
         """Load safetensors weights from a directory, flush the cache, and report ``version`` from
-        then on.
+        then on; a failure that may pass is tried again.
         """
         body = {"model_path": str(path), "weight_version": str(version)}
-        answer = await self._post("/update_weights_from_disk", body, self._update_deadline_s)
+        clock = asyncio.get_running_loop().time
+        ends, tries = clock() + self._update_deadline_s, 0
+        while True:
+            try:
+                answer = await self._post("/update_weights_from_disk", body, ends - clock())
+                break
+            except EngineError as error:
+                tries += 1
+                pause = error.retry_after_s + backoff_s(tries)
+                if not error.retryable or tries == UPDATE_TRIES or clock() + pause >= ends:
+                    raise
+                await asyncio.sleep(pause)
         if not answer.get("success"):
             raise EngineError(f"engine {self._name}: {answer.get('message')}", status=400)
+
+    async def loads(self) -> Load:
+        """Return what it has to do (``/v1/loads``)."""
+        raw = await self._request("GET", "/v1/loads?include=core", None, LOADS_DEADLINE_S)
+        try:
+            rows = orjson.loads(raw)["loads"]
+            return Load(
+                running=sum(int(row["num_running_reqs"]) for row in rows),
+                waiting=sum(int(row["num_waiting_reqs"]) for row in rows),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            self._refuse("/v1/loads", error)
+
+    async def abort_all(self) -> None:
+        """Abort every request, whoever made it."""
+        body = orjson.dumps({"abort_all": True})
+        await self._request("POST", "/abort_request", body, ABORT_DEADLINE_S)
 
     async def healthy(self) -> bool:
         """Whether it answers."""
@@ -116,7 +160,7 @@ class HttpEngine:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._refuse(path, error, deadline_s=deadline_s)
         if response.status != 200:
-            self._refuse(path, None, response.status, raw)
+            self._refuse(path, None, response.status, raw, headers=response.headers)
         return raw
 
     def _open(self) -> aiohttp.ClientSession:
@@ -138,6 +182,7 @@ class HttpEngine:
         status: int | None = None,
         raw: bytes = b"",
         *,
+        headers: Mapping[str, str] | None = None,
         deadline_s: float = 0.0,
     ) -> NoReturn:
         """Turn whatever went wrong into EngineError: the one place that reads statuses and
@@ -149,12 +194,17 @@ class HttpEngine:
                 f"{what}HTTP {status}: {_error_text(raw)}",
                 status=status,
                 retryable=status in RETRYABLE_STATUS,
+                pushed_back=status in PUSHED_BACK_STATUS,
+                retry_after_s=_retry_after_s(headers or {}),
             ) from cause
         if isinstance(cause, TimeoutError):
             raise EngineError(f"{what}no answer within {deadline_s:g} s", retryable=True) from cause
         if isinstance(cause, aiohttp.ClientError | OSError):
             raise EngineError(
-                f"{what}unreachable: {cause or type(cause).__name__}", retryable=True
+                f"{what}unreachable: {str(cause) or type(cause).__name__}",
+                retryable=True,
+                dropped=isinstance(cause, _DROPPED)
+                and not isinstance(cause, aiohttp.ClientConnectorError),
             ) from cause
         raise EngineError(f"{what}unreadable answer: {cause}", status=200) from cause
 
@@ -174,6 +224,8 @@ class HttpEngine:
                 cached_tokens=meta["cached_tokens"],
                 weight_version=0 if version in (None, UNNUMBERED_VERSION) else int(version),
                 engine_s=float(meta["e2e_latency"]),
+                routing=_routing(meta.get("routed_experts")),
+                queue_s=float(meta.get("queue_time") or 0.0),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             self._refuse("/generate", error)
@@ -210,6 +262,25 @@ def _sampling_body(params: SamplingParams) -> dict[str, Any]:
     if params.sampling_seed is not None:
         body["sampling_seed"] = params.sampling_seed
     return body
+
+
+def _routing(encoded: str | None) -> NDArray[np.int32] | None:
+    """Decode SGLang's ``routed_experts``: base64 of little-endian int32, without a shape."""
+    if encoded is None:
+        return None
+    return np.frombuffer(base64.b64decode(encoded, validate=True), "<i4")
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float:
+    """Return what ``Retry-After`` asks for, in seconds or as a date (RFC 9110, 10.2.3); else 0."""
+    asked = headers.get("Retry-After", "").strip()
+    if asked.isascii() and asked.isdigit():
+        return float(asked)
+    try:
+        until = parsedate_to_datetime(asked)
+    except ValueError:
+        return 0.0
+    return max(0.0, (until.astimezone(UTC) - datetime.now(UTC)).total_seconds())
 
 
 def _error_text(raw: bytes) -> str:

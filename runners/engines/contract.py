@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from conf.errors import AgentrlError, ExitCode
 from runners.trajectory.record import IdArray, LogprobArray
 
 
 class EngineError(AgentrlError):
     """The engine failed or refused; ``status`` is the HTTP status, None when it could not be
-    reached. ``pushed_back``: it has too much to do, and said so.
+    reached. ``pushed_back``: it has too much to do, and said so; ``retry_after_s``: for how long.
+    ``dropped``: the connection ended before a word of an answer, as one does that the server closed
+    while it was idle.
     """
 
     exit_code = ExitCode.SERVICE_GONE
@@ -24,10 +29,14 @@ class EngineError(AgentrlError):
         status: int | None = None,
         retryable: bool = False,
         pushed_back: bool = False,
+        retry_after_s: float = 0.0,
+        dropped: bool = False,
     ) -> None:
         self.status = status
         self.retryable = retryable
         self.pushed_back = pushed_back
+        self.retry_after_s = retry_after_s
+        self.dropped = dropped
         super().__init__(message)
 
 
@@ -42,6 +51,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     sampling_seed: int | None = None
+    routing_start: int | None = None
+    """First position of prompt + output whose routing is wanted; None: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,25 @@ class Generation:
     cached_tokens: int
     weight_version: int
     engine_s: float
+    routing: NDArray[np.int32] | None = None
+    """[rows · layers · top_k] experts from ``routing_start`` on, rows being prompt + output − 1 −
+    start; None where the engine sent none.
+    """
+    queue_s: float = 0.0
+    """Of ``engine_s``, how long the request waited to be run; 0 where the engine does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine has to do, over all its data-parallel ranks."""
+
+    running: int
+    waiting: int
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do."""
+        return not self.running and not self.waiting
 
 
 class Engine(Protocol):

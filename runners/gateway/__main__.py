@@ -8,17 +8,28 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import uvloop
 
 from conf.errors import AgentrlError
-from runners.gateway.service import serve
+from runners.gateway.service import GatewaySettings, Parts, serve
+from runners.observe.diagnostics import diagnostics
 from runners.service import announce, parent_gone, receive_settings
 
+_log = logging.getLogger(__name__)
 
-async def run() -> None:
+TakeParts = Callable[[dict[str, Any]], Parts]
+"""Takes out of the settings what the gateway is put together from."""
+
+
+async def run(take_parts: TakeParts) -> None:
     """Serve until SIGTERM, or until the parent is gone."""
-    settings = receive_settings()
+    received = receive_settings()
+    parts = take_parts(received)
+    settings = GatewaySettings.model_validate(received)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
@@ -26,22 +37,26 @@ async def run() -> None:
         await parent_gone()
         stop.set()
 
-    orphaned = asyncio.create_task(leave_with_parent())
+    orphaned = asyncio.create_task(leave_with_parent(), name="parent-watch")
     try:
-        await serve(settings, announce=announce, stop=stop)
+        with diagnostics(
+            settings.run_dir, "gateway", watchdog_s=settings.watchdog_s, tell=_log.warning
+        ):
+            await serve(settings.model_dump(), announce=announce, stop=stop, parts=parts)
     finally:
         orphaned.cancel()
 
 
-def main() -> int:
+def main(take_parts: TakeParts = lambda settings: Parts()) -> int:
     """Return the process's exit code; the reason of a failure goes to stderr."""
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
     )
     try:
-        uvloop.run(run())
+        uvloop.run(run(take_parts))
     except AgentrlError as error:
-        print(error, file=sys.stderr)
+        with suppress(OSError):  # the log's disk may be full too; the exit code still tells
+            print(error, file=sys.stderr)
         return int(error.exit_code)
     return 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,9 +11,14 @@ import aiohttp
 import orjson
 
 from conf.errors import AgentrlError, ExitCode
+from runners.engines.resilient import Pause
+from runners.limits import backoff_s
 
 DEADLINE_S = 60.0
 """The gateway answers in milliseconds; finishing waits for turns that are being stored."""
+
+TRIES = 4
+"""Connections tried per call, about two seconds of them: a gateway that is gone stays gone."""
 
 
 class GatewayError(AgentrlError):
@@ -32,7 +39,7 @@ class GatewayAdmin:
     def __init__(self, url: str, admin_key: str, *, deadline_s: float = DEADLINE_S) -> None:
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {admin_key}", "content-type": "application/json"}
-        self._timeout = aiohttp.ClientTimeout(total=deadline_s)
+        self._deadline_s = deadline_s
         self._client: aiohttp.ClientSession | None = None
 
     async def create_session(
@@ -44,7 +51,10 @@ class GatewayAdmin:
         max_context_tokens: int | None = None,
         scenario: str = "linear",
     ) -> tuple[str, str]:
-        """Make a session; return its id and API key. An id that was ever used is refused (409)."""
+        """Make a session; return its id and API key. An id that was ever used is refused (409).
+
+        An idempotency key makes a second try after a lost reply return what the first made.
+        """
         wish = {
             "session_id": session_id,
             "seed": seed,
@@ -53,7 +63,8 @@ class GatewayAdmin:
             "scenario": scenario,
         }
         given = {name: value for name, value in wish.items() if value is not None}
-        made = await self._ask("POST", "/admin/sessions", given)
+        once = {"idempotency-key": secrets.token_urlsafe(16)}
+        made = await self._ask("POST", "/admin/sessions", given, headers=once)
         return made["session_id"], made["api_key"]
 
     async def stats(self, session_id: str) -> dict[str, Any]:
@@ -66,8 +77,25 @@ class GatewayAdmin:
         return await self._ask("POST", f"/admin/sessions/{session_id}/finish", body)
 
     async def delete(self, session_id: str) -> None:
-        """End a session and make the gateway forget it."""
-        await self._ask("DELETE", f"/admin/sessions/{session_id}")
+        """End a session and make the gateway forget it; one that it does not know is fine."""
+        try:
+            await self._ask("DELETE", f"/admin/sessions/{session_id}")
+        except GatewayError as error:
+            if error.status != 404:
+                raise
+
+    async def pause(self, deadline_s: float) -> Pause:
+        """Let no turn begin at the engine until ``resume``; return when none is there.
+
+        Those in flight get ``deadline_s``, then they are aborted and sampled again after the pause;
+        turns that are asked for meanwhile wait. A call that fails may have paused it all the same.
+        """
+        wish = {"deadline_s": deadline_s}
+        return Pause(**await self._ask("POST", "/admin/pause", wish, longer_s=deadline_s))
+
+    async def resume(self) -> None:
+        """Let turns begin again."""
+        await self._ask("POST", "/admin/resume")
 
     async def healthy(self) -> bool:
         """Whether the gateway answers."""
@@ -84,24 +112,44 @@ class GatewayAdmin:
             self._client = None
 
     async def _ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        longer_s: float = 0.0,
     ) -> dict[str, Any]:
+        """Ask, and ask again while no connection holds: all that is asked may be asked twice."""
         if self._client is None:
-            self._client = aiohttp.ClientSession(trust_env=False, timeout=self._timeout)
+            self._client = aiohttp.ClientSession(
+                trust_env=False, timeout=aiohttp.ClientTimeout(total=None)
+            )
         data = None if body is None else orjson.dumps(body)
+        sent = {**self._headers, **(headers or {})}
+        failures = 0
         try:
-            async with self._client.request(
-                method, self.url + path, data=data, headers=self._headers
-            ) as response:
-                raw = await response.read()
-                if response.status != 200:
-                    raise _refused(method, path, response.status, raw)
-                answer: dict[str, Any] = orjson.loads(raw)
-                return answer
+            async with asyncio.timeout(self._deadline_s + longer_s):
+                while True:
+                    try:
+                        async with self._client.request(
+                            method, self.url + path, data=data, headers=sent
+                        ) as response:
+                            raw = await response.read()
+                        break
+                    except (aiohttp.ClientError, OSError):
+                        failures += 1
+                        if failures == TRIES:
+                            raise
+                        await asyncio.sleep(backoff_s(failures))
+            if response.status != 200:
+                raise _refused(method, path, response.status, raw)
+            answer: dict[str, Any] = orjson.loads(raw)
+            return answer
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise GatewayError(
                 f"the gateway at {self.url} does not answer {method} {path}: "
-                f"{error or type(error).__name__}"
+                f"{str(error) or type(error).__name__}"
             ) from error
 
 

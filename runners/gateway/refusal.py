@@ -58,7 +58,7 @@ class Refused(Exception):
 
 def engine_refusal(error: EngineError) -> Refused:
     """Turn a failure of the engine into what the agent is told."""
-    if error.retryable or error.status in (429, 503):
+    if error.retryable:
         return Refused(Why.OVERLOADED, f"the engine cannot answer now: {error}")
     if error.status == 400:  # asking again cannot help
         return Refused(Why.INVALID, f"the engine refuses the request: {error}")

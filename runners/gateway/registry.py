@@ -6,6 +6,7 @@ its stored turns.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import sqlite3
 import time
@@ -63,6 +64,10 @@ class Entry:
 
     session: Session
     key: str
+    made_by: str
+    """Idempotency key of the request that made it; "" if it had none."""
+    reward: float | None = None
+    """Reported last."""
     closers: list[Closer] = field(default_factory=list)
     """Listeners that were opened for this session alone."""
 
@@ -76,6 +81,8 @@ class Registry:
         self._max_context_tokens = max_context_tokens
         self._by_id: dict[str, Entry] = {}
         self._by_key: dict[str, Entry] = {}
+        self._making: dict[str, asyncio.Task[Entry]] = {}
+        """How sessions are or were made, by idempotency key."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -96,8 +103,19 @@ class Registry:
             raise Refused(Why.UNKNOWN, f"no session {session_id!r} (never made, or deleted)")
         return entry
 
-    async def create(self, wish: NewSession) -> Entry:
-        """Make a session and its key."""
+    async def create(self, wish: NewSession, idempotency_key: str = "") -> Entry:
+        """Make a session and its key; with an idempotency key that made one, return that one."""
+        making = self._making.get(idempotency_key)
+        if making is None:
+            entry, info = self._new(wish, idempotency_key)
+            making = asyncio.create_task(self._store(entry, info))
+            making.add_done_callback(_retrieve)
+            if idempotency_key:
+                self._making[idempotency_key] = making
+        return await asyncio.shield(making)  # a client that leaves may ask for it again
+
+    def _new(self, wish: NewSession, idempotency_key: str) -> tuple[Entry, dict[str, Any]]:
+        """Return a session that has its id but not yet its key, and what is stored of it."""
         session_id = wish.session_id or f"session-{secrets.token_hex(8)}"
         limit = wish.max_context_tokens or self._max_context_tokens
         if limit > self._max_context_tokens:
@@ -111,29 +129,38 @@ class Registry:
         session = Session(
             session_id, self._services, sampling, max_context_tokens=limit, seed=wish.seed
         )
-        entry = Entry(session, secrets.token_urlsafe(32))
+        entry = Entry(session, secrets.token_urlsafe(32), idempotency_key)
         self._by_id[session_id] = entry
-        info = {
+        return entry, {
             "scenario": wish.scenario,
             "seed": wish.seed,
             "sampling": asdict(sampling),
             "max_context_tokens": limit,
             "created_at": time.time(),
         }
+
+    async def _store(self, entry: Entry, info: dict[str, Any]) -> Entry:
+        session_id = entry.session.id
         try:
             await self._services.journal.add_session(session_id, info)
         except BaseException as error:
-            del self._by_id[session_id]
+            self._forget(entry)
             if isinstance(error.__cause__, sqlite3.IntegrityError):
                 raise Refused(Why.CONFLICT, f"session {session_id!r} was used before") from error
             raise
         self._by_key[entry.key] = entry
         return entry
 
+    def _forget(self, entry: Entry) -> None:
+        self._by_key.pop(entry.key, None)
+        self._by_id.pop(entry.session.id, None)
+        self._making.pop(entry.made_by, None)
+
     async def finish(self, session_id: str, reward: float | None) -> dict[str, Any]:
         """End a session's turns and return its chains and figures; safe to call again."""
         entry = self.with_id(session_id)
-        if reward is not None:
+        if reward is not None and reward != entry.reward:
+            entry.reward = reward
             await self._services.journal.event(
                 "session_reward", {"session_id": session_id, "reward": reward}
             )
@@ -148,13 +175,18 @@ class Registry:
         """End a session and forget it."""
         entry = self.with_id(session_id)
         await _end(entry)
-        self._by_key.pop(entry.key, None)
-        self._by_id.pop(session_id, None)
+        self._forget(entry)
 
     async def close(self) -> None:
         """Delete every session."""
         for session_id in list(self._by_id):
             await self.delete(session_id)
+
+
+def _retrieve(task: asyncio.Task[Entry]) -> None:
+    """Take note of a task's end, in case that nobody waits for it any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _end(entry: Entry) -> None:

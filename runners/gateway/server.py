@@ -10,7 +10,8 @@ import asyncio
 import hmac
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -19,8 +20,10 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
 from conf.errors import AgentrlError
+from runners.engines.resilient import ResilientEngine
 from runners.gateway.dialects import anthropic, anthropic_reply, openai_chat, openai_responses
 from runners.gateway.dialects.body import parse
 from runners.gateway.dialects.contract import Asked, Dialect, Framing
@@ -48,14 +51,35 @@ DIALECTS: dict[str, Dialect] = {
 MODEL = "policy"
 """What ``GET /v1/models`` lists; a request may name any other."""
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+IDEMPOTENCY = "idempotency-key"
+"""Header: a request that creates something, sent again with the same key, creates it once (IETF
+draft-ietf-httpapi-idempotency-key-header).
+"""
+
+
+class PauseCommand(BaseModel):
+    """Body of ``POST /admin/pause``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    deadline_s: NonNegativeFloat
+    """What generations in flight get to finish."""
 
 
 class GatewayServer:
     """Answers requests for one registry."""
 
-    def __init__(self, registry: Registry, *, admin_key: str, ping_s: float, io_s: float) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        engine: ResilientEngine,
+        *,
+        admin_key: str,
+        ping_s: float,
+        io_s: float,
+    ) -> None:
         self.registry = registry
+        self._engine = engine
         self._admin_key = admin_key.encode()
         self._ping_s = ping_s
         self._io_s = io_s
@@ -184,9 +208,15 @@ class GatewayServer:
         if not hmac.compare_digest(_key(request.headers).encode(), self._admin_key):
             raise Refused(Why.UNAUTHENTICATED, "wrong admin key")
         match (method, path.removeprefix("/admin/").split("/")):
+            case ("POST", ["pause"]):
+                wanted = parse(PauseCommand, await self._read(request) or b"{}")
+                return _json(asdict(await self._engine.pause(wanted.deadline_s)))
+            case ("POST", ["resume"]):
+                self._engine.resume()
+                return _json({})
             case ("POST", ["sessions"]):
                 wish = parse(NewSession, await self._read(request) or b"{}")
-                entry = await self.registry.create(wish)
+                entry = await self.registry.create(wish, request.headers.get(IDEMPOTENCY, ""))
                 return _json({"session_id": entry.session.id, "api_key": entry.key})
             case ("GET", ["sessions", session_id]):
                 return _json(self.registry.with_id(session_id).session.stats())
@@ -194,8 +224,8 @@ class GatewayServer:
                 await self.registry.delete(session_id)
                 return _json({"session_id": session_id, "deleted": True})
             case ("POST", ["sessions", session_id, "finish"]):
-                wanted = parse(Finish, await self._read(request) or b"{}")
-                return _json(await self.registry.finish(session_id, wanted.reward))
+                ending = parse(Finish, await self._read(request) or b"{}")
+                return _json(await self.registry.finish(session_id, ending.reward))
         raise Refused(Why.UNKNOWN, f"no such endpoint: {method} {path}")
 
 

@@ -8,22 +8,38 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from conf.errors import AgentrlError, ExitCode
 from runners.engines.client import HttpEngine
+from runners.engines.contract import Engine
+from runners.engines.resilient import ResilientEngine
 from runners.gateway.control import Control
 from runners.gateway.registry import Registry
 from runners.gateway.server import GatewayServer
 from runners.gateway.session import Sampling, Services
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
 from runners.gateway.turn_log import Journal, TurnLog
+from runners.limits import Admission, TokenBucket
+from runners.ports import BACKLOG, PATIENCE_S, listen, port_of
+from runners.trajectory.routing import RoutingShape
 from runners.trajectory.store import RunStore
+
+MOST_CALLS = 4096
+"""Calls of the engine in flight: as many as there are, until it pushes back."""
 
 ENGINE_GRACE_S = 1.0
 """The engine's client gives up a little after us, so that our own deadline is the one that speaks.
@@ -47,6 +63,17 @@ class SamplingSettings(BaseModel):
     max_new_tokens: PositiveInt
 
 
+class RoutingSettings(BaseModel):
+    """The fields of ``RoutingShape``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    layers: PositiveInt
+    top_k: PositiveInt
+    experts: PositiveInt
+    routed: tuple[NonNegativeInt, ...]
+
+
 class GatewaySettings(BaseModel):
     """What a gateway process is told."""
 
@@ -62,45 +89,90 @@ class GatewaySettings(BaseModel):
     sampling: SamplingSettings
     ping_s: PositiveFloat
     turn_s: PositiveFloat
+    engine_attempts: PositiveInt
+    engine_calls_per_s: PositiveFloat | None
+    adaptive: bool
+    watchdog_s: NonNegativeFloat = 0.0
+    """As ``observe.watchdog_s``."""
+    routing: RoutingSettings | None = None
+    """Set if the engine's routing is to be captured."""
     predecessor_s: PositiveFloat = 10.0
     """A gateway of the same run that is just dying may hold the store this long."""
+    port_patience_s: PositiveFloat = PATIENCE_S
+    """And the port this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a gateway is put together from, where others may stand."""
+
+    engine: Callable[[Engine, Journal], Engine] = lambda engine, journal: engine
+    """Put around the client of the engine."""
+    server: type[GatewayServer] = GatewayServer
 
 
 async def serve(
-    settings: dict[str, Any], *, announce: Callable[[dict[str, Any]], None], stop: asyncio.Event
+    settings: dict[str, Any],
+    *,
+    announce: Callable[[dict[str, Any]], None],
+    stop: asyncio.Event,
+    parts: Parts = Parts(),
 ) -> None:
     """Serve until ``stop``; announces ``url``, ``admin_key``, ``control`` and ``pid`` when ready.
 
     Needs a run in ``run_dir``. Raises AgentrlError if the port, the store or the tokenizer cannot
-    be had.
+    be had, and StoreError when the disk fails: a gateway that cannot keep turns ends.
     """
     checked = GatewaySettings.model_validate(settings)
     tokenizer = load_tokenizer(checked.tokenizer)
     renderer = load_renderer(tokenizer, checked.renderer)
     journal = Journal()
-    engine = HttpEngine(checked.engine_url, deadline_s=checked.turn_s + ENGINE_GRACE_S)
-    services = Services(engine, tokenizer, renderer, journal, checked.turn_s)
+    engine = _engine(checked, parts, journal)
+    shape = RoutingShape(**checked.routing.model_dump()) if checked.routing else None
+    services = Services(engine, tokenizer, renderer, journal, shape)
     registry = Registry(
         services,
         Sampling(**checked.sampling.model_dump()),
         max_context_tokens=checked.max_context_tokens,
     )
     admin_key = secrets.token_urlsafe(32)
-    server = GatewayServer(
-        registry, admin_key=admin_key, ping_s=checked.ping_s, io_s=checked.turn_s
+    server = parts.server(
+        registry, engine, admin_key=admin_key, ping_s=checked.ping_s, io_s=checked.turn_s
     )
     try:
         await journal.open(partial(_open_store, checked.run_dir, checked.predecessor_s))
         async with (
-            _listening(server, checked.host, checked.port) as url,
+            _listening(server, checked) as url,
             _controlled(server) as path,
         ):
             announce({"url": url, "admin_key": admin_key, "control": path, "pid": os.getpid()})
-            await stop.wait()
+            await _first(stop, journal.broken)
+            if journal.failure is not None:  # what is not kept is not to be answered
+                raise journal.failure
             await registry.close()
     finally:
         await engine.close()
         await journal.close()
+
+
+async def _first(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def _engine(settings: GatewaySettings, parts: Parts, journal: Journal) -> ResilientEngine:
+    client = HttpEngine(settings.engine_url, deadline_s=settings.turn_s + ENGINE_GRACE_S)
+    return ResilientEngine(
+        parts.engine(client, journal),
+        attempts=settings.engine_attempts,
+        deadline_s=settings.turn_s,
+        bucket=TokenBucket(settings.engine_calls_per_s),
+        admission=Admission(MOST_CALLS, adaptive=settings.adaptive, gain=1.0),
+    )
 
 
 def _open_store(run_dir: Path, wait_s: float) -> TurnLog:
@@ -114,13 +186,15 @@ def _open_store(run_dir: Path, wait_s: float) -> TurnLog:
 
 
 @asynccontextmanager
-async def _listening(server: GatewayServer, host: str, port: int) -> AsyncIterator[str]:
-    http: web.Server = server.http()
+async def _listening(server: GatewayServer, settings: GatewaySettings) -> AsyncIterator[str]:
+    host, port = settings.host, settings.port
     try:
-        listener = await asyncio.get_running_loop().create_server(http, host, port, backlog=1024)
+        sock = await asyncio.to_thread(listen, host, port, patience_s=settings.port_patience_s)
     except OSError as error:
         raise _no_port(host, port, error) from error
-    bound = listener.sockets[0].getsockname()[1]
+    http: web.Server = server.http()
+    listener = await asyncio.get_running_loop().create_server(http, sock=sock, backlog=BACKLOG)
+    bound = port_of(sock)
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
     try:
         yield f"http://{shown}:{bound}"

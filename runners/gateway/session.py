@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
+from runners.engines.contract import EngineError, Generation, SamplingParams
+from runners.engines.resilient import ResilientEngine, Tally
 from runners.gateway.branches import Branches, Place
 from runners.gateway.conversation import (
     Answer,
@@ -31,10 +32,12 @@ from runners.gateway.conversation import (
 from runners.gateway.flight import Flight, landed
 from runners.gateway.history import Sent, outline
 from runners.gateway.refusal import PROMPT_TOO_LONG, Refused, Why, engine_refusal
+from runners.gateway.routing import RoutingCapture
 from runners.gateway.speaker import MAIN
 from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer
 from runners.gateway.turn_log import Journal
 from runners.trajectory.record import Turn
+from runners.trajectory.routing import RoutingShape
 
 
 class Dialect(Protocol):
@@ -72,17 +75,17 @@ class Sampling:
 class Services:
     """What every session of a gateway shares."""
 
-    engine: Engine
+    engine: ResilientEngine
     tokenizer: Tokenizer
     renderer: Renderer
     journal: Journal
-    turn_s: float
-    """Deadline of one generation."""
+    routing: RoutingShape | None = None
+    """What the policy's routing looks like; None: it is not captured."""
 
 
 @dataclass(slots=True)
-class Counters:
-    """What happened in a session; changed by it only."""
+class Counters(Tally):
+    """What happened in a session; changed by it only, the engine's tally by the engine."""
 
     turns: int = 0
     branches: Counter[str] = field(default_factory=Counter)
@@ -94,9 +97,9 @@ class Counters:
     retries: int = 0
     """Requests answered from an earlier or running turn."""
     aborted: int = 0
-    """Generations cut off, by a client that left or by the engine."""
+    """Generations given up, since nobody waited for them any more."""
     failed: int = 0
-    """Generations the engine failed."""
+    """Generations that the engine failed for good."""
     tools_changed: int = 0
     """Turns whose tools differ from those of the turn that they continue."""
     tito_mismatches: int = 0
@@ -157,6 +160,7 @@ class Session:
         self._locks: dict[str, asyncio.Lock] = {}
         """By thread, in order of appearance."""
         self._storing = asyncio.Lock()
+        self._routing = RoutingCapture(services.routing)
 
     def stats(self) -> dict[str, Any]:
         """Return the counters."""
@@ -168,6 +172,7 @@ class Session:
             **counted,
             "branches": dict(self.counters.branches),
             "ignored": dict(self.counters.ignored),
+            "routing_missing": self._routing.missing,
         }
 
     def ask(self, request: TurnRequest, dialect: Dialect) -> Flight:
@@ -239,7 +244,7 @@ class Session:
             if plan.after_turn != self._turns_of[thread]:
                 plan = self._plan(ask)
             place, started_at = plan.place, time.time()
-            generation = await self._generate(ask, place.prompt)
+            generation = await self._generate(ask, place)
             flight.sampled = True
             parsed = self._parse(ask, place.prompt, generation)
             answer = read_answer(parsed, generation, ask.dialect.new_call_id)
@@ -269,13 +274,16 @@ class Session:
                     engine_s=generation.engine_s,
                     total_s=time.perf_counter() - asked,
                 )
-                await self._services.journal.add_turn(turn)
+                path = [*place.prompt, *generation.output_ids.tolist()]
+                routing = self._routing.take(turn, path, generation.routing)
+                await self._services.journal.add_turn(turn, routing)
                 self._remember(turn, answer, ask, place, response)
             return response
 
-    async def _generate(self, ask: _Ask, prompt: list[int]) -> Generation:
+    async def _generate(self, ask: _Ask, place: Place) -> Generation:
         """Sample; raises Refused for whatever is no whole generation."""
-        services = self._services
+        services, prompt = self._services, place.prompt
+        rid = f"{self.id}:{place.branch}:{uuid.uuid4().hex}"  # says to the engine's log whose it is
         params = SamplingParams(
             max_new_tokens=min(
                 self._sampling.max_new_tokens,
@@ -288,25 +296,16 @@ class Session:
             stop=ask.request.stop,
             stop_token_ids=tuple(services.renderer.get_stop_token_ids()),
             sampling_seed=self._turn_seed(ask.request.hints.thread),
+            routing_start=self._routing.start(place.after.node.index if place.after else None),
         )
         try:
-            async with asyncio.timeout(services.turn_s):
-                generation = await services.engine.generate(prompt, params, rid=uuid.uuid4().hex)
+            return await services.engine.generate(prompt, params, rid=rid, tally=self.counters)
         except EngineError as error:
             self.counters.failed += 1
             raise engine_refusal(error) from error
-        except TimeoutError:
-            self.counters.failed += 1
-            raise Refused(
-                Why.OVERLOADED, f"the engine did not answer within {services.turn_s:g} s"
-            ) from None
         except asyncio.CancelledError:
             self.counters.aborted += 1
             raise
-        if generation.finish_reason == "abort":
-            self.counters.aborted += 1
-            raise Refused(Why.OVERLOADED, "the engine aborted the generation")
-        return generation
 
     def _turn_seed(self, thread: str) -> int | None:
         """Derive the seed of a thread's next turn: a retry of a turn that was never taken samples

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
+from conf.errors import ExitCode
 from runners.trajectory.record import Turn
+from runners.trajectory.routing import TurnRouting
+from runners.trajectory.store_error import StoreError
 
 T = TypeVar("T")
 
@@ -19,8 +22,8 @@ class TurnLog(Protocol):
         """Record a new session; raises if the id was ever used."""
         ...
 
-    def add_turn(self, turn: Turn) -> None:
-        """Record a turn."""
+    def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
+        """Record a turn, and its routing if there is any."""
         ...
 
     def turns(self, session_id: str) -> list[Turn]:
@@ -40,6 +43,9 @@ class Journal:
     """A turn log on its own thread, so that neither disk nor SQLite holds up the event loop."""
 
     def __init__(self) -> None:
+        self.broken = asyncio.Event()
+        """Set once the disk has failed; see ``failure``."""
+        self.failure: StoreError | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._log: TurnLog | None = None
 
@@ -53,9 +59,9 @@ class Journal:
         """See ``TurnLog.add_session``."""
         await self._run(lambda: self._opened.add_session(session_id, info))
 
-    async def add_turn(self, turn: Turn) -> None:
+    async def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
         """See ``TurnLog.add_turn``."""
-        await self._run(lambda: self._opened.add_turn(turn))
+        await self._run(lambda: self._opened.add_turn(turn, routing))
 
     async def turns(self, session_id: str) -> list[Turn]:
         """See ``TurnLog.turns``."""
@@ -77,4 +83,10 @@ class Journal:
         return self._log
 
     async def _run(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except StoreError as error:
+            if error.exit_code is ExitCode.SERVICE_GONE:  # the disk, not the request
+                self.failure = self.failure or error
+                self.broken.set()
+            raise

@@ -5,9 +5,9 @@ It reaches the policy through the gateway and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import Sandbox
@@ -38,6 +38,8 @@ class HarnessResult:
     duration_s: float
     output: str
     """Tail of what the program printed, for diagnosis."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else it said that the record should keep: its version, its own counts. JSON."""
 
 
 class Harness(Protocol):

@@ -22,7 +22,7 @@ from runners.observe.progress import Curve, Progress
 
 _REFRESH_HZ = 4
 _MAX_WIDTH, _MAX_HEIGHT = 120, 40
-_STAGES = ("boot", "harness", "patch", "grade", "teardown")
+_STAGES = ("queue", "boot", "harness", "patch", "grade")
 
 Mode = Literal["auto", "on", "off"]
 
@@ -42,7 +42,7 @@ class LiveView:
     def __init__(
         self, progress: Progress, mode: Mode = "auto", console: Console | None = None
     ) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or Console(stderr=True, markup=False, emoji=False)
         shown = mode == "on" or (mode == "auto" and self._console.is_terminal)
         self._view = _Picture(progress, self._console) if shown else _Log(progress, self._console)
 
@@ -125,7 +125,7 @@ class _Log:
         self._steps = len(progress.rewards)
 
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 class Dashboard:
@@ -140,7 +140,10 @@ class Dashboard:
         notes = list(self._progress.notes)[-(3 if height < 30 else 6) :]
         head, tables = 3, len(_STAGES) + 2
         yield Constrain(self._head(), width)
-        yield Constrain(self._curve(width, max(height - head - tables - len(notes), 7)), width)
+        if self._progress.steps:
+            yield Constrain(self._curve(width, max(height - head - tables - len(notes), 7)), width)
+        else:
+            yield Constrain(self._columns(), width)
         yield Constrain(self._tables(), width)
         for note in notes:
             yield Text(f" {note}", "bright_black", no_wrap=True, overflow="ellipsis")
@@ -166,7 +169,8 @@ class Dashboard:
         bars.add_column(width=9, no_wrap=True)
         bars.add_column(ratio=1)
         bars.add_column(width=11, justify="right", no_wrap=True)
-        bars.add_row(" steps", *_bar(progress.step, progress.steps, "cyan"))
+        if progress.steps:
+            bars.add_row(" steps", *_bar(progress.step, progress.steps, "cyan"))
         bars.add_row(" rollouts", *_bar(progress.batch_done, progress.batch_size, "green"))
         return Group(top, bars)
 
@@ -185,6 +189,18 @@ class Dashboard:
             height=height - 2,
         )
         return Panel(picture, title=title, title_align="left", border_style=AXIS, height=height)
+
+    def _columns(self) -> RenderableType:
+        """Show what an evaluation found so far; its rate is over what could be graded."""
+        columns = self._progress.columns
+        graded = columns["solved"] + columns["unsolved"]
+        text = Text.assemble(
+            (f" {columns['solved']:,} solved", "bold green"),
+            (f"   {columns['unsolved']:,} unsolved", "bold"),
+            (f"   {columns['error']:,} error", "bold yellow" if columns["error"] else AXIS),
+            f"   {columns['solved'] / graded:.1%} of {graded:,} graded" if graded else "",
+        )
+        return Panel(text, title="results", title_align="left", border_style=AXIS)
 
     def _tables(self) -> RenderableType:
         progress = self._progress

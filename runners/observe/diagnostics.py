@@ -1,34 +1,48 @@
-"""Where a process hangs, on request: SIGUSR1 writes all asyncio tasks, SIGUSR2 all threads.
+"""Why a process hangs, in files below ``<run_dir>/diagnostics`` that a person can read.
 
-Both into ``<run_dir>/diagnostics``, and neither disturbs the process. SIGUSR2 is answered in C, so
-it works even when the interpreter is stuck.
+Asked: SIGUSR1 writes all asyncio tasks with what they wait for, SIGUSR2 all threads. SIGUSR1 is
+answered by Python code, so not while C code holds the main thread; SIGUSR2 always, by C code.
+Unasked: a watchdog writes both when the event loop stands still, and errors that nobody awaited are
+kept. None of it disturbs the process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import faulthandler
-import linecache
 import os
 import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
+from conf.errors import error_text
+from runners.observe.awaits import shown
+from runners.observe.report import clock, process_text, section, tasks_text, write_report
+from runners.observe.watchdog import Watchdog
 from runners.trajectory.store_error import store_error
 
-_MAX_DEPTH = 50
-"""Frames per task; a recursion would fill the disk."""
+FOLDER = "diagnostics"
 
 
 @contextmanager
-def diagnostics(run_dir: Path, name: str = "driver") -> Iterator[None]:
-    """Answer both signals while the block runs, in the running event loop of the main thread."""
+def diagnostics(
+    run_dir: Path,
+    name: str = "driver",
+    *,
+    watchdog_s: float = 0.0,
+    tell: Callable[[str], None] = lambda line: None,
+    more: Callable[[], str] = str,
+) -> Iterator[None]:
+    """Diagnose the running loop of the main thread while the block runs; 0 is no watchdog.
+
+    ``tell`` takes a line per finding, ``more`` returns further text for a stall's file; the
+    watchdog calls both from its own thread. Raises StoreError if the folder cannot be made.
+    """
     loop = asyncio.get_running_loop()
-    folder = run_dir / "diagnostics"
+    folder = run_dir / FOLDER
     try:
         folder.mkdir(exist_ok=True)
         threads = (folder / f"{name}-threads.txt").open("a")
@@ -36,49 +50,66 @@ def diagnostics(run_dir: Path, name: str = "driver") -> Iterator[None]:
         raise store_error(error, folder) from error
 
     def write_tasks(*_: object) -> None:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        path = folder / f"{name}-tasks-{stamp}-{os.getpid()}.txt"
-        text = "\n\n".join(map(describe, asyncio.all_tasks(loop)))
-        path.write_text(f"{text}\n", "utf-8", "replace")
+        parts = [
+            f"The tasks of {name} (process {os.getpid()}) at {clock()}.\n",
+            section("process", lambda: process_text(folder)),
+            section("tasks, and what each waits for", lambda: tasks_text(loop)),
+        ]
+        write_report(folder, f"{name}-tasks", "\n".join(parts))
 
-    with threads:
-        before = signal.signal(signal.SIGUSR1, write_tasks)
+    with ExitStack() as ends:
+        ends.callback(_remove_if_empty, Path(threads.name))
+        ends.enter_context(threads)
+        ends.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, write_tasks))
         faulthandler.register(signal.SIGUSR2, file=threads, all_threads=True)
+        ends.callback(faulthandler.unregister, signal.SIGUSR2)
+        ends.callback(loop.set_exception_handler, loop.get_exception_handler())
+        loop.set_exception_handler(_Unawaited(folder / f"{name}-errors.txt", tell))
+        if watchdog_s:
+            ends.enter_context(Watchdog(folder, name, watchdog_s, tell=tell, more=more))
+        yield
+
+
+def _remove_if_empty(path: Path) -> None:
+    with suppress(OSError):
+        if not path.stat().st_size:
+            path.unlink()
+
+
+def newest(run_dir: Path, count: int) -> list[Path]:
+    """Return the last diagnoses of a run, newest first; a file that is empty is none."""
+    found: list[tuple[int, Path]] = []
+    for path in (run_dir / FOLDER).glob("*.txt"):
+        with suppress(OSError):  # removed since
+            facts = path.stat()
+            if facts.st_size:
+                found.append((facts.st_mtime_ns, path))
+    return [path for _, path in sorted(found, reverse=True)[:count]]
+
+
+class _Unawaited:
+    """Takes what nobody awaited: the loop's exception handler."""
+
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+        self._path, self._tell = path, tell
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Keep the error with its traceback, and tell in one line."""
+        line, error = (
+            str(context.get("message", "an error in the event loop")),
+            context.get("exception"),
+        )
+        task = context.get("task") or context.get("future")
+        if isinstance(task, asyncio.Task):
+            line += f" (task {task.get_name()})"
+        if error is not None:
+            line += f": {type(error).__name__}: {error_text(error)}"
+        rest = [f"  {key}: {shown(value)}" for key, value in context.items() if key != "message"]
+        trace = traceback.format_exception(error) if error is not None else []
+        text = "\n".join([f"{clock()} {line}", *rest, "".join(trace)])
         try:
-            yield
-        finally:
-            faulthandler.unregister(signal.SIGUSR2)
-            signal.signal(signal.SIGUSR1, before)
-
-
-def describe(task: asyncio.Task[Any]) -> str:
-    """Return a task's name and what it waits for, from the outermost frame to the innermost."""
-    lines = [f"{task.get_name()} ({'done' if task.done() else 'pending'})"]
-    waits: Any = task.get_coro()
-    for _ in range(_MAX_DEPTH):
-        place = _place(waits)
-        if place is None:
-            break
-        code, line = place
-        source = linecache.getline(code.co_filename, line).strip()
-        lines.append(f"  {code.co_filename}:{line} in {code.co_qualname}\n    {source}")
-        waits = _inner(waits)
-    if waits is not None:
-        lines.append(f"  waits for {waits!r}")
-    return "\n".join(lines)
-
-
-def _place(waits: Any) -> tuple[CodeType, int] | None:
-    """Return where a coroutine, generator or asynchronous generator stands."""
-    for kind in ("cr", "gi", "ag"):
-        frame = getattr(waits, f"{kind}_frame", None)
-        if frame is not None:
-            return frame.f_code, frame.f_lineno
-    return None
-
-
-def _inner(waits: Any) -> Any:
-    for name in ("cr_await", "gi_yieldfrom", "ag_await"):
-        if hasattr(waits, name):
-            return getattr(waits, name)
-    return None
+            with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{text}\n")
+        except OSError:  # a full disk: the line is still told
+            pass
+        self._tell(" ".join(line.split()))

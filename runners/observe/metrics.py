@@ -37,13 +37,10 @@ class MetricsWriter:
     def rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace everything written before by these steps."""
         rows = list(rows)
-        unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        unfinished = self._path.with_name(f"{self._path.name}.partial")  # a run has one driver
         try:
-            try:
-                unfinished.write_bytes(b"".join(map(_line, rows)))
-                unfinished.replace(self._path)
-            finally:
-                unfinished.unlink(missing_ok=True)
+            unfinished.write_bytes(b"".join(map(_line, rows)))
+            unfinished.replace(self._path)
             if self._events:
                 self._events.restart()
                 for metrics in rows:

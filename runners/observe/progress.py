@@ -9,6 +9,9 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
+from runners.observe.attempts import AttemptWatch
+from runners.observe.terminal import printable
+
 _RATE_WINDOW_S = 30.0
 """Tokens per second are those of so many seconds."""
 _ETA_STEPS = 5
@@ -32,10 +35,14 @@ class Progress:
     batch_done: int = 0
     batch_size: int = 0
     """Rollouts of the phase, done and in all."""
+    watch: AttemptWatch = field(default_factory=AttemptWatch)
+    """The attempts in flight."""
     in_flight: Counter[str] = field(default_factory=Counter)
-    """Rollouts by stage."""
+    """Attempts by stage; a snapshot's only."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """Rollouts that ended, by outcome code."""
+    columns: Counter[str] = field(default_factory=Counter)
+    """An evaluation's: solved, unsolved, error."""
     rewards: Curve = field(default_factory=list)
     solve_rates: Curve = field(default_factory=list)
     """Of training rollouts."""
@@ -47,6 +54,8 @@ class Progress:
     noted: int = 0
     """Messages so far."""
     started_at: float = field(default_factory=time.monotonic)
+    phase_at: float = field(default_factory=time.monotonic)
+    """When the phase began."""
     step_s: list[float] = field(default_factory=list)
     """Duration of each step done by this process."""
     recent: deque[tuple[float, int]] = field(default_factory=deque)
@@ -55,6 +64,7 @@ class Progress:
     def begin_phase(self, phase: str, batch_size: int = 0) -> None:
         """Enter a phase with so many rollouts to do."""
         self.phase, self.batch_done, self.batch_size = phase, 0, batch_size
+        self.phase_at = time.monotonic()
 
     def rollout_done(self, outcome: str, tokens: int) -> None:
         """Count a rollout that ended."""
@@ -81,8 +91,8 @@ class Progress:
             self.evaluations.append((step, solve_rate))
 
     def note(self, text: str) -> None:
-        """Add a message for whoever watches."""
-        self.notes.append(text)
+        """Add a message for whoever watches; it is shown on one line."""
+        self.notes.append(" ".join(printable(text).split()))
         self.noted += 1
 
     def notes_since(self, noted: int) -> list[str]:
@@ -94,8 +104,9 @@ class Progress:
         """Return a copy that its owner no longer changes."""
         return replace(
             self,
-            in_flight=Counter(dict(self.in_flight)),
+            in_flight=Counter(flight.stage for flight in self.watch.in_flight()),
             outcomes=Counter(dict(self.outcomes)),
+            columns=Counter(dict(self.columns)),
             rewards=list(self.rewards),
             solve_rates=list(self.solve_rates),
             evaluations=list(self.evaluations),
@@ -117,7 +128,12 @@ class Progress:
         return tokens / max(time.monotonic() - since, 1.0)
 
     def eta_s(self) -> float | None:
-        """Return the seconds left, None until a step is done."""
+        """Return the seconds left: of the run, None until a step is done; of the phase, if the run
+        has no steps.
+        """
+        if not self.steps and self.batch_done:
+            each_s = (time.monotonic() - self.phase_at) / self.batch_done
+            return each_s * (self.batch_size - self.batch_done)
         if not self.step_s:
             return None
         lately = self.step_s[-_ETA_STEPS:]

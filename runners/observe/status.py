@@ -10,14 +10,28 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from runners.ledger import Kind, Ledger
 from runners.observe.dashboard import duration
+from runners.observe.diagnostics import newest
 from runners.observe.progress import Curve
 from runners.observe.summary import held_out
+from runners.observe.terminal import printable
 from runners.trajectory.run_state import State
 from runners.trajectory.store import RunStore
 
 KILLED = "killed"
 """Shown for a run that says it is running but whose driver is gone."""
+_LEAKS_SHOWN = 5
+_DIAGNOSES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """What the ledger names and nobody looks after; it may have ended by itself since."""
+
+    kind: Kind
+    name: str
+    age_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +39,8 @@ class Status:
     """A run at a glance."""
 
     run_dir: str
+    benchmark: str | None
+    """What an evaluation measures; None for a campaign."""
     state: str
     """created, running, interrupted, failed, done, or killed."""
     message: str
@@ -46,12 +62,19 @@ class Status:
     sampled_tokens: int
     attempts: int
     """All attempts, also those that another replaced."""
+    diagnoses: list[str]
+    """The newest files that say what hung, newest first."""
+    leaks: list[Leak]
+    """What a dead driver left, and sandboxes and sessions that outlived their attempt; a resume
+    ends the former.
+    """
 
     @property
     def mend(self) -> str | None:
         """What to do, if anything."""
         if self.state in (KILLED, State.INTERRUPTED, State.FAILED):
-            return f"agentrl run --resume {self.run_dir}"
+            command = f"eval {self.benchmark}" if self.benchmark else "run"
+            return f"agentrl {command} --resume {self.run_dir}"
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,14 +90,18 @@ def render(status: Status) -> Table:
     table.add_column(style="bright_black")
     table.add_column(overflow="fold")
     style = {"done": "green", "running": "cyan"}.get(status.state, "yellow")
-    table.add_row("state", f"[bold {style}]{status.state}[/]")
+    table.add_row("state", Text(status.state, f"bold {style}"))
     if status.message:
-        table.add_row("message", Text(status.message))
+        table.add_row("message", Text(printable(status.message)))
     if status.state == State.RUNNING:
         table.add_row("driver", f"process {status.driver_pid} on {status.driver_host}")
-    table.add_row("steps", f"{status.steps_done} of {status.steps}")
-    if status.step_rollouts:
-        table.add_row("under way", f"{status.step_rollouts} rollouts done")
+    if status.benchmark:
+        table.add_row("evaluation of", status.benchmark)
+        table.add_row("rollouts done", f"{sum(status.outcomes.values()):,}")
+    else:
+        table.add_row("steps", f"{status.steps_done} of {status.steps}")
+        if status.step_rollouts:
+            table.add_row("under way", f"{status.step_rollouts} rollouts done")
     for step, rate in status.evaluations:
         table.add_row(f"held-out after {step}", f"{rate:.1%}")
     for name in ("train/reward_mean", "train/solve_rate"):
@@ -83,6 +110,12 @@ def render(status: Status) -> Table:
     for code, count in status.outcomes.items():
         table.add_row(code, f"{count:,}")
     table.add_row("tokens sampled", f"{status.sampled_tokens:,}")
+    for leak in status.leaks[:_LEAKS_SHOWN]:
+        table.add_row("leak", f"{leak.kind} {leak.name}, {duration(leak.age_s)} old")
+    if (more := len(status.leaks) - _LEAKS_SHOWN) > 0:
+        table.add_row("", f"and {more:,} more")
+    for path in status.diagnoses:
+        table.add_row("diagnosis", path)
     table.add_row("last sign of life", f"{duration(time.time() - status.updated_at)} ago")
     if status.mend:
         table.add_row("continue with", Text(status.mend))
@@ -92,7 +125,7 @@ def render(status: Status) -> Table:
 def read_status(run_dir: Path) -> Status:
     """Read how the run in ``run_dir`` stands; raises StoreError."""
     with RunStore.open(run_dir, read_only=True) as store:
-        state = store.state()
+        state, config = store.state(), store.config()
         dead = state.state is State.RUNNING and not state.driven
         done = [row for row in store.steps() if row.state == "done"]
         outcomes = store.query(
@@ -112,6 +145,7 @@ def read_status(run_dir: Path) -> Status:
         )
         return Status(
             run_dir=str(run_dir),
+            benchmark=state.info.get("benchmark"),
             state=KILLED if dead else state.state,
             message=state.message,
             exit_code=state.exit_code,
@@ -119,7 +153,7 @@ def read_status(run_dir: Path) -> Status:
             driver_host=state.driver.host if state.driver else None,
             created_at=state.created_at,
             updated_at=max(state.updated_at, state.heartbeat_at or 0.0),
-            steps=int(store.config().get("run", {}).get("steps", 0)),
+            steps=int(config.get("run", {}).get("steps", 0)),
             steps_done=len(done),
             step_rollouts=under_way,
             evaluations=held_out(store),
@@ -127,4 +161,14 @@ def read_status(run_dir: Path) -> Status:
             outcomes={code: count for code, count in outcomes},
             sampled_tokens=sampled,
             attempts=attempts,
+            diagnoses=[str(path) for path in newest(run_dir, _DIAGNOSES_SHOWN)],
+            leaks=_leaks(store, config.get("rollout", {}).get("deadlines", {})),
         )
+
+
+def _leaks(store: RunStore, deadlines: dict[str, float]) -> list[Leak]:
+    limit_s = deadlines["guard_s"] + deadlines["teardown_s"] if "guard_s" in deadlines else None
+    return [
+        Leak(entry.kind, entry.name, round(time.time() - entry.entered_at, 1))
+        for entry in Ledger(store).leaks(limit_s)
+    ]

@@ -22,8 +22,9 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_column(justify="right", overflow="fold")
     first, last = summary["eval"]["first"], summary["eval"]["last"]
     if first is not None:
-        after = "" if last is None else f" → [bold]{last:.1%}[/bold]"
-        table.add_row("held-out solve rate", f"{first:.1%}{after}")
+        after = Text("" if last is None else f"{last:.1%}", "bold")
+        arrow = " → " if after else ""
+        table.add_row("held-out solve rate", Text.assemble(f"{first:.1%}{arrow}", after))
     table.add_row("steps", f"{summary['steps']:,}")
     table.add_row("rollouts", f"{summary['rollouts']:,}")
     for code, count in sorted(summary["outcomes"].items(), key=lambda item: -item[1]):
@@ -84,8 +85,10 @@ def write_reward_curve(store: RunStore) -> Path | None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", frameon=False)
     path = store.run_dir / "reward_curve.png"
+    unfinished = path.with_suffix(".png.partial")
     try:
-        figure.savefig(path)
+        figure.savefig(unfinished, format="png")
+        unfinished.replace(path)
     except OSError as error:
         raise store_error(error, path) from error
     return path

@@ -7,16 +7,18 @@ is not root has RLIMIT_NPROC, which the kernel counts per user namespace.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import signal
+import time
 from pathlib import Path
 
-PREFIX = "agentrl-"
+from runners.owner import PREFIX, is_orphan
+
 HIERARCHIES = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
 """Version 1 has a hierarchy per controller, version 2 one for all."""
 
-
-_numbers = itertools.count()
+KILL_S = 5.0
+"""From SIGKILL to an empty group."""
 
 
 class ProcessGroups:
@@ -27,13 +29,12 @@ class ProcessGroups:
         self._processes = processes
 
     @classmethod
-    def find(cls, processes: int) -> ProcessGroups | None:
-        """Make the parent group; None where that is not possible."""
+    def find(cls, name: str, processes: int) -> ProcessGroups | None:
+        """Make the parent group ``name``; None where that is not possible."""
         if os.geteuid() != 0:
             return None
         for hierarchy in HIERARCHIES:
-            _remove_orphans(Path(hierarchy))
-            parent = Path(hierarchy) / f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+            parent = Path(hierarchy) / name
             try:
                 parent.mkdir()
             except OSError:
@@ -74,9 +75,32 @@ class ProcessGroups:
             self._parent.rmdir()
 
 
-def _remove_orphans(hierarchy: Path) -> None:
-    """Remove the groups of backends whose process was killed."""
-    for parent in hierarchy.glob(f"{PREFIX}*-*"):
-        owner = parent.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            ProcessGroups(parent, 0).close()
+def end_orphans() -> None:
+    """Kill what runs in the groups of backends whose process was killed, and remove them: also what
+    cleared its environment.
+    """
+    for hierarchy in HIERARCHIES:
+        for parent in Path(hierarchy).glob(f"{PREFIX}*"):
+            if is_orphan(parent.name):
+                _empty(parent)
+                ProcessGroups(parent, 0).close()
+
+
+def _empty(parent: Path) -> None:
+    until = time.monotonic() + KILL_S
+    while (pids := _members(parent)) and time.monotonic() < until:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                handle = os.pidfd_open(pid)
+                try:
+                    if pid in _members(parent):  # still: no other process has got its pid
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                finally:
+                    os.close(handle)
+        time.sleep(0.01)
+
+
+def _members(parent: Path) -> set[int]:
+    return {
+        int(pid) for group in parent.glob("*/cgroup.procs") for pid in group.read_text().split()
+    }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from conf.errors import AgentrlError, ExitCode
 
@@ -27,18 +29,28 @@ class SandboxSpec:
 
     name: str
     """Unique in the run: rollout attempt or grading id; safe as a file name."""
-    source: Path
-    """Directory on the host that becomes the workspace (copied; the source is never written)."""
+    source: Path | None
+    """Directory on the host that becomes the workspace (copied; the source is never written); None:
+    what the image has at ``workdir``.
+    """
     network: Literal["gateway", "none"]
     """"gateway": one loopback port that leads to the gateway; "none": nothing at all."""
     gateway_url: str | None = None
-    """The gateway's TCP URL, for backends without namespaces."""
+    """The gateway's URL, for backends that give no socket into the sandbox."""
     gateway_control: Path | None = None
     """The gateway's control socket; needed with network="gateway"."""
     session_key: str | None = None
     """The session's ``api_key``, which the gateway's control socket asks for; never in an argv."""
     mounts: dict[str, Path] = field(default_factory=dict)
     """Read-only host files or directories by their path inside (harness, test runner)."""
+    change: Callable[[Path], None] | None = None
+    """Called with a copy of ``source`` before anything runs in it, in a thread; what it raises,
+    ``create`` raises.
+    """
+    image: str | None = None
+    """What the machine is made from, for backends that have images; None: the configuration's."""
+    workdir: str | None = None
+    """Where the workspace is in the image; None: the backend's own place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,9 @@ class CommandResult:
     """How a command in a sandbox ended."""
 
     exit_code: int
-    """Negative: killed by that signal; 124 when ``timed_out``."""
+    """Negative: killed by that signal; 124 when ``timed_out``. A backend that goes through a shell
+    takes ``exit 137`` for SIGKILL.
+    """
     stdout: bytes
     """Captured output, cut in the middle beyond ``output_limit``."""
     stderr: bytes
@@ -58,8 +72,6 @@ class Sandbox(Protocol):
     """One private workspace. Not shared between rollouts; closed exactly once."""
 
     spec: SandboxSpec
-    workspace: Path
-    """The workspace as the host sees it (for patch capture)."""
     workdir: str
     """The workspace as commands inside see it."""
     gateway_url: str | None
@@ -74,10 +86,18 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         output_limit: int = 65536,
     ) -> CommandResult:
-        """Run ``argv`` in ``workdir``.
+        """Run ``argv`` in ``workdir``; of two at once, one may have to wait.
 
         At the deadline everything it started is killed and ``timed_out`` is set. Cancellation kills
         everything too. Raises SandboxError if the sandbox could not run the command at all.
+        """
+        ...
+
+    def on_host(self, *, leave_out: Collection[str] = ()) -> AbstractAsyncContextManager[Path]:
+        """Yield the workspace as a directory of the host, to be looked at while nothing runs.
+
+        It is the workspace or a copy: what is written there may be lost. Entries of its top level
+        that are in ``leave_out`` may be missing. Raises SandboxError.
         """
         ...
 
@@ -90,11 +110,17 @@ class SandboxBackend(Protocol):
     """Makes sandboxes; one per run."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Make one; raises SandboxError."""
+        """Make one; raises SandboxError, and what ``spec.change`` raises."""
         ...
 
     def guarantees(self) -> dict[str, str]:
         """Return what holds here, for the user: promise → how it is kept, or why it is not."""
+        ...
+
+    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
+        """End the sandboxes of a dead driver, name → what its ledger says of it; those that are
+        gone are fine. Raises SandboxError.
+        """
         ...
 
     async def close(self) -> None:

@@ -4,7 +4,8 @@ It runs inside as ``python -I -S launcher.py STATUS CONTROL ARGV…``:
 
 * STATUS is a socket to the host. ``ready`` goes out (the kernel attaches our pid as the host sees
   it), the host sets limits on that pid, and one byte comes back before anything else happens. Last,
-  the command's wait status goes out.
+  the command's wait status goes out. When the host's end closes before that, the driver has died:
+  everything here ends at once.
 * CONTROL is the driver's connection to the gateway's control socket, or -1. A socket that listens
   on this sandbox's own loopback goes out on it; the gateway answers ``1`` once it serves there.
 
@@ -14,6 +15,7 @@ nothing: a campaign starts it thousands of times, and ``os`` alone is a tenth of
 
 # ruff: noqa: PTH123 (pathlib takes 6 ms to import)
 
+import _signal  # type: ignore[import-not-found]
 import posix
 import sys
 
@@ -37,6 +39,31 @@ def serve_gateway(control_fd: int) -> None:
     listener.close()
 
 
+def end_with_driver(status: int) -> None:
+    """End this process group, and with pid 1 its namespace, when the host's end of STATUS closes.
+
+    The kernel says so by SIGIO; whoever else sends that signal is not believed.
+    """
+    import fcntl
+
+    def look(*_: object) -> None:
+        try:
+            gone = not posix.read(status, 1)
+        except BlockingIOError:
+            gone = False
+        except OSError:  # reset: it had unread data
+            gone = True
+        if gone:
+            posix.kill(0, _signal.SIGKILL)
+            posix._exit(1)  # pid 1 is immune to its own signals
+
+    posix.set_blocking(status, False)
+    _signal.signal(_signal.SIGIO, look)
+    fcntl.fcntl(status, fcntl.F_SETOWN, posix.getpid())
+    fcntl.fcntl(status, fcntl.F_SETFL, fcntl.fcntl(status, fcntl.F_GETFL) | fcntl.FASYNC)
+    look()  # it may have closed before anybody listened
+
+
 def main() -> None:
     """Start the command in a child and reap until it ends."""
     status, control, argv = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
@@ -45,8 +72,10 @@ def main() -> None:
     posix.write(status, b"ready")
     if posix.read(status, 1) != b"g":
         sys.exit("the host went away")
+    end_with_driver(status)
     child = posix.fork()
     if child == 0:
+        _signal.signal(_signal.SIGIO, _signal.SIG_DFL)
         posix.close(status)
         become(argv)
         return

@@ -14,19 +14,23 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from conf import schema
-from runners.sandboxes import memory
+from runners.marks import SANDBOX
+from runners.owner import fresh_name
+from runners.sandboxes import cgroup, memory
 from runners.sandboxes.bubblewrap import Bubblewrap
-from runners.sandboxes.cgroup import ProcessGroups
 from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
 from runners.sandboxes.interior import Interior, Isolation, Place, set_limits
+from runners.sandboxes.orphans import end_orphans
 from runners.sandboxes.plain import Plain
 from runners.sandboxes.probe import PROBE, Findings, look, say
-from runners.sandboxes.process import MARK, Command, execute
+from runners.sandboxes.process import Command, execute
 from runners.sandboxes.seccomp import DenyList
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.sandboxes.unshare import Unshare
@@ -54,18 +58,25 @@ class LocalBackend:
     """Sandboxes below one directory; choosing the isolation takes about 0.2 s and blocks."""
 
     def __init__(self, config: schema.LocalSandbox, root: Path) -> None:
+        """Begin with nothing: what killed drivers left on this machine is ended and removed."""
         self._config = config
         self._root = root.absolute()
         self._open: dict[str, LocalSandbox] = {}
         self._small: dict[Path, bool] = {}
+        self._name = fresh_name()
+        self._numbers = itertools.count()
         try:
-            remove_tree(self._root)  # what a killed run left
+            end_orphans()
+            remove_tree(self._root)
             self._root.mkdir(parents=True)
             self._interior = Interior.make(self._root / "shared")
         except OSError as error:
-            raise SandboxError(f"cannot prepare {self._root}: {error.strerror}") from error
-        self._memory = memory.claim()
-        self._groups = ProcessGroups.find(config.processes)
+            with suppress(OSError):  # gives the room of a half-made one back
+                remove_tree(self._root)
+            reasons = error.args[0] if isinstance(error, shutil.Error) else [error]
+            raise SandboxError(f"cannot prepare {self._root}: {reasons[0]}") from error
+        self._memory = memory.claim(self._name)
+        self._groups = cgroup.ProcessGroups.find(self._name, config.processes)
         self.deny_list = DenyList.write(self._interior.root / "seccomp.bpf")
         try:
             self.isolation, self._findings = self._choose()
@@ -74,11 +85,13 @@ class LocalBackend:
             raise
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
-        """Copy the source into a fresh workspace; raises SandboxError."""
+        """Copy the source into a fresh workspace; see the contract."""
         if not _SAFE_NAME.fullmatch(spec.name):
             raise SandboxError(f"{spec.name!r} is no name for a sandbox: letters, digits, '._-'")
         if spec.name in self._open:
             raise SandboxError(f"there is a sandbox {spec.name} already")
+        if spec.image is not None or spec.source is None:
+            raise SandboxError("sandbox=local has no images: choose sandbox=docker or sandbox=e2b")
         if spec.source not in self._small:
             self._small[spec.source] = await asyncio.to_thread(memory.fits, spec.source)
         sandbox = LocalSandbox(self, spec, self.isolation)
@@ -95,6 +108,9 @@ class LocalBackend:
         said = say(self.isolation.name, self._findings, self._config, groups=bool(self._groups))
         small = f"in memory up to {memory.LARGEST_SOURCE >> 20} MB, else "
         return {**said, "workspaces": f"{small if self._memory else ''}below {self._root}"}
+
+    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
+        """Do nothing: what killed drivers left here was ended when this backend was made."""
 
     async def close(self) -> None:
         """Remove every sandbox that is left, and the shared files."""
@@ -116,15 +132,19 @@ class LocalBackend:
         return self._config
 
     @property
-    def groups(self) -> ProcessGroups | None:
+    def groups(self) -> cgroup.ProcessGroups | None:
         """Process groups, where the driver may make them."""
         return self._groups
 
     def home(self, spec: SandboxSpec) -> Path:
         """Return the private directory of a sandbox: in memory if its source is small."""
-        if self._memory is not None and self._small.get(spec.source):
+        if self._memory is not None and spec.source and self._small.get(spec.source):
             return self._memory / spec.name
         return self._root / "open" / spec.name
+
+    def next_mark(self) -> str:
+        """Return a mark for the processes of a new sandbox."""
+        return f"{self._name}/{next(self._numbers)}"
 
     def forget(self, name: str) -> None:
         """Take a closed sandbox off the list."""
@@ -189,6 +209,7 @@ class LocalSandbox:
             if self.gateway_url is None or (isolation.namespaced and spec.gateway_control is None):
                 raise SandboxError("network='gateway' needs gateway_control and gateway_url")
         self._running: set[asyncio.Task[CommandResult]] = set()
+        self._mark = backend.next_mark()
         self._numbers = itertools.count()
         self._closed = False
 
@@ -201,7 +222,10 @@ class LocalSandbox:
 
     def _make(self) -> None:
         self._place.home.mkdir(parents=True)
+        assert self.spec.source is not None
         copy_tree(self.spec.source, self.workspace)
+        if self.spec.change is not None:
+            self.spec.change(self.workspace)
         self._isolation.prepare(self._place)
         if self._backend.groups is not None:
             self._backend.groups.add(self.spec.name)
@@ -219,8 +243,7 @@ class LocalSandbox:
         if self._closed:
             raise SandboxError(f"sandbox {self.spec.name} is closed")
         environment = {**self._isolation.environment(self._place), **(env or {})}
-        if MARK in environment:
-            environment[MARK] += f"/{next(self._numbers)}"
+        environment[SANDBOX] = f"{self._mark}/{next(self._numbers)}"
         namespaced = self._isolation.namespaced
         with self._backend.deny_list.opened() as handle:
             deny = handle if namespaced else None
@@ -241,6 +264,11 @@ class LocalSandbox:
             self._running.add(work)
             work.add_done_callback(self._running.discard)
             return await work
+
+    @asynccontextmanager
+    async def on_host(self, *, leave_out: Collection[str] = ()) -> AsyncIterator[Path]:
+        """Yield the workspace itself."""
+        yield self.workspace
 
     async def close(self) -> None:
         """Kill whatever is left and remove the workspace."""

@@ -1,7 +1,7 @@
 """No isolation: a process of the host with resource limits. For machines where nothing else works.
 
 A command can write wherever the user can, use the network and see all processes. What it leaves
-running is found by a mark in its environment; a process that clears its environment escapes.
+running is found by the mark in its environment; a process that clears its environment escapes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from runners.sandboxes.interior import Interior, Place
-from runners.sandboxes.process import MARK
 
 
 class Plain:
@@ -38,7 +37,7 @@ class Plain:
         """Return the environment of commands."""
         environment = self._interior.environment(str(self._interior.root / "bin"))
         temporary = str(place.home / "tmp")
-        return {**environment, "HOME": temporary, "TMPDIR": temporary, MARK: str(place.home)}
+        return {**environment, "HOME": temporary, "TMPDIR": temporary}
 
     def command(
         self, place: Place, launch: list[str], argv: list[str], deny: int | None

@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runners.marks import SANDBOX, kill_marked
 from runners.sandboxes.contract import CommandResult, SandboxError
 
 START_S = 30.0
@@ -27,8 +28,6 @@ START_S = 30.0
 END_S = 10.0
 """From SIGKILL to the last process gone."""
 TIMED_OUT = 124
-MARK = "AGENTRL_SANDBOX"
-"""Environment variable that marks the processes of a command without namespaces."""
 _CREDENTIALS = struct.Struct("3i")
 _reaping: set[asyncio.Task[None]] = set()
 
@@ -47,7 +46,7 @@ class Command:
     output_limit: int
     """Bytes kept of each output."""
     namespaced: bool
-    """The launcher is pid 1 of a pid namespace; otherwise ``MARK`` in ``env`` finds the rest."""
+    """The launcher is pid 1 of a pid namespace; otherwise the mark in ``env`` finds the rest."""
     control: socket.socket | None = None
     """Connection to the gateway, handed into the sandbox and closed here."""
     admit: Callable[[int], None] = lambda pid: None
@@ -189,7 +188,9 @@ class _Run:
                 await self._within(END_S, self._exited)
             popen.poll()
             if not self._command.namespaced:
-                await asyncio.to_thread(kill_marked, self._command.env[MARK])
+                mark = self._command.env[SANDBOX]
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.to_thread(kill_marked, SANDBOX, mark.__eq__)
         for fd, callback in list(self._fds.items()):
             if fd != self._outer and fd in self._fds:
                 callback()  # what was written in the last moment
@@ -285,20 +286,3 @@ def _closing(fd: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def kill_marked(mark: str) -> None:
-    """Kill every process whose environment carries the mark, until a look finds none."""
-    wanted = f"{MARK}={mark}".encode()
-    for _ in range(50):
-        found = False
-        for process in Path("/proc").iterdir():
-            if not process.name.isdigit():
-                continue
-            with contextlib.suppress(OSError):
-                if wanted in (process / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(process.name), signal.SIGKILL)
-                    found = True
-        if not found:
-            return
-        time.sleep(0.01)

@@ -21,3 +21,11 @@ def compiled(source: Path) -> Path:
     except OSError:
         return source
     return target
+
+
+def source_of(program: Path) -> Path | None:
+    """Return the source that ``compiled`` made a file of: another Python needs that."""
+    if not program.name.endswith(".inside.pyc"):
+        return None
+    plain = program.with_name(program.name.removesuffix(".inside.pyc") + ".pyc")
+    return Path(importlib.util.source_from_cache(str(plain)))

@@ -9,6 +9,73 @@ from typing import Literal, Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class UnittestIds:
+    """The ids are ``module.Class.method`` of unittest; our runner runs them."""
+
+    kind: Literal["unittest"] = "unittest"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalScript:
+    """A shell script puts the tests in place and runs them, as SWE-bench does it."""
+
+    kind: Literal["pytest", "swebench"]
+    """Who judges: our plugin in pytest, or the ``swebench`` package's reading of the log."""
+    script: str
+    workdir: str
+    """The repository's path as the script knows it; it is put into the sandbox's instead."""
+    row: str
+    """What the ``swebench`` package needs besides, as a JSON object of its field names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProScripts:
+    """SWE-bench-Pro: a script runs the selected test files, a parser reads what it printed."""
+
+    run_script: str
+    parser: str
+    """Python source; run as ``parser STDOUT STDERR RESULT``."""
+    selected: tuple[str, ...]
+    workdir: str
+    kind: Literal["swebench_pro"] = "swebench_pro"
+
+
+@dataclass(frozen=True, slots=True)
+class EvalCommand:
+    """A shell command; exit code 0 is solved."""
+
+    command: str
+    workdir: str
+    kind: Literal["eval_cmd"] = "eval_cmd"
+
+
+@dataclass(frozen=True, slots=True)
+class F2PScript:
+    """A Python program from outside the repository; exit code 0 is solved."""
+
+    script: str
+    workdir: str
+    kind: Literal["f2p_script"] = "f2p_script"
+
+
+Grading = UnittestIds | EvalScript | ProScripts | EvalCommand | F2PScript
+"""How a task's tests are run and read; ``graders/`` has one judge per ``kind``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a repository comes from that is not there yet."""
+
+    source: str
+    """Directory, bundle or URL that git can fetch from."""
+    base_commit: str
+    setup: tuple[str, ...] = ()
+    """Shell commands that belong to the base: what they change is no part of a patch."""
+    workdir: str = "/testbed"
+    """The repository's path as the commands know it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One problem: a repository at a commit, a problem statement, and the tests that decide."""
 
@@ -19,7 +86,7 @@ class Task:
     base_commit: str
     problem_statement: str
     fail_to_pass: tuple[str, ...]
-    """Test ids (``module.Class.method`` of unittest) that fail at the base commit and must pass."""
+    """Test ids that fail at the base commit and must pass; what an id is says ``grading``."""
     pass_to_pass: tuple[str, ...]
     """Test ids that pass at the base commit and must still pass."""
     protected: tuple[str, ...]
@@ -27,7 +94,10 @@ class Task:
     gold_patch: str
     """The reference fix, as a git diff; never shown to the agent."""
     kind: str
-    """The family's own label (kind of bug), for breakdowns."""
+    """The family's own label (kind of bug, repository), for breakdowns."""
+    grading: Grading = UnittestIds()
+    origin: Origin | None = None
+    """Set while ``repo`` is still to be made (``workspaces.py``)."""
 
 
 @dataclass(frozen=True, slots=True)

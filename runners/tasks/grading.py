@@ -1,96 +1,87 @@
 """The grader: a patch in, a verdict out, decided by really running the tests.
 
 Each patch is graded in a fresh sandbox without network, made from the pristine repository: it is
-applied from outside, the protected files are put back, then ``test_runner.py`` runs inside.
-A verdict is ``infra`` only for what the patch cannot have caused.
+applied from outside, protected files are put back, then the judge of the task's kind of grading
+runs the tests inside. A verdict is ``infra`` only for what the patch cannot have caused.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 import shutil
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from runners.sandboxes.contract import (
-    CommandResult,
-    Sandbox,
-    SandboxBackend,
-    SandboxError,
-    SandboxSpec,
-)
-from runners.sandboxes.program import compiled
+from conf import schema
+from conf.errors import AgentrlError
+from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
 from runners.sandboxes.tree import copy_tree, remove_tree
-from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
+from runners.tasks.graders import JUDGES
+from runners.tasks.graders.decorators import OncePerPatch, Ready, ReadyFirst, SecondLook
+from runners.tasks.graders.verdicts import verdict
 from runners.tasks.patch import git_environment, make_repository, run_git
-
-RUNNER = compiled(Path(__file__).with_name("test_runner.py"))
-RUNNER_INSIDE = f"/opt/agentrl/test_runner{RUNNER.suffix}"
-LOG_BYTES = 4000
-OUTPUT_LIMIT = 1 << 20
+from runners.tasks.protection import touched
 
 
-class TestGrader:
-    """Grades in sandboxes of one backend; an identical patch of a task is graded once."""
+def make_grader(backend: SandboxBackend, task: schema.Task, ready: Ready) -> Grader:
+    """Return the grader of a configuration's tasks."""
+    grader: Grader = SandboxGrader(backend)
+    if not isinstance(task, schema.BugfixTask) and task.flaky_reruns:
+        grader = SecondLook(grader, task.flaky_reruns)
+    return OncePerPatch(ReadyFirst(grader, ready))
 
-    __test__ = False  # pytest: the name is not a test's
+
+class SandboxGrader:
+    """Grades in sandboxes of one backend."""
 
     def __init__(self, backend: SandboxBackend) -> None:
         self._backend = backend
-        self._graded: dict[tuple[str, str, str], Verdict] = {}
-        self._grading: dict[tuple[str, str, str], asyncio.Event] = {}
 
     async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
-        """Grade a patch; ``name`` names the sandbox. Infra verdicts are not remembered."""
+        """Grade a patch; ``name`` names the sandbox."""
+        started = time.monotonic()
         if patch.refused:
-            return _verdict(task, VerdictKind.UNSOLVED, patch.refused)
-        key = (task.id, task.base_commit, patch.sha256)
-        while key in self._grading:
-            await self._grading[key].wait()
-        if key in self._graded:
-            return self._graded[key]
-        self._grading[key] = asyncio.Event()
+            return verdict(task, VerdictKind.UNSOLVED, patch.refused)
         try:
-            verdict = await self._grade(task, patch, name, deadline_s)
-            if verdict.kind is not VerdictKind.INFRA:
-                self._graded[key] = verdict
-            return verdict
-        finally:
-            self._grading.pop(key).set()
+            found = await self._grade(task, patch, name, deadline_s)
+        except (AgentrlError, OSError, subprocess.SubprocessError) as error:
+            found = verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
+        return replace(found, duration_s=time.monotonic() - started)
 
     async def _grade(self, task: Task, patch: Patch, name: str, deadline_s: float) -> Verdict:
-        started = time.monotonic()
-        try:
-            spec = SandboxSpec(name, task.repo, "none", mounts={RUNNER_INSIDE: RUNNER})
-            sandbox = await self._backend.create(spec)
-            try:
-                verdict = await self._judge(task, patch, sandbox, deadline_s)
-            finally:
-                await sandbox.close()
-        except (SandboxError, OSError, subprocess.SubprocessError) as error:
-            verdict = _verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
-        return replace(verdict, duration_s=time.monotonic() - started)
+        judge = JUDGES[task.grading.kind]
 
-    async def _judge(
-        self, task: Task, patch: Patch, sandbox: Sandbox, deadline_s: float
-    ) -> Verdict:
-        refusal = await asyncio.to_thread(prepare, task, patch, sandbox.workspace)
-        if refusal:
-            return _verdict(task, VerdictKind.UNSOLVED, "patch does not apply", log=refusal)
-        nonce = secrets.token_hex(16)
-        tests = [*task.fail_to_pass, *task.pass_to_pass]
-        request = [nonce, str(len(tests)), *tests, *task.protected]
-        result = await sandbox.run(
-            ["python", "-I", "-S", RUNNER_INSIDE],
-            deadline_s=deadline_s,
-            stdin="\n".join(request).encode(),
-            output_limit=OUTPUT_LIMIT,
-        )
-        return read_verdict(task, nonce, result)
+        def change(workspace: Path) -> None:
+            refusal = prepare(task, patch, workspace)
+            if refusal:
+                raise _DoesNotApplyError(refusal)
+
+        mounts = dict(judge.mounts(task))
+        spec = SandboxSpec(name, task.repo, "none", mounts=mounts, change=change)
+        try:
+            sandbox = await self._backend.create(spec)
+        except _DoesNotApplyError as error:
+            log = str(error).encode()
+            return verdict(task, VerdictKind.UNSOLVED, "patch does not apply", log=log)
+        try:
+            return await judge.judge(task, sandbox, deadline_s)
+        finally:
+            await _close(sandbox)
+
+
+class _DoesNotApplyError(Exception):
+    """Git refuses the patch; its text says why."""
+
+
+async def _close(sandbox: Sandbox) -> None:
+    """Close it; one that cannot be removed stays in the ledger, and the verdict stands."""
+    try:
+        await sandbox.close()
+    except (SandboxError, OSError):
+        return
 
 
 def prepare(task: Task, patch: Patch, workspace: Path) -> str:
@@ -108,8 +99,8 @@ def prepare(task: Task, patch: Patch, workspace: Path) -> str:
             raise OSError(f"git apply ended with {done.returncode}: {said[-400:]}")
         if done.returncode:
             return said or f"git apply ended with {done.returncode}"
-    for protected in task.protected:
-        restore(task.repo, workspace, protected.rstrip("/"))
+    for path in touched(task, workspace):
+        restore(task.repo, workspace, path)
     return ""
 
 
@@ -127,63 +118,3 @@ def restore(pristine: Path, workspace: Path, relative: str) -> None:
         copy_tree(original, target)
     elif original.is_symlink() or original.exists():
         shutil.copy2(original, target, follow_symlinks=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tally:
-    fail_to_pass: int
-    pass_to_pass: int
-
-
-def read_verdict(task: Task, nonce: str, result: CommandResult) -> Verdict:
-    """Turn what the test runner printed into a verdict; a test without a result has failed."""
-    lines = [line.split() for line in result.stdout.decode(errors="replace").splitlines()]
-    said = [words[1:] for words in lines if words and words[0] == nonce]
-    passed = {int(words[0]) for words in said if words[1:] == ["pass"]}
-    log = result.stderr[-LOG_BYTES:].decode(errors="replace")
-    if not said and not result.timed_out:
-        reason = f"the test runner ended with exit code {result.exit_code} before it began"
-        return _verdict(task, VerdictKind.INFRA, reason, log=log)
-    first = len(task.fail_to_pass)
-    tally = _Tally(sum(index < first for index in passed), sum(index >= first for index in passed))
-    solved = tally.fail_to_pass == first and tally.pass_to_pass == len(task.pass_to_pass)
-    if result.timed_out:
-        solved, reason = False, f"the tests did not end within {result.duration_s:.0f} s"
-    else:
-        reason = _reason(task, tally)
-    kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
-    return _verdict(task, kind, reason, tally=tally, log=log, timed_out=result.timed_out)
-
-
-def _reason(task: Task, tally: _Tally) -> str:
-    failing = [
-        f"{total - passed} of {total} {name} tests fail"
-        for name, passed, total in (
-            ("fail-to-pass", tally.fail_to_pass, len(task.fail_to_pass)),
-            ("pass-to-pass", tally.pass_to_pass, len(task.pass_to_pass)),
-        )
-        if passed < total
-    ]
-    return ", ".join(failing) or "all tests pass"
-
-
-def _verdict(
-    task: Task,
-    kind: VerdictKind,
-    reason: str,
-    *,
-    tally: _Tally = _Tally(0, 0),
-    log: str = "",
-    timed_out: bool = False,
-) -> Verdict:
-    return Verdict(
-        kind=kind,
-        fail_to_pass_passed=tally.fail_to_pass,
-        fail_to_pass_total=len(task.fail_to_pass),
-        pass_to_pass_passed=tally.pass_to_pass,
-        pass_to_pass_total=len(task.pass_to_pass),
-        reason=reason,
-        log=log,
-        duration_s=0.0,
-        timed_out=timed_out,
-    )

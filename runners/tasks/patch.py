@@ -10,25 +10,22 @@ nested repositories have no say. No symbolic link is followed.
 from __future__ import annotations
 
 import asyncio
-import codecs
 import hashlib
 import os
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import AgentrlError
 from runners.tasks.contract import Patch, Task
+from runners.tasks.diffs import unquoted
+from runners.tasks.protection import FILE_LIMIT, entries, printable, touched
 
 DIFF_LIMIT = 2 << 20
 """Bytes; a patch beyond it is refused. SWE-bench's largest reference patch has 0.2 MB."""
-FILE_LIMIT = 8 << 20
-"""A changed file beyond it is refused before git reads it."""
 ENTRY_LIMIT = 50_000
 """New directories and files beyond the repository's own."""
 GIT_S = 60.0
@@ -67,12 +64,15 @@ async def capture(task: Task, workspace: Path) -> Patch:
 
 def _capture(task: Task, workspace: Path) -> Patch:
     try:
-        shadows = _shadows(task, workspace)
-        tampered = tuple(sorted({*_tampered(task, workspace), *shadows}))
+        forbidden = touched(task, workspace)
+        tampered = tuple(printable(path) for path in forbidden)
         survey = _survey(task, workspace)
         if survey.refused:
             return refused_patch(survey.refused, tampered)
-        excluded = (*survey.excluded, *shadows)
+        shielded = {
+            _highest_replaced(workspace, path.rstrip("/")) for path in (*task.protected, *forbidden)
+        }
+        excluded = sorted(shielded.union(survey.excluded))
         with tempfile.TemporaryDirectory(dir=workspace.parent) as scratch:
             return _diff(task, workspace, Path(scratch), excluded, tampered)
     except (OSError, subprocess.SubprocessError) as error:
@@ -98,10 +98,10 @@ class _Survey:
 def _survey(task: Task, workspace: Path) -> _Survey:
     """Walk the work tree once: find what git must not see, and what is too large for it."""
     excluded: list[str] = []
-    entries = 0
-    for relative, entry in _walk(str(workspace)):
-        entries += 1
-        if entries > ENTRY_LIMIT and entries > ENTRY_LIMIT + _count(task.repo):
+    number = 0
+    for relative, entry in entries(str(workspace)):
+        number += 1
+        if number > ENTRY_LIMIT and number > ENTRY_LIMIT + _count(task.repo):
             return _Survey((), f"the workspace has more than {ENTRY_LIMIT} new files")
         if entry.name.lower() == ".git":
             parent = relative.rpartition("/")[0]
@@ -112,23 +112,11 @@ def _survey(task: Task, workspace: Path) -> _Survey:
         if stat.S_ISREG(info.st_mode):
             if info.st_size > FILE_LIMIT and not _same_size(task.repo / relative, info.st_size):
                 size = info.st_size >> 20
-                return _Survey((), f"{relative} has {size} MB, more than {FILE_LIMIT >> 20} MB")
+                name = printable(relative)
+                return _Survey((), f"{name} has {size} MB, more than {FILE_LIMIT >> 20} MB")
             if not info.st_mode & stat.S_IRUSR:
                 os.chmod(entry.path, stat.S_IMODE(info.st_mode) | stat.S_IRUSR)  # noqa: PTH101
     return _Survey(tuple(excluded), "")
-
-
-def _walk(root: str, relative: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield every entry below ``root`` but the top ``.git`` and Python's caches."""
-    os.chmod(root, os.stat(root).st_mode | stat.S_IRWXU)  # noqa: PTH101, PTH116
-    with os.scandir(root) as found:
-        for entry in found:
-            path = f"{relative}/{entry.name}" if relative else entry.name
-            if path == ".git" or entry.name == "__pycache__":
-                continue
-            yield path, entry
-            if entry.is_dir(follow_symlinks=False) and entry.name.lower() != ".git":
-                yield from _walk(entry.path, path)
 
 
 def _count(root: Path) -> int:
@@ -142,83 +130,6 @@ def _same_size(path: Path, size: int) -> bool:
         return False
 
 
-def _tampered(task: Task, workspace: Path) -> tuple[str, ...]:
-    """Return the protected paths that differ from the pristine work tree, new ones included."""
-    touched: set[str] = set()
-    for protected in task.protected:
-        before = dict(_contents(task.repo, protected.rstrip("/")))
-        after = dict(_contents(workspace, protected.rstrip("/")))
-        touched |= {path for path in before.keys() | after if before.get(path) != after.get(path)}
-    return tuple(sorted(touched))
-
-
-def _shadows(task: Task, workspace: Path) -> tuple[str, ...]:
-    """Return new files that Python would import instead of a test or of its own library."""
-    found = {
-        name
-        for name in _importable(workspace)
-        if name.partition(".")[0] in sys.stdlib_module_names
-        and not os.path.lexists(task.repo / name)
-    }
-    for protected in task.protected:
-        folder = ""
-        for part in protected.rstrip("/").split("/"):
-            if (workspace / folder).is_symlink():
-                break
-            for name in _importable(workspace / folder):
-                path = f"{folder}{name}"
-                alike = name != part and name.partition(".")[0] == part.partition(".")[0]
-                if alike and not os.path.lexists(task.repo / path):
-                    found.add(path)
-            folder += f"{part}/"
-    return tuple(sorted(found))
-
-
-def _importable(folder: Path) -> list[str]:
-    """Return the names in a directory that ``import`` would look at."""
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        return [
-            entry.name
-            for entry in entries
-            if entry.name.endswith((".py", ".pyc", ".so")) or entry.is_dir(follow_symlinks=True)
-        ]
-
-
-def _contents(root: Path, relative: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
-    """Yield path → (kind and mode, content) of what is at a path, links not followed."""
-    if _parent_is_no_directory(root, relative):
-        return
-    path = root / relative
-    try:
-        mode = path.lstat().st_mode
-    except OSError:
-        return
-    if stat.S_ISLNK(mode):
-        yield relative, ("link", os.fsencode(path.readlink()))
-    elif stat.S_ISREG(mode):
-        executable = "x" if mode & stat.S_IXUSR else "-"
-        small = path.stat().st_size <= FILE_LIMIT
-        yield relative, (f"file{executable}", path.read_bytes() if small else b"too large")
-    elif stat.S_ISDIR(mode):
-        for name in sorted(os.listdir(path)):  # noqa: PTH208 (names, not paths)
-            if name != "__pycache__" and not name.endswith(".pyc"):
-                yield from _contents(root, f"{relative}/{name}")
-    else:
-        yield relative, ("special", b"")
-
-
-def _parent_is_no_directory(root: Path, relative: str) -> bool:
-    """Whether a path leads through something that is no directory of this tree."""
-    at = root
-    for part in relative.split("/")[:-1]:
-        at = at / part
-        if at.is_symlink() or not at.is_dir():
-            return True
-    return False
-
-
 # --- git ---------------------------------------------------------------------------------------
 
 
@@ -226,20 +137,17 @@ def _diff(
     task: Task,
     workspace: Path,
     scratch: Path,
-    excluded: tuple[str, ...],
+    excluded: list[str],
     tampered: tuple[str, ...],
 ) -> Patch:
     git = _Git(task, workspace, scratch)
-    shielded = {_highest_replaced(workspace, path.rstrip("/")) for path in task.protected}
-    literal = [f":(exclude,literal){path}" for path in sorted(shielded.union(excluded))]
+    literal = [f":(exclude,literal){path}" for path in excluded]
     # 1 means that some file could not be added (a FIFO in the place of a file): it stays as it was.
     git.run("add", "--all", "--ignore-errors", "--", ".", *LEFT_OUT, *literal, fine=(0, 1))
-    output = git.run(
-        *("diff-index", "--cached", "--raw", "--patch", "--binary", "--full-index"),
-        *("--no-color", "--no-renames", "--no-ext-diff", "--no-textconv"),
-        *("--ignore-submodules=all", "--src-prefix=a/", "--dst-prefix=b/", task.base_commit, "--"),
-    )
-    raw, _, diff = output.partition(b"\n\n") if output else (b"", b"", b"")
+    diff, raw = git.difference(task.base_commit)
+    if not _is_utf8(diff):  # a Latin-1 file: base85 survives where only text is kept
+        (scratch / "info/attributes").write_text(f"{ATTRIBUTES.rstrip()} -diff\n")
+        diff, raw = git.difference(task.base_commit)
     if len(diff) > DIFF_LIMIT:
         return refused_patch(f"the patch has {len(diff)} bytes, more than {DIFF_LIMIT}", tampered)
     return Patch(
@@ -261,11 +169,16 @@ def _highest_replaced(workspace: Path, relative: str) -> str:
 
 
 def _path_of(line: bytes) -> str:
-    """Return the path in a line of ``--raw``; git quotes unusual ones as C strings."""
-    path = line.partition(b"\t")[2]
-    if path.startswith(b'"'):
-        path = codecs.escape_decode(path[1:-1])[0]
-    return os.fsdecode(path)
+    """Return the path in a line of ``--raw``."""
+    return unquoted(os.fsdecode(line.partition(b"\t")[2]))
+
+
+def _is_utf8(diff: bytes) -> bool:
+    try:
+        diff.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _Git:
@@ -284,6 +197,16 @@ class _Git:
             shutil.copyfile(pristine / "index", scratch / "index")
         else:
             self.run("read-tree", task.base_commit)
+
+    def difference(self, base_commit: str) -> tuple[bytes, bytes]:
+        """Return index against base: the diff, and the lines of ``--raw``."""
+        output = self.run(
+            *("diff-index", "--cached", "--raw", "--patch", "--binary", "--full-index"),
+            *("--no-color", "--no-renames", "--no-ext-diff", "--no-textconv"),
+            *("--ignore-submodules=all", "--src-prefix=a/", "--dst-prefix=b/", base_commit, "--"),
+        )
+        raw, _, diff = output.partition(b"\n\n") if output else (b"", b"", b"")
+        return diff, raw
 
     def run(self, *arguments: str, fine: tuple[int, ...] = (0,)) -> bytes:
         """Run git and return its output; raises PatchError."""
@@ -319,7 +242,7 @@ def git_environment(git_dir: Path, work_tree: Path) -> dict[str, str]:
 
 
 def run_git(
-    environment: dict[str, str], *arguments: str, stdin: bytes = b""
+    environment: dict[str, str], *arguments: str, stdin: bytes = b"", deadline_s: float = GIT_S
 ) -> subprocess.CompletedProcess[bytes]:
     """Run git in the work tree of ``environment``."""
     return subprocess.run(
@@ -328,6 +251,6 @@ def run_git(
         capture_output=True,
         env=environment,
         cwd=environment["GIT_WORK_TREE"],
-        timeout=GIT_S,
+        timeout=deadline_s,
         check=False,
     )

@@ -27,6 +27,12 @@ Rollout = Sequence[Sample]
 class MicroBatch:
     """Rows of tokens, and the flat list of predictions that are trained."""
 
+    samples: tuple[int, ...]
+    """Which sample each row is: its index in what was batched."""
+    rollout_ids: tuple[str, ...]
+    """Of each row."""
+    lengths: tuple[int, ...]
+    """Tokens of each row; what follows is padding."""
     input_ids: Tensor
     """int64 [B, T], right-padded with 0."""
     shared: int
@@ -39,12 +45,18 @@ class MicroBatch:
     """int64 [n]: position whose output predicts the trained token (token index − 1)."""
     targets: Tensor
     """int64 [n]: the trained token."""
-    behaviour_logprobs: Tensor
+    rollout_logprobs: Tensor
     """float32 [n]: logprob at sampling time."""
+    old_logprobs: Tensor | None
+    """float32 [n]: training's own before the step's first update; None: not computed."""
     advantages: Tensor
     """float32 [n]"""
     weights: Tensor
     """float32 [n]: weight of the token in the loss."""
+    experts: Tensor | None
+    """int16 [B, T, layers, K]: routing to replay; None: the samples carry none."""
+    routed: Tensor | None
+    """bool [B, T]: where ``experts`` is known; never in padding."""
 
 
 def deal_rollouts(
@@ -94,6 +106,7 @@ def micro_batches(
             yield _pad(
                 [samples[index] for index in chosen],
                 [weights[index] for index in chosen],
+                tuple(chosen),
                 shared if len(chosen) > 1 else 0,
                 device,
             )
@@ -112,11 +125,30 @@ def _place(samples: Sequence[Sample]) -> Callable[[int], tuple[bytes, int]]:
 def _shared(samples: Sequence[Sample]) -> int:
     """Return how many leading tokens all samples share, before the first trained prediction."""
     first_trained = min(int(np.argmax(sample.loss_mask)) for sample in samples)
-    return max(0, min(first_trained - 1, shared_length([sample.tokens for sample in samples])))
+    shared = min(first_trained - 1, shared_length([sample.tokens for sample in samples]))
+    if shared > 0 and samples[0].routing is not None:
+        shared = min(shared, _same_routing(samples, shared))
+    return max(0, shared)
+
+
+def _same_routing(samples: Sequence[Sample], most: int) -> int:
+    """Return how many leading tokens were routed alike in all samples."""
+    parts = [sample.routing for sample in samples if sample.routing is not None]
+    first = parts[0]
+    same = most if len(parts) == len(samples) else 0
+    for part in parts[1:]:
+        differs = first.valid[:same] != part.valid[:same]
+        differs |= (first.experts[:same] != part.experts[:same]).any(axis=(1, 2))
+        same = int(np.argmax(differs)) if differs.any() else same
+    return same
 
 
 def _pad(
-    samples: list[Sample], weights: list[float], shared: int, device: torch.device
+    samples: list[Sample],
+    weights: list[float],
+    order: tuple[int, ...],
+    shared: int,
+    device: torch.device,
 ) -> MicroBatch:
     longest = max(len(sample.tokens) for sample in samples)
     ids = np.zeros((len(samples), longest), dtype=np.int64)
@@ -131,7 +163,7 @@ def _pad(
         rows.append(np.full(len(trained), row))
         places.append(trained)
     row_index, token_index = np.concatenate(rows), np.concatenate(places)
-    behaviour = np.concatenate([sample.logprobs[sample.loss_mask] for sample in samples])
+    rollout = np.concatenate([sample.logprobs[sample.loss_mask] for sample in samples])
     counts = [len(place) for place in places]
     advantages = np.repeat(
         np.array([sample.advantage for sample in samples], dtype=np.float32), counts
@@ -141,13 +173,41 @@ def _pad(
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
+    experts, routed = _routing(samples, longest)
     return MicroBatch(
+        samples=order,
+        rollout_ids=tuple(sample.rollout_id for sample in samples),
+        lengths=tuple(len(sample.tokens) for sample in samples),
         input_ids=tensor(ids),
         shared=shared,
         rows=tensor(row_index),
         positions=tensor(token_index - 1),
         targets=tensor(ids[row_index, token_index]),
-        behaviour_logprobs=tensor(behaviour.astype(np.float32)),
+        rollout_logprobs=tensor(rollout.astype(np.float32)),
+        old_logprobs=None if (old := _old(samples)) is None else tensor(old),
         advantages=tensor(advantages),
         weights=tensor(weight),
+        experts=None if experts is None else tensor(experts),
+        routed=None if routed is None else tensor(routed),
     )
+
+
+def _old(samples: list[Sample]) -> np.ndarray | None:
+    parts = [s.old_logprobs[s.loss_mask] for s in samples if s.old_logprobs is not None]
+    return np.concatenate(parts) if len(parts) == len(samples) else None
+
+
+def _routing(
+    samples: list[Sample], longest: int
+) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """Pad the samples' routing; a sample without any is routed natively among others."""
+    known = next((sample.routing for sample in samples if sample.routing is not None), None)
+    if known is None:
+        return None, None
+    experts = np.zeros((len(samples), longest, *known.experts.shape[1:]), np.int16)
+    routed = np.zeros((len(samples), longest), bool)
+    for row, sample in enumerate(samples):
+        if sample.routing is not None:
+            experts[row, : len(sample.tokens)] = sample.routing.experts
+            routed[row, : len(sample.tokens)] = sample.routing.valid
+    return experts, routed

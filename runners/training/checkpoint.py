@@ -2,7 +2,8 @@
 the step measured.
 
 ``<run>/checkpoints/step-000012/`` holds the policy *after* twelve updates. A checkpoint is complete
-or absent: it is written beside its place, flushed to disk and renamed. Nothing is pickled.
+or absent: it is written beside its place, flushed to disk and renamed, and goes by being renamed
+back. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,15 @@ from runners.training.local import LocalTrainer, TrainingError, load_policy
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer_state.json"
+_PARTIAL = ".partial"
 
 
 class CheckpointError(AgentrlError):
-    """A checkpoint cannot be written or read."""
+    """A checkpoint cannot be written (exit code 4: the run can be resumed) or read (5)."""
 
-    exit_code = ExitCode.DATA_REFUSED
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.DATA_REFUSED) -> None:
+        self.exit_code = exit_code
+        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +63,30 @@ def save(
     Raises CheckpointError when the disk refuses; what was there before is then untouched.
     """
     final = _place(root, step)
-    partial = final.with_name(final.name + ".partial")
+    partial = final.with_name(final.name + _PARTIAL)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in root.glob(f"*{_PARTIAL}"):  # a killed run's
+            shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         trainer.model.save_pretrained(partial)  # type: ignore[operator]
         save_file(_optimizer_tensors(trainer), partial / OPTIMIZER)
         (partial / STATE).write_text(json.dumps({"step": step, "state": state}))
         for file in partial.iterdir():
             _flush(file)
-        shutil.rmtree(final, ignore_errors=True)
+        _flush(partial)
+        if final.exists():
+            _drop(final)
         partial.rename(final)
         _flush(root)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
-            f"cannot write checkpoint {final}: {error}; free some space and continue with --resume"
+            f"cannot write checkpoint {final}: {error}; free some space and continue with --resume",
+            ExitCode.SERVICE_GONE,
         ) from error
     for old in _complete(root)[:-keep]:
-        shutil.rmtree(old.path, ignore_errors=True)
+        with suppress(OSError):  # what is left takes room, no more
+            _drop(old.path)
     return Checkpoint(final, step)
 
 
@@ -106,6 +116,11 @@ def _place(root: Path, step: int) -> Path:
     return root / f"step-{step:06d}"
 
 
+def _drop(place: Path) -> None:
+    """Remove a checkpoint so that at no instant a part of it looks like a whole."""
+    shutil.rmtree(place.rename(place.with_name(f"{place.name}.dropped{_PARTIAL}")))
+
+
 def _complete(root: Path) -> list[Checkpoint]:
     if not root.is_dir():
         return []
@@ -113,7 +128,7 @@ def _complete(root: Path) -> list[Checkpoint]:
         (
             Checkpoint(path, int(path.name.removeprefix("step-")))
             for path in root.glob("step-*")
-            if path.suffix != ".partial"
+            if path.suffix != _PARTIAL
         ),
         key=lambda checkpoint: checkpoint.step,
     )

@@ -9,17 +9,20 @@ advantage of 0 stays exactly 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from conf.schema import CollapseFanout, Fanout, RewardShare, SegmentsFanout
-from runners.training.sample import Sample
+from runners.training.sample import Routing, Sample
 from runners.trajectory.record import MAIN_THREAD, Segment, SegmentKind
 
-DropReason = Literal["collapsed", "side", "subagent", "compaction", "empty", "long", "many"]
-"""``collapsed``, ``side``, ``subagent``, ``compaction``: the configuration does not train such a
-segment; ``empty``: nothing was sampled in it; ``long``, ``many``: a cap.
+DropReason = Literal[
+    "unfinished", "collapsed", "side", "subagent", "compaction", "empty", "long", "many"
+]
+"""``unfinished``: the whole rollout, which ran out of its budget; ``collapsed``, ``side``,
+``subagent``, ``compaction``: the configuration does not train such a segment; ``empty``: nothing
+was sampled in it; ``long``, ``many``: a cap.
 """
 
 
@@ -38,9 +41,14 @@ class FanOut:
 
 
 def fan_out(
-    rollout_id: str, segments: Iterable[Segment], advantage: float, config: Fanout
+    rollout_id: str,
+    segments: Iterable[Segment],
+    advantage: float,
+    config: Fanout,
+    routing: Callable[[Segment], Routing | None] = lambda _: None,
 ) -> FanOut:
-    """Turn a rollout's segments, in order of their first turns, into samples.
+    """Turn a rollout's segments, in order of their first turns, into samples; ``routing`` gives a
+    segment's.
 
     Tokens that a kept segment shares with a dropped one are context in the kept one: they were
     sampled in the dropped one and go with it.
@@ -64,7 +72,15 @@ def fan_out(
     for segment, share in zip(kept, shares(kept, reward), strict=True):
         credit = advantage * share if share else 0.0
         samples.append(
-            Sample(rollout_id, segment.tokens, segment.loss_mask, segment.logprobs, credit)
+            Sample(
+                rollout_id=rollout_id,
+                tokens=segment.tokens,
+                loss_mask=segment.loss_mask,
+                logprobs=segment.logprobs,
+                advantage=credit,
+                weight_versions=segment.weight_versions,
+                routing=routing(segment),
+            )
         )
         if share:
             trained[segment.kind] += _sampled(segment)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +22,21 @@ from runners.training.batching import (
     micro_batches,
     token_weights,
 )
-from runners.training.losses import PolicyLoss, clipped_policy_loss
-from runners.training.prefix import hidden_states
+from runners.training.losses import (
+    PolicyLoss,
+    clipped_policy_loss,
+    corrects,
+    importance_weights,
+)
+from runners.training.mismatch import Mismatch
+from runners.training.prefix import Around, hidden_states, plain
+from runners.training.routing.replay import RoutingError
+from runners.training.routing.shape import routing_shape
+from runners.training.routing.step import ReplayedStep
+from runners.training.sample import Routing, Sample
+from runners.training.totals import StepTotals
+
+NATIVE = schema.RoutingOff(kind="off")
 
 
 class TrainingError(AgentrlError):
@@ -34,10 +49,16 @@ class LocalTrainer:
     """
 
     def __init__(
-        self, config: schema.LocalTrainer, *, weights: Path, temperature: float, seed: int
+        self,
+        config: schema.LocalTrainer,
+        *,
+        weights: Path,
+        temperature: float,
+        seed: int,
+        routing: schema.RoutingReplay = NATIVE,
     ) -> None:
         """Load the policy from a directory of safetensors; raises TrainingError if it cannot be
-        loaded.
+        loaded, RoutingError if its routing cannot be replayed.
         """
         self.config = config
         self.temperature = temperature
@@ -52,46 +73,103 @@ class LocalTrainer:
             foreach=True,
         )  # fmt: skip
         self.generator = torch.Generator().manual_seed(seed)
+        self._steps = 0
+        self.replay: ReplayedStep | None = None
+        if not isinstance(routing, schema.RoutingOff):
+            shape = routing_shape(weights)
+            if shape is None:
+                raise RoutingError(
+                    f"{weights} is a dense policy: it has no routing; set routing_replay=off"
+                )
+            self.replay = ReplayedStep(self.model, routing, shape)
 
-    def step(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    def step(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Train on the samples of one campaign step's rollouts and return its metrics.
 
         Samples whose advantage is exactly 0 stay in the averages but are not run through the model:
-        without a KL term their gradient is exactly 0.
+        without a KL term their gradient is exactly 0. Raises TrainingError and RoutingError.
         """
         started = time.perf_counter()
-        totals = _Totals()
+        self._steps += 1
+        totals = StepTotals()
+        rollouts = self._prepared(rollouts, totals)
         for _ in range(self.config.epochs):
             for part in deal_rollouts(rollouts, self.config.minibatches, self.generator):
                 self._update(part, totals)
-        return totals.metrics(time.perf_counter() - started)
+        return totals.metrics(time.perf_counter() - started) | self._replay_figures(totals)
 
-    def _update(self, rollouts: Sequence[Rollout], totals: _Totals) -> None:
+    def _prepared(self, rollouts: Sequence[Rollout], totals: StepTotals) -> Sequence[Rollout]:
+        """Return the samples checked, and with what training itself says before its first update,
+        where the configuration needs that.
+        """
+        samples = [sample for rollout in rollouts for sample in rollout]
+        if self.replay is not None:
+            samples = self.replay.begin(samples)
+        carrying = [index for index, sample in enumerate(samples) if _carries(sample)]
+        several = self.config.minibatches * self.config.epochs > 1
+        records = self.replay is not None and self.replay.records
+        if records or (several and corrects(self.config.correction)):
+            for index, sample in zip(
+                carrying, self._observed([samples[index] for index in carrying]), strict=True
+            ):
+                samples[index] = sample
+        if self.replay is not None and self.replay.shadow_due(self._steps):
+            self._shadow([samples[index] for index in carrying], totals)
+        left = iter(samples)
+        return [[next(left) for _ in rollout] for rollout in rollouts]
+
+    @torch.no_grad()
+    def _observed(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return samples with training's own logprobs and, if it is recorded, routing."""
+        observed = list(samples)
+        for batch in self._batches(samples):
+            around: Around = plain
+            routing: dict[int, Routing] = {}
+            with ExitStack() as exits:
+                if self.replay is not None and self.replay.records:
+                    around, routing = exits.enter_context(self.replay.recording(batch))
+                elif self.replay is not None:
+                    around = exits.enter_context(self.replay.micro_batch(batch))
+                logprobs = self._logprobs(batch, around).cpu().numpy()
+            for row, index in enumerate(batch.samples):
+                mask = samples[index].loss_mask
+                old = np.zeros(len(mask), np.float32)
+                old[mask] = logprobs[(batch.rows == row).cpu().numpy()]
+                observed[index] = replace(
+                    samples[index],
+                    old_logprobs=old,
+                    routing=routing.get(index, samples[index].routing),
+                )
+        return observed
+
+    @torch.no_grad()
+    def _shadow(self, samples: Sequence[Sample], totals: StepTotals) -> None:
+        """Measure the mismatch that there would be without replay."""
+        totals.native = Mismatch()
+        for batch in self._batches(samples):
+            totals.native.add(self._logprobs(batch), batch.rollout_logprobs)
+
+    def _update(self, rollouts: Sequence[Rollout], totals: StepTotals) -> None:
         """One optimizer update on one minibatch."""
         weights = token_weights(rollouts)
         samples = [sample for rollout in rollouts for sample in rollout]
-        carrying = [
-            index
-            for index, sample in enumerate(samples)
-            if sample.advantage != 0.0 and sample.loss_mask.any()
-        ]
+        carrying = [index for index, sample in enumerate(samples) if _carries(sample)]
         if not carrying:
             return
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
-        for batch in micro_batches(
-            [samples[index] for index in carrying],
-            [weights[index] for index in carrying],
-            tokens_per_microbatch=self.config.tokens_per_microbatch,
-            device=self.device,
+        for batch in self._batches(
+            [samples[index] for index in carrying], [weights[index] for index in carrying]
         ):
-            part = clipped_policy_loss(
-                self._logprobs(batch), batch.behaviour_logprobs, batch.advantages, batch.weights,
-                low=self.config.clip_low, high=self.config.clip_high,
-            )  # fmt: skip
-            part.loss.backward()  # type: ignore[no-untyped-call]
+            with ExitStack() as exits:
+                around: Around = plain
+                if self.replay is not None:
+                    around = exits.enter_context(self.replay.micro_batch(batch))
+                part = self._loss(batch, self._logprobs(batch, around), totals)
+                part.loss.backward()  # type: ignore[no-untyped-call]
             loss += part.loss.item()
-            totals.add(part, len(batch.targets), mismatch=totals.updates == 0)
+        if self.replay is not None:
+            self.replay.note_gradients()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
         if not (abs(loss) < float("inf") and norm < float("inf")):
             raise TrainingError(
@@ -101,55 +179,61 @@ class LocalTrainer:
         self.optimizer.step()
         totals.updated(loss, norm)
 
-    def _logprobs(self, batch: MicroBatch) -> Tensor:
+    def _loss(self, batch: MicroBatch, logprobs: Tensor, totals: StepTotals) -> PolicyLoss:
+        """Return a micro-batch's loss; without a correction, the rollout's logprobs are the old
+        ones.
+        """
+        old, weights = batch.rollout_logprobs, batch.weights
+        if totals.updates == 0:  # before the first update both sides have the same weights
+            totals.mismatch.add(logprobs, batch.rollout_logprobs)
+        if corrects(self.config.correction):
+            old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+            corrected = importance_weights(
+                old, batch.rollout_logprobs, batch.rows, self.config.correction
+            )
+            totals.corrected(corrected)
+            weights = weights * corrected.weights
+        part = clipped_policy_loss(
+            logprobs, old, batch.advantages, weights,
+            low=self.config.clip_low, high=self.config.clip_high,
+        )  # fmt: skip
+        totals.add(part, len(batch.targets))
+        return part
+
+    def _batches(
+        self, samples: Sequence[Sample], weights: Sequence[float] | None = None
+    ) -> Iterator[MicroBatch]:
+        return micro_batches(
+            samples,
+            weights or [0.0] * len(samples),
+            tokens_per_microbatch=self.config.tokens_per_microbatch,
+            device=self.device,
+        )
+
+    def _logprobs(self, batch: MicroBatch, around: Around = plain) -> Tensor:
         """Logprobs of the trained tokens after temperature, float32 [n]; logits are computed only
         where needed.
         """
         policy: Any = self.model
-        hidden = hidden_states(policy.model, batch.input_ids, batch.shared)
+        hidden = hidden_states(policy.model, batch.input_ids, batch.shared, around)
         trained = hidden[batch.rows, batch.positions - batch.shared]
         logits = policy.lm_head(trained).float() / self.temperature
         chosen: Tensor = logits.gather(1, batch.targets[:, None])[:, 0] - logits.logsumexp(dim=1)
         return chosen
 
+    def _replay_figures(self, totals: StepTotals) -> dict[str, Any]:
+        if self.replay is None:
+            return {}
+        here = totals.mismatch.figures()
+        native = totals.native.figures()["k3"] if totals.native is not None else None
+        return {f"r3/{name}": value for name, value in here.items()} | self.replay.figures(
+            here["k3"], native
+        )
 
-@dataclass(slots=True)
-class _Totals:
-    """Sums over the updates of one step."""
 
-    updates: int = 0
-    tokens: int = 0
-    loss: float = 0.0
-    norm: float = 0.0
-    clipped: float = 0.0
-    nll: float = 0.0
-    mismatch_tokens: int = 0
-    mismatch_k3: float = 0.0
-
-    def add(self, part: PolicyLoss, tokens: int, *, mismatch: bool) -> None:
-        self.tokens += tokens
-        self.clipped += part.clipped
-        self.nll += part.nll_sum
-        if mismatch:  # before the first update both sides have the same weights
-            self.mismatch_tokens += tokens
-            self.mismatch_k3 += part.k3_sum
-
-    def updated(self, loss: float, norm: float) -> None:
-        self.updates += 1
-        self.loss += loss
-        self.norm = max(self.norm, norm)
-
-    def metrics(self, seconds: float) -> dict[str, float]:
-        tokens = max(1, self.tokens)
-        return {
-            "loss/policy": self.loss / max(1, self.updates),
-            "policy/k3": self.mismatch_k3 / max(1, self.mismatch_tokens),
-            "policy/clip_fraction": self.clipped / tokens,
-            "policy/entropy": self.nll / tokens,
-            "policy/grad_norm": self.norm,
-            "train/updates": float(self.updates),
-            "time/train_s": seconds,
-        }
+def _carries(sample: Sample) -> bool:
+    """Whether a sample has a gradient."""
+    return sample.advantage != 0.0 and bool(sample.loss_mask.any())
 
 
 def load_policy(directory: Path) -> nn.Module:

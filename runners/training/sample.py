@@ -8,6 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runners.trajectory.record import IdArray, LogprobArray
+from runners.trajectory.routing import RoutingArray
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts that inference chose for a sample's tokens."""
+
+    experts: RoutingArray
+    """[T, layers, top_k]; the ids of a row and layer are distinct, also where ``valid`` is False.
+    """
+    valid: NDArray[np.bool_]
+    """[T]; False where nothing was captured: the training router chooses there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +36,11 @@ class Sample:
     """[T]; the engine's logprob at sampling time, 0.0 where not sampled."""
     advantage: float
     """The segment's share of its rollout's advantage, which is the rollout's within its group."""
+    weight_versions: NDArray[np.int32] | None = None
+    """[T]; the weights each token was sampled from, -1 where not sampled; None: unknown."""
+    routing: Routing | None = None
+    """Present on all samples of a batch or on none."""
+    old_logprobs: LogprobArray | None = None
+    """[T]; training's own before the step's first update, 0.0 where not trained; None: not
+    computed.
+    """

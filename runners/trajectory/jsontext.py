@@ -1,16 +1,21 @@
 """Strict JSON of whatever a policy, an agent or an engine said.
 
 Invariant: writing never raises on foreign data, and every strict parser reads the result. NaN and
-infinities become null, lone surrogates U+FFFD, integers beyond 64 bits floats, and unknown types
-their ``repr``.
+infinities become null, lone surrogates U+FFFD, integers beyond 64 bits floats, unknown types their
+``repr``, and what is nested too deep for a parser an ellipsis.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
+from conf.errors import error_text
+
+_LEVELS = 200
+"""orjson takes 254."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -34,7 +39,9 @@ def loads(text: str | bytes) -> Any:
     return orjson.loads(text)
 
 
-def _cleaned(value: Any) -> Any:
+def _cleaned(value: Any, level: int = 0) -> Any:
+    if level == _LEVELS:
+        return "…"
     match value:
         case None | bool() | float():
             return value
@@ -43,11 +50,23 @@ def _cleaned(value: Any) -> Any:
         case int():
             return value if -(2**63) <= value < 2**64 else _as_float(value)
         case dict():
-            return {clean_text(str(key)): _cleaned(item) for key, item in value.items()}
+            return {
+                clean_text(key if isinstance(key, str) else _said(str, key)): _cleaned(
+                    item, level + 1
+                )
+                for key, item in value.items()
+            }
         case list() | tuple():
-            return [_cleaned(item) for item in value]
+            return [_cleaned(item, level + 1) for item in value]
         case _:
-            return clean_text(repr(value))
+            return clean_text(_said(repr, value))
+
+
+def _said(say: Callable[[object], str], value: object) -> str:
+    try:
+        return say(value)
+    except Exception as error:  # a hostile __str__ or __repr__ must not keep the rest from the disk
+        return f"<{type(value).__name__}: {error_text(error)}>"
 
 
 def _as_float(value: int) -> float | None:

@@ -10,6 +10,7 @@ from runners.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.arrays import Block, TurnArrays
 from runners.trajectory.jsontext import clean_text, dumps, loads
 from runners.trajectory.record import RolloutRecord, Turn
+from runners.trajectory.routing import TurnRouting
 
 Row = dict[str, Any]
 
@@ -67,6 +68,22 @@ TURN = Columns(
         "total_s",
     ),
 )
+ROUTING = Columns(
+    "routing",
+    ("session_id", "turn_index"),
+    (
+        "start",
+        "row_count",
+        "layers",
+        "top_k",
+        "width",
+        "array_offset",
+        "array_crc",
+        "tokens_crc",
+    ),
+)
+ROUTING_SINCE = 3
+"""Version of the store that has the table."""
 ROLLOUT = Columns(
     "rollout",
     ("rollout_id", "attempt"),
@@ -152,6 +169,30 @@ def turn_from_row(row: sqlite3.Row, arrays: TurnArrays) -> Turn:
         engine_s=row["engine_s"],
         total_s=row["total_s"],
     )
+
+
+def routing_to_row(turn: Turn, routing: TurnRouting, offset: int, crc: int) -> Row:
+    """Return the row of a turn's routing whose array lies at ``offset``."""
+    rows, layers, top_k = routing.experts.shape
+    return {
+        "session_id": turn.session_id,
+        "turn_index": turn.index,
+        "start": routing.start,
+        "row_count": rows,
+        "layers": layers,
+        "top_k": top_k,
+        "width": routing.experts.itemsize,
+        "array_offset": offset,
+        "array_crc": crc,
+        "tokens_crc": routing.tokens_crc,
+    }
+
+
+def routing_from_row(row: sqlite3.Row, arrays: TurnArrays) -> TurnRouting:
+    """Return the routing of a row."""
+    shape = (row["row_count"], row["layers"], row["top_k"])
+    experts = arrays.read_routing(row["array_offset"], row["array_crc"], shape, row["width"])
+    return TurnRouting(row["start"], experts, row["tokens_crc"])
 
 
 def rollout_to_row(record: RolloutRecord) -> Row:

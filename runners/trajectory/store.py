@@ -20,17 +20,22 @@ from runners.trajectory.arrays import TurnArrays
 from runners.trajectory.database import Database
 from runners.trajectory.jsontext import clean_text, dumps, loads
 from runners.trajectory.record import RolloutRecord, Turn
+from runners.trajectory.routing import TurnRouting
 from runners.trajectory.rows import (
     ROLLOUT,
+    ROUTING,
+    ROUTING_SINCE,
     TURN,
     rollout_from_row,
     rollout_to_row,
+    routing_from_row,
+    routing_to_row,
     turn_from_row,
     turn_to_row,
 )
 from runners.trajectory.run_state import TRANSITIONS, RunState, State, state_from_row, this_process
 from runners.trajectory.store_error import StoreError, store_error
-from runners.trajectory.tables import check_tables, create_tables
+from runners.trajectory.tables import check_tables, create_tables, migrate
 
 STORE_FILE = "store.sqlite"
 
@@ -73,7 +78,7 @@ class RunStore:
     def __init__(self, run_dir: Path, db: Database) -> None:
         self.run_dir = run_dir
         self._db = db
-        self._arrays = TurnArrays(run_dir / "arrays" / "turns.bin")
+        self._arrays = TurnArrays(run_dir / "arrays")
 
     @classmethod
     def create(cls, run_dir: Path, config: dict[str, Any]) -> Self:
@@ -110,6 +115,8 @@ class RunStore:
         store = cls(run_dir, Database(path, "ro" if read_only else "rw"))
         with store._closed_on_error():
             check_tables(store._db)
+            if not read_only:
+                migrate(store._db)
         return store
 
     def __enter__(self) -> Self:
@@ -154,11 +161,25 @@ class RunStore:
             row[0]: loads(row[1]) for row in self._db.rows("SELECT session_id, info FROM session")
         }
 
-    def add_turn(self, turn: Turn) -> None:
-        """Make a turn durable: first its arrays, then the row that refers to them."""
+    def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
+        """Make a turn durable: first its arrays, then the rows that refer to them."""
         with self._db.guarded():
             block = self._arrays.append(turn.prompt_new, turn.output_ids, turn.output_logprobs)
-            self._db.execute(TURN.insert, turn_to_row(turn, block))
+            if routing is None:
+                self._db.execute(TURN.insert, turn_to_row(turn, block))
+                return
+            place = self._arrays.append_routing(routing.experts)
+            with self._db.write():
+                self._db.execute(TURN.insert, turn_to_row(turn, block))
+                self._db.execute(ROUTING.insert, routing_to_row(turn, routing, *place))
+
+    def routing(self, session_id: str) -> dict[int, TurnRouting]:
+        """Return the routing of a session's turns, by turn; those without any are left out."""
+        if self._db.rows("PRAGMA user_version")[0][0] < ROUTING_SINCE:
+            return {}
+        rows = self._db.rows(f"{ROUTING.select} WHERE session_id = ?", (session_id,))
+        with self._db.guarded():
+            return {row["turn_index"]: routing_from_row(row, self._arrays) for row in rows}
 
     def turns(self, session_id: str) -> list[Turn]:
         """Return a session's turns, in order."""
@@ -350,6 +371,11 @@ class RunStore:
     def query(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
         """Return the rows of a reading statement, for counts that no method above gives."""
         return self._db.rows(sql, parameters)
+
+    @property
+    def database(self) -> Database:
+        """The connection, for the one room that keeps a table of its own: the ledger."""
+        return self._db
 
     @contextmanager
     def _closed_on_error(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from runners.trajectory.store_error import StoreError
 
 APPLICATION_ID = 0x61676E74
 """Marks a SQLite file as a run's store ("agnt")."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 3
 
 TABLES = """
 -- The run: one row. Written by the driver, except config, which never changes.
@@ -72,20 +72,48 @@ CREATE TABLE event (
 ) STRICT;
 """
 
+LEDGER = """
+-- What exists outside the store, and which driver made it. Written by the driver: `runners.ledger`.
+CREATE TABLE ledger (
+    kind TEXT NOT NULL, name TEXT NOT NULL, facts TEXT NOT NULL,
+    host TEXT NOT NULL, pid INTEGER NOT NULL, pid_started_at REAL NOT NULL,
+    entered_at REAL NOT NULL,
+    PRIMARY KEY (kind, name)
+) STRICT, WITHOUT ROWID;
+"""
+
+ROUTING = """
+-- The routing of a turn, if its engine returned any; its array lies in arrays/routing.bin. Written
+-- by the gateway with the turn, never changed.
+CREATE TABLE routing (
+    session_id TEXT NOT NULL, turn_index INTEGER NOT NULL,
+    start INTEGER NOT NULL, row_count INTEGER NOT NULL, layers INTEGER NOT NULL,
+    top_k INTEGER NOT NULL, width INTEGER NOT NULL,
+    array_offset INTEGER NOT NULL, array_crc INTEGER NOT NULL, tokens_crc INTEGER NOT NULL,
+    PRIMARY KEY (session_id, turn_index),
+    FOREIGN KEY (session_id, turn_index) REFERENCES turn (session_id, turn_index)
+) STRICT, WITHOUT ROWID;
+"""
+
+MIGRATIONS = {1: LEDGER, 2: ROUTING}
+"""What a store of that version lacks of the next one."""
+
 
 def create_tables(db: Database) -> None:
     """Make the tables of a new store; the caller holds the transaction."""
-    for statement in TABLES.split(";\n"):
-        if statement.strip():
-            db.execute(statement)
+    for statements in (TABLES, *MIGRATIONS.values()):
+        _run(db, statements)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def check_tables(db: Database) -> None:
-    """Refuse a file that is not a run's store, or one that a newer agentrl wrote."""
+    """Refuse a file that is not a run's store, or one that a newer agentrl wrote.
+
+    An older one is fine to read; ``migrate`` makes it fit to write.
+    """
     application = db.rows("PRAGMA application_id")[0][0]
-    version = db.rows("PRAGMA user_version")[0][0]
+    version = _version(db)
     if application != APPLICATION_ID:
         raise StoreError(
             f"{db.path} is not the store of a run: name a directory that `agentrl run` made"
@@ -95,3 +123,24 @@ def check_tables(db: Database) -> None:
             f"{db.path} has store version {version}, this agentrl reads up to {SCHEMA_VERSION}: "
             "use the agentrl that wrote it, or a newer one"
         )
+
+
+def migrate(db: Database) -> None:
+    """Bring an older store to this version; what it holds stays as it is."""
+    if _version(db) == SCHEMA_VERSION:
+        return
+    with db.write():
+        for old in range(_version(db), SCHEMA_VERSION):  # another process may have been here
+            _run(db, MIGRATIONS[old])
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _version(db: Database) -> int:
+    version: int = db.rows("PRAGMA user_version")[0][0]
+    return version
+
+
+def _run(db: Database, statements: str) -> None:
+    for statement in statements.split(";\n"):
+        if statement.strip():
+            db.execute(statement)

@@ -2,6 +2,9 @@
 
     python -m tests.benchmarks.bench_gateway
     python -m tests.benchmarks.bench_gateway --sessions 4 --turns 40 --prompt-chars 130000
+    python -m tests.benchmarks.bench_gateway --long
+
+``--long`` prints a table instead: sessions that grow to 60 000 tokens in 8, 32 and 128 turns.
 
 The gateway runs in its own process; engine and agents run in this one and are not counted. Memory
 is what the gateway's private memory (USS) grew by while all sessions were open, per session.
@@ -12,8 +15,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +34,7 @@ from runners.gateway.client import GatewayAdmin
 from runners.service import Service
 from runners.trajectory.store import RunStore
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.runners.gateway.running import (
     TOOLS,
     assembled,
@@ -43,30 +51,55 @@ CALL = spoken(
         {"type": "tool_use", "name": "Bash", "input": {"command": "cat calc.py | head -40"}},
     ]
 )
-OUTPUT = "def add(a, b):\n    return a - b\n" * 4
+LINES = "def add(a, b):\n    return a - b\n"
+OUTPUT = LINES * 4
+
+LONG_TOKENS = 60_000
+LONG_TURNS = (8, 32, 128)
+LONG_SESSIONS = 4
 
 
-async def converse(
-    http: aiohttp.ClientSession, url: str, key: str, prompt: str, turns: int
-) -> None:
-    """Play one agent."""
-    messages = [user(prompt)]
-    for _ in range(turns):
-        body = {"model": "policy", "max_tokens": 500, "tools": TOOLS, "messages": messages}
-        async with http.post(
-            f"{url}/v1/messages",
-            data=orjson.dumps({**body, "stream": True}),
-            headers={"x-api-key": key},
-        ) as response:
-            answer = assembled(events(await response.read()))
-        messages += [echo(answer), results(answer, OUTPUT)]
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A gateway process, what stands around it, and what it has used."""
+
+    engine: ScriptedEngine
+    http: aiohttp.ClientSession
+    admin: GatewayAdmin
+    process: psutil.Process
+
+    def cpu_s(self) -> float:
+        """CPU time of all its threads, in nanoseconds' resolution (``cpu_times`` has 10 ms)."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+    def memory(self) -> int:
+        """Private memory, in bytes."""
+        return int(self.process.memory_full_info().uss)
+
+    async def converse(
+        self, key: str, prompt: str, turns: int, output: str = OUTPUT
+    ) -> list[float]:
+        """Play one agent; return what the gateway's clock of CPU said before and after turns."""
+        messages, clock = [user(prompt)], [self.cpu_s()]
+        for _ in range(turns):
+            body = {"model": "policy", "max_tokens": 500, "tools": TOOLS, "messages": messages}
+            async with self.http.post(
+                f"{self.admin.url}/v1/messages",
+                data=orjson.dumps({**body, "stream": True}),
+                headers={"x-api-key": key},
+            ) as response:
+                answer = assembled(events(await response.read()))
+            clock.append(self.cpu_s())
+            messages += [echo(answer), results(answer, output)]
+        return clock
 
 
-async def measure(sessions: int, turns: int, prompt_chars: int, directory: Path) -> dict[str, Any]:
-    """Run the sessions at once; return the figures."""
+@asynccontextmanager
+async def running_bench(directory: Path) -> AsyncIterator[Bench]:
+    """Start everything, warm it up, and end it."""
     run_dir = directory / "run"
     RunStore.create(run_dir, {}).close()
-    prompt = ("Fix the bug: add subtracts. " * (prompt_chars // 28 + 1))[:prompt_chars]
     async with ScriptedEngine() as engine, aiohttp.ClientSession() as http:
         engine.always = Completion(CALL)
         tokenizer = write_tiny_tokenizer(directory / "tokenizer")
@@ -79,31 +112,33 @@ async def measure(sessions: int, turns: int, prompt_chars: int, directory: Path)
             deadline_s=60,
         )
         admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
-        process = psutil.Process(gateway.pid)
+        bench = Bench(engine, http, admin, psutil.Process(gateway.pid))
         try:
             _, key = await admin.create_session("warm-up")
-            await converse(http, admin.url, key, "warm up", 20)
-            keys = [(await admin.create_session(f"s{i}"))[1] for i in range(sessions)]
-            memory, used, began = (
-                process.memory_full_info().uss,
-                process.cpu_times(),
-                time.monotonic(),
-            )
-            await asyncio.gather(*(converse(http, admin.url, key, prompt, turns) for key in keys))
-            wall, after = time.monotonic() - began, process.cpu_times()
-            grown = process.memory_full_info().uss - memory
-            stats = await admin.stats("s0")
-            before_end = process.cpu_times()
-            for i in range(sessions):
-                await admin.finish(f"s{i}")
-                await admin.delete(f"s{i}")
-            ended = process.cpu_times()
+            await bench.converse(key, "warm up", 20)
+            yield bench
         finally:
             await admin.close()
             await gateway.stop()
-        context = len(engine.seen.requests[-1]["input_ids"])
-    cpu = after.user + after.system - used.user - used.system
-    ending = ended.user + ended.system - before_end.user - before_end.system
+
+
+async def measure(sessions: int, turns: int, prompt_chars: int, directory: Path) -> dict[str, Any]:
+    """Run the sessions at once; return the figures."""
+    prompt = ("Fix the bug: add subtracts. " * (prompt_chars // 28 + 1))[:prompt_chars]
+    async with running_bench(directory) as bench:
+        admin = bench.admin
+        keys = [(await admin.create_session(f"s{i}"))[1] for i in range(sessions)]
+        memory, used, began = bench.memory(), bench.cpu_s(), time.monotonic()
+        await asyncio.gather(*(bench.converse(key, prompt, turns) for key in keys))
+        wall, cpu = time.monotonic() - began, bench.cpu_s() - used
+        grown = bench.memory() - memory
+        stats = await admin.stats("s0")
+        before_end = bench.cpu_s()
+        for i in range(sessions):
+            await admin.finish(f"s{i}")
+            await admin.delete(f"s{i}")
+        ending = bench.cpu_s() - before_end
+        context = len(bench.engine.seen.requests[-1]["input_ids"])
     return {
         "sessions": sessions,
         "turns": sessions * turns,
@@ -116,21 +151,58 @@ async def measure(sessions: int, turns: int, prompt_chars: int, directory: Path)
     }
 
 
+async def measure_long(turns: int, directory: Path) -> dict[str, Any]:
+    """Run sessions one after the other that all end at ``LONG_TOKENS``; return a table's row."""
+    tokens_per_copy = len(tiny_tokenizer().encode(LINES).ids)
+    output = LINES * (LONG_TOKENS // (turns * tokens_per_copy))
+    costs: list[list[float]] = []
+    async with running_bench(directory) as bench:
+        memory = bench.memory()
+        for number in range(LONG_SESSIONS):
+            _, key = await bench.admin.create_session(f"s{number}")
+            clock = await bench.converse(key, output, turns, output)
+            costs.append([1000 * (after - before) for before, after in pairwise(clock)])
+            bench.engine.seen.requests[:-1] = []  # they are ours, and large
+        grown = bench.memory() - memory
+        stats = await bench.admin.stats("s0")
+        assert stats["breaks"] == []
+        context = len(bench.engine.seen.requests[-1]["input_ids"])
+    per_turn = [statistics.median(session[turn] for session in costs) for turn in range(turns)]
+    return {
+        "turns": turns,
+        "tokens at end": context,
+        "CPU ms/turn": round(statistics.mean(per_turn), 2),
+        "first": round(per_turn[0], 2),
+        "last": round(per_turn[-1], 2),
+        "last/first": round(per_turn[-1] / per_turn[0], 2),
+        "KB/session": round(grown / LONG_SESSIONS / 1024),
+    }
+
+
+def print_table() -> None:
+    """Print the rows of ``--long`` as they come."""
+    for turns in LONG_TURNS:
+        with tempfile.TemporaryDirectory() as directory:
+            row = uvloop.run(measure_long(turns, Path(directory)))
+        if turns == LONG_TURNS[0]:
+            print(" | ".join(f"{name:>13}" for name in row))
+        print(" | ".join(f"{value:>13}" for value in row.values()), flush=True)
+
+
 def main() -> None:
-    """Print one JSON object."""
+    """Print one JSON object, or a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sessions", type=int, default=32)
     parser.add_argument("--turns", type=int, default=8, help="per session")
     parser.add_argument("--prompt-chars", type=int, default=1500)
+    parser.add_argument("--long", action="store_true", help="print the table of long sessions")
     wanted = parser.parse_args()
+    if wanted.long:
+        print_table()
+        return
     with tempfile.TemporaryDirectory() as directory:
-        print(
-            json.dumps(
-                uvloop.run(
-                    measure(wanted.sessions, wanted.turns, wanted.prompt_chars, Path(directory))
-                )
-            )
-        )
+        figures = measure(wanted.sessions, wanted.turns, wanted.prompt_chars, Path(directory))
+        print(json.dumps(uvloop.run(figures)))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from runners.ledger import Ledger
 from runners.trajectory.dump import dump
 from runners.trajectory.store import RunStore
 from tests.runners.trajectory.records import CONFIG, a_rollout, a_turn
@@ -77,6 +78,12 @@ def main() -> None:
         for session in range(sessions):
             store.put_rollout(a_rollout(f"train-{session:06}-00-00", sampled_tokens=600))
         put_us = (time.perf_counter() - started) / sessions * 1e6
+        ledger, started = Ledger(store), time.perf_counter()
+        for session in range(sessions):
+            ledger.enter("sandbox", f"train-{session:06}-00-00-a0")
+        for session in range(sessions):
+            ledger.leave("sandbox", f"train-{session:06}-00-00-a0")
+        ledger_us = (time.perf_counter() - started) / sessions / 2 * 1e6
         started = time.perf_counter()
         report = dump(store, Path(folder) / "dump")
         dump_s = time.perf_counter() - started
@@ -92,6 +99,7 @@ def main() -> None:
         table.add_row(name, f"{p50:.0f} µs", f"{p99:.0f} µs")
     table.add_row("bytes per turn", f"{size / len(alone):,.0f}", "")
     table.add_row("put_rollout (mean)", f"{put_us:.0f} µs", "")
+    table.add_row("ledger: enter or leave (mean)", f"{ledger_us:.0f} µs", "")
     table.add_row("dump, rollouts per second", f"{report.rollouts / dump_s:,.0f}", "")
     Console().print(table)
 

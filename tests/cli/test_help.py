@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import get_type_hints
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.cli.conftest import Agentrl
 
 Golden = Callable[[str, str], None]
 
-COMMANDS = ("run", "show", "status", "dump-trajectories", "gateway")
+COMMANDS = ("run", "check", "eval", "regrade", "show", "status", "dump-trajectories", "gateway")
 
 HEAVY = {
     *("torch", "transformers", "hydra", "omegaconf", "numpy", "aiohttp", "renderers"),
@@ -59,3 +60,11 @@ def test_only_offers_what_the_export_knows() -> None:
     from runners.trajectory.dump import ONLY
 
     assert [choice.value for choice in Only] == list(ONLY)
+
+
+def test_eval_offers_what_it_can_measure() -> None:
+    from cli.eval import evaluate
+    from runners.evaluation.benchmarks import BENCHMARKS
+
+    argument = get_type_hints(evaluate, include_extras=True)["benchmark"].__metadata__[0]
+    assert argument.help == f"What to measure: {', '.join(BENCHMARKS)}."

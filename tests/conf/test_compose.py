@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from conf.compose import compose, from_json, to_json, to_yaml
 from conf.errors import ConfigError, ExitCode
-from conf.keys import choice_content, groups
+from conf.keys import CONF, choice_content, groups
 from conf.schema import Config
 
 NEEDED = {
+    ("faults", "file"): [f"faults.path={CONF / 'faults' / 'slow.yaml'}"],
     ("engine", "sglang"): ["engine.url=http://127.0.0.1:30000"],
+    ("task", "jsonl"): ["task.path=tasks.jsonl"],
     ("model", "local"): ["model.path=weights", "model.tokenizer=tok", "model.renderer=qwen3"],
+    ("sandbox", "e2b"): ["gateway.public_url=https://g.example", "gateway.port=8080"],
+    ("sandbox", "docker"): ["gateway.public_url=http://172.17.0.1:8080", "gateway.port=8080"],
 }
 """Keys without a default, by the choice that has them."""
 
@@ -140,7 +144,7 @@ def test_all_faults_are_reported_at_once() -> None:
         ("engine.cache_tokens=1000", "one long rollout would not fit"),
         ("run.rollouts_per_task=1", "raise run.rollouts_per_task"),
         ("run.tasks_per_step=513", "is more than task.train_tasks=512"),
-        ("sandbox=docker", "sandbox=docker is no choice: the only one is local"),
+        ("reward=test", "reward=test is no choice: the only one is tests"),
         ("fanout=segment", "did you mean fanout=segments? (choices: collapse, segments)"),
         ("fanout.reward=unifrom", "did you mean uniform?"),
         ("fanout.max_segments=0", "fanout.max_segments=0 must be"),

@@ -17,6 +17,9 @@ async def main() -> None:
     if settings.get("die_before_ready"):
         print("cannot bind: the reason", file=sys.stderr)
         raise SystemExit(4)
+    if settings.get("unready"):
+        await parent_gone()
+        return
     if settings.get("never_ready"):
         await asyncio.sleep(60)
     announce({"pid": os.getpid(), "settings": settings})
@@ -24,6 +27,8 @@ async def main() -> None:
         await asyncio.sleep(settings["die_after_s"])
         print("died of the test", file=sys.stderr)
         raise SystemExit(7)
+    if settings.get("deaf"):
+        await asyncio.sleep(60)
     await parent_gone()
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -50,6 +52,11 @@ class FolderSandbox:
         """Refuse: no test of rollouts needs a command."""
         raise SandboxError("a folder runs no commands")
 
+    @asynccontextmanager
+    async def on_host(self, *, leave_out: Collection[str] = ()) -> AsyncIterator[Path]:
+        """Yield the folder."""
+        yield self.workspace
+
     async def close(self) -> None:
         """Remove the folder, or fail as told."""
         shutil.rmtree(self.workspace, ignore_errors=True)
@@ -64,6 +71,7 @@ class FolderBackend:
 
     root: Path
     failures: int = 0
+    pushes_back: int = 0
     hangs: bool = False
     fails_to_close: bool = False
     alive: set[str] = field(default_factory=set)
@@ -76,7 +84,10 @@ class FolderBackend:
             await asyncio.sleep(3600)
         if len(self.made) <= self.failures:
             raise SandboxError("no room for a sandbox {} %d")
+        if len(self.made) <= self.pushes_back:
+            raise SandboxError("too many sandboxes a second", pushed_back=True)
         workspace = self.root / spec.name
+        assert spec.source is not None
         shutil.copytree(spec.source, workspace)
         self.alive.add(spec.name)
         return FolderSandbox(spec, workspace, self, gateway_url=spec.gateway_url)
@@ -84,6 +95,9 @@ class FolderBackend:
     def guarantees(self) -> dict[str, str]:
         """Promise nothing."""
         return {}
+
+    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
+        """Have nothing of a dead driver."""
 
     async def close(self) -> None:
         """Remove what is left."""
@@ -97,6 +111,7 @@ class CallingHarness:
     """
 
     trouble: Callable[[int], BaseException | HarnessResult | None] = lambda _: None
+    hangs: bool = False
     runs: int = 0
     busy: int = 0
     most_busy: int = 0
@@ -111,13 +126,16 @@ class CallingHarness:
         self.busy += 1
         self.most_busy = max(self.most_busy, self.busy)
         try:
+            if self.hangs:
+                await asyncio.sleep(3600)
             trouble = self.trouble(number)
             if isinstance(trouble, BaseException):
                 raise trouble
             if trouble is not None:
                 return trouble
             await self._turn(sandbox, context)
-            (sandbox.workspace / "answer.txt").write_text(f"answer {number}\n")
+            async with sandbox.on_host() as workspace:  # a folder is on the host
+                (workspace / "answer.txt").write_text(f"answer {number}\n")
             return ended(OutcomeCode.POLICY_FINISHED, "all done")
         finally:
             self.busy -= 1

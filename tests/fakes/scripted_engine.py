@@ -111,6 +111,10 @@ class ScriptedEngine:
                 self._running[rid].set()
             self.seen.aborted.append(rid)
             return web.Response()
+        if request.path == "/update_weights_from_disk":
+            self.weight_version = orjson.loads(await request.read())["weight_version"]
+            answer = {"success": True, "message": "", "num_paused_requests": 0}
+            return web.Response(body=orjson.dumps(answer), content_type="application/json")
         if request.path != "/generate":
             return web.Response(status=404)
         return await self._generate(orjson.loads(await request.read()))

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from runners.trajectory.record import Turn
+from runners.trajectory.routing import TurnRouting
 from runners.trajectory.store_error import StoreError
 
 
@@ -16,6 +17,8 @@ class HeldTurnLog:
         self.open = threading.Event()
         self.waiting = threading.Event()
         """Set as soon as a turn has been handed in."""
+        self.holds_sessions = False
+        """New sessions wait for ``open`` too."""
         self.full = False
         """The disk is full: turns are refused."""
         self.stored: list[Turn] = []
@@ -24,11 +27,14 @@ class HeldTurnLog:
 
     def add_session(self, session_id: str, info: dict[str, Any]) -> None:
         """Record a new session."""
+        if self.holds_sessions:
+            self.waiting.set()
+            self.open.wait(timeout=20)
         if session_id in self.session_ids:
             raise StoreError(f"session {session_id} exists")
         self.session_ids.add(session_id)
 
-    def add_turn(self, turn: Turn) -> None:
+    def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
         """Record a turn as soon as the test lets it."""
         self.waiting.set()
         if not self.open.wait(timeout=20):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -112,10 +113,22 @@ def test_a_run_directory_that_cannot_be_written_is_fatal(config: Config, tmp_pat
 def test_a_port_in_use_is_fatal(config: Config, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = preflight(changed(config, "engine", port=port), tmp_path)
+        found = preflight(changed(config, "engine", port=port), tmp_path, port_grace_s=0.05)
     (problem,) = [p for p in found if p.fatal]
     assert f"engine.port={port} cannot be listened on" in problem.message
     assert "engine.port=0" in problem.message
+
+
+def test_a_port_that_a_killed_run_gives_back_in_a_moment_is_no_problem(
+    config: Config, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as dying:
+        port = dying.getsockname()[1]
+        end = threading.Timer(0.2, dying.close)
+        end.start()
+        found = preflight(changed(config, "gateway", port=port), tmp_path, port_grace_s=30)
+        end.join()
+    assert not [p for p in found if p.fatal]
 
 
 def test_a_host_that_is_not_ours_is_fatal(config: Config, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -14,17 +13,23 @@ from pathlib import Path
 
 import pytest
 
+from conf.errors import ExitCode
 from conf.schema import Deadlines
 from conf.schema import TestsReward as Reward
 from runners.harnesses.contract import HarnessResult
-from runners.outcome import OutcomeCode, Stage
+from runners.ledger import Ledger
+from runners.limits import Admission, TokenBucket
+from runners.observe.attempts import AttemptWatch
+from runners.outcome import TRANSITIONS, OutcomeClass, OutcomeCode, Stage
 from runners.pool import BreakerOpen, Pool
 from runners.rollout import RolloutSpec, RolloutTools
 from runners.sandboxes.contract import SandboxError
+from runners.sandboxes.registered import RegisteredBackend
 from runners.tasks.contract import Task, VerdictKind
 from runners.trajectory.graph import segments
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.store import RunStore
+from runners.trajectory.store_error import StoreError
 from tests.fakes.rollout_parts import (
     CallingHarness,
     FolderBackend,
@@ -81,11 +86,18 @@ class World:
     done: list[RolloutRecord]
     task: Task
 
-    def pool(self, *, attempts: int = 3, breaker: int = 100, concurrency: int = 4) -> Pool:
+    def pool(
+        self,
+        *,
+        attempts: int = 3,
+        breaker: int = 100,
+        concurrency: int = 4,
+        admission: Admission | None = None,
+    ) -> Pool:
         """A pool."""
         return Pool(
             self.tools,
-            concurrency=concurrency,
+            admission=admission or Admission(concurrency, adaptive=False),
             attempts=attempts,
             breaker=breaker,
             draining=self.draining,
@@ -123,8 +135,9 @@ async def world(tmp_path: Path, task: Task) -> AsyncIterator[World]:
                 CallingHarness(),
                 ListedGrader(),
             )
+            ledger = Ledger(store)
             tools = RolloutTools(
-                backend=backend,
+                backend=RegisteredBackend(backend, ledger),
                 harness=harness,
                 grader=grader,
                 gateway=gateway.admin,
@@ -141,14 +154,24 @@ async def world(tmp_path: Path, task: Task) -> AsyncIterator[World]:
                     drain_s=5,
                 ),
                 reward=Reward(
-                    kind="tests", solved=1, unsolved=0, turn_penalty=0.02, malformed_penalty=0.25
+                    kind="tests",
+                    solved=1,
+                    unsolved=0,
+                    partial=False,
+                    turn_penalty=0.02,
+                    malformed_penalty=0.25,
                 ),
                 scenario="linear",
-                in_flight=Counter(),
+                sandbox_starts=TokenBucket(None),
+                ledger=ledger,
+                watch=AttemptWatch(),
             )
             yield World(backend, harness, grader, tools, asyncio.Event(), [], task)
-        assert not backend.alive, "a sandbox was left"
-        assert not +tools.in_flight, "an attempt is still counted as in flight"
+            assert not backend.alive, "a sandbox was left"
+            async with gateway.http.get(f"{gateway.url}/health") as answer:
+                assert (await answer.json())["sessions"] == 0, "a session was left"
+            assert backend.fails_to_close or not ledger.alive(), "the ledger names what is gone"
+        assert not tools.watch.in_flight(), "an attempt is still counted as in flight"
 
 
 async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
@@ -166,7 +189,7 @@ async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
         assert "answer 0" in record.patch
         chains = segments(here.tools.store.turns(record.session_id))
         assert sum(int(chain.loss_mask.sum()) for chain in chains) == record.sampled_tokens > 0
-        assert set(record.timings) == {"boot", "harness", "patch", "grade", "total"}
+        assert set(record.timings) == {*TRANSITIONS, "total"} - {Stage.END}
 
 
 @pytest.mark.parametrize(
@@ -174,6 +197,8 @@ async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
     [
         (ValueError("braces {} and %s"), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
         (HostileError(), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
+        (asyncio.CancelledError("a library's own"), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
+        (TimeoutError("nobody's deadline"), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
         (
             UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
             OutcomeCode.INTERNAL_ERROR,
@@ -236,7 +261,7 @@ async def test_a_trajectory_is_stored_before_it_is_graded(tmp_path: Path, task: 
     async with world(tmp_path, task) as here:
         here.grader.verdicts = [RuntimeError("the grader fell over")]
         [record] = await here.pool(attempts=1).run(here.specs(1))
-        assert record.outcome.code is OutcomeCode.INTERNAL_ERROR
+        assert record.outcome.code is OutcomeCode.GRADER_ERROR
         assert record.outcome.stage is Stage.GRADE
         assert "answer 0" in record.patch
 
@@ -248,6 +273,85 @@ async def test_a_sandbox_that_never_boots_meets_its_deadline(tmp_path: Path, tas
         here.tools = replace(here.tools, deadlines=deadlines)
         [record] = await here.pool(attempts=1).run(here.specs(1))
         assert record.outcome.code is OutcomeCode.INFRA_SANDBOX_START
+
+
+async def test_what_hangs_outside_its_own_deadline_ends_at_the_stage_s_and_says_what_it_awaited(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.hangs = True
+        changes = {"harness_s": 0.1, "teardown_s": 0.2}
+        here.tools = replace(here.tools, deadlines=here.tools.deadlines.model_copy(update=changes))
+        [record] = await here.pool(attempts=1).run(here.specs(1))
+        assert (record.outcome.code, record.outcome.stage) == (
+            OutcomeCode.INFRA_HARNESS,
+            Stage.HARNESS,
+        )
+        assert "sleep" in record.extra["pending"]
+        assert record.timings["harness"] >= 0.3
+
+
+async def test_the_guard_ends_an_attempt_that_keeps_within_every_other_deadline(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.hangs = True
+        deadlines = here.tools.deadlines.model_copy(update={"guard_s": 0.3})
+        here.tools = replace(here.tools, deadlines=deadlines)
+        [record] = await here.pool(attempts=1).run(here.specs(1))
+        assert record.outcome.code is OutcomeCode.INTERNAL_GUARD
+        assert "sleep" in record.extra["pending"]
+
+
+async def test_a_cancelled_attempt_is_recorded_and_does_not_count(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.hangs = True
+        running = asyncio.create_task(here.pool().run(here.specs(2)))
+        while here.harness.busy < 2:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not here.backend.alive
+        for [record] in here.stored().values():
+            assert record.outcome.code is OutcomeCode.CANCELLED_USER
+            assert not record.counts
+        here.harness.hangs = False
+        records = await here.pool().run(here.specs(2))
+        assert [(record.attempt, record.solved) for record in records] == [(1, True)] * 2
+
+
+async def test_a_store_that_cannot_keep_records_is_more_than_a_rollout_s_failure(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.trouble = lambda _: StoreError("the disk is full", ExitCode.SERVICE_GONE)
+        with pytest.raises(StoreError, match="the disk is full"):
+            await here.pool().run(here.specs(1))
+
+
+async def test_sandboxes_that_push_back_lower_the_number_in_flight(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.backend.pushes_back = 1
+        admission = Admission(8, adaptive=True)
+        [record] = await here.pool(admission=admission).run(here.specs(1))
+        assert record.solved
+        assert record.attempt == 1
+        assert admission.limit < 8
+
+
+async def test_queueing_eats_no_deadline_and_is_timed(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.tools = replace(here.tools, sandbox_starts=TokenBucket(5.0))
+        deadlines = here.tools.deadlines.model_copy(update={"boot_s": 0.3})
+        here.tools = replace(here.tools, deadlines=deadlines)
+        records = await here.pool(attempts=1).run(here.specs(4))
+        assert all(record.solved for record in records)
+        assert max(record.timings["queue"] for record in records) > 0.3
 
 
 async def test_a_failing_teardown_is_an_event_and_not_a_result(tmp_path: Path, task: Task) -> None:
@@ -276,6 +380,25 @@ async def test_failures_in_a_row_open_the_breaker_with_the_reason(
         ):
             await here.pool(breaker=4).run(here.specs(20))
         assert len(here.backend.made) < 10
+
+
+@pytest.mark.parametrize(
+    ("trouble", "failing", "code"),
+    [
+        (SandboxError("lost"), OutcomeClass.INFRA, ExitCode.SERVICE_GONE),
+        (ValueError("ours"), OutcomeClass.INTERNAL, ExitCode.FAILURE_BUDGET),
+    ],
+)
+async def test_the_breaker_counts_each_class_and_its_exit_code_says_whose_fault_it_is(
+    tmp_path: Path, task: Task, trouble: Exception, failing: OutcomeClass, code: ExitCode
+) -> None:
+    other = RuntimeError("rarer") if failing is OutcomeClass.INFRA else SandboxError("rarer")
+    async with world(tmp_path, task) as here:
+        here.harness.trouble = lambda number: trouble if number % 3 else other
+        with pytest.raises(BreakerOpen, match=f"4 rollouts in a row failed with {failing}") as end:
+            await here.pool(breaker=4, concurrency=1, attempts=1).run(here.specs(20))
+        assert end.value.exit_code is code
+        assert here.harness.runs == 6, "two of the rarer ones lie between the four"
 
 
 async def test_scattered_failures_do_not_open_the_breaker(tmp_path: Path, task: Task) -> None:
@@ -309,3 +432,12 @@ async def test_a_resumed_rollout_takes_an_attempt_number_nobody_used(
         [record] = await here.pool().run(here.specs(1))
         assert record.session_id == "train-000001-000-00-a1"
         assert record.solved
+        await here.tools.gateway.delete("train-000001-000-00-a0")
+
+
+async def test_what_the_agent_program_said_of_itself_is_kept(tmp_path: Path, task: Task) -> None:
+    facts = {"program": "an agent", "version": "1.2.3"}
+    async with world(tmp_path, task) as here:
+        here.harness.trouble = lambda _: replace(ended(OutcomeCode.INFRA_MODEL), facts=facts)
+        [record] = await here.pool(attempts=1).run(here.specs(1))
+        assert record.extra["harness"] == facts

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from conf.errors import AgentrlError, ExitCode
 from runners.engines.contract import EngineError
 from runners.engines.embedded.faults import describe
+from runners.observe.diagnostics import diagnostics
+from runners.ports import PATIENCE_S, listen, port_of
 from runners.service import announce, parent_gone, receive_settings
 
 SWITCH_INTERVAL_S = 0.0005
@@ -26,7 +28,6 @@ times longer, which is a whole decode step).
 """
 
 SHUTDOWN_S = 1.0
-BACKLOG = 512
 
 
 class Settings(BaseModel):
@@ -43,6 +44,12 @@ class Settings(BaseModel):
     threads: int = Field(1, ge=1)
     tokenizer: Path | None = None
     weight_version: int = Field(0, ge=0)
+    run_dir: Path | None = None
+    """Where diagnostics go; None: nowhere."""
+    watchdog_s: float = Field(0.0, ge=0)
+    """As ``observe.watchdog_s``."""
+    port_patience_s: float = Field(PATIENCE_S, gt=0)
+    """An engine of the same run that is just dying may hold the port this long."""
 
 
 async def serve(settings: Settings, listener: socket.socket) -> None:
@@ -69,7 +76,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     await runner.setup()
     try:
         await web.SockSite(runner, listener).start()
-        announce({"url": f"http://{settings.host}:{listener.getsockname()[1]}"})
+        announce({"url": f"http://{settings.host}:{port_of(listener)}"})
         await _until_told()
     finally:
         await core.close()  # first: whoever still waits is told at once
@@ -82,10 +89,10 @@ def main() -> int:
     try:
         settings = Settings.model_validate(receive_settings())
         with (
-            _listen(settings.host, settings.port) as listener,
+            _listen(settings) as listener,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
         ):
-            loop.run(serve(settings, listener))
+            loop.run(_diagnosed(settings, listener))
     except ValidationError as error:
         print(f"engine settings: {'; '.join(describe(error))}", file=sys.stderr)
         return ExitCode.USAGE
@@ -95,9 +102,22 @@ def main() -> int:
     return ExitCode.DONE
 
 
-def _listen(host: str, port: int) -> socket.socket:
+async def _diagnosed(settings: Settings, listener: socket.socket) -> None:
+    if settings.run_dir is None:
+        await serve(settings, listener)
+        return
+    with diagnostics(settings.run_dir, "engine", watchdog_s=settings.watchdog_s, tell=_say):
+        await serve(settings, listener)
+
+
+def _say(line: str) -> None:
+    print(f"engine: {line}", file=sys.stderr, flush=True)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    host, port = settings.host, settings.port
     try:
-        return socket.create_server((host, port), backlog=BACKLOG)
+        return listen(host, port, patience_s=settings.port_patience_s)
     except OSError as error:
         where = f"{host}:{port}"
         if error.errno == errno.EADDRINUSE:

@@ -152,6 +152,7 @@ class EngineCore:
             cached_tokens=done.cached_tokens,
             weight_version=done.weight_version,
             engine_s=done.total_s,
+            queue_s=done.queue_s,
         )
 
     async def abort(self, matches: Callable[[str], bool]) -> None:

@@ -9,8 +9,9 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,6 +20,7 @@ import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from conf.errors import error_text
 from runners.engines.contract import EngineError
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.faults import describe
@@ -68,11 +70,47 @@ class ContinueCommand(_Command):
     torch_empty_cache: bool = True
 
 
+class Turnstile:
+    """Generations pass together, an update of the weights alone; who comes after it waits for it.
+
+    SGLang's ``model_update_lock``: a generation never goes on with other weights, unless the engine
+    was paused first.
+    """
+
+    def __init__(self) -> None:
+        self._door = asyncio.Lock()
+        """An update holds it."""
+        self._inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @asynccontextmanager
+    async def generation(self) -> AsyncIterator[None]:
+        """Be inside together with other generations."""
+        async with self._door:
+            self._inside += 1
+            self._empty.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self._empty.set()
+
+    @asynccontextmanager
+    async def update(self) -> AsyncIterator[None]:
+        """Be inside alone, as soon as those who came before have left."""
+        async with self._door:
+            await self._empty.wait()
+            yield
+
+
 @dataclass(frozen=True, slots=True)
 class EngineServer:
-    """The handlers; all state is the core's."""
+    """The handlers; all other state is the core's."""
 
     core: EngineCore
+    turnstile: Turnstile = field(default_factory=Turnstile)
 
     def application(self) -> web.Application:
         """Build the aiohttp application."""
@@ -102,7 +140,8 @@ class EngineServer:
         request.
         """
         call = parse_generate(await request.read(), self.core.config.eos_token_ids)
-        done = await self.core.run(call.rid, call.prompt, call.sampling, call.routing_start)
+        async with self.turnstile.generation():
+            done = await self.core.run(call.rid, call.prompt, call.sampling, call.routing_start)
         return _json(build_answer(call, done, self.core))
 
     async def abort(self, request: web.Request) -> web.Response:
@@ -123,13 +162,16 @@ class EngineServer:
         )
 
     async def update_weights(self, request: web.Request) -> web.Response:
-        """Switch to the weights of a directory between two steps; 400 leaves the old ones."""
+        """Switch to the weights of a directory when no request is left, or at once while paused;
+        400 leaves the old ones.
+        """
         command = _parse(UpdateCommand, await request.read())
         if command.abort_all_requests:
             await self.core.abort(lambda rid: True)
         version = command.weight_version
         try:
-            paused = await self.core.switch_weights(Path(command.model_path), version)
+            async with nullcontext() if self.core.paused else self.turnstile.update():
+                paused = await self.core.switch_weights(Path(command.model_path), version)
         except EngineError as error:
             if error.status != web.HTTPBadRequest.status_code:
                 raise
@@ -231,7 +273,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except EngineError as error:
-        return _error(str(error), error.status or 500)
+        return _error(error_text(error), error.status or 500)
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -240,7 +282,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         Exception
     ) as error:  # a request handler's top: the client gets an answer, the log the trace
         traceback.print_exc(file=sys.stderr)
-        return _error(f"{type(error).__name__}: {error}", 500)
+        return _error(f"{type(error).__name__}: {error_text(error)}", 500)
 
 
 def _parse(model: type[Command], raw: bytes) -> Command:

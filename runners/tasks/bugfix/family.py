@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from conf.errors import AgentrlError, ExitCode
+from runners.cache import building
 from runners.tasks.bugfix.project import Project, draw_project
 from runners.tasks.bugfix.repository import write_repository
-from runners.tasks.contract import Task
+from runners.tasks.contract import Task, UnittestIds
 
 VERSION = 1
 """Raised whenever the same inputs give other repositories."""
@@ -30,7 +29,7 @@ _WRITERS = 4
 
 
 class TaskRootError(AgentrlError):
-    """The directory for the tasks holds something else."""
+    """The directory for the tasks holds something else, or cannot be written."""
 
     exit_code = ExitCode.DATA_REFUSED
 
@@ -44,25 +43,15 @@ def build(root: Path, *, seed: int, train: int, held_out: int) -> list[Task]:
     """
     inputs = {"version": VERSION, "seed": seed, "train": train, "held_out": held_out}
     if not root.exists():
-        root.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
         try:
-            building.chmod(0o755)
-            _write(building, inputs)
-            _publish(building, root)
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
+            with building(root) as directory:
+                _write(directory, inputs)
+        except OSError as error:
+            raise TaskRootError(
+                f"the tasks cannot be kept in {root.parent}: {error}; free some space there, or "
+                "set XDG_CACHE_HOME to another directory"
+            ) from error
     return _read(root, inputs)
-
-
-def _publish(building: Path, root: Path) -> None:
-    try:
-        building.rename(root)
-    except OSError:
-        if not (
-            root / _MANIFEST
-        ).exists():  # otherwise another process was faster, and its root is the same
-            raise
 
 
 def _write(root: Path, inputs: dict[str, int]) -> None:
@@ -130,6 +119,7 @@ def _read(root: Path, inputs: dict[str, int]) -> list[Task]:
             **record
             | {"repo": root / record["repo"]}
             | {name: tuple(record[name]) for name in ("fail_to_pass", "pass_to_pass", "protected")}
+            | {"grading": UnittestIds(), "origin": None}
         )
         for record in manifest["tasks"]
     ]

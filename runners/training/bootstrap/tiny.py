@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -17,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf import schema
+from conf.cache import cache_root
 from conf.errors import AgentrlError
-from runners.cache import cache_root
+from runners.cache import building
 
 if TYPE_CHECKING:
     import tokenizers
@@ -96,29 +95,14 @@ def ensure_tiny(
     if entry.exists():
         return entry
     try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", dir=entry.parent))
+        with building(entry) as directory:
+            _make(directory, model, scenario, seed, recipe, progress)
     except OSError as error:
         raise BootstrapError(
-            f"the cache cannot be written: {error}; set model.cache_dir to a writable directory"
+            f"the policy cannot be kept in {entry.parent}: {error}; set model.cache_dir to a "
+            "writable directory"
         ) from error
-    try:
-        building.chmod(0o755)
-        _make(building, model, scenario, seed, recipe, progress)
-        _publish(building, entry)
-    except OSError as error:
-        raise BootstrapError(f"cannot keep the policy in {entry.parent}: {error}") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     return entry
-
-
-def _publish(building: Path, entry: Path) -> None:
-    try:
-        building.rename(entry)
-    except OSError:
-        if not entry.exists():  # otherwise another process was faster, and its entry is the same
-            raise
 
 
 def _make(

@@ -30,18 +30,19 @@ SMALL = [
 
 @dataclass
 class Miniature:
-    """One run directory, and the ways to start `agentrl run` on it."""
+    """One run directory, and the ways to start `agentrl run` (or ``command``) on it."""
 
     run_dir: Path
     cache: Path
     policy: Path
     """Directory of an untrained policy and its tokenizer."""
+    command: tuple[str, ...] = ("run",)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start `agentrl run` in the background."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "run", "--json", *arguments],
+            [sys.executable, "-m", "cli.main", *self.command, "--json", *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "XDG_CACHE_HOME": str(self.cache)},
         )  # fmt: skip
@@ -53,9 +54,9 @@ class Miniature:
         policy = [f"model.path={self.policy}", f"model.tokenizer={self.policy}"]
         return self.start(*SMALL, *policy, f"run.dir={self.run_dir}", *overrides)
 
-    def resume(self) -> subprocess.Popen[bytes]:
+    def resume(self, *overrides: str) -> subprocess.Popen[bytes]:
         """Start the continuation of the run."""
-        return self.start("--resume", str(self.run_dir))
+        return self.start("--resume", str(self.run_dir), *overrides)
 
     def store(self) -> RunStore:
         """Open the run's store."""

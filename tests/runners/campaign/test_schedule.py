@@ -9,7 +9,12 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import Config
-from runners.campaign.schedule import evaluation_batch, evaluation_due, training_batch
+from runners.campaign.schedule import (
+    evaluation_batch,
+    evaluation_due,
+    spare_group,
+    training_batch,
+)
 from runners.tasks.contract import Task
 
 
@@ -49,6 +54,24 @@ def test_the_schedule_depends_on_the_seed_and_nothing_else() -> None:
     tasks = make_tasks(10)
     assert training_batch(config("seed=1"), tasks, 3) == training_batch(config("seed=1"), tasks, 3)
     assert training_batch(config("seed=1"), tasks, 3) != training_batch(config("seed=2"), tasks, 3)
+
+
+def test_a_spare_group_works_on_a_task_that_the_step_does_not_have() -> None:
+    tasks = make_tasks(10)
+    step = training_batch(config(), tasks, 2)
+    spares = [spare_group(config(), tasks, 2, number) for number in range(6)]
+    assert spares == [spare_group(config(), tasks, 2, number) for number in range(6)]
+    assert [{spec.group for spec in spare} for spare in spares] == [{4 + n} for n in range(6)]
+    used = [spare[0].task.id for spare in spares]
+    assert len(set(used)) == 6
+    assert set(used).isdisjoint(spec.task.id for spec in step)
+    everything = [spec for spare in [step, *spares] for spec in spare]
+    assert len({spec.rollout_id for spec in everything}) == len(everything)
+
+
+def test_a_spare_group_repeats_a_task_only_when_there_is_no_other() -> None:
+    tasks = make_tasks(4)
+    assert spare_group(config(), tasks, 1, 9)[0].task in tasks
 
 
 def test_evaluations_draw_the_same_dice_before_and_after() -> None:

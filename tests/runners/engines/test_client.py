@@ -5,16 +5,19 @@ SGLang does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from aiohttp import web
 
 from runners.engines.client import HttpEngine
-from runners.engines.contract import Engine, EngineError, SamplingParams
+from runners.engines.contract import Engine, EngineError, Load, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
 
@@ -46,11 +49,13 @@ class Scripted:
             raise
         raise AssertionError
 
-    def answers(self, body: Any, status: int = 200) -> None:
+    def answers(
+        self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        raw = body if isinstance(body, bytes) else orjson.dumps(body)
+
         async def reply() -> web.Response:
-            if isinstance(body, bytes):
-                return web.Response(body=body, status=status)
-            return web.json_response(body, status=status)
+            return web.Response(body=raw, status=status, headers=headers)
 
         self.reply = reply
 
@@ -218,6 +223,63 @@ async def test_http_errors_are_classified_in_one_way(
     with pytest.raises(EngineError, match=text) as caught:
         await engine.generate([1], SamplingParams(1), rid="a")
     assert (caught.value.status, caught.value.retryable) == (status, retryable)
+    assert caught.value.pushed_back == (status == 503)
+
+
+def in_seconds(seconds: float) -> str:
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "most"),
+    [
+        ("7", 7, 7),
+        (in_seconds(3600), 3500, 3600),
+        (in_seconds(-60), 0, 0),
+        ("soon", 0, 0),
+        ("-3", 0, 0),
+        ("", 0, 0),
+    ],
+)
+async def test_retry_after_is_read_in_seconds_and_as_a_date(
+    scripted: Scripted, engine: HttpEngine, asked: str, least: float, most: float
+) -> None:
+    scripted.answers({}, 429, {"Retry-After": asked})
+    with pytest.raises(EngineError) as caught:
+        await engine.generate([1], SamplingParams(1), rid="a")
+    assert least <= caught.value.retry_after_s <= most
+    assert (caught.value.pushed_back, caught.value.retryable) == (True, True)
+
+
+@pytest.mark.parametrize(("status", "aborts"), [(500, 1), (504, 1), (400, 0), (429, 0), (503, 0)])
+async def test_what_a_failing_server_may_still_run_is_aborted(
+    scripted: Scripted, engine: HttpEngine, status: int, aborts: int
+) -> None:
+    scripted.answers({}, status)
+    with pytest.raises(EngineError):
+        await engine.generate([1], SamplingParams(1), rid="a")
+    await engine.close()
+    assert scripted.asked[1:] == [("/abort_request", {"rid": "a"})] * aborts
+
+
+async def test_a_kept_connection_that_the_server_closed_is_said_to_be_dropped() -> None:
+    body = orjson.dumps(sglang_answer())
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + body)
+        await reader.readuntil(b"POST /generate")  # the next request meets a closing server
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        client = HttpEngine(f"http://127.0.0.1:{port}")
+        await client.generate([1], SamplingParams(1), rid="a")
+        with pytest.raises(EngineError, match="unreachable") as caught:
+            await client.generate([1], SamplingParams(1), rid="b")
+        assert (caught.value.dropped, caught.value.retryable) == (True, True)
+        await client.close()
 
 
 @pytest.mark.parametrize(
@@ -246,6 +308,7 @@ async def test_an_engine_that_is_not_there_is_unreachable_and_retryable() -> Non
     with pytest.raises(EngineError, match="unreachable") as caught:
         await client.generate([1], SamplingParams(1), rid="a")
     assert (caught.value.status, caught.value.retryable) == (None, True)
+    assert not caught.value.dropped
     await client.close()
 
 
@@ -277,3 +340,67 @@ async def test_a_failed_update_is_an_engine_error(scripted: Scripted, engine: Ht
         await engine.update_weights(Path("/x"), 3)
     body = {"model_path": "/x", "weight_version": "3"}
     assert scripted.asked == [("/update_weights_from_disk", body)]
+
+
+async def test_an_update_that_may_yet_succeed_is_tried_again(
+    scripted: Scripted, engine: HttpEngine
+) -> None:
+    answers = [web.json_response({}, status=503), web.json_response({"success": True})]
+
+    async def reply() -> web.Response:
+        return answers.pop(0)
+
+    scripted.reply = reply
+    await engine.update_weights(Path("/x"), 3)
+    assert len(scripted.asked) == 2
+
+
+async def test_an_update_without_an_answer_is_not_begun_again(scripted: Scripted) -> None:
+    client = HttpEngine(scripted.url, update_deadline_s=0.1)
+    with pytest.raises(EngineError, match="no answer"):
+        await client.update_weights(Path("/x"), 3)
+    assert len(scripted.asked) == 1
+    await client.close()
+
+
+async def test_loads_are_summed_over_the_ranks(scripted: Scripted, engine: HttpEngine) -> None:
+    rows = [
+        {"dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 0},
+        {"dp_rank": 1, "num_running_reqs": 1, "num_waiting_reqs": 4},
+    ]
+    scripted.answers({"timestamp": 1.0, "version": "x", "loads": rows})
+    assert await engine.loads() == Load(running=3, waiting=4)
+    assert not Load(0, 1).idle
+    assert Load(0, 0).idle
+
+
+@pytest.mark.parametrize("body", [b"<html>", [], {"loads": [{"dp_rank": 0}]}, {"loads": None}])
+async def test_loads_that_cannot_be_read_are_an_engine_error(
+    scripted: Scripted, engine: HttpEngine, body: Any
+) -> None:
+    scripted.answers(body)
+    with pytest.raises(EngineError, match="unreadable answer"):
+        await engine.loads()
+
+
+async def test_the_embedded_engine_tells_its_load(core: EngineCore, url: str) -> None:
+    client = HttpEngine(url)
+    assert (await client.loads()).idle
+    call = asyncio.create_task(client.generate([1], SamplingParams(1500), rid="a"))
+    while (load := await client.loads()).idle:
+        await asyncio.sleep(0.001)
+    assert load == Load(running=1, waiting=0)
+    await client.abort_all()
+    assert (await call).finish_reason == "abort"
+    assert (await client.loads()).idle
+    await client.close()
+
+
+async def test_proxies_of_the_environment_are_not_for_engines(
+    core: EngineCore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    client = HttpEngine(url)
+    assert len((await client.generate([1], SamplingParams(3), rid="a")).output_ids) == 3
+    await client.close()

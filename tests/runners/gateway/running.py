@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.service import serve
+from runners.gateway.service import Parts, serve
 from runners.trajectory.record import Turn
 from runners.trajectory.store import RunStore
 
@@ -43,6 +43,9 @@ def settings_for(
         "sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_new_tokens": 4096},
         "ping_s": 0.05,
         "turn_s": 20.0,
+        "engine_attempts": 1,
+        "engine_calls_per_s": None,
+        "adaptive": True,
         **changes,
     }
 
@@ -71,7 +74,13 @@ class Gateway:
 
 @asynccontextmanager
 async def running_gateway(
-    engine_url: str, tokenizer_dir: Path, run_dir: Path, *, make_run: bool = True, **changes: Any
+    engine_url: str,
+    tokenizer_dir: Path,
+    run_dir: Path,
+    *,
+    make_run: bool = True,
+    parts: Parts = Parts(),
+    **changes: Any,
 ) -> AsyncIterator[Gateway]:
     """Serve a gateway in this event loop."""
     if make_run:
@@ -79,7 +88,8 @@ async def running_gateway(
     ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     settings = settings_for(engine_url, tokenizer_dir, run_dir, **changes)
-    serving = asyncio.create_task(serve(settings, announce=ready.set_result, stop=stop))
+    work = serve(settings, announce=ready.set_result, stop=stop, parts=parts)
+    serving = asyncio.create_task(work)
     serving.add_done_callback(lambda _: ready.cancel())
     try:
         info = await ready

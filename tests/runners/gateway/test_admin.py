@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.gateway.session import Session
 from runners.trajectory.store import RunStore
+from tests.fakes.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.fakes.scripted_engine import END, ScriptedEngine
-from tests.runners.gateway.running import Gateway, running_gateway, user
+from tests.runners.gateway.running import Agent, Gateway, running_gateway, user
 
 
 def session_objects() -> list[weakref.ref[Session]]:
@@ -132,3 +135,103 @@ async def test_the_next_gateway_of_a_run_knows_what_was_used(
     async with running_gateway(engine.url, tokenizer_dir, run_dir, make_run=False) as second:
         with pytest.raises(GatewayError, match="was used before"):
             await second.admin.create_session("s1")
+
+
+# --- connections that do not hold -------------------------------------------------------------
+
+
+@pytest.fixture
+async def proxy(gateway: Gateway) -> AsyncIterator[CuttingProxy]:
+    async with cutting_proxy(gateway.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def admin(gateway: Gateway, proxy: CuttingProxy) -> AsyncIterator[GatewayAdmin]:
+    """Speak to the gateway over a wire that may lose replies."""
+    admin = GatewayAdmin(proxy.url, gateway.admin_key)
+    yield admin
+    await admin.close()
+
+
+async def test_a_session_whose_reply_was_lost_is_made_once_and_has_its_key(
+    admin: GatewayAdmin, proxy: CuttingProxy, gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    proxy.cuts = 2
+    name, key = await admin.create_session("s1")
+    assert (name, proxy.cuts) == ("s1", 0)
+    engine.say(f"hello{END}")
+    await Agent(gateway, name, key).ask([user("hi")])
+    with pytest.raises(GatewayError, match="exists already"):
+        await admin.create_session("s1")
+
+
+async def test_a_session_without_a_name_is_made_once_too(
+    admin: GatewayAdmin, proxy: CuttingProxy, gateway: Gateway
+) -> None:
+    proxy.cuts = 1
+    await admin.create_session()
+    with RunStore.open(gateway.run_dir, read_only=True) as store:
+        assert len(store.sessions()) == 1
+
+
+async def test_a_creation_that_failed_is_not_remembered(
+    admin: GatewayAdmin, proxy: CuttingProxy, gateway: Gateway
+) -> None:
+    await admin.create_session("s1")
+    await admin.delete("s1")
+    proxy.cuts = 1
+    await admin.close()  # the next call takes a new connection
+    with pytest.raises(GatewayError, match="was used before") as caught:
+        await admin.create_session("s1")
+    assert caught.value.status == 409
+
+
+async def test_finishing_and_deleting_survive_a_lost_reply(
+    admin: GatewayAdmin, proxy: CuttingProxy, gateway: Gateway
+) -> None:
+    await gateway.admin.create_session("s1")
+    proxy.cuts = 1
+    assert (await admin.finish("s1", reward=0.5))["stats"]["finished"]
+    await admin.close()
+    proxy.cuts = 1
+    await admin.delete("s1")
+    with pytest.raises(GatewayError, match="no session"):
+        await admin.stats("s1")
+    with RunStore.open(gateway.run_dir, read_only=True) as store:
+        assert len(store.events("session_reward")) == 1
+
+
+async def test_a_wire_that_never_holds_is_an_error(
+    admin: GatewayAdmin, proxy: CuttingProxy
+) -> None:
+    proxy.cuts = 1000
+    with pytest.raises(GatewayError, match="does not answer POST /admin/sessions") as caught:
+        await admin.create_session("s1")
+    assert caught.value.status is None
+
+
+async def test_a_gateway_that_hangs_is_given_up_at_the_deadline() -> None:
+    hanging = asyncio.Event()
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await hanging.wait()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        admin = GatewayAdmin(f"http://127.0.0.1:{port}", "key", deadline_s=0.1)
+        with pytest.raises(GatewayError, match="does not answer GET"):
+            await admin.stats("s1")
+        await admin.close()
+        hanging.set()
+
+
+async def test_proxies_of_the_environment_are_not_for_gateways(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    admin = GatewayAdmin(gateway.url, gateway.admin_key)
+    await admin.create_session("s1")
+    await admin.close()

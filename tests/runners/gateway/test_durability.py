@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from runners.engines.client import HttpEngine
+from runners.engines.resilient import ResilientEngine
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects import anthropic, anthropic_reply
 from runners.gateway.dialects.body import parse
+from runners.gateway.registry import NewSession, Registry
 from runners.gateway.session import Sampling, Services, Session
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
 from runners.gateway.turn_log import Journal
+from runners.limits import Admission, TokenBucket
 from runners.trajectory.store_error import StoreError
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 from tests.fakes.turn_log import HeldTurnLog
@@ -27,16 +30,26 @@ class Bench:
 
     session: Session
     log: HeldTurnLog
+    services: Services
 
 
 @pytest.fixture
 async def bench(engine: ScriptedEngine, tokenizer_dir: Path) -> AsyncIterator[Bench]:
     tokenizer = load_tokenizer(tokenizer_dir)
-    log, journal, client = HeldTurnLog(), Journal(), HttpEngine(engine.url)
+    log, journal = HeldTurnLog(), Journal()
+    client = ResilientEngine(
+        HttpEngine(engine.url),
+        attempts=1,
+        deadline_s=20,
+        bucket=TokenBucket(None),
+        admission=Admission(8, adaptive=False),
+    )
     await journal.open(lambda: log)
-    services = Services(client, tokenizer, load_renderer(tokenizer, "qwen3"), journal, turn_s=20)
+    services = Services(client, tokenizer, load_renderer(tokenizer, "qwen3"), journal)
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
-    yield Bench(Session("s", services, sampling, max_context_tokens=10_000, seed=None), log)
+    yield Bench(
+        Session("s", services, sampling, max_context_tokens=10_000, seed=None), log, services
+    )
     log.open.set()
     await journal.close()
     await client.close()
@@ -120,3 +133,19 @@ async def test_a_request_repeated_right_after_its_client_left_is_a_turn_of_its_o
     with bench.session.ask(request(), anthropic_reply).waiting() as outcome:
         assert (await outcome)["content"][0]["text"] == "hello"
     assert len(bench.log.stored) == 1
+
+
+async def test_a_session_whose_maker_left_is_there_when_he_asks_again(bench: Bench) -> None:
+    bench.log.holds_sessions = True
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
+    registry = Registry(bench.services, sampling, max_context_tokens=10_000)
+    first = asyncio.create_task(registry.create(NewSession(session_id="s1"), "key"))
+    await handed_in(bench)
+    first.cancel()
+    await asyncio.wait([first])
+    again = asyncio.create_task(registry.create(NewSession(session_id="s1"), "key"))
+    await asyncio.wait({again}, timeout=0.05)
+    bench.log.open.set()
+    entry = await again
+    assert registry.with_key(entry.key) is entry
+    assert bench.log.session_ids == {"s1"}

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from conf.errors import AgentrlError, ExitCode
-from runners.gateway.client import GatewayAdmin
+from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.gateway.service import serve
 from runners.service import Service, ServiceError
 from runners.trajectory.store import RunStore
@@ -68,27 +69,65 @@ async def test_it_serves_sandboxes_until_it_is_stopped_and_holds_on_to_nothing(
     assert "Traceback" not in log
 
 
-async def test_a_gateway_whose_parent_died_ends_at_once(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
-    driver = f"""
+DRIVER = """
 import asyncio, json, os, sys
 from pathlib import Path
 from runners.service import Service
 async def main():
     service = await Service.start("gateway", "runners.gateway", json.loads(sys.argv[1]),
-                                  log=Path({str(tmp_path / "gateway.log")!r}), deadline_s=60)
-    print(service.pid, flush=True)
+                                  log=Path(sys.argv[2]), deadline_s=60)
+    print(json.dumps(service.info), flush=True)
     os.kill(os.getpid(), 9)
 asyncio.run(main())
 """
-    argv = [sys.executable, "-c", driver, json.dumps(settings)]
+
+
+async def orphaned(settings: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Start a gateway under a driver that is killed as soon as it is ready; return its info."""
+    argv = [sys.executable, "-c", DRIVER, json.dumps(settings), str(tmp_path / "orphan.log")]
     done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, timeout=60)
-    try:
-        orphan = psutil.Process(int(done.stdout))
-        await asyncio.to_thread(orphan.wait, 20)
-    except psutil.NoSuchProcess:
-        pass  # it was faster than we
+    info: dict[str, Any] = json.loads(done.stdout)
+    return info
+
+
+async def test_a_gateway_whose_parent_died_ends_at_once(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    info = await orphaned(settings, tmp_path)
+    with suppress(psutil.NoSuchProcess):  # it may be faster than we
+        await asyncio.to_thread(psutil.Process(info["pid"]).wait, 20)
+
+
+async def test_a_resumed_run_gets_the_port_and_the_store_of_its_killed_predecessor(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    port = int((await orphaned(settings, tmp_path))["url"].rpartition(":")[2])
+    gateway = await start({**settings, "port": port}, tmp_path)
+    assert gateway.info["url"].endswith(f":{port}")
+    await gateway.stop()
+
+
+async def test_a_gateway_that_cannot_keep_turns_ends_and_says_why(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    gateway = await start(settings, tmp_path)
+    ended: asyncio.Future[ServiceError] = asyncio.get_running_loop().create_future()
+    gateway.watch(ended.set_result)
+    psutil.Process(gateway.pid).rlimit(psutil.RLIMIT_FSIZE, (200_000, 200_000))
+    admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
+
+    async def fill() -> None:
+        for number in range(1000):
+            await admin.create_session(f"s{number}")
+
+    with pytest.raises(GatewayError):
+        await fill()
+    async with asyncio.timeout(20):
+        error = str(await ended)
+    assert "exit 4" in error
+    assert "store.sqlite" in error
+    await admin.close()
+    await gateway.stop()
 
 
 async def test_a_port_in_use_is_said_with_its_mend(
@@ -99,7 +138,23 @@ async def test_a_port_in_use_is_said_with_its_mend(
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ServiceError, match=rf"exit 4.*gateway\.port={port} .* is in use: ch"):
-            await start({**settings, "port": port}, tmp_path)
+            await start({**settings, "port": port, "port_patience_s": 0.05}, tmp_path)
+
+
+async def test_a_port_that_its_dying_holder_gives_back_is_taken(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as dying:
+        port = dying.getsockname()[1]
+        stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(
+            serve({**settings, "port": port}, announce=ready.set_result, stop=stop)
+        )
+        await asyncio.wait({serving}, timeout=0.3)
+        assert not serving.done()
+    assert (await ready)["url"] == f"http://127.0.0.1:{port}"
+    stop.set()
+    await serving
 
 
 @pytest.mark.parametrize(

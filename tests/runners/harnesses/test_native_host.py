@@ -21,7 +21,8 @@ from runners.sandboxes.local import LocalBackend
 from tests.fakes.scripted_gateway import Failure, Reply, Step, say, scripted_gateway, use
 
 HARNESS = NativeHarness(
-    Settings(kind="native", max_turns=3, max_tokens=7), LinearScenario(kind="linear")
+    Settings(kind="native", max_turns=3, max_tokens=7, memory_mb=512, cpu_s=20),
+    LinearScenario(kind="linear"),
 )
 
 

@@ -57,6 +57,18 @@ def test_the_picture_of_a_run_that_has_not_begun_is_whole() -> None:
     assert len(lines) < 24
 
 
+def test_an_evaluation_shows_its_rate_over_what_was_graded() -> None:
+    progress = Progress("run", 0)
+    progress.begin_phase("rollouts", 40)
+    progress.columns.update(solved=6, unsolved=2, error=4)
+    lines = picture(progress, 80, 24)
+    text = "\n".join(lines)
+    assert len(lines) < 24
+    for part in ("6 solved", "2 unsolved", "4 error", "75.0% of 8 graded"):
+        assert part in text
+    assert " steps" not in text
+
+
 def test_a_rising_curve_rises() -> None:
     rows = plot(RISING, [], steps=10, width=46, height=12).plain.splitlines()
     assert len(rows) == 12

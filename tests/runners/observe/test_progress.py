@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from runners.observe.progress import Progress
 
 
 def test_a_snapshot_no_longer_changes() -> None:
     progress = Progress("run", 10)
     progress.begin_phase("rollouts", 4)
-    progress.in_flight["boot"] += 1
     progress.rollout_done("policy.finished", 50)
     progress.step_done(1, 0.5, 0.25, 2.0)
     progress.evaluated(1, 0.75)
     progress.note("one")
-    before = progress.snapshot()
-    progress.in_flight["boot"] -= 1
+    with progress.watch.attempt("a") as note:
+        note("boot")
+        before = progress.snapshot()
+    assert not progress.snapshot().in_flight
     progress.rollout_done("budget.turns", 50)
     progress.step_done(2, 0.5, 0.25, 2.0)
     progress.evaluated(2, 0.75)
@@ -64,3 +67,12 @@ def test_an_evaluation_without_a_grade_is_no_point_of_the_curve() -> None:
     progress.evaluated(0, None)
     assert progress.evaluations == []
     assert "no held-out rollout was graded" in progress.notes[0]
+
+
+def test_a_run_without_steps_judges_the_time_left_by_its_rollouts() -> None:
+    progress = Progress("run", steps=0)
+    assert progress.eta_s() is None
+    progress.begin_phase("rollouts", 4)
+    progress.phase_at -= 30.0
+    progress.rollout_done("policy.finished", 1)
+    assert progress.eta_s() == pytest.approx(90.0, abs=1.0)

@@ -69,6 +69,23 @@ async def test_the_gateway_is_reached_through_a_socket_passed_out(
         await sandbox.close()
 
 
+async def test_proxies_of_the_host_are_not_the_sandboxes(
+    backend: LocalBackend,
+    gateway: ScriptedGateway,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    sandbox = await backend.create(with_gateway(gateway, source))
+    try:
+        command = ["python", "-c", ASK, sandbox.gateway_url or ""]
+        result = await sandbox.run(command, deadline_s=20)
+        assert b"message_stop" in result.stdout, result.stderr
+    finally:
+        await sandbox.close()
+
+
 async def test_a_session_the_gateway_does_not_know_is_a_lost_sandbox(
     backend: LocalBackend, gateway: ScriptedGateway, source: Path
 ) -> None:

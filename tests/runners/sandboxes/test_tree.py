@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from runners.owner import PREFIX, fresh_name
 from runners.sandboxes import memory
 from runners.sandboxes.tree import copy_tree, remove_tree
 
@@ -77,15 +77,18 @@ def test_only_a_small_source_is_copied_into_memory(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_killed_run_is_given_back() -> None:
-    if (first := memory.claim()) is None:
+    if (ours := memory.claim(fresh_name())) is None:
         pytest.skip("no shared memory to execute from")
-    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, check=True)
-    orphan = first.with_name(f"{memory.PREFIX}{int(ended.stdout)}-0")
-    orphan.mkdir()
-    (orphan / "file").write_text("x")
-    second = memory.claim()
-    assert second is not None
-    assert not orphan.exists()
-    assert first.exists(), "its owner lives"
-    remove_tree(first)
-    remove_tree(second)
+    namespace, _, started, number = fresh_name().removeprefix(PREFIX).split("-")
+    recycled = f"{PREFIX}{namespace}-{os.getpid()}-{int(started) - 1}-{number}"
+    elsewhere = f"{PREFIX}{int(namespace) + 1}-{os.getpid()}-{int(started) - 1}-{number}"
+    for name in (recycled, elsewhere):
+        memory.claim(name)
+    memory.remove_orphans()
+    try:
+        assert ours.exists(), "its owner lives"
+        assert not ours.with_name(recycled).exists(), "its owner's pid is another process's now"
+        assert ours.with_name(elsewhere).exists(), "its owner's pid means nothing here"
+    finally:
+        for name in (ours.name, recycled, elsewhere):
+            remove_tree(ours.with_name(name))

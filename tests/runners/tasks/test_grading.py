@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from conf.schema import LocalSandbox as Settings
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
 from runners.sandboxes.local import LocalBackend
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.contract import Task, Verdict, VerdictKind
-from runners.tasks.grading import TestGrader, read_verdict
+from runners.tasks.graders.decorators import OncePerPatch
+from runners.tasks.graders.unittest_ids import read_verdict
+from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import capture, refused_patch
 from tests.runners.tasks.repositories import FIX, make_task, patch_of
 
@@ -22,16 +24,6 @@ from tests.runners.tasks.repositories import FIX, make_task, patch_of
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return make_task(tmp_path_factory.mktemp("task"))
-
-
-@pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
-    settings = Settings(
-        kind="local", isolation="auto", memory_mb=512, processes=32, file_mb=8, cpu_s=20
-    )
-    backend = LocalBackend(settings, tmp_path_factory.mktemp("backend") / "root")
-    yield backend
-    asyncio.run(backend.close())
 
 
 class Counting:
@@ -51,6 +43,9 @@ class Counting:
     def guarantees(self) -> dict[str, str]:
         return self._backend.guarantees()
 
+    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
+        await self._backend.reap(left)
+
     async def close(self) -> None:
         await self._backend.close()
 
@@ -64,7 +59,7 @@ async def grade(
     for name, text in files.items():
         (workspace / f"{name.replace('__', '/')}.py").write_text(text)
     patch = await capture(task, workspace)
-    return await TestGrader(backend).grade(task, patch, name="grade", deadline_s=deadline_s)
+    return await SandboxGrader(backend).grade(task, patch, name="grade", deadline_s=deadline_s)
 
 
 async def test_a_fix_solves(backend: LocalBackend, task: Task, tmp_path: Path) -> None:
@@ -197,7 +192,7 @@ async def test_a_patch_that_does_not_apply_is_unsolved(backend: LocalBackend, ta
         b"diff --git a/.git/x b/.git/x\nnew file mode 100644\n"
         b"--- /dev/null\n+++ b/.git/x\n@@ -0,0 +1 @@\n+y\n",
     ):
-        verdict = await TestGrader(backend).grade(task, patch_of(diff), name="g", deadline_s=30)
+        verdict = await SandboxGrader(backend).grade(task, patch_of(diff), name="g", deadline_s=30)
         assert (verdict.kind, verdict.reason) == (VerdictKind.UNSOLVED, "patch does not apply")
         assert verdict.log
 
@@ -206,13 +201,13 @@ async def test_a_refused_patch_is_unsolved_for_its_reason(
     backend: LocalBackend, task: Task
 ) -> None:
     patch = refused_patch("too large")
-    verdict = await TestGrader(backend).grade(task, patch, name="g", deadline_s=30)
+    verdict = await SandboxGrader(backend).grade(task, patch, name="g", deadline_s=30)
     assert (verdict.kind, verdict.reason) == (VerdictKind.UNSOLVED, "too large")
 
 
 async def test_the_same_patch_is_graded_once(backend: LocalBackend, task: Task) -> None:
     counting = Counting(backend)
-    grader = TestGrader(counting)
+    grader = OncePerPatch(SandboxGrader(counting))
     verdicts = await asyncio.gather(
         *(grader.grade(task, patch_of(b""), name=f"g{n}", deadline_s=30) for n in range(5))
     )
@@ -227,7 +222,7 @@ async def test_an_infrastructure_failure_is_infra_and_not_remembered(
     backend: LocalBackend, task: Task
 ) -> None:
     counting = Counting(backend, failures=1)
-    grader = TestGrader(counting)
+    grader = OncePerPatch(SandboxGrader(counting))
     first, second = await asyncio.gather(
         *(grader.grade(task, patch_of(b""), name=f"g{n}", deadline_s=30) for n in range(2))
     )
@@ -239,7 +234,7 @@ async def test_an_infrastructure_failure_is_infra_and_not_remembered(
 async def test_who_waits_for_a_cancelled_grading_grades_himself(
     backend: LocalBackend, task: Task
 ) -> None:
-    grader = TestGrader(backend)
+    grader = OncePerPatch(SandboxGrader(backend))
     first = asyncio.ensure_future(grader.grade(task, patch_of(b""), name="g1", deadline_s=30))
     second = asyncio.ensure_future(grader.grade(task, patch_of(b""), name="g2", deadline_s=30))
     await asyncio.sleep(0.02)

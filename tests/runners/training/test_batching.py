@@ -58,7 +58,7 @@ def test_every_trained_token_appears_once_with_its_context_position(
         assert rows == 1 or batch.shared + rows * (width - batch.shared) <= budget
         context = batch.input_ids[batch.rows, batch.positions]
         assert torch.equal(context + 1, batch.targets)  # the position before the token predicts it
-        assert torch.equal(-batch.targets.float(), batch.behaviour_logprobs)
+        assert torch.equal(-batch.targets.float(), batch.rollout_logprobs)
         assert torch.equal(batch.targets // 100, batch.advantages.long())
         seen += batch.targets.tolist()
     assert sorted(seen) == sorted(

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from conf.schema import LocalTrainer as TrainerConfig
+from conf.schema import RoutingReplay
 from runners.training import checkpoint
 from runners.training.checkpoint import CheckpointError
-from runners.training.local import LocalTrainer, TrainingError
+from runners.training.local import NATIVE, LocalTrainer, TrainingError
 from runners.training.sample import Sample
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -24,16 +25,24 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("policy"), vocab_size=VOCAB)
 
 
-def make_trainer(weights: Path, *, seed: int = 0, **changes: object) -> LocalTrainer:
+def make_trainer(
+    weights: Path, *, seed: int = 0, routing: RoutingReplay = NATIVE, **changes: object
+) -> LocalTrainer:
     """A trainer with the laptop's settings."""
     settings: dict[str, object] = {
         "kind": "local", "device": "cpu", "learning_rate": 1e-3, "betas": (0.9, 0.95),
         "weight_decay": 0.0, "clip_low": 0.2,
         "clip_high": 0.28, "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
         "tokens_per_microbatch": 512, "normalize_std": True, "min_group": 2, "threads": 1,
+        "train_unfinished": True,
+        "correction": {"truncate": "none", "cap": 2.0, "reject_outside": None},
     } | changes  # fmt: skip
     return LocalTrainer(
-        TrainerConfig.model_validate(settings), weights=weights, temperature=0.7, seed=seed
+        TrainerConfig.model_validate(settings),
+        weights=weights,
+        temperature=0.7,
+        seed=seed,
+        routing=routing,
     )
 
 

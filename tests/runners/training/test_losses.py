@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from runners.training.losses import clipped_policy_loss
+from conf.schema import Correction
+from runners.training.losses import clipped_policy_loss, importance_weights
 
 
 def _loss(ratio: float, advantage: float) -> tuple[float, float]:
@@ -44,11 +43,48 @@ def test_the_clip_is_asymmetric_and_only_stops_moves_that_go_further(
     assert (_loss(ratio, advantage)[1] != 0.0) is flows
 
 
-@given(st.floats(-3, 3), st.floats(-3, 3))
-def test_k3_is_never_negative_and_zero_on_policy(now: float, then: float) -> None:
-    part = clipped_policy_loss(
-        torch.tensor([now]), torch.tensor([then]), torch.zeros(1), torch.ones(1), low=0.2, high=0.28
+def corrected(
+    log_ratios: list[list[float]], **changes: object
+) -> tuple[list[float], tuple[int, int]]:
+    """Weights of the tokens of some sequences, and how many were truncated and rejected."""
+    correction = Correction.model_validate(
+        {"truncate": "none", "cap": 2.0, "reject_outside": None, **changes}
     )
-    assert part.k3_sum >= -1e-6
-    if now == then:
-        assert part.k3_sum == 0.0
+    flat = torch.tensor([value for row in log_ratios for value in row])
+    rows = torch.tensor([index for index, row in enumerate(log_ratios) for _ in row])
+    part = importance_weights(flat, torch.zeros_like(flat), rows, correction)
+    return part.weights.tolist(), (part.truncated, part.rejected)
+
+
+LOG2 = math.log(2)
+
+
+def test_without_a_correction_every_token_weighs_one() -> None:
+    assert corrected([[1.0, -1.0]]) == ([1.0, 1.0], (0, 0))
+
+
+def test_token_weights_are_the_ratios_up_to_the_cap() -> None:
+    weights, counts = corrected([[0.0, LOG2 / 2, 3.0], [-LOG2]], truncate="token")
+    assert weights == pytest.approx([1.0, 2**0.5, 2.0, 0.5])
+    assert counts == (1, 0)
+
+
+def test_sequence_weights_are_the_product_of_their_tokens_ratios() -> None:
+    weights, counts = corrected([[LOG2, -2 * LOG2], [LOG2, LOG2]], truncate="sequence")
+    assert weights == pytest.approx([0.5, 0.5, 2.0, 2.0])
+    assert counts == (2, 0)
+
+
+def test_a_sequence_whose_geometric_mean_lies_outside_the_band_is_rejected() -> None:
+    ratios = [[0.2, -0.2], [0.3, 0.3], [-0.3, -0.3]]
+    band = (math.exp(-0.25), math.exp(0.25))
+    weights, counts = corrected(ratios, reject_outside=band)
+    assert weights == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert counts == (0, 4)
+
+
+def test_the_weights_carry_no_gradient() -> None:
+    old = torch.tensor([0.1], requires_grad=True)
+    correction = Correction(truncate="token", cap=2.0, reject_outside=None)
+    part = importance_weights(old, torch.zeros(1), torch.zeros(1, dtype=torch.int64), correction)
+    assert not part.weights.requires_grad

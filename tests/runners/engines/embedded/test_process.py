@@ -78,7 +78,8 @@ async def test_a_port_in_use_is_exit_code_4_and_one_line(model_dir: Path) -> Non
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, stderr = await ended(await start({"model_path": str(model_dir), "port": port}))
+        settings = {"model_path": str(model_dir), "port": port, "port_patience_s": 0.05}
+        code, stderr = await ended(await start(settings))
     assert code == ExitCode.SERVICE_GONE
     assert stderr.splitlines() == [
         f"engine: 127.0.0.1:{port} is already in use; choose another port or 0 for any free one"

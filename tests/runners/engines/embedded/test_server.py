@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from runners.engines.embedded.core import EngineCore
+from runners.engines.embedded.server import Turnstile
 
 Json = dict[str, Any]
 IDS = list(range(10, 40))
@@ -302,17 +303,68 @@ async def test_update_weights_from_disk_switches_model_and_version(
     http: Http, core: EngineCore, other_model_dir: Path
 ) -> None:
     before = await http.generate()
-    running = endless(http, "running")
-    await started(core)
     body = {"model_path": str(other_model_dir), "weight_version": "7"}
     status, answer = await http.post("/update_weights_from_disk", body)
-    assert (status, answer["success"], answer["num_paused_requests"]) == (200, True, 1)
+    assert (status, answer["success"], answer["num_paused_requests"]) == (200, True, 0)
     assert "Weight version updated to 7" in answer["message"]
     after = await http.generate()
     assert after["output_ids"] != before["output_ids"]
     assert (after["meta_info"]["weight_version"], after["meta_info"]["cached_tokens"]) == ("7", 0)
     assert await http.get("/get_weight_version") == (200, {"weight_version": "7"})
     assert (await http.get("/get_model_info"))[1]["model_path"] == str(other_model_dir)
+
+
+async def test_an_update_waits_for_the_requests_before_it(
+    http: Http, core: EngineCore, other_model_dir: Path
+) -> None:
+    body = {"model_path": str(other_model_dir), "weight_version": "7"}
+    running = endless(http, "running")
+    await started(core)
+    updating = asyncio.create_task(http.post("/update_weights_from_disk", body))
+    steps = core.steps
+    while core.steps < steps + 300:  # long enough to load weights several times
+        await asyncio.sleep(0.001)
+    assert not updating.done()
+    await http.post("/abort_request", {"rid": "running"})
+    assert (await running)["meta_info"]["weight_version"] == "0"
+    assert (await updating)[0] == 200
+    assert (await http.generate())["meta_info"]["weight_version"] == "7"
+
+
+async def test_who_comes_after_an_update_that_waits_goes_after_it() -> None:
+    turnstile, said = Turnstile(), list[str]()
+    leave = asyncio.Event()
+
+    async def generation(name: str) -> None:
+        async with turnstile.generation():
+            said.append(name)
+            await leave.wait()
+
+    async def update() -> None:
+        async with turnstile.update():
+            said.append("update")
+
+    tasks = []
+    for call in (generation("a"), generation("b"), update(), generation("c")):
+        tasks.append(asyncio.create_task(call))
+        await asyncio.sleep(0)
+    assert said == ["a", "b"]
+    tasks.pop(1).cancel()
+    leave.set()
+    await asyncio.gather(*tasks)
+    assert said == ["a", "b", "update", "c"]
+
+
+async def test_an_update_while_paused_is_made_at_once(
+    http: Http, core: EngineCore, other_model_dir: Path
+) -> None:
+    running = endless(http, "running")
+    await started(core)
+    await http.post("/pause_generation", {"mode": "in_place"})
+    body = {"model_path": str(other_model_dir), "weight_version": "7"}
+    status, answer = await http.post("/update_weights_from_disk", body)
+    assert (status, answer["num_paused_requests"]) == (200, 1)
+    await http.post("/continue_generation", {})
     await http.post("/abort_request", {"abort_all": True})
     assert (await running)["meta_info"]["weight_version"] == "7"
 

@@ -174,7 +174,7 @@ async def test_an_engine_abort_is_an_error_and_no_turn(
         assert events[-1]["type"] == "response.failed"
         assert events[-1]["response"]["error"]["code"] == "server_error"
     stats = await agent.stats()
-    assert (stats["turns"], stats["aborted"]) == (0, 1)
+    assert (stats["turns"], stats["failed"]) == (0, 1)
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)

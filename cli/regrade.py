@@ -1,0 +1,52 @@
+"""``agentrl regrade``: grade the stored patches of a run again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cli.arguments import Json, Overrides, RunDir, examples
+
+EXAMPLES = examples(
+    "agentrl regrade runs/20260101-120000-linear",
+    "agentrl regrade runs/20260101-120000-linear --only grader.timeout "
+    "rollout.deadlines.grade_s=90",
+    "agentrl regrade runs/20260101-120000-eval-bugfix --all",
+)
+
+
+def regrade(
+    context: typer.Context,
+    run: RunDir,
+    overrides: Overrides = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Also what has a verdict; the old one is kept in an event."),
+    ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CODE", help="Only rollouts with this outcome code.", show_default=False
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Grade patches whose grading failed or was cut off, without policy, gateway or engine.
+
+    KEY=VALUE may change sandbox, rollout.deadlines and rollout.concurrency. Exit code 1: some patch
+    still has no verdict.
+    """
+    context.obj.json = as_json
+    from cli.invocation import print_json, stderr
+    from runners.evaluation.table import regrade_table
+    from runners.regrade import regrade as grade_again
+
+    context.obj.run_dir = run
+    result = grade_again(run, overrides or [], only=only, everything=everything)
+    stderr().print(regrade_table(result.to_dict()))
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        typer.echo(run)
+    raise typer.Exit(int(result.exit_code))

@@ -1,0 +1,31 @@
+"""The files of an evaluation in its run directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from runners.trajectory.store_error import store_error
+
+REPORT = "report.json"
+CALIBRATION = "calibration.json"
+
+
+def prediction_name(sample: int) -> str:
+    """Return the file of each task's rollout ``sample`` (0, 1, …): SWE-bench's tools take one
+    prediction per task, so every sample has a file of its own.
+    """
+    return "predictions.jsonl" if not sample else f"predictions-{sample + 1}.jsonl"
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file whole or not at all; raises StoreError."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            unfinished.write_text(text, "utf-8")
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise store_error(error, path) from error

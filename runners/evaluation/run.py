@@ -1,0 +1,177 @@
+"""Evaluate a policy in this process: its driver, its rollouts, its report.
+
+What is graded is not repeated: a resumed evaluation runs what failed, what was not run, and what
+was added to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.errors import AgentrlError, ExitCode
+from conf.schema import Config, EmbeddedEngine
+from runners.driver import Driver, Interrupted, open_run, spent
+from runners.evaluation.benchmarks import Benchmark
+from runners.evaluation.calibration import unfit
+from runners.evaluation.files import REPORT, prediction_name, replace_file
+from runners.evaluation.plan import Selection, rollouts, select
+from runners.evaluation.report import Report
+from runners.evaluation.results import Results, column, finished
+from runners.limits import Admission
+from runners.observe.dashboard import duration
+from runners.observe.progress import Progress
+from runners.pool import Pool
+from runners.stack import rollout_stack
+from runners.trajectory.record import RolloutRecord
+from runners.trajectory.store import RunStore
+
+_NOTE_S = 15.0
+"""Without a terminal, a line at least so often, and one per tenth."""
+
+
+class TasksWithoutVerdict(AgentrlError):
+    """Of some tasks no rollout is valid: the benchmark was not measured whole."""
+
+    exit_code = ExitCode.FAILURE_BUDGET
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """How an evaluation ended."""
+
+    report: Report | None
+    """None if it ended before its tasks were known."""
+    exit_code: ExitCode
+    message: str
+    """Why it ended early, or is not whole."""
+
+
+def run_evaluation(
+    benchmark: Benchmark, config: Config, run_dir: Path, *, resume: bool = False
+) -> EvaluationResult:
+    """Evaluate, or continue to, in ``run_dir``; returns how it ended.
+
+    Raises AgentrlError only for what makes a start impossible.
+    """
+    with open_run(config, run_dir, resume=resume) as store:
+        progress = Progress(store.run_dir.name, steps=0)
+        driver = Driver(config, store, progress, benchmark=benchmark.name)
+        evaluation = Evaluation(benchmark, config, store, driver, progress)
+        end = driver.run(evaluation.work, evaluation.write)
+        return EvaluationResult(evaluation.report, end.exit_code, end.message)
+
+
+class Evaluation:
+    """One execution of an evaluation; used once."""
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        config: Config,
+        store: RunStore,
+        driver: Driver,
+        progress: Progress,
+    ) -> None:
+        self.report: Report | None = None
+        """There when ``write`` has run."""
+        self._benchmark = benchmark
+        self._config = config
+        self._store = store
+        self._driver = driver
+        self._progress = progress
+        self._selection: Selection | None = None
+        self._noted = 0, time.monotonic()
+        """Tenths done, and when, at the last line."""
+
+    async def work(self) -> None:
+        """Run what is not graded yet; raises Interrupted, and TasksWithoutVerdict at the end."""
+        self._selection = await asyncio.to_thread(select, self._benchmark, self._config)
+        self._selection = self._selection.without(unfit(self._store))
+        done = finished(self._store)
+        wanted = rollouts(self._selection.instances, self._config)
+        specs = [spec for spec in wanted if spec.rollout_id not in done]
+        self._progress.columns.update(
+            column(done[spec.rollout_id]) for spec in wanted if spec.rollout_id in done
+        )
+        if specs:
+            config = self._config
+            weights, tokenizer = await self._policy()
+            async with rollout_stack(
+                config,
+                self._store,
+                weights=weights,
+                tokenizer=tokenizer,
+                version=0,
+                watch=self._progress.watch,
+                on_service_exit=self._driver.service_gone,
+            ) as stack:
+                pool = Pool(
+                    stack.tools,
+                    admission=Admission(
+                        config.rollout.concurrency, adaptive=config.rollout.limits.adaptive
+                    ),
+                    attempts=config.rollout.attempts,
+                    breaker=config.rollout.breaker,
+                    draining=self._driver.draining,
+                    on_done=self._rollout_done,
+                )
+                self._progress.begin_phase("rollouts", len(specs))
+                records = await pool.run(specs)
+            if len(records) < len(specs):
+                raise Interrupted
+        results = Results(self._store, self._benchmark, self._config, self._selection)
+        if missing := results.report(self._driver.wall_s).tasks_without_verdict:
+            named = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
+            raise TasksWithoutVerdict(
+                f"{len(missing)} tasks have no valid rollout ({named}): the rates say nothing "
+                "about them; mend the cause and continue with --resume"
+            )
+
+    def write(self) -> None:
+        """Write report and predictions of what is there; raises StoreError."""
+        if self._selection is not None:
+            results = Results(self._store, self._benchmark, self._config, self._selection)
+            self.report = write_results(results, self._config, self._store, self._driver.wall_s)
+
+    async def _policy(self) -> tuple[Path | None, Path]:
+        """Return weights and tokenizer; a running engine may have the weights already."""
+        model = self._config.model
+        if isinstance(self._config.engine, EmbeddedEngine) or model.tokenizer is None:
+            policy = await self._driver.policy()
+            return policy.weights, policy.tokenizer
+        return model.path, model.tokenizer
+
+    def _rollout_done(self, record: RolloutRecord) -> None:
+        progress = self._progress
+        progress.rollout_done(record.outcome.code, record.sampled_tokens)
+        progress.columns[column(record)] += 1
+        now, tenths = time.monotonic(), progress.batch_done * 10 // progress.batch_size
+        if tenths > self._noted[0] or now - self._noted[1] > _NOTE_S:
+            self._noted = tenths, now
+            counts = "  ".join(
+                f"{n} {progress.columns[n]}" for n in ("solved", "unsolved", "error")
+            )
+            progress.note(
+                f"{progress.batch_done}/{progress.batch_size} rollouts  {counts}  "
+                f"left {duration(progress.eta_s())}"
+            )
+
+
+def write_results(results: Results, config: Config, store: RunStore, wall_s: float) -> Report:
+    """Write ``report.json`` and the predictions; raises StoreError."""
+    report = results.report(wall_s)
+    for sample in range(config.eval.attempts_per_task):
+        replace_file(store.run_dir / prediction_name(sample), results.predictions(sample))
+    replace_file(store.run_dir / REPORT, report.model_dump_json(indent=2) + "\n")
+    return report
+
+
+def rewrite_results(store: RunStore, benchmark: Benchmark, config: Config) -> Report:
+    """Write them anew from a store whose verdicts have changed; raises StoreError."""
+    selection = select(benchmark, config).without(unfit(store))
+    return write_results(
+        Results(store, benchmark, config, selection), config, store, spent(store.state())
+    )

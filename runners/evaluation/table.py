@@ -1,0 +1,98 @@
+"""Evaluations, calibrations and regradings as tables for a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from runners.evaluation.report import PassAt, Report, Spread
+from runners.observe.dashboard import duration
+
+_PARTS = 12
+"""Rows of the breakdown; report.json has all."""
+_NAMED = 10
+
+
+def report_table(report: Report, run_dir: Path) -> Table:
+    """Return an evaluation, summed up."""
+    table = _facts(f"{report.benchmark}: {report.model_name_or_path}")
+    for row in report.pass_at:
+        table.add_row(f"pass@{row.k}", Text(_pass(row), style="bold"))
+    rollouts = report.rollouts
+    tasks = f"{report.total_instances:,} × {report.attempts_per_task}"
+    table.add_row("tasks × attempts", tasks)
+    table.add_row("valid rollouts", f"{rollouts.valid:,} of {rollouts.wanted:,}")
+    table.add_row("  solved", f"{rollouts.solved:,}")
+    table.add_row("  unsolved", f"{rollouts.unsolved:,}")
+    for code, count in rollouts.errors.items():
+        table.add_row(f"error: {code}", Text(f"{count:,}", style="yellow"))
+    if rollouts.not_run:
+        table.add_row("not run", f"{rollouts.not_run:,}")
+    if report.tasks_without_verdict:
+        table.add_row("tasks without a verdict", f"{len(report.tasks_without_verdict):,}")
+    if report.set_aside:
+        table.add_row("set aside", f"{len(report.set_aside):,}")
+    parts = list(report.breakdown.parts.items())
+    for name, part in parts[:_PARTS]:
+        rate = "–" if part.pass_at_1 is None else f"{part.pass_at_1:.1%}"
+        table.add_row(f"{report.breakdown.by}: {name}", f"{rate} of {part.tasks:,}")
+    if len(parts) > _PARTS:
+        table.add_row("", f"{len(parts) - _PARTS} more in report.json")
+    for name, spread in (
+        ("turns", report.usage.turns),
+        ("tokens sampled", report.usage.sampled_tokens),
+    ):
+        if spread is not None:
+            table.add_row(f"{name}, mean / p50 / p95 / max", _spread(spread))
+    if report.faults.injected:
+        table.add_row("faults injected", f"{sum(report.faults.injected.values()):,}")
+        table.add_row("attempts that failed", f"{sum(report.faults.failed_attempts.values()):,}")
+    table.add_row("wall time", duration(report.wall_s))
+    table.add_row("directory", Text(str(run_dir)))
+    return table
+
+
+def calibration_table(document: dict[str, Any]) -> Table:
+    """Return a calibration: how many tasks are fit, and which are not."""
+    table = _facts(f"calibration of {document['benchmark']}")
+    table.add_row("tasks", f"{document['tasks']:,}")
+    table.add_row("fit", f"{document['fit']:,}")
+    for name, reason in document["set_aside"].items():
+        table.add_row(f"set aside: {name}", Text(reason, style="red"))
+    for name, reason in document["not_graded"].items():
+        table.add_row(f"not graded: {name}", Text(reason, style="yellow"))
+    table.add_row("directory", Text(document["run_dir"]))
+    return table
+
+
+def regrade_table(document: dict[str, Any]) -> Table:
+    """Return a regrading: the new verdicts, and which ones changed."""
+    table = _facts(f"regraded {Path(document['run_dir']).name}")
+    table.add_row("graded", f"{document['graded']:,} of {document['chosen']:,}")
+    table.add_row("  solved", f"{document['solved']:,}")
+    table.add_row("flips", f"{len(document['flips']):,}")
+    for flip in document["flips"][:_NAMED]:
+        change = f"{flip['before']} → {flip['after']}"
+        table.add_row(f"  {flip['rollout_id']}", Text(change, style="bold yellow"))
+    for name, reason in list(document["not_graded"].items())[:_NAMED]:
+        table.add_row(f"not graded: {name}", Text(reason, style="yellow"))
+    return table
+
+
+def _facts(title: str) -> Table:
+    table = Table(title=Text(title), title_justify="left", show_header=False)
+    table.add_column(style="bright_black")
+    table.add_column(justify="right", overflow="fold")
+    return table
+
+
+def _pass(row: PassAt) -> str:
+    low, high = row.bootstrap.low, row.bootstrap.high
+    return f"{row.value:.1%}  [{low:.1%}, {high:.1%}]"
+
+
+def _spread(spread: Spread) -> str:
+    return f"{spread.mean:,.1f} / {spread.p50:,.0f} / {spread.p95:,.0f} / {spread.max:,.0f}"

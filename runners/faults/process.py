@@ -1,0 +1,43 @@
+"""The gateway of a run with a fault plan: its engine fails, and its clients go away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from conf.schema import Faults
+from runners.engines.contract import Engine
+from runners.faults.engine import FaultyEngine
+from runners.faults.plan import Fault, FaultPlan
+from runners.faults.server import DroppingServer
+from runners.gateway.service import Parts
+from runners.gateway.turn_log import Journal
+
+
+def gateway_module(section: Faults, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the module that serves a run's gateway, and the settings it is given."""
+    if not FaultPlan.of(section):
+        return "runners.gateway", settings
+    return "runners.faults", {**settings, "faults": section.model_dump(mode="json")}
+
+
+def gateway_parts(section: Faults) -> Parts:
+    """Return what a gateway is put together from."""
+    plan = FaultPlan.of(section)
+    if not plan:
+        return Parts()
+
+    def engine(real: Engine, journal: Journal) -> Engine:
+        async def keep(fault: Fault) -> None:
+            await journal.event("fault", fault.event())
+
+        return FaultyEngine(real, plan, keep)
+
+    return Parts(engine=engine, server=DroppingServer)
+
+
+def take_parts(settings: dict[str, Any]) -> Parts:
+    """Take ``faults`` out of a gateway's settings and return what they make of it."""
+    section: Faults = TypeAdapter(Faults).validate_python(settings.pop("faults"))
+    return gateway_parts(section)

@@ -1,0 +1,38 @@
+"""Which backend a configuration means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from conf import schema
+from runners.sandboxes.contract import SandboxBackend, SandboxError
+from runners.sandboxes.local import LocalBackend
+
+
+def _docker(config: schema.DockerSandbox, root: Path) -> SandboxBackend:
+    from runners.sandboxes.docker import DockerBackend
+
+    return DockerBackend(config, root)
+
+
+def _e2b(config: schema.E2bSandbox, root: Path) -> SandboxBackend:
+    try:
+        from runners.sandboxes.e2b.backend import E2bBackend
+    except ModuleNotFoundError as error:
+        mend = "pip install 'agentrl[e2b]'"
+        raise SandboxError(f"sandbox=e2b needs {error.name}, which is missing: {mend}") from error
+    return E2bBackend(config, root)
+
+
+BACKENDS: dict[str, Callable[[Any, Path], SandboxBackend]] = {
+    "local": LocalBackend,
+    "e2b": _e2b,
+    "docker": _docker,
+}
+
+
+def make_backend(config: schema.Sandbox, root: Path) -> SandboxBackend:
+    """Return a backend that keeps its files below ``root``; blocks, and raises SandboxError."""
+    return BACKENDS[config.kind](config, root)

@@ -1,0 +1,280 @@
+"""What rollouts stand on: policy, engine, gateway, sandboxes, agent program and grader, started
+together and ended together. A campaign adds what training needs; an evaluation takes it as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conf import schema
+from conf.cache import cache_root
+from conf.errors import ConfigError
+from runners.engines.client import HttpEngine
+from runners.faults.around import driver_faults
+from runners.faults.process import gateway_module
+from runners.gateway.client import GatewayAdmin
+from runners.harnesses.registry import make_harness
+from runners.ledger import Ledger, reap
+from runners.limits import TokenBucket
+from runners.observe.attempts import AttemptWatch
+from runners.rollout import RolloutTools
+from runners.sandboxes.backends import make_backend
+from runners.sandboxes.contract import SandboxBackend
+from runners.sandboxes.registered import RegisteredBackend
+from runners.service import Service, ServiceError
+from runners.taskgroup import task_group
+from runners.tasks.contract import Grader
+from runners.tasks.grading import make_grader
+from runners.tasks.workspaces import Workspaces
+from runners.training.routing.shape import routing_shape
+from runners.trajectory.routing import RoutingShape
+from runners.trajectory.store import RunStore
+
+START_DEADLINE_S = 120.0
+"""A service that loads a model on a busy machine may take this long to be ready."""
+
+OnServiceExit = Callable[[ServiceError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Where the policy starts from."""
+
+    weights: Path
+    tokenizer: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStack:
+    """Everything that rollouts use, running."""
+
+    engine: HttpEngine
+    tools: RolloutTools
+
+
+def prepare_policy(
+    model: schema.Model, scenario: schema.Scenario, *, progress: Callable[[str, int, int], None]
+) -> Policy:
+    """Return the starting weights and tokenizer; makes the tiny policy if it is not cached
+    (minutes).
+    """
+    if model.path is not None and model.tokenizer is not None:
+        return Policy(model.path, model.tokenizer)
+    if isinstance(model, schema.TinyModel):
+        from runners.training.bootstrap import ensure_tiny
+
+        made = ensure_tiny(model, scenario.kind, progress=progress)
+        return Policy(model.path or made, model.tokenizer or made)
+    raise ConfigError(
+        [f"model.path is missing: training model={model.kind} needs the starting weights"]
+    )
+
+
+@asynccontextmanager
+async def rollout_stack(
+    config: schema.Config,
+    store: RunStore,
+    *,
+    weights: Path | None,
+    tokenizer: Path,
+    version: int,
+    watch: AttemptWatch,
+    on_service_exit: OnServiceExit,
+) -> AsyncIterator[RolloutStack]:
+    """Start everything and yield it; whatever happens, all of it is ended again.
+
+    ``weights`` of ``version`` are served; None: those that a running engine has already.
+    """
+    run_dir = store.run_dir
+    ledger = Ledger(store)
+    await reap(ledger)  # before anything starts: an old service may hold a port or the turn file
+    async with AsyncExitStack() as exits:
+        async with task_group() as starting:
+            engine_url = starting.create_task(
+                start_engine(
+                    config, exits, weights, tokenizer, version, run_dir, on_service_exit, ledger
+                )
+            )
+            sandboxes = starting.create_task(_backend(config, exits, run_dir))
+        faults = exits.enter_context(driver_faults(config.faults, store))
+        backend = faults.backend(RegisteredBackend(sandboxes.result(), ledger))
+        await reap(ledger, backend)
+        gateway = await _gateway(
+            config,
+            exits,
+            engine_url.result(),
+            tokenizer,
+            run_dir,
+            on_service_exit,
+            ledger,
+            captured_shape(config, weights),
+        )
+        admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
+        exits.push_async_callback(admin.close)
+        engine = HttpEngine(engine_url.result(), deadline_s=config.rollout.deadlines.turn_s)
+        exits.push_async_callback(engine.close)
+        if isinstance(config.engine, schema.SglangEngine) and weights is not None:
+            await engine.update_weights(weights, version)
+        workspaces = Workspaces(backend, cache_root() / "workspaces")
+        yield RolloutStack(
+            engine=faults.engine(engine),
+            tools=faults.tools(
+                RolloutTools(
+                    backend=backend,
+                    harness=make_harness(config.harness, config.scenario),
+                    grader=make_grader(backend, config.task, workspaces.ready),
+                    gateway=admin,
+                    gateway_url=config.gateway.public_url or gateway.info["url"],
+                    gateway_control=Path(gateway.info["control"]),
+                    store=store,
+                    deadlines=config.rollout.deadlines,
+                    reward=config.reward,
+                    scenario=config.scenario.kind,
+                    sandbox_starts=TokenBucket(config.rollout.limits.sandbox_starts_per_s),
+                    ledger=ledger,
+                    watch=watch,
+                    ready=workspaces.ready,
+                )
+            ),
+        )
+
+
+async def _backend(config: schema.Config, exits: AsyncExitStack, run_dir: Path) -> SandboxBackend:
+    backend = await asyncio.to_thread(make_backend, config.sandbox, run_dir / "sandboxes")
+    exits.push_async_callback(backend.close)
+    return backend
+
+
+@asynccontextmanager
+async def running_grader(config: schema.Config, store: RunStore) -> AsyncIterator[Grader]:
+    """Yield a grader with sandboxes of its own and nothing else: no policy, no gateway."""
+    ledger = Ledger(store)
+    await reap(ledger)
+    async with AsyncExitStack() as exits:
+        sandboxes = await _backend(config, exits, store.run_dir)
+        backend = RegisteredBackend(sandboxes, ledger)
+        await reap(ledger, backend)
+        workspaces = Workspaces(backend, cache_root() / "workspaces")
+        yield make_grader(backend, config.task, workspaces.ready)
+
+
+async def start_engine(
+    config: schema.Config,
+    exits: AsyncExitStack,
+    weights: Path | None,
+    tokenizer: Path,
+    version: int,
+    run_dir: Path,
+    on_service_exit: OnServiceExit,
+    ledger: Ledger | None = None,
+) -> str:
+    """Start the embedded engine, or return the URL of one that runs already."""
+    engine = config.engine
+    if isinstance(engine, schema.SglangEngine):
+        return engine.url
+    settings = {
+        "model_path": str(weights),
+        "tokenizer": str(tokenizer),
+        "host": engine.host,
+        "port": engine.port,
+        "max_running_requests": engine.max_running_requests,
+        "cache_tokens": engine.cache_tokens,
+        "max_context_tokens": config.model.max_context_tokens,
+        "threads": engine.threads or os.cpu_count() or 1,
+        "weight_version": version,
+        "run_dir": str(run_dir),
+        "watchdog_s": config.observe.watchdog_s,
+    }
+    service = await Service.start(
+        "engine",
+        "runners.engines.embedded",
+        settings,
+        log=run_dir / "logs" / "engine.log",
+        deadline_s=START_DEADLINE_S,
+        ledger=ledger,
+    )
+    exits.push_async_callback(service.stop)
+    service.watch(on_service_exit)
+    return str(service.info["url"])
+
+
+def captured_shape(config: schema.Config, weights: Path | None) -> RoutingShape | None:
+    """Return the shape of the routing that the gateway captures, None if it captures none; raises
+    ConfigError if the policy has none.
+    """
+    if not isinstance(config.routing_replay, schema.RoutingRollout):
+        return None
+    shape, reason = None, "it is a dense policy"
+    try:
+        shape = routing_shape(weights) if weights is not None else None
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    if shape is None:
+        raise ConfigError(
+            [
+                f"routing_replay=rollout needs the routing of the policy in {weights}, and there "
+                f"is none: {reason}; set routing_replay=off"
+            ]
+        )
+    return shape
+
+
+def gateway_settings(
+    config: schema.Config,
+    *,
+    run_dir: Path,
+    engine_url: str,
+    tokenizer: Path,
+    routing: RoutingShape | None = None,
+) -> dict[str, Any]:
+    """Return what a gateway of the run in ``run_dir`` is told."""
+    return {
+        "run_dir": str(run_dir),
+        "host": config.gateway.host,
+        "port": config.gateway.port,
+        "engine_url": engine_url,
+        "tokenizer": str(tokenizer),
+        "renderer": config.model.renderer,
+        "max_context_tokens": config.model.max_context_tokens,
+        "sampling": config.sampling.model_dump(exclude={"eval_temperature"}),
+        "ping_s": config.gateway.ping_s,
+        "turn_s": config.rollout.deadlines.turn_s,
+        "watchdog_s": config.observe.watchdog_s,
+        "routing": None if routing is None else asdict(routing),
+        **config.rollout.limits.model_dump(
+            include={"engine_attempts", "engine_calls_per_s", "adaptive"}
+        ),
+    }
+
+
+async def _gateway(
+    config: schema.Config,
+    exits: AsyncExitStack,
+    engine_url: str,
+    tokenizer: Path,
+    run_dir: Path,
+    on_service_exit: OnServiceExit,
+    ledger: Ledger,
+    routing: RoutingShape | None,
+) -> Service:
+    settings = gateway_settings(
+        config, run_dir=run_dir, engine_url=engine_url, tokenizer=tokenizer, routing=routing
+    )
+    module, settings = gateway_module(config.faults, settings)
+    service = await Service.start(
+        "gateway",
+        module,
+        settings,
+        log=run_dir / "logs" / "gateway.log",
+        deadline_s=START_DEADLINE_S,
+        ledger=ledger,
+    )
+    exits.push_async_callback(service.stop)
+    service.watch(on_service_exit)
+    return service

@@ -1,0 +1,7 @@
+"""A small set in SWE-bench's format for machines without images: four Python packages of our own,
+fourteen issues with their fixes and tests.
+"""
+
+from runners.tasks.builtin.build import VERSION, build
+
+__all__ = ["VERSION", "build"]

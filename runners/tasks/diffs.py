@@ -1,0 +1,68 @@
+"""Which files a git diff names."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from dataclasses import dataclass
+
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_HEADER = re.compile(rf"^diff --git ({_QUOTED}) ({_QUOTED})$")
+_HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_NAME = re.compile(rf"^(---|\+\+\+|rename from|rename to) ({_QUOTED}|[^\t\n]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The paths of a diff."""
+
+    all: frozenset[str]
+    """Before and after."""
+    existing: frozenset[str]
+    """Those that are there before it is applied."""
+
+
+def names_of(diff: str) -> Names:
+    """Return the paths that a diff in git's format names; hunks are passed over."""
+    before: set[str] = set()
+    after: set[str] = set()
+    left = [0, 0]
+    """Lines of the present hunk that are still to come: old, new."""
+    for line in diff.split("\n"):
+        if left[0] > 0 or left[1] > 0:
+            left[0] -= line[:1] in ("", " ", "-")
+            left[1] -= line[:1] in ("", " ", "+")
+            continue
+        if hunk := _HUNK.match(line):
+            left = [int(count) for count in hunk.groups(default="1")]
+        elif line.startswith("diff --git ") and (path := _of_header(line)):
+            after.add(path)
+        elif (name := _NAME.match(line)) and (path := _path(name[2])) != "/dev/null":
+            (before if name[1] in ("---", "rename from") else after).add(path)
+    return Names(frozenset(before | after), frozenset(before))
+
+
+def unquoted(name: str) -> str:
+    """Return a path as it is: git quotes unusual ones as C strings."""
+    if not name.startswith('"'):
+        return name
+    return os.fsdecode(codecs.escape_decode(name[1:-1].encode())[0])
+
+
+def _of_header(line: str) -> str:
+    """Return the path of a header whose both paths are the same; "" for a rename, which says its
+    names in lines of its own.
+    """
+    if quoted := _HEADER.match(line):
+        old, new = _path(quoted[1]), _path(quoted[2])
+    else:
+        names = line[len("diff --git ") :]
+        half = len(names) // 2
+        old, new = names[:half].removeprefix("a/"), names[half + 1 :].removeprefix("b/")
+    return new if old == new else ""
+
+
+def _path(word: str) -> str:
+    path = unquoted(word)
+    return path[2:] if path.startswith(("a/", "b/")) else path

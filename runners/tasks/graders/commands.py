@@ -1,0 +1,63 @@
+"""Judges by an exit code: a shell command, or a Python program from outside the repository.
+
+The code under test can end its process with any code it likes, so these are the weakest graders:
+what configures pytest and what the command names is protected, and nothing more can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from runners.sandboxes.contract import Sandbox
+from runners.tasks.contract import EvalCommand, F2PScript, Task, Verdict
+from runners.tasks.graders.contract import late_s
+from runners.tasks.graders.verdicts import LOG_BYTES, by_exit_code
+from runners.tasks.toolbox import pytest_environment, pytest_mounts, relocated
+
+RUN_STDIN = """\
+set -e
+folder=$(mktemp -d)
+cat > "$folder/f2p.py"
+export PYTHONPATH="$PYTHONPATH:$PWD"
+exec python "$folder/f2p.py"
+"""
+"""A file of its own: such programs hand ``__file__`` to pytest."""
+
+
+class CommandJudge:
+    """Runs ``eval_cmd`` in the work tree."""
+
+    def mounts(self, task: Task) -> Mapping[str, Path]:
+        """Return pytest, which most commands run."""
+        return pytest_mounts()
+
+    async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
+        """Run the command."""
+        assert isinstance(task.grading, EvalCommand)
+        command = relocated(task.grading.command, task.grading.workdir, sandbox.workdir)
+        return await _run(task, sandbox, ["bash", "-c", command], deadline_s)
+
+
+class F2PScriptJudge:
+    """Runs a Python program that the work tree has no say in."""
+
+    def mounts(self, task: Task) -> Mapping[str, Path]:
+        """Return pytest, which most programs call."""
+        return pytest_mounts()
+
+    async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
+        """Run the program with the work tree importable."""
+        assert isinstance(task.grading, F2PScript)
+        script = relocated(task.grading.script, task.grading.workdir, sandbox.workdir)
+        return await _run(task, sandbox, ["bash", "-c", RUN_STDIN], deadline_s, script.encode())
+
+
+async def _run(
+    task: Task, sandbox: Sandbox, argv: list[str], deadline_s: float, stdin: bytes = b""
+) -> Verdict:
+    result = await sandbox.run(
+        argv, deadline_s=deadline_s, env=pytest_environment(), stdin=stdin, output_limit=LOG_BYTES
+    )
+    log = result.stdout + result.stderr
+    return by_exit_code(task, result.exit_code, log=log, late_s=late_s(result))

@@ -1,0 +1,79 @@
+"""Judges as SWE-bench-Pro does: a script runs the selected test files, a parser reads the output.
+
+Solved is a task whose fail-to-pass and pass-to-pass tests are all among those that the parser calls
+PASSED; a task without any is never solved. The parser runs after the tests' processes are gone,
+away from the work tree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from runners.sandboxes.contract import CommandResult, Sandbox
+from runners.sandboxes.program import compiled
+from runners.tasks.contract import ProScripts, Task, Verdict, VerdictKind
+from runners.tasks.graders.contract import INSIDE, OUTPUT_LIMIT, late_s
+from runners.tasks.graders.verdicts import Tally, counted, verdict
+from runners.tasks.inside import pro_parser
+from runners.tasks.toolbox import pytest_environment, pytest_mounts, relocated
+
+PARSER = compiled(Path(pro_parser.__file__))
+PARSER_INSIDE = f"{INSIDE}/pro_parser{PARSER.suffix}"
+PARSE_S = 120.0
+
+
+class ProJudge:
+    """Runs both scripts."""
+
+    def mounts(self, task: Task) -> Mapping[str, Path]:
+        """Return pytest and the program around the parser."""
+        return {**pytest_mounts(), PARSER_INSIDE: PARSER}
+
+    async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
+        """Run the tests, then the parser."""
+        grading = task.grading
+        assert isinstance(grading, ProScripts)
+        script = relocated(grading.run_script, grading.workdir, sandbox.workdir)
+        tests = await sandbox.run(
+            ["bash", "-c", script, "run_script.sh", ",".join(grading.selected)],
+            deadline_s=deadline_s,
+            env=pytest_environment(),
+            output_limit=OUTPUT_LIMIT,
+        )
+        parsed = await sandbox.run(
+            ["python", "-I", "-S", PARSER_INSIDE],
+            deadline_s=PARSE_S,
+            stdin=_request(grading.parser, tests),
+            output_limit=OUTPUT_LIMIT,
+        )
+        log = tests.stdout + tests.stderr
+        passed = _passed(parsed)
+        if passed is None:
+            said = parsed.stderr[-400:].decode(errors="replace").strip()
+            return verdict(task, VerdictKind.UNSOLVED, f"the parser failed: {said}", log=log)
+        tally = Tally(
+            sum(name in passed for name in task.fail_to_pass),
+            sum(name in passed for name in task.pass_to_pass),
+        )
+        if not task.fail_to_pass and not task.pass_to_pass:
+            return verdict(task, VerdictKind.UNSOLVED, "the task names no test", log=log)
+        return counted(task, tally, log=log, late_s=late_s(tests))
+
+
+def _request(parser: str, tests: CommandResult) -> bytes:
+    texts = {"stdout": tests.stdout, "stderr": tests.stderr}
+    printed = {name: text.decode(errors="replace") for name, text in texts.items()}
+    return json.dumps({"parser": parser, **printed}).encode()
+
+
+def _passed(parsed: CommandResult) -> set[str] | None:
+    """Return the tests that the parser calls passed; None if it gave no result."""
+    if parsed.exit_code:
+        return None
+    try:
+        tests = json.loads(parsed.stdout)["tests"]
+        return {test["name"] for test in tests if test["status"] == "PASSED"}
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,87 @@
+"""Runs an eval script inside, and keeps apart what pytest reported from what was printed."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runners.sandboxes.contract import CommandResult, Sandbox
+from runners.sandboxes.program import compiled
+from runners.tasks.contract import EvalScript
+from runners.tasks.graders.contract import INSIDE, OUTPUT_LIMIT, late_s
+from runners.tasks.inside import script_runner
+from runners.tasks.toolbox import SITE, pytest_mounts, relocated
+
+_FOLDER = Path(script_runner.__file__).parent
+RUNNER = compiled(_FOLDER / "script_runner.py")
+RUNNER_INSIDE = f"{INSIDE}/script_runner{RUNNER.suffix}"
+PLUGIN = _FOLDER / "agentrl_report.py"
+PLUGIN_FOLDER = f"{INSIDE}/report"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRun:
+    """How an eval script went."""
+
+    started: bool
+    """The runner did."""
+    began: bool = False
+    """pytest did, and loaded the plugin."""
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """Node id → the worst that was reported of it."""
+    exit_code: int | None = None
+    """The script's; None if it did not end."""
+    log: bytes = b""
+    """Everything the script printed."""
+    late_s: float | None = None
+
+
+def script_mounts() -> dict[str, Path]:
+    """Return what ``run_script`` needs inside; raises ToolboxError."""
+    plugin = f"{PLUGIN_FOLDER}/{PLUGIN.name}"
+    return {**pytest_mounts(), RUNNER_INSIDE: RUNNER, plugin: PLUGIN}
+
+
+async def run_script(
+    grading: EvalScript, script: str, sandbox: Sandbox, deadline_s: float
+) -> ScriptRun:
+    """Run a script in the work tree; raises SandboxError."""
+    nonce = secrets.token_hex(16)
+    text = relocated(script, grading.workdir, sandbox.workdir)
+    result = await sandbox.run(
+        ["python", "-I", "-S", RUNNER_INSIDE, SITE, PLUGIN_FOLDER],
+        deadline_s=deadline_s,
+        stdin=f"{nonce}\n{text}".encode(errors="surrogateescape"),
+        output_limit=OUTPUT_LIMIT,
+    )
+    return read_run(nonce, result)
+
+
+def read_run(nonce: str, result: CommandResult) -> ScriptRun:
+    """Read the runner's lines; only those with the nonce count."""
+    started, began, exit_code = False, False, None
+    outcomes: dict[str, str] = {}
+    for line in result.stdout.decode(errors="replace").split("\n"):
+        given, _, said = line.partition(" ")
+        word, _, rest = said.partition(" ")
+        if given != nonce:
+            continue
+        if word == "start":
+            started = True
+        elif word == "begin":
+            began = True
+        elif word == "exit":
+            exit_code = int(rest)
+        else:
+            name = str(json.loads(rest))
+            outcomes[name] = _worse(outcomes.get(name), word)
+    return ScriptRun(started, began, outcomes, exit_code, result.stderr, late_s(result))
+
+
+_ORDER = ("xpassed", "passed", "xfailed", "skipped", "failed", "error")
+
+
+def _worse(one: str | None, other: str) -> str:
+    return other if one is None else max(one, other, key=_ORDER.index)

@@ -1,0 +1,52 @@
+"""Judges by unittest ids, run one by one by a program of ours."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from runners.sandboxes.contract import CommandResult, Sandbox
+from runners.sandboxes.program import compiled
+from runners.tasks.contract import Task, Verdict, VerdictKind
+from runners.tasks.graders.contract import late_s
+from runners.tasks.graders.verdicts import Tally, counted, verdict
+from runners.tasks.inside import test_runner
+
+RUNNER = compiled(Path(test_runner.__file__))
+RUNNER_INSIDE = f"/opt/agentrl/test_runner{RUNNER.suffix}"
+OUTPUT_LIMIT = 1 << 20
+
+
+class UnittestJudge:
+    """Asks for each test, and believes only lines with a nonce."""
+
+    def mounts(self, task: Task) -> Mapping[str, Path]:
+        """Return the runner."""
+        return {RUNNER_INSIDE: RUNNER}
+
+    async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
+        """Run the tests."""
+        nonce = secrets.token_hex(16)
+        tests = [*task.fail_to_pass, *task.pass_to_pass]
+        request = [nonce, str(len(tests)), *tests, *task.protected]
+        result = await sandbox.run(
+            ["python", "-I", "-S", RUNNER_INSIDE],
+            deadline_s=deadline_s,
+            stdin="\n".join(request).encode(),
+            output_limit=OUTPUT_LIMIT,
+        )
+        return read_verdict(task, nonce, result)
+
+
+def read_verdict(task: Task, nonce: str, result: CommandResult) -> Verdict:
+    """Turn what the test runner printed into a verdict; a test without a result has failed."""
+    lines = [line.split() for line in result.stdout.decode(errors="replace").splitlines()]
+    said = [words[1:] for words in lines if words and words[0] == nonce]
+    passed = {int(words[0]) for words in said if words[1:] == ["pass"]}
+    if not said and not result.timed_out:
+        reason = f"the test runner ended with exit code {result.exit_code} before it began"
+        return verdict(task, VerdictKind.INFRA, reason, log=result.stderr)
+    first = len(task.fail_to_pass)
+    tally = Tally(sum(index < first for index in passed), sum(index >= first for index in passed))
+    return counted(task, tally, log=result.stderr, late_s=late_s(result))

@@ -1,0 +1,83 @@
+"""From counts of passed tests to a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runners.tasks.contract import Task, Verdict, VerdictKind
+
+LOG_BYTES = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Tests that passed."""
+
+    fail_to_pass: int = 0
+    pass_to_pass: int = 0
+
+
+def counted(task: Task, tally: Tally, *, log: bytes, late_s: float | None = None) -> Verdict:
+    """Return solved if every test passed; ``late_s``: the tests were ended after so long."""
+    first, second = len(task.fail_to_pass), len(task.pass_to_pass)
+    solved = (tally.fail_to_pass, tally.pass_to_pass) == (first, second) and late_s is None
+    reason = _reason(task, tally)
+    if late_s is not None:
+        reason = f"the tests did not end within {late_s:.0f} s"
+    kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
+    return verdict(task, kind, reason, tally=tally, log=log, timed_out=late_s is not None)
+
+
+def by_exit_code(task: Task, code: int, *, log: bytes, late_s: float | None) -> Verdict:
+    """Return solved for exit code 0; no test is counted."""
+    kind, reason = VerdictKind.UNSOLVED, f"the command ended with exit code {code}"
+    if late_s is not None:
+        reason = f"the command did not end within {late_s:.0f} s"
+    elif code == 0:
+        kind = VerdictKind.SOLVED
+    tally = Tally(len(task.fail_to_pass), len(task.pass_to_pass))
+    solved = kind is VerdictKind.SOLVED
+    return verdict(
+        task,
+        kind,
+        reason,
+        tally=tally if solved else Tally(),
+        log=log,
+        timed_out=late_s is not None,
+    )
+
+
+def verdict(
+    task: Task,
+    kind: VerdictKind,
+    reason: str,
+    *,
+    tally: Tally | None = None,
+    log: bytes = b"",
+    timed_out: bool = False,
+) -> Verdict:
+    """Return a verdict whose duration is not known yet."""
+    tally = tally or Tally()
+    return Verdict(
+        kind=kind,
+        fail_to_pass_passed=tally.fail_to_pass,
+        fail_to_pass_total=len(task.fail_to_pass),
+        pass_to_pass_passed=tally.pass_to_pass,
+        pass_to_pass_total=len(task.pass_to_pass),
+        reason=reason,
+        log=log[-LOG_BYTES:].decode(errors="replace"),
+        duration_s=0.0,
+        timed_out=timed_out,
+    )
+
+
+def _reason(task: Task, tally: Tally) -> str:
+    failing = [
+        f"{total - passed} of {total} {name} tests fail"
+        for name, passed, total in (
+            ("fail-to-pass", tally.fail_to_pass, len(task.fail_to_pass)),
+            ("pass-to-pass", tally.pass_to_pass, len(task.pass_to_pass)),
+        )
+        if passed < total
+    ]
+    return ", ".join(failing) or "all tests pass"

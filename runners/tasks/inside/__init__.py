@@ -1,0 +1,1 @@
+"""Programs of the graders that run inside a sandbox: standard library only."""

@@ -1,0 +1,182 @@
+"""From rows to tasks; what is malformed, unknown or out of reach is reported, all of it at once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from conf import schema
+from conf.cache import cache_root
+from runners.tasks.contract import (
+    EvalCommand,
+    EvalScript,
+    F2PScript,
+    Grading,
+    Origin,
+    ProScripts,
+    Task,
+)
+from runners.tasks.diffs import names_of
+from runners.tasks.files import DatasetError, rows_of
+from runners.tasks.graders.official import installed
+from runners.tasks.repositories import SourceError, find_source, head_of
+from runners.tasks.rows import AnyRow, CommandRow, ProRow, ScriptRow, SwebenchRow, read_row
+from runners.tasks.swebench import eval_script, package_fields, runs_pytest
+
+FileTask = schema.SwebenchTask | schema.JsonlTask
+SHOWN = 20
+"""Faults in an error's message; ``check`` shows all."""
+WORD = re.compile(r"[\w./-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a dataset holds."""
+
+    path: str
+    tasks: tuple[Task, ...]
+    """The good rows, in their order."""
+    faults: tuple[str, ...]
+    """``file:line: reason``, one per malformed row."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """Tasks by how they are graded."""
+    repositories: dict[str, int] = field(default_factory=dict)
+
+
+def validate(config: FileTask, path: str) -> Report:
+    """Read a whole dataset and say everything that is wrong with it; raises DatasetError if it
+    cannot be read at all.
+    """
+    tasks: list[Task] = []
+    faults: list[str] = []
+    seen: dict[str, str] = {}
+    for place, row in rows_of(path):
+        try:
+            if isinstance(row, str):
+                raise ValueError(row)
+            read = read_row(row)
+            if read.instance_id in seen:
+                raise ValueError(f"{read.instance_id} is in {seen[read.instance_id]} already")
+            tasks.append(task_of(read, config, beside=Path(path).parent))
+            seen[read.instance_id] = str(place)
+        except ValidationError as error:
+            faults.append(f"{place}: {_said(error)}")
+        except (ValueError, OSError, SourceError) as error:
+            faults.append(f"{place}: {' '.join(str(error).split())}")
+    return Report(
+        path=path,
+        tasks=tuple(tasks),
+        faults=tuple(faults),
+        kinds=dict(Counter(task.grading.kind for task in tasks)),
+        repositories=dict(Counter(task.kind for task in tasks)),
+    )
+
+
+def load(config: FileTask, path: str) -> list[Task]:
+    """Return the tasks of a dataset without fault; raises DatasetError that names every one."""
+    report = validate(config, path)
+    if report.faults:
+        more = len(report.faults) - SHOWN
+        tail = [f"… and {more} more: agentrl check task.path={path} shows all"] if more > 0 else []
+        lines = [*report.faults[:SHOWN], *tail]
+        number = len(report.faults)
+        raise DatasetError(f"{path} has {number} malformed rows:\n" + "\n".join(lines))
+    if not report.tasks:
+        raise DatasetError(f"{path} has no rows")
+    train = 0
+    if isinstance(config, schema.JsonlTask):
+        train = len(report.tasks) - config.held_out_tasks
+    if train < 0:
+        raise DatasetError(
+            f"task.held_out_tasks={len(report.tasks) - train} is more than the "
+            f"{len(report.tasks)} rows of {path}"
+        )
+    return [
+        task if number < train else replace(task, split="held_out")
+        for number, task in enumerate(report.tasks)
+    ]
+
+
+def task_of(row: AnyRow, config: FileTask, *, beside: Path) -> Task:
+    """Return the task of a row; raises ValueError, OSError and SourceError."""
+    source = find_source(row.repo_path, row.repo, beside, config.repositories)
+    commit = row.base_commit or head_of(source)
+    fail_to_pass = () if isinstance(row, ScriptRow) else row.fail_to_pass
+    pass_to_pass = () if isinstance(row, ScriptRow) else row.pass_to_pass
+    if isinstance(row, SwebenchRow | ProRow) and not fail_to_pass:
+        raise ValueError("FAIL_TO_PASS is empty: every patch would solve it")
+    setup = row.pre_commands
+    if isinstance(row, ProRow):
+        setup = (*row.before_repo_set_cmd, *setup)
+    return Task(
+        id=row.instance_id,
+        split="train",
+        repo=cache_root() / "repositories" / commit,
+        base_commit=commit,
+        problem_statement=row.problem_statement,
+        fail_to_pass=fail_to_pass,
+        pass_to_pass=pass_to_pass,
+        protected=_protected(row),
+        gold_patch=row.patch,
+        kind=row.repo or Path(source).stem,
+        grading=_grading(row, config, beside),
+        origin=Origin(source, commit, setup, row.workdir),
+    )
+
+
+def _grading(row: AnyRow, config: FileTask, beside: Path) -> Grading:
+    match row:
+        case SwebenchRow():
+            official = config.grader == "official" or (config.grader == "auto" and installed())
+            if not official and not runs_pytest(row):
+                raise ValueError(
+                    f"{row.repo} is not tested by pytest: pip install 'agentrl[swebench]' for "
+                    "task.grader=official"
+                )
+            kind: Literal["swebench", "pytest"] = "swebench" if official else "pytest"
+            return EvalScript(kind, eval_script(row), row.workdir, package_fields(row))
+        case ProRow():
+            return ProScripts(
+                _script(row.run_script, row.run_script_path, beside, "run_script"),
+                _script(row.parser_script, row.parser_script_path, beside, "parser_script"),
+                row.selected_test_files,
+                row.workdir,
+            )
+        case CommandRow():
+            return EvalCommand(row.eval_cmd, row.workdir)
+        case ScriptRow():
+            return F2PScript(row.f2p_script, row.workdir)
+
+
+def _script(text: str, path: str, beside: Path, name: str) -> str:
+    if not text and not path:
+        raise ValueError(f"{name} and {name}_path are missing")
+    return text or (beside / path).read_text()
+
+
+def _protected(row: AnyRow) -> tuple[str, ...]:
+    """Return the files that decide: of the test patch, of test ids, and what a command names."""
+    found: set[str] = set()
+    if isinstance(row, SwebenchRow):
+        found |= names_of(row.test_patch).all
+    if isinstance(row, ProRow):
+        found |= {name.partition("::")[0] for name in row.selected_test_files}
+    if isinstance(row, CommandRow):
+        ids = {*row.fail_to_pass, *row.pass_to_pass}
+        named = {word for word in WORD.findall(row.eval_cmd) if "test" in word}
+        found |= {name.partition("::")[0] for name in ids if "::" in name} | named
+    inside = {path.removeprefix(f"{row.workdir}/").removeprefix("./") for path in found}
+    return tuple(sorted(p for p in inside if p and not p.startswith("/") and ".." not in p))
+
+
+def _said(error: ValidationError) -> str:
+    """Return pydantic's complaints in one line."""
+    return "; ".join(
+        f"{'.'.join(str(part) for part in fault['loc']) or 'the row'}: {fault['msg']}"
+        for fault in error.errors()
+    )

@@ -1,0 +1,173 @@
+"""What of a work tree decides about the tests, and is therefore not the agent's to change.
+
+Protected are the task's own paths (the tests), whatever configures pytest, and whatever Python
+would import instead of a test, of pytest or of its own library. A patch leaves these out and names
+them; grading puts them back, whoever made the patch. Configuration that the reference patch changes
+is free.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import stat
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from runners.tasks.contract import Task, UnittestIds
+from runners.tasks.diffs import names_of
+
+FILE_LIMIT = 8 << 20
+"""A changed file beyond it is refused before git reads it."""
+PLUGINS = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
+"""Run by pytest or Python without being asked for."""
+SETTINGS = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
+SHARED: dict[str, tuple[str, ...]] = {
+    "tox.ini": ("pytest",),
+    "setup.cfg": ("tool:pytest",),
+    "pyproject.toml": ("tool", "pytest"),
+}
+"""Files of which only a section is pytest's: INI sections, or the path of a TOML table."""
+TOOLS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"})
+"""``python -m pytest`` looks for these in the work tree first."""
+SKIPPED = frozenset({".git", "__pycache__"})
+
+
+def touched(task: Task, workspace: Path) -> tuple[str, ...]:
+    """Return the protected paths that are not what they were, new ones included, sorted."""
+    others = set(_shadows(task, workspace))
+    if not isinstance(task.grading, UnittestIds):  # unittest reads none of these
+        others |= set(_configuration(task, workspace))
+    free = names_of(task.gold_patch).all
+    return tuple(sorted({*_tests(task, workspace), *(others - free)}))
+
+
+def printable(path: str) -> str:
+    """Return a path as text that can be stored: bytes that are no UTF-8 are escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def entries(root: str, relative: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield every entry below ``root`` but the top ``.git``, Python's caches, and what is in nested
+    repositories; directories are made readable.
+    """
+    os.chmod(root, os.stat(root).st_mode | stat.S_IRWXU)  # noqa: PTH101, PTH116
+    with os.scandir(root) as found:
+        for entry in found:
+            path = f"{relative}/{entry.name}" if relative else entry.name
+            if path == ".git" or entry.name == "__pycache__":
+                continue
+            yield path, entry
+            if entry.is_dir(follow_symlinks=False) and entry.name.lower() != ".git":
+                yield from entries(entry.path, path)
+
+
+def _tests(task: Task, workspace: Path) -> Iterator[str]:
+    for protected in task.protected:
+        before = dict(_contents(task.repo, protected.rstrip("/")))
+        after = dict(_contents(workspace, protected.rstrip("/")))
+        yield from (path for path in before.keys() | after if before.get(path) != after.get(path))
+
+
+def _configuration(task: Task, workspace: Path) -> Iterator[str]:
+    """Yield what configures pytest, or runs unasked, and is not what it was."""
+    places = {path for path, entry in entries(str(workspace)) if _configures(entry.name)}
+    for folder, directories, files in os.walk(task.repo):
+        directories[:] = [name for name in directories if name not in SKIPPED]
+        inside = os.path.relpath(folder, task.repo).removeprefix(".")
+        places |= {os.path.join(inside, name) for name in files if _configures(name)}  # noqa: PTH118
+    for path in places:
+        before, after = (dict(_contents(root, path)) for root in (task.repo, workspace))
+        if before == after:
+            continue
+        name = path.rpartition("/")[2]
+        if name not in SHARED or _section(task.repo / path) != _section(workspace / path):
+            yield path
+
+
+def _configures(name: str) -> bool:
+    return name in PLUGINS or name in SETTINGS or name in SHARED
+
+
+def _section(path: Path) -> object:
+    """Return pytest's part of a shared file: None if it has none; unreadable ones equal nothing."""
+    if not os.path.lexists(path):
+        return None
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > FILE_LIMIT:
+        return object()
+    sections = SHARED[path.name]
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix == ".toml":
+            return tomllib.loads(text).get(sections[0], {}).get(sections[1])
+        parser = configparser.RawConfigParser(strict=False)
+        parser.read_string(text)
+        return {name: dict(parser[name]) for name in sections if parser.has_section(name)} or None
+    except (OSError, ValueError, AttributeError, configparser.Error):
+        return object()
+
+
+def _shadows(task: Task, workspace: Path) -> Iterator[str]:
+    """Yield new files that Python would import instead of a test, a tool or its own library."""
+    taken = sys.stdlib_module_names | TOOLS
+    for name in _importable(workspace):
+        if name.partition(".")[0] in taken and not os.path.lexists(task.repo / name):
+            yield name
+    for protected in task.protected:
+        folder = ""
+        for part in protected.rstrip("/").split("/"):
+            if (workspace / folder).is_symlink():
+                break
+            for name in _importable(workspace / folder):
+                path = f"{folder}{name}"
+                alike = name != part and name.partition(".")[0] == part.partition(".")[0]
+                if alike and not os.path.lexists(task.repo / path):
+                    yield path
+            folder += f"{part}/"
+
+
+def _importable(folder: Path) -> list[str]:
+    """Return the names in a directory that ``import`` would look at."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as found:
+        return [
+            entry.name
+            for entry in found
+            if entry.name.endswith((".py", ".pyc", ".so")) or entry.is_dir(follow_symlinks=True)
+        ]
+
+
+def _contents(root: Path, relative: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
+    """Yield path → (kind and mode, content) of what is at a path, links not followed."""
+    if _parent_is_no_directory(root, relative):
+        return
+    path = root / relative
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return
+    if stat.S_ISLNK(mode):
+        yield relative, ("link", os.fsencode(path.readlink()))
+    elif stat.S_ISREG(mode):
+        executable = "x" if mode & stat.S_IXUSR else "-"
+        small = path.stat().st_size <= FILE_LIMIT
+        yield relative, (f"file{executable}", path.read_bytes() if small else b"too large")
+    elif stat.S_ISDIR(mode):
+        for name in sorted(os.listdir(path)):  # noqa: PTH208 (names, not paths)
+            if name not in SKIPPED and not name.endswith(".pyc"):
+                yield from _contents(root, f"{relative}/{name}")
+    else:
+        yield relative, ("special", b"")
+
+
+def _parent_is_no_directory(root: Path, relative: str) -> bool:
+    """Whether a path leads through something that is no directory of this tree."""
+    at = root
+    for part in relative.split("/")[:-1]:
+        at = at / part
+        if at.is_symlink() or not at.is_dir():
+            return True
+    return False

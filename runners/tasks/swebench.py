@@ -1,0 +1,94 @@
+"""What SWE-bench leaves to its harness: how a row's tests are run, and who reads the log."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+
+from runners.tasks.diffs import names_of
+from runners.tasks.rows import SwebenchRow
+
+START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+DELIMITER = "EOF_114329324912"
+PYTEST = "python -m pytest --no-header -rA --tb=short -p no:cacheprovider"
+NOT_TESTS = frozenset({".json", ".png", ".csv", ".txt", ".md", ".jpg", ".pkl", ".yml", ".toml"})
+"""Files of a test patch that are data."""
+
+CLASSIC: dict[str, tuple[str, str]] = {
+    "django/django": (
+        "parse_log_django",
+        "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
+    ),
+    "sympy/sympy": ("parse_log_sympy", "bin/test -C --verbose"),
+    "mwaskom/seaborn": ("parse_log_seaborn", "pytest --no-header -rA"),
+    "matplotlib/matplotlib": ("parse_log_matplotlib", PYTEST),
+    "psf/requests": ("parse_log_requests", PYTEST),
+    "pylint-dev/pylint": ("parse_log_pylint", PYTEST),
+    "pydicom/pydicom": ("parse_log_pydicom", PYTEST),
+    "astropy/astropy": ("parse_log_astropy", PYTEST),
+    "scikit-learn/scikit-learn": ("parse_log_scikit", PYTEST),
+    "sphinx-doc/sphinx": ("parse_log_sphinx", PYTEST),
+}
+"""Repository → the package's log parser and the test command, where it is not plain pytest."""
+
+
+def eval_script(row: SwebenchRow) -> str:
+    """Return the script that puts the tests in place and runs them, in the harness's own shape."""
+    if row.eval_script:
+        return row.eval_script
+    names = names_of(row.test_patch)
+    old = " ".join(sorted(names.existing))
+    reset = f"git checkout {row.base_commit} {old}" if old else ": no test file to reset"
+    command = CLASSIC.get(row.repo, ("", PYTEST))[1]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "set -uxo pipefail",
+            f"cd {row.workdir}",
+            f"git config --global --add safe.directory {row.workdir}",
+            reset,
+            f"git apply -v - <<'{DELIMITER}'",
+            row.test_patch.removesuffix("\n"),
+            DELIMITER,
+            f": '{START}'",
+            f"{command} {' '.join(directives(row))}",
+            f": '{END}'",
+            reset,
+            "",
+        ]
+    )
+
+
+def directives(row: SwebenchRow) -> list[str]:
+    """Return what the test command is asked to run: the test files of the patch."""
+    found = [
+        path
+        for path in sorted(names_of(row.test_patch).all)
+        if posixpath.splitext(path)[1] not in NOT_TESTS
+    ]
+    if row.repo == "django/django":
+        return [p.removeprefix("tests/").removesuffix(".py").replace("/", ".") for p in found]
+    return found
+
+
+def parser_of(row: SwebenchRow) -> str:
+    """Return the name of the package's parser of a row's log."""
+    return row.log_parser or CLASSIC.get(row.repo, ("parse_log_pytest", ""))[0]
+
+
+def runs_pytest(row: SwebenchRow) -> bool:
+    """Whether our plugin can see its tests."""
+    return parser_of(row) not in ("parse_log_django", "parse_log_sympy")
+
+
+def package_fields(row: SwebenchRow) -> str:
+    """Return what the package's ``make_test_spec`` asks for besides ids and script, as JSON."""
+    return json.dumps(
+        {
+            "repo": row.repo,
+            "version": row.version,
+            "image": row.image,
+            "log_parser": parser_of(row),
+            "eval_type": row.eval_type or "pass_and_fail",
+        }
+    )

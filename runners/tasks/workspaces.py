@@ -1,0 +1,117 @@
+"""What agent and grader start from: the task's repository, made when it is first asked for.
+
+A task's setup commands (``pre_commands``, ``before_repo_set_cmd``) run once, in a sandbox without
+network, before any agent is told the problem. What they change becomes a commit of its own above
+the base, so it is no part of a patch; what of history they needed is gone again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from runners.cache import building
+from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
+from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.tasks.contract import Origin, Task
+from runners.tasks.repositories import SourceError, commit_all, pinned
+from runners.tasks.toolbox import pytest_environment, pytest_mounts, relocated
+
+VERSION = 1
+"""Raised whenever the same origin gives another repository."""
+SETUP_S = 600.0
+COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
+HEAD = "HEAD.txt"
+"""Beside a prepared work tree: its commit."""
+
+
+async def as_it_is(task: Task) -> Task:
+    """Return a task whose repository is there already."""
+    return task
+
+
+class Workspaces:
+    """Makes repositories below ``root``, each once; whoever gives up waiting stops nobody."""
+
+    def __init__(self, backend: SandboxBackend, root: Path) -> None:
+        self._backend = backend
+        self._root = root
+        self._making: dict[Origin, asyncio.Task[tuple[Path, str]]] = {}
+
+    async def ready(self, task: Task) -> Task:
+        """Return the task with its repository there; raises SandboxError."""
+        if task.origin is None:
+            return task
+        making = self._making.get(task.origin)
+        if making is None or (making.done() and (making.cancelled() or making.exception())):
+            making = asyncio.create_task(self._make(task.origin), name=f"workspace-{task.id}")
+            self._making[task.origin] = making
+        repo, commit = await asyncio.shield(making)
+        return replace(task, repo=repo, base_commit=commit, origin=None)
+
+    async def _make(self, origin: Origin) -> tuple[Path, str]:
+        base = self._root / f"{VERSION}-{origin.base_commit}"
+        try:
+            await asyncio.to_thread(pinned, origin.source, origin.base_commit, base)
+        except SourceError as error:
+            raise SandboxError(str(error)) from error
+        if not origin.setup:
+            return base, origin.base_commit
+        said = json.dumps([origin.base_commit, origin.workdir, *origin.setup])
+        place = self._root / f"{VERSION}-setup-{hashlib.sha256(said.encode()).hexdigest()[:40]}"
+        if not place.exists():
+            await self._set_up(origin, base, place)
+        return place / "repo", (place / HEAD).read_text()
+
+    async def _set_up(self, origin: Origin, base: Path, place: Path) -> None:
+        """Run the setup and keep its work tree above the base's history."""
+        with tempfile.TemporaryDirectory(prefix=".setup.", dir=self._root) as scratch:
+            source = Path(scratch) / "with-more"
+            also = tuple(dict.fromkeys(COMMIT.findall("\n".join(origin.setup))))
+            await asyncio.to_thread(pinned, origin.source, origin.base_commit, source, also=also)
+            spec = SandboxSpec(place.name, source, "none", mounts=pytest_mounts())
+            sandbox = await self._backend.create(spec)
+            try:
+                await _run_setup(origin, sandbox)
+                async with sandbox.on_host(leave_out=(".git",)) as workspace:
+                    await asyncio.to_thread(_keep, workspace, base, place)
+            finally:
+                await _close(sandbox)
+
+
+async def _run_setup(origin: Origin, sandbox: Sandbox) -> None:
+    commands = relocated("\n".join(origin.setup), origin.workdir, sandbox.workdir)
+    result = await sandbox.run(
+        ["bash", "-c", f"set -e\n{commands}"],
+        deadline_s=SETUP_S,
+        env=pytest_environment(),
+    )
+    if result.exit_code:
+        said = (result.stdout + result.stderr)[-400:].decode(errors="replace").strip()
+        raise SandboxError(f"the task's setup ended with exit code {result.exit_code}: {said}")
+
+
+def _keep(workspace: Path, base: Path, place: Path) -> None:
+    try:
+        with building(place) as made:
+            repo = made / "repo"
+            copy_tree(workspace, repo)
+            remove_tree(repo / ".git")
+            copy_tree(base / ".git", repo / ".git")
+            (made / HEAD).write_text(commit_all(repo, "Prepare"))
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxError(f"cannot keep a prepared workspace: {error}") from error
+
+
+async def _close(sandbox: Sandbox) -> None:
+    """Close it; a sandbox that cannot be removed is the ledger's business, not the task's."""
+    try:
+        await sandbox.close()
+    except (SandboxError, OSError):
+        return

@@ -1,0 +1,63 @@
+"""What stands in a batch for a rollout that cannot be trained: a row without weight.
+
+Trainers of fixed shape want a row for every rollout. A placeholder is fully masked, has advantage 0
+and counts in no average. There are two layers: one made of the prompt that exists, and, should even
+that fail, a constant one that needs neither tokenizer, nor configuration, nor stored turns.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from runners.training.routing.shape import unrouted
+from runners.training.sample import Routing, Sample
+from runners.trajectory.record import IdArray
+from runners.trajectory.routing import RoutingShape
+
+PROMPT_TOKENS = 512
+"""Of a prompt so many are kept: the row has no weight, but it has a cost."""
+
+
+def pad_token(model: Path) -> int:
+    """Return the id that fills: ``pad_token_id``, which may be a list, else ``eos_token_id``, else
+    0. Never raises: 0 is a token of every vocabulary.
+    """
+    try:
+        whole = json.loads((model / "config.json").read_text("utf-8"))
+        nested = whole.get("text_config") or {}
+        for name in ("pad_token_id", "eos_token_id"):
+            for part in (nested, whole):
+                value = part.get(name)
+                first = value[0] if isinstance(value, list) and value else value
+                if isinstance(first, int) and first >= 0:
+                    return first
+    except (OSError, ValueError, AttributeError):
+        pass
+    return 0
+
+
+def placeholder(rollout_id: str, prompt: IdArray, pad: int, routing: RoutingShape | None) -> Sample:
+    """Return a row made of the beginning of a rollout's first prompt, and one token in place of an
+    answer.
+    """
+    tokens = np.append(prompt[:PROMPT_TOKENS], pad).astype(np.int32)
+    return _row(rollout_id, tokens, unrouted(routing, len(tokens)) if routing else None)
+
+
+def minimal(rollout_id: str, pad: int, routing: RoutingShape | None) -> Sample:
+    """Return the constant row: one token of prompt and one of answer."""
+    return _row(rollout_id, np.full(2, pad, np.int32), unrouted(routing, 2) if routing else None)
+
+
+def _row(rollout_id: str, tokens: IdArray, routing: Routing | None) -> Sample:
+    return Sample(
+        rollout_id=rollout_id,
+        tokens=tokens,
+        loss_mask=np.zeros(len(tokens), bool),
+        logprobs=np.zeros(len(tokens), np.float32),
+        advantage=0.0,
+        routing=routing,
+    )

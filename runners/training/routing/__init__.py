@@ -1,0 +1,1 @@
+"""Routing replay: the experts that inference chose, forced in training, and checked."""

@@ -1,0 +1,224 @@
+"""Routing replay: the router modules of a policy choose the experts that they are told.
+
+The experts are given; their weights come from the training router's own logits, so its gradient
+flows through them (R3: Ma et al. 2025, arXiv 2510.11370). What is not known is routed natively.
+State lives for one micro-batch, forward and backward, recomputed activations included, and is gone
+on every exit. Each call counts what fired: a hook that does not, or does twice, is an alarm.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conf.errors import AgentrlError
+
+RouterOutput = tuple[Tensor, Tensor, Tensor]
+"""Logits [N, E], weights [N, K] and experts [N, K]."""
+
+
+class RoutingError(AgentrlError):
+    """Routing cannot be replayed, or was not replayed as it had to be."""
+
+
+def _softmax_weights(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
+    """Qwen3-MoE's rule: softmax over all experts, the chosen ones normalised if configured."""
+    weights = logits.softmax(dim=-1, dtype=torch.float).gather(1, experts)
+    if getattr(router, "norm_topk_prob", True):
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights.to(logits.dtype)
+
+
+def _sigmoid_weights(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
+    """GLM-4-MoE's rule: sigmoid; the correction bias chooses, but does not weigh."""
+    weights = logits.sigmoid().gather(1, experts)
+    if router.norm_topk_prob:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    scaled: Tensor = weights * router.routed_scaling_factor
+    return scaled
+
+
+WEIGHTS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "Qwen3MoeTopKRouter": _softmax_weights,
+    "Qwen3NextTopKRouter": _softmax_weights,
+    "Qwen3_5MoeTopKRouter": _softmax_weights,
+    "Glm4MoeTopkRouter": _sigmoid_weights,
+    "Glm4MoeLiteTopkRouter": _sigmoid_weights,
+}
+"""How a router of transformers weighs experts, by its class."""
+
+
+@dataclass(slots=True)
+class Fired:
+    """What happened in one micro-batch; written by the hooks."""
+
+    calls: int = 0
+    """Forward calls of the decoder."""
+    forward: Counter[int] = field(default_factory=Counter)
+    """How often each layer's router fired in them."""
+    recomputed: Counter[int] = field(default_factory=Counter)
+    """How often each fired again, for the backward pass."""
+    replayed: int = 0
+    """Rows whose experts were forced, per layer and call."""
+    slots: int = 0
+    """Forced choices."""
+    other_slots: int = 0
+    """Those that the training router would not have made."""
+    other_by_layer: Counter[int] = field(default_factory=Counter)
+    rows: list[Tensor] = field(default_factory=list)
+    """Per call, int64 [N]: forced choices of each row, over all layers, that the training router
+    would not have made.
+    """
+
+
+@dataclass(slots=True)
+class _Call:
+    """One forward call of the decoder: the experts of its rows."""
+
+    experts: Tensor | None
+    """Integers [N, L, K]; None: record."""
+    valid: Tensor
+    """bool [N]"""
+    row: Tensor
+    """int64 [N], adding up over the layers."""
+    recorded: dict[int, Tensor] = field(default_factory=dict)
+
+
+class RouterReplay:
+    """The routers of one policy, hooked once. Inert outside ``micro_batch``."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        """Find and hook every router; raises RoutingError for a dense policy or an unknown
+        router.
+        """
+        decoder: Any = getattr(policy, "model", policy)
+        self.routers: dict[int, nn.Module] = {}
+        """Router by decoder layer."""
+        for index, layer in enumerate(decoder.layers):
+            gate = getattr(layer.mlp, "gate", None)
+            if gate is not None and not isinstance(gate, nn.Linear):
+                self._take(index, gate)
+        if not self.routers:
+            raise RoutingError(
+                f"{type(policy).__name__} has no router: set routing_replay=off for a dense policy"
+            )
+        self.layers = len(decoder.layers)
+        self._fired: Fired | None = None
+        self._call: _Call | None = None
+        self._calls: list[_Call] = []
+        self._hooks = [
+            router.register_forward_hook(self._hook(layer))
+            for layer, router in self.routers.items()
+        ]
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[Fired]:
+        """Replay inside this context, which encloses forward and backward; raises RoutingError if a
+        router fired too often or not at all.
+        """
+        if self._fired is not None:
+            raise RoutingError("a micro-batch is replayed inside another")
+        self._fired = fired = Fired()
+        try:
+            yield fired
+            fired.rows = [call.row for call in self._calls]
+            self._check(fired)
+        finally:
+            self._fired, self._call, self._calls = None, None, []
+
+    @contextmanager
+    def forward(self, experts: Tensor | None, valid: Tensor) -> Iterator[dict[int, Tensor]]:
+        """One forward call of the decoder, on N = B · T rows in the order of its flat input.
+
+        ``experts``: integers [N, layers, K]; None: nothing is forced, and what the routers choose
+        is in the dictionary yielded, layer → int64 [N, K]. ``valid``: bool [N].
+        """
+        if self._fired is None:
+            raise RoutingError("a forward call outside of a micro-batch")
+        row = torch.zeros(len(valid), dtype=torch.int64, device=valid.device)
+        self._call = call = _Call(experts, valid, row)
+        self._calls.append(call)
+        self._fired.calls += 1
+        try:
+            yield call.recorded
+        finally:
+            self._call = None
+
+    def _take(self, layer: int, gate: nn.Module) -> None:
+        name = type(gate).__name__
+        if name not in WEIGHTS:
+            raise RoutingError(
+                f"layer {layer} routes with {name}, whose weights nobody here knows to compute: "
+                f"set routing_replay=off (known: {', '.join(WEIGHTS)})"
+            )
+        self.routers[layer] = gate
+
+    def _hook(self, layer: int) -> Callable[[nn.Module, Any, RouterOutput], RouterOutput | None]:
+        def hook(router: nn.Module, _: Any, output: RouterOutput) -> RouterOutput | None:
+            if self._fired is None:
+                return None
+            logits, _, native = output
+            call = self._call or self._call_of(len(native), layer)
+            again = self._call is None
+            (self._fired.recomputed if again else self._fired.forward)[layer] += 1
+            if len(call.valid) != len(native):
+                raise RoutingError(
+                    f"layer {layer} routes {len(native)} rows, and {len(call.valid)} were given"
+                )
+            if call.experts is None:
+                call.recorded[layer] = native.detach()
+                return None
+            given = call.experts[:, layer].to(native.dtype)
+            experts = torch.where(call.valid[:, None], given, native)
+            if not again:
+                self._compare(layer, call, experts, native)
+            return logits, WEIGHTS[type(router).__name__](router, logits, experts), experts
+
+        return hook
+
+    def _call_of(self, rows: int, layer: int) -> _Call:
+        """Return the call whose activations are recomputed, which only its size tells."""
+        fitting = [call for call in self._calls if len(call.valid) == rows]
+        if len(fitting) != 1:
+            raise RoutingError(
+                f"layer {layer} is recomputed on {rows} rows, and {len(fitting)} calls had as many"
+            )
+        return fitting[0]
+
+    def _compare(self, layer: int, call: _Call, experts: Tensor, native: Tensor) -> None:
+        assert self._fired is not None
+        with torch.no_grad():
+            own = (experts[:, :, None] == native[:, None, :]).any(dim=-1)
+            other = (~own).sum(dim=1) * call.valid
+            call.row += other
+            rows, count = int(call.valid.sum()), int(other.sum())
+        self._fired.replayed += rows
+        self._fired.slots += rows * experts.shape[1]
+        self._fired.other_slots += count
+        self._fired.other_by_layer[layer] += count
+
+    def _check(self, fired: Fired) -> None:
+        for layer in self.routers:
+            seen = fired.forward[layer]
+            if seen != fired.calls:
+                raise RoutingError(
+                    f"layer {layer}'s router fired {seen} times in {fired.calls} forward calls: "
+                    "its routing was not replayed (is a fused router or a compiled graph in the "
+                    "way, or are the hooks set twice?)"
+                )
+            again = fired.recomputed[layer]
+            if again not in (0, fired.calls):
+                raise RoutingError(
+                    f"layer {layer}'s router was recomputed {again} times after {fired.calls} calls"
+                )

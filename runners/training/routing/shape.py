@@ -1,0 +1,60 @@
+"""The shape of a policy's routing, read from its configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runners.training.sample import Routing
+from runners.trajectory.routing import RoutingShape
+
+
+def unrouted(shape: RoutingShape, tokens: int) -> Routing:
+    """Return routing of so many tokens that says nothing: all invalid, its ids distinct, since
+    dispatchers count on that.
+    """
+    rows = np.broadcast_to(np.arange(shape.top_k), (tokens, shape.layers, shape.top_k))
+    return Routing(shape.narrow(rows), np.zeros(tokens, bool))
+
+
+def routing_shape(model: Path) -> RoutingShape | None:
+    """Read the shape from a model directory's ``config.json``, the nested ``text_config`` first;
+    None for a dense model.
+
+    Raises OSError or ValueError if the file cannot be read or does not say.
+    """
+    whole = json.loads((model / "config.json").read_text("utf-8"))
+    nested = whole.get("text_config") or {}
+
+    def number(*names: str) -> int | None:
+        found = (part.get(name) for part in (nested, whole) for name in names)
+        return next((int(value) for value in found if value is not None), None)
+
+    experts = number("num_experts", "n_routed_experts", "num_local_experts")
+    if not experts:
+        return None
+    top_k, layers = number("num_experts_per_tok"), number("num_hidden_layers")
+    if not top_k or not layers:
+        raise ValueError(
+            f"{model / 'config.json'} has {experts} experts, but no num_experts_per_tok or "
+            "num_hidden_layers"
+        )
+    return RoutingShape(layers, top_k, experts, _routed_layers({**whole, **nested}, layers))
+
+
+def _routed_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Return the layers that route: not the dense ones at the beginning (DeepSeek, GLM), those in
+    between (``decoder_sparse_step``) or those listed (``mlp_only_layers``).
+    """
+    dense_first = config.get("first_k_dense_replace") or 0
+    step = config.get("decoder_sparse_step") or 1
+    listed = set(config.get("mlp_only_layers") or ())
+    return tuple(
+        layer
+        for layer in range(layers)
+        if layer >= dense_first and layer not in listed and (layer + 1) % step == 0
+    )

@@ -1,0 +1,221 @@
+"""Routing replay in a trainer's step: what is admitted, what is replayed, what is measured.
+
+The self-check of a step is cheap: shapes, ranges and distinctness before, what fired and how much
+it differs from training's own choices after. A violation names layer and sample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from conf import schema
+from runners.training.batching import MicroBatch
+from runners.training.prefix import Around
+from runners.training.routing.check import routing_fault
+from runners.training.routing.replay import Fired, RouterReplay, RoutingError
+from runners.training.sample import Routing, Sample
+from runners.trajectory.routing import RoutingShape
+
+FEWEST_SLOTS = 256
+"""Fewer choices of a layer say nothing about whether they are its own."""
+
+
+class ReplayedStep:
+    """Routing replay of one trainer; ``begin`` is called once per step, from one thread."""
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        config: schema.RoutingRecompute | schema.RoutingRollout,
+        shape: RoutingShape,
+    ) -> None:
+        self.config = config
+        self.shape = shape
+        self._replay = RouterReplay(policy)
+        self._totals = _Totals()
+
+    @property
+    def records(self) -> bool:
+        """Whether training's own choices are recorded, and replayed in all updates of a step."""
+        return isinstance(self.config, schema.RoutingRecompute)
+
+    def shadow_due(self, step: int) -> bool:
+        """Whether this trainer's ``step``-th step (1, 2, …) is also measured without replay."""
+        every = getattr(self.config, "shadow_every", 0)
+        return bool(every) and step % every == 1 % every
+
+    def begin(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Check a step's samples and return them; one whose routing cannot be true stops the step
+        (RoutingError) or comes back without weight and without routing.
+        """
+        self._totals = _Totals()
+        if isinstance(self.config, schema.RoutingRecompute):
+            return list(samples)
+        admitted = []
+        for sample in samples:
+            fault = routing_fault(sample, self.shape) if sample.routing is not None else None
+            if fault is not None and self.config.on_fault == "stop":
+                raise RoutingError(f"{sample.rollout_id} {fault}")
+            if fault is not None:
+                self._totals.refused += 1
+                sample = replace(sample, routing=None, advantage=0.0)
+            elif sample.routing is not None:
+                self._totals.captured += int(sample.routing.valid.sum())
+            self._totals.tokens += len(sample.tokens) - 1  # the last has no routing
+            admitted.append(sample)
+        return admitted
+
+    @contextmanager
+    def micro_batch(self, batch: MicroBatch) -> Iterator[Around]:
+        """Replay a micro-batch, forward and backward; yields what encloses each forward call."""
+        experts, routed = batch.experts, batch.routed
+        if experts is None or routed is None:
+            rows, columns = batch.input_ids.shape
+            shape = (rows, columns, self.shape.layers, self.shape.top_k)
+            experts = torch.zeros(shape, dtype=torch.int16, device=batch.input_ids.device)
+            routed = torch.zeros((rows, columns), dtype=torch.bool, device=batch.input_ids.device)
+        parts: list[tuple[slice, slice]] = []
+
+        def around(rows: slice, positions: slice) -> AbstractContextManager[object]:
+            parts.append((rows, positions))
+            own = experts[rows, positions]
+            return self._replay.forward(own.flatten(0, 1), routed[rows, positions].flatten())
+
+        with self._replay.micro_batch() as fired:
+            yield around
+        self._judge(batch, routed, fired, parts)
+
+    @contextmanager
+    def recording(self, batch: MicroBatch) -> Iterator[tuple[Around, dict[int, Routing]]]:
+        """Record what training's own routers choose in a forward pass: the dictionary holds, after
+        the block, the routing of each sample of the batch.
+        """
+        calls: list[tuple[slice, slice, dict[int, Tensor]]] = []
+        recorded: dict[int, Routing] = {}
+
+        @contextmanager
+        def around(rows: slice, positions: slice) -> Iterator[None]:
+            part = batch.input_ids[rows, positions]
+            everything = torch.ones(part.numel(), dtype=torch.bool, device=part.device)
+            with self._replay.forward(None, everything) as seen:
+                yield
+            calls.append((rows, positions, seen))
+
+        with self._replay.micro_batch():
+            yield around, recorded
+        count, length = batch.input_ids.shape
+        experts = np.zeros((count, length, self.shape.layers, self.shape.top_k), np.int64)
+        for rows, positions, seen in calls:
+            size = batch.input_ids[rows, positions].shape
+            for layer, chosen in seen.items():
+                experts[rows, positions, layer] = chosen.view(*size, -1).cpu().numpy()
+            if rows != slice(None):  # a prefix that was run once, for all rows
+                experts[:, positions] = experts[rows, positions]
+        for row, (index, tokens) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
+            known = np.arange(tokens) < tokens - 1
+            recorded[index] = Routing(self.shape.narrow(experts[row, :tokens]), known)
+
+    def figures(self, k3: float, k3_native: float | None) -> dict[str, Any]:
+        """Return the step's figures under ``r3/``, and take part in judging them: the mismatch with
+        replay, and without if it was measured; raises RoutingError if replay made it much worse.
+        """
+        totals = self._totals
+        share = None
+        if k3_native is not None:
+            share = 1.0 - k3 / k3_native if k3_native > 0 else 0.0
+            if k3 > WORSE * max(k3_native, SMALLEST):
+                raise RoutingError(
+                    f"training differs more from the rollout with its routing (k3 {k3:.2e}) than "
+                    f"without ({k3_native:.2e}): the rows belong to other tokens or layers"
+                )
+        return {
+            "r3/captured": totals.captured / max(1, totals.tokens),
+            "r3/replayed": totals.replayed / max(1, totals.rows),
+            "r3/disagree_slot": totals.other_slots / max(1, totals.slots),
+            "r3/disagree_token": totals.other_rows / max(1, totals.routed_rows),
+            "r3/invalid_rows": float(totals.tokens - totals.captured),
+            "r3/refused_samples": float(totals.refused),
+            "r3/gate_grad_norm": totals.gate_norm,
+            "r3/k3_native": k3_native,
+            "r3/routing_share": share,
+        }
+
+    def note_gradients(self) -> None:
+        """Take the norm of the routers' gradients, before the optimizer's step."""
+        grads = [
+            weight.grad
+            for router in self._replay.routers.values()
+            for weight in router.parameters()
+        ]
+        norms = [grad.norm() for grad in grads if grad is not None]
+        if norms:
+            self._totals.gate_norm = max(self._totals.gate_norm, float(torch.stack(norms).norm()))
+
+    def _judge(
+        self,
+        batch: MicroBatch,
+        routed: Tensor,
+        fired: Fired,
+        parts: list[tuple[slice, slice]],
+    ) -> None:
+        totals = self._totals
+        layers = len(self._replay.routers)
+        totals.rows += sum(_real(batch, rows, positions) for rows, positions in parts)
+        totals.replayed += fired.replayed // layers
+        totals.slots += fired.slots
+        totals.other_slots += fired.other_slots
+        totals.other_rows += sum(int((row > 0).sum()) for row in fired.rows)
+        totals.routed_rows += fired.replayed // layers
+        totals.other_by_layer.update(fired.other_by_layer)
+        if not isinstance(self.config, schema.RoutingRollout):
+            return
+        per_layer = totals.slots // layers
+        if per_layer < FEWEST_SLOTS:
+            return
+        for layer in self._replay.routers:
+            share = totals.other_by_layer[layer] / per_layer
+            if share > self.config.alarm_disagreement:
+                raise RoutingError(
+                    f"{share:.0%} of layer {layer}'s replayed choices are none that training would "
+                    f"make (worst: {_worst(batch, fired, parts)}): they belong to another token, "
+                    "layer or model"
+                )
+
+
+WORSE = 10.0
+SMALLEST = 1e-8
+"""Below it, a difference is rounding."""
+
+
+class _Totals:
+    """Sums over one step."""
+
+    def __init__(self) -> None:
+        self.tokens = self.captured = self.refused = 0
+        self.rows = self.replayed = self.slots = self.other_slots = 0
+        self.other_rows = self.routed_rows = 0
+        self.other_by_layer: Counter[int] = Counter()
+        self.gate_norm = 0.0
+
+
+def _worst(batch: MicroBatch, fired: Fired, parts: list[tuple[slice, slice]]) -> str:
+    """Return the rollout whose routing differs most."""
+    count = torch.zeros(len(batch.samples))
+    for (rows, positions), row in zip(parts, fired.rows, strict=True):
+        size = batch.input_ids[rows, positions].shape
+        count[rows] += row.view(*size).sum(dim=1).float().cpu()
+    return batch.rollout_ids[int(count.argmax())]
+
+
+def _real(batch: MicroBatch, rows: slice, positions: slice) -> int:
+    """Count the tokens of a call that may have routing: not padding, not a sample's last."""
+    start, stop, _ = positions.indices(batch.input_ids.shape[1])
+    return sum(max(0, min(stop, length - 1) - start) for length in batch.lengths[rows])

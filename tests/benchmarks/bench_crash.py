@@ -1,0 +1,331 @@
+"""Crash test: ``kill -9`` at random instants over small campaigns, each followed by a resume.
+
+    python -m tests.benchmarks.bench_crash --kills 100 --campaigns 12 --parallel 2
+
+A kill hits the driver, a service, or the whole process tree; half of them fall into starts and
+resumes. Whatever was killed when: at the end a campaign's store must account for the same work as
+that of an undisturbed one, its content must be equal, and nothing may be left on the machine. Needs
+the cached tiny policy. Exits with 1 if there is any difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from conf.cache import cache_root
+from runners.ledger import Ledger
+from runners.marks import SANDBOX, SERVICE
+from runners.owner import PREFIX, is_orphan
+from runners.sandboxes.cgroup import HIERARCHIES
+from runners.sandboxes.memory import SHARED_MEMORY
+from runners.trajectory.store import RunStore
+from runners.trajectory.store_error import StoreError
+from tests.runners.campaign.account import account, differences
+
+CAMPAIGN = [
+    *("run.steps=3", "run.tasks_per_step=2", "run.rollouts_per_task=2", "run.eval_tasks=4"),
+    *("run.eval_every=2", "task.train_tasks=8", "task.held_out_tasks=4", "rollout.concurrency=4"),
+    *("trainer.threads=1", "engine.threads=1", "observe.dashboard=off"),
+]
+TARGETS = {"driver": 10, "gateway": 3, "engine": 3, "tree": 4}
+"""What a kill hits, and how often of twenty."""
+MODULES = {"gateway": "runners.gateway", "engine": "runners.engines.embedded"}
+LIFE_S = 180.0
+"""A driver that takes longer hangs."""
+SETTLE_S = 20.0
+"""What a killed driver leaves to its life-lines is gone by then."""
+
+
+@dataclass
+class Campaign:
+    """One run directory, and the lives its driver had; used by one thread."""
+
+    folder: Path
+    overrides: list[str]
+    """``KEY=VALUE`` after ``CAMPAIGN``."""
+    environment: dict[str, str]
+    killed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Kills by target and by what the run was doing."""
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the run is."""
+        return self.folder / "run"
+
+    @contextlib.contextmanager
+    def life(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Start the run, or go on with it as a user would; its output goes to a file."""
+        try:
+            RunStore.open(self.run_dir, read_only=True).close()
+            arguments = ["--resume", str(self.run_dir)]
+        except StoreError:  # killed before there was a run
+            arguments = [*CAMPAIGN, *self.overrides, f"run.dir={self.run_dir}"]
+        with (self.folder / "output.txt").open("ab") as output:
+            driver = subprocess.Popen(
+                [sys.executable, "-m", "cli.main", "run", "--json", *arguments],
+                stdout=output,
+                stderr=output,
+                env=self.environment,
+                start_new_session=True,
+            )
+        try:
+            yield driver
+        finally:
+            if driver.poll() is None:
+                driver.kill()
+            driver.wait()
+
+    def finish(self) -> float:
+        """Let the run come to its end; returns the seconds it took."""
+        started = time.monotonic()
+        with self.life() as driver:
+            self._ended(driver, (0,))
+        return time.monotonic() - started
+
+    def kill_at(self, after_s: float, target: str) -> bool:
+        """Start, wait, kill; False if the run was over before that."""
+        with self.life() as driver:
+            try:
+                driver.wait(after_s)
+                self._ended(driver, (0,))
+                return False
+            except subprocess.TimeoutExpired:
+                phase = self._phase()
+                hit = strike(driver, target)
+            self.killed[hit, phase] += 1
+            # A run whose service was killed ends by itself; one that was done just then is done.
+            self._ended(driver, (4, 0) if hit in MODULES else (-signal.SIGKILL,))
+        return True
+
+    def _ended(self, driver: subprocess.Popen[bytes], codes: tuple[int, ...]) -> None:
+        try:
+            code: int | str = driver.wait(LIFE_S)
+        except subprocess.TimeoutExpired:
+            code = "hang"
+        if code not in codes:
+            end = (self.folder / "output.txt").read_text("utf-8", "replace")[-800:]
+            self.faults.append(f"{self.folder.name}: a driver ended with {code}: {end}")
+
+    def _phase(self) -> str:
+        """What the run does now, as its store says."""
+        try:
+            with RunStore.open(self.run_dir, read_only=True) as store:
+                kinds = {entry.kind for entry in Ledger(store).alive()}
+                rows = store.steps()
+                living = store.state().driven
+        except StoreError:
+            return "before the store"
+        if not living:
+            return "starting"
+        if not kinds & {"session", "sandbox"}:
+            return "starting or between"
+        return f"step {rows[-1].step}" if rows else "first evaluation"
+
+
+def strike(driver: subprocess.Popen[bytes], target: str) -> str:
+    """Kill a target, the driver where there is no such service yet; returns what was hit."""
+    try:
+        children = psutil.Process(driver.pid).children(recursive=True)
+    except psutil.Error:
+        children = []
+    if target in MODULES:
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                if MODULES[target] in child.cmdline():
+                    child.kill()
+                    return target
+    driver.kill()
+    if target == "tree":
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        return target
+    return "driver"
+
+
+def left_behind(campaign: Campaign) -> list[str]:
+    """Return what is on the machine although the campaign is over."""
+    until = time.monotonic() + SETTLE_S
+    while (found := _left(campaign)) and time.monotonic() < until:
+        time.sleep(0.2)
+    return found
+
+
+def _left(campaign: Campaign) -> list[str]:
+    temporary = Path(campaign.environment["TMPDIR"])
+    found = [
+        f"temporary {path}"
+        for path in temporary.iterdir()
+        if not path.name.startswith("torchinductor_")  # torch's own, one per user
+    ]
+    unfinished = (".partial", ".tmp", "sandboxes")
+    found += [
+        f"in the run: {path.relative_to(campaign.run_dir)}"
+        for path in campaign.run_dir.rglob("*")
+        if path.name.endswith(unfinished) or path.name.startswith(".")
+    ]
+    for place in (SHARED_MEMORY, *map(Path, HIERARCHIES)):
+        found += [f"orphan {path}" for path in place.glob(f"{PREFIX}*") if is_orphan(path.name)]
+    mine = f"TMPDIR={temporary}".encode()
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+            if mine in environment and (
+                SERVICE.encode() in environment or SANDBOX.encode() in environment
+            ):
+                found.append(f"process {process.pid}")
+    return found
+
+
+def disturbed(
+    folder: Path, overrides: list[str], cache: Path, kills: int, start_s: float, whole_s: float
+) -> Campaign:
+    """Run a campaign under ``kills`` kills to its end."""
+    rng = random.Random(folder.name)
+    campaign = prepared(folder, overrides, cache)
+    for _ in range(kills):
+        early = rng.random() < 0.5
+        after_s = rng.uniform(0.05, start_s) if early else rng.uniform(start_s, whole_s)
+        (target,) = rng.choices(list(TARGETS), list(TARGETS.values()))
+        if not campaign.kill_at(after_s, target) or campaign.faults:
+            break
+    campaign.finish()
+    return campaign
+
+
+def prepared(folder: Path, overrides: list[str], cache: Path) -> Campaign:
+    """Make the folder of a campaign, with a place for temporary files."""
+    (folder / "tmp").mkdir(parents=True)
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "XDG_CACHE_HOME": str(cache)}
+    return Campaign(folder, overrides, environment)
+
+
+def main() -> None:
+    """Measure, compare, print; exit with 1 on any difference."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--campaigns", type=int, default=12, help="the kills are spread over these")
+    parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="work in this directory and leave it there")
+    parser.add_argument("overrides", nargs="*", help="KEY=VALUE, as for agentrl run")
+    options = parser.parse_args()
+    with contextlib.ExitStack() as exits:
+        folder = options.keep or Path(exits.enter_context(tempfile.TemporaryDirectory()))
+        sys.exit(crash_test(folder.absolute(), options))
+
+
+def crash_test(folder: Path, options: argparse.Namespace) -> int:
+    """Run the undisturbed campaign, then the disturbed ones until there were enough kills."""
+    cache = folder / "cache"
+    (cache / "agentrl").mkdir(parents=True)
+    (cache / "agentrl" / "tiny").symlink_to(cache_root() / "tiny")
+    prepared(folder / "warm-up", options.overrides, cache).finish()  # makes the tasks
+    reference = prepared(folder / "reference", options.overrides, cache)
+    began = time.time()
+    whole_s = reference.finish()
+    if reference.faults:
+        raise SystemExit(f"the undisturbed run failed: {reference.faults}")
+    with RunStore.open(reference.run_dir, read_only=True) as store:
+        start_s = store.query("SELECT min(created_at) FROM session")[0][0] - began
+        wanted = account(store)
+    faults: list[str] = []
+    share = -(-options.kills // options.campaigns)
+    started, done, number = time.monotonic(), list[Campaign](), 0
+    kills: Counter[tuple[str, str]] = Counter()
+    with ThreadPoolExecutor(options.parallel) as pool:
+        while kills.total() < options.kills and not faults:
+            names = [f"seed-{options.seed}-{number + i}" for i in range(options.parallel)]
+            number += options.parallel
+            missing = options.kills - kills.total()
+            each = min(share, -(-missing // options.parallel))
+            round_ = [
+                pool.submit(
+                    disturbed, folder / name, options.overrides, cache, each, start_s, whole_s
+                )
+                for name in names
+            ]
+            for future in round_:
+                campaign = future.result()
+                done.append(campaign)
+                kills += campaign.killed
+                faults += judged(campaign, wanted)
+    faults += [f"in the cache: {path}" for path in (cache / "agentrl").glob("*/.*")]
+    report(kills, len(done), start_s, whole_s, time.monotonic() - started, faults)
+    return 1 if faults else 0
+
+
+def judged(campaign: Campaign, wanted: dict[str, Any]) -> list[str]:
+    """Return what a finished campaign has that it should not have, or lacks."""
+    found = list(campaign.faults)
+    try:
+        with RunStore.open(campaign.run_dir, read_only=True) as store:
+            found += differences(wanted, account(store))
+            found += [f"in the ledger: {e.kind} {e.name}" for e in Ledger(store).alive()]
+    except StoreError as error:
+        found.append(str(error))
+    return [f"{campaign.folder.name}: {fault}" for fault in [*found, *left_behind(campaign)]]
+
+
+def report(
+    kills: Counter[tuple[str, str]],
+    campaigns: int,
+    start_s: float,
+    whole_s: float,
+    wall_s: float,
+    faults: list[str],
+) -> None:
+    """Print the result for humans and as one JSON line."""
+    phases = sorted({phase for _, phase in kills})
+    table = Table(title=f"kill -9, {kills.total()} times over {campaigns} campaigns")
+    table.add_column("killed while")
+    for target in TARGETS:
+        table.add_column(target, justify="right")
+    for phase in phases:
+        table.add_row(phase, *(str(kills[target, phase]) for target in TARGETS))
+    console = Console(stderr=True)
+    console.print(table)
+    console.print(
+        f"an undisturbed run takes {whole_s:.1f} s, {start_s:.1f} s of it until the first rollout"
+    )
+    for fault in faults:
+        console.print(f"[red]different:[/] {fault}", highlight=False)
+    if not faults:
+        console.print("every store equals the undisturbed one; nothing is left")
+    document = {
+        "benchmark": "crash",
+        "kills": kills.total(),
+        "by_target": {t: sum(n for (hit, _), n in kills.items() if hit == t) for t in TARGETS},
+        "campaigns": campaigns,
+        "start_s": round(start_s, 1),
+        "undisturbed_s": round(whole_s, 1),
+        "wall_s": round(wall_s, 1),
+        "differences": faults,
+    }
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()

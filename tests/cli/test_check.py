@@ -1,0 +1,45 @@
+"""``agentrl check``: what it shows, and what it says is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Agentrl
+
+
+def test_what_was_found_is_one_json_document(agentrl: Agentrl) -> None:
+    done = agentrl("check", "--json")
+    found = json.loads(done.stdout)
+    assert done.code == found["exit_code"] == 0
+    assert (found["harness"]["kind"], found["turns"]) == ("native", 1)
+    assert found["sandbox"]["isolation"]
+
+
+def test_what_was_found_is_shown(agentrl: Agentrl) -> None:
+    done = agentrl("check")
+    assert done.code == 0
+    assert "one turn" in done.stdout
+    assert "no writes outside the workspace" in " ".join(done.stdout.split())
+
+
+def test_it_leaves_nothing_behind(agentrl: Agentrl) -> None:
+    agentrl("check")
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_program_that_cannot_be_installed_has_exit_code_3(
+    agentrl: Agentrl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    done = agentrl("check", "harness=claude_code", "harness.binary=missing.tgz", "--json")
+    assert done.code == 3
+    assert "harness.binary=missing.tgz cannot be read" in json.loads(done.stdout)["error"]
+
+
+def test_the_preflights_problems_are_its_own(agentrl: Agentrl, tmp_path: Path) -> None:
+    done = agentrl("check", f"model.path={tmp_path / 'none'}")
+    assert done.code == 3
+    assert "is no directory" in done.stderr

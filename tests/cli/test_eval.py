@@ -1,0 +1,80 @@
+"""``agentrl eval`` and ``agentrl regrade``: what they refuse, what they print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ExitCode
+from runners.trajectory.run_state import State
+from runners.trajectory.store import RunStore
+from tests.cli.conftest import Agentrl
+
+NO_TRAINING = ["run.steps=0", "run.eval_tasks=0"]
+
+
+def stored(path: Path, *overrides: str, **info: Any) -> Path:
+    """A directory that holds an interrupted run."""
+    config = compose([*NO_TRAINING, *overrides]).model_dump(mode="json")
+    with RunStore.create(path, config) as store:
+        store.set_state(State.RUNNING, **info)
+        store.set_state(State.INTERRUPTED, exit_code=130, **info)
+    return path
+
+
+@pytest.fixture
+def evaluation(tmp_path: Path) -> Path:
+    return stored(tmp_path / "evaluation", "eval.tasks=8", benchmark="bugfix")
+
+
+def test_a_mistyped_benchmark_is_a_usage_error(agentrl: Agentrl) -> None:
+    done = agentrl("eval", "bugfx")
+    assert done.code == ExitCode.USAGE
+    assert "bugfx is no benchmark: did you mean bugfix?" in done.stderr
+
+
+def test_an_evaluation_and_a_campaign_are_not_taken_for_each_other(
+    agentrl: Agentrl, evaluation: Path, tmp_path: Path
+) -> None:
+    done = agentrl("run", "--resume", str(evaluation))
+    assert done.code == ExitCode.USAGE
+    assert f"agentrl eval bugfix --resume {evaluation}" in done.stderr
+    campaign = stored(tmp_path / "campaign")
+    done = agentrl("eval", "bugfix", "--resume", str(campaign))
+    assert done.code == ExitCode.USAGE
+    assert f"agentrl run --resume {campaign}" in done.stderr
+
+
+def test_a_resumed_evaluation_may_grow_and_not_shrink(agentrl: Agentrl, evaluation: Path) -> None:
+    done = agentrl("eval", "bugfix", "--resume", str(evaluation), "eval.tasks=7")
+    assert done.code == ExitCode.USAGE
+    assert "eval.tasks was 8 and can only grow, not become 7" in done.stderr
+    done = agentrl("eval", "bugfix", "--resume", str(evaluation), "eval.ids=x")
+    assert "eval.ids was * and cannot become x" in done.stderr
+
+
+def test_status_tells_how_to_continue_an_evaluation(agentrl: Agentrl, evaluation: Path) -> None:
+    document = json.loads(agentrl("status", str(evaluation), "--json").stdout)
+    assert document["benchmark"] == "bugfix"
+    assert document["resume"] == f"agentrl eval bugfix --resume {evaluation}"
+    assert "evaluation of" in agentrl("status", str(evaluation)).stdout
+
+
+def test_a_served_model_is_evaluated_without_weights(agentrl: Agentrl, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    served = ["model=local", "model.tokenizer=tokenizer", "model.renderer=qwen3"]
+    nobody = ["engine=sglang", "engine.url=http://127.0.0.1:9", "eval.ids=none"]
+    done = agentrl("eval", "bugfix", *served, *nobody, "task.held_out_tasks=1")
+    assert "model.path" not in done.stderr
+    assert "leave no task" in done.stderr
+
+
+def test_nothing_to_regrade_is_no_failure(agentrl: Agentrl, evaluation: Path) -> None:
+    done = agentrl("regrade", str(evaluation), "--json")
+    assert done.code == ExitCode.DONE, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["chosen"], document["flips"], document["exit_code"]) == (0, [], 0)

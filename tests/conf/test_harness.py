@@ -1,0 +1,47 @@
+"""What an agent program asks of the rest of the configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.compose import compose, from_json, to_json
+from conf.errors import ConfigError
+from conf.schema import LocalSandbox
+
+
+def limits(*overrides: str) -> tuple[int, int]:
+    """Return the memory and CPU limits of sandboxes."""
+    sandbox = compose(list(overrides)).sandbox
+    assert isinstance(sandbox, LocalSandbox)
+    return sandbox.memory_mb, sandbox.cpu_s
+
+
+def test_a_sandbox_has_the_limits_that_its_agent_program_needs() -> None:
+    assert limits() == (1024, 60)
+    assert limits("harness=claude_code") == (16384, 600)
+    assert limits("harness=claude_code", "sandbox.memory_mb=20000")[0] == 20000
+    assert limits("sandbox.memory_mb=512")[0] == 512, "our own agent needs little"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mend"),
+    [
+        (["sandbox.memory_mb=1024"], "raise sandbox.memory_mb"),
+        (["scenario=compact"], "raise scenario.window_tokens"),
+        (["scenario=mixed", "scenario.window_tokens=13999"], "raise scenario.window_tokens"),
+        (["harness.version=latest"], "harness.version=latest"),
+    ],
+)
+def test_what_claude_code_cannot_work_with_is_refused(overrides: list[str], mend: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["harness=claude_code", *overrides])
+    (fault,) = caught.value.faults
+    assert mend in fault
+
+
+def test_a_stored_configuration_keeps_its_limits() -> None:
+    stored = to_json(compose(["harness=claude_code", "sandbox.memory_mb=20000"]))
+    assert from_json(stored, source="test") == from_json(
+        stored, source="test", overrides=["seed=0"]
+    )
+    assert '"memory_mb": 20000' in stored

@@ -1,0 +1,57 @@
+"""Rules between a sandbox that is elsewhere and the rest of the configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from conf.schema import DockerSandbox, E2bSandbox
+
+E2B = ["sandbox=e2b", "gateway.public_url=https://g.example/", "gateway.port=8080"]
+
+
+def fault(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(list(overrides))
+    (found,) = caught.value.faults
+    return found
+
+
+def test_sandboxes_elsewhere_compose() -> None:
+    e2b = compose(E2B)
+    assert isinstance(e2b.sandbox, E2bSandbox)
+    assert e2b.gateway.public_url == "https://g.example"
+    docker = compose(["sandbox=docker", *E2B[1:]])
+    assert isinstance(docker.sandbox, DockerSandbox)
+
+
+@pytest.mark.parametrize("kind", ["e2b", "docker"])
+def test_a_sandbox_elsewhere_needs_a_way_to_the_gateway(kind: str) -> None:
+    found = fault(f"sandbox={kind}")
+    assert found.startswith(f"gateway.public_url=null, but sandbox={kind}")
+    assert "set gateway.public_url" in found
+
+
+def test_a_public_url_needs_a_fixed_port() -> None:
+    assert "set gateway.port" in fault("gateway.public_url=https://g.example")
+
+
+def test_a_sandbox_lives_as_long_as_an_attempt_may() -> None:
+    found = fault(*E2B, "sandbox.lifetime_s=200", "rollout.deadlines.guard_s=250")
+    assert found.startswith("sandbox.lifetime_s=200 is less than rollout.deadlines.guard_s=250")
+    assert found.endswith("raise sandbox.lifetime_s")
+    compose([*E2B, "sandbox.lifetime_s=250", "rollout.deadlines.guard_s=250"])
+
+
+def test_a_size_needs_a_service_of_images() -> None:
+    assert "set sandbox.image_key" in fault(*E2B, "sandbox.size=lg")
+    compose([*E2B, "sandbox.size=lg", "sandbox.image_key=example.com/image"])
+
+
+def test_keys_of_one_sandbox_are_no_keys_of_another() -> None:
+    assert "sandbox.isolation" in fault(*E2B, "sandbox.isolation=auto")
+
+
+def test_what_the_agent_program_needs_of_this_machine_is_not_asked_of_another() -> None:
+    compose([*E2B, "harness=claude_code"])

@@ -1,0 +1,232 @@
+"""A service that speaks E2B's API on loopback: control plane and, for all sandboxes at one URL,
+envd. The real SDK is pointed at it by ``api_url`` and ``sandbox_url``; processes are real.
+
+What the SDK sends and reads is in the wire notes of e2b 2.63; ``connect-timeout-ms`` is kept only
+when ``keeps_deadlines`` is set, as a server may forget it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import urllib.parse
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from tests.fakes.e2b import envd
+from tests.fakes.e2b.box import Box
+from tests.fakes.e2b.faults import Fault, Faults, What
+
+KEY = "e2b_0123456789abcdef"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Machine:
+    """A sandbox, as the control plane knows it."""
+
+    box: Box
+    created: dict[str, Any]
+    """The body that it was created with."""
+    renewed: list[int] = field(default_factory=list)
+    """Lifetimes that were asked for later."""
+
+
+class E2bServer:
+    """The service."""
+
+    def __init__(self, root: Path) -> None:
+        self.machines: dict[str, Machine] = {}
+        self.ended: list[Machine] = []
+        self.requests: list[str] = []
+        """Method and path of each request."""
+        self.url = ""
+        self._root = root
+        self._numbers = itertools.count()
+        self._keys: dict[str, asyncio.Task[str]] = {}
+        self.faults = Faults()
+        self.app = web.Application(middlewares=[self._middleware()], client_max_size=1 << 30)
+        self.keeps_deadlines = True
+        self.profile = "echo a profile that prints\n"
+        """What login shells of new machines run."""
+        self.app[envd.SERVER] = self
+        self.app.add_routes(
+            [
+                web.post("/v2/sandboxes", self._create),
+                web.get("/v2/sandboxes", self._list),
+                web.get("/sandboxes/{id}", self._get),
+                web.delete("/sandboxes/{id}", self._delete),
+                web.post("/v2/sandboxes/{id}/connect", self._connect),
+                web.post("/sandboxes/{id}/timeout", self._timeout),
+                web.get("/health", self._health),
+                web.get("/files", self._read),
+                web.post("/files", self._write),
+                web.post("/process.Process/Start", self._start),
+                web.post("/process.Process/{method}", self._unary),
+            ]
+        )
+
+    def plan(self, route: str, what: What, **more: Any) -> None:
+        """Let the next requests that fit go wrong."""
+        self.faults.planned.append(Fault(route, what, **more))
+
+    async def close(self) -> None:
+        """End every box."""
+        for sandbox_id in list(self.machines):
+            await self._end(sandbox_id)
+
+    # --- control plane -------------------------------------------------------------------------
+
+    async def _create(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        key = request.headers.get("Idempotency-Key") or str(next(self._numbers))
+        if key not in self._keys:
+            self._keys[key] = asyncio.create_task(self._boot(body))
+        sandbox_id = await asyncio.shield(self._keys[key])
+        return web.json_response(self._said(sandbox_id), status=201)
+
+    async def _boot(self, body: dict[str, Any]) -> str:
+        sandbox_id = f"sb{next(self._numbers):08}"
+        egress = body.get("network") or {}
+        open_network = "allowOut" in egress or "denyOut" not in egress
+        box = Box(self._root / sandbox_id, network=open_network, profile=self.profile)
+        await box.boot()
+        self.machines[sandbox_id] = Machine(box, body)
+        return sandbox_id
+
+    def _said(self, sandbox_id: str) -> dict[str, Any]:
+        return {
+            "templateID": self.machines[sandbox_id].created["templateID"],
+            "sandboxID": sandbox_id,
+            "clientID": "local",
+            "envdVersion": "0.6.4",
+            "envdAccessToken": f"token-{sandbox_id}",
+        }
+
+    def _details(self, sandbox_id: str) -> dict[str, Any]:
+        return {
+            **self._said(sandbox_id),
+            "startedAt": "2026-01-01T00:00:00Z",
+            "endAt": "2030-01-01T00:00:00Z",
+            "cpuCount": 1,
+            "memoryMB": 512,
+            "diskSizeMB": 1024,
+            "state": "running",
+            "metadata": self.machines[sandbox_id].created.get("metadata", {}),
+        }
+
+    async def _list(self, request: web.Request) -> web.Response:
+        quoted = urllib.parse.parse_qsl(request.query.get("metadata", ""))
+        wanted = {tuple(map(urllib.parse.unquote, pair)) for pair in quoted}
+        found = [
+            self._details(sandbox_id)
+            for sandbox_id, machine in self.machines.items()
+            if wanted <= set(machine.created.get("metadata", {}).items())
+        ]
+        return web.json_response(found)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        sandbox_id = request.match_info["id"]
+        if sandbox_id not in self.machines:
+            return envd.refusal(404, "404", "sandbox not found")
+        return web.json_response(self._details(sandbox_id))
+
+    async def _connect(self, request: web.Request) -> web.Response:
+        sandbox_id = request.match_info["id"]
+        if sandbox_id not in self.machines:
+            return envd.refusal(404, "404", "sandbox not found")
+        return web.json_response(self._said(sandbox_id))
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        sandbox_id = request.match_info["id"]
+        if sandbox_id not in self.machines:
+            return envd.refusal(404, "404", "sandbox not found")
+        await self._end(sandbox_id)
+        return web.Response(status=204)
+
+    async def _timeout(self, request: web.Request) -> web.Response:
+        machine = self.machines.get(request.match_info["id"])
+        if machine is None:
+            return envd.refusal(404, "404", "sandbox not found")
+        machine.renewed.append((await request.json())["timeout"])
+        return web.Response(status=204)
+
+    async def _end(self, sandbox_id: str) -> None:
+        machine = self.machines.pop(sandbox_id)
+        self.ended.append(machine)
+        await machine.box.destroy()
+
+    # --- envd ----------------------------------------------------------------------------------
+
+    def _box(self, request: web.Request) -> Box:
+        sandbox_id = request.headers.get("e2b-sandbox-id", "")
+        if sandbox_id not in self.machines:
+            text = f'{{"code": 502, "message": "The sandbox {sandbox_id} was not found"}}'
+            raise web.HTTPBadGateway(text=text, content_type="application/json")
+        if request.headers.get("x-access-token") != f"token-{sandbox_id}":
+            raise web.HTTPUnauthorized
+        return self.machines[sandbox_id].box
+
+    async def _health(self, request: web.Request) -> web.Response:
+        self._box(request)
+        return web.Response(status=204)
+
+    async def _read(self, request: web.Request) -> web.StreamResponse:
+        return await envd.read(self._box(request), request)
+
+    async def _write(self, request: web.Request) -> web.Response:
+        return await envd.write(self._box(request), request)
+
+    async def _start(self, request: web.Request) -> web.StreamResponse:
+        return await envd.start(self._box(request), request)
+
+    async def _unary(self, request: web.Request) -> web.Response:
+        box = self._box(request)
+        return await envd.unary(box, request.match_info["method"], await request.json())
+
+    # --- what goes wrong -----------------------------------------------------------------------
+
+    def _middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
+        @web.middleware
+        async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+            self.requests.append(f"{request.method} {request.path}")
+            if "sandboxes" in request.path and request.headers.get("x-api-key") != KEY:
+                return envd.refusal(401, "401", "unknown key")
+            fault = self.faults.strikes(request, "status", "drop", "lose", "slow")
+            if fault is None:
+                return await handler(request)
+            if fault.what == "status":
+                return envd.refusal(fault.status, str(fault.status), fault.message)
+            if fault.what == "slow":
+                await asyncio.sleep(fault.seconds)
+                return await handler(request)
+            if fault.what == "lose":
+                await handler(request)
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+
+        return answer
+
+
+@asynccontextmanager
+async def e2b_server(root: Path) -> AsyncIterator[E2bServer]:
+    """Serve on loopback; boxes are below ``root``."""
+    server = E2bServer(root)
+    runner = web.AppRunner(server.app, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield server
+    finally:
+        await server.close()
+        await runner.cleanup()
+        shutil.rmtree(root, ignore_errors=True)

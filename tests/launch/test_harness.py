@@ -1,0 +1,69 @@
+"""What an agent program that comes from elsewhere asks of this machine before a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conf import programs
+from conf.compose import compose
+from conf.schema import ClaudeCodeHarness
+from launch.local import plan
+from launch.preflight import preflight
+
+LONG = ["model.max_context_tokens=32768", "engine.cache_tokens=65536"]
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def problems(tmp_path: Path, *overrides: str) -> list[tuple[bool, str]]:
+    config = compose(["harness=claude_code", *LONG, *overrides])
+    found = preflight(config, tmp_path)
+    return [(p.fatal, p.message) for p in found if "harness" in p.message or "Claude" in p.message]
+
+
+def test_a_program_that_is_not_installed_is_fatal_and_says_how_to_get_it(tmp_path: Path) -> None:
+    ((fatal, message),) = problems(tmp_path)
+    assert fatal
+    assert "`agentrl check harness=claude_code`" in message
+
+
+def test_an_installed_program_is_no_problem(tmp_path: Path) -> None:
+    harness = compose(["harness=claude_code"]).harness
+    assert isinstance(harness, ClaudeCodeHarness)
+    program = programs.claude_code(harness)
+    program.parent.mkdir(parents=True)
+    program.write_text("")
+    program.chmod(0o755)
+    assert problems(tmp_path) == []
+
+
+def test_a_tarball_must_be_unpacked_first(tmp_path: Path) -> None:
+    tarball = tmp_path / "claude.tgz"
+    tarball.write_text("")
+    ((fatal, message),) = problems(tmp_path, f"harness.binary='{tarball}'")
+    assert fatal
+    assert f"harness=claude_code harness.binary={tarball}" in message
+
+
+def test_a_given_program_must_be_one(tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.write_text("")
+    given.chmod(0o644)
+    ((fatal, message),) = problems(tmp_path, f"harness.binary='{given}'")
+    assert (fatal, "chmod +x" in message) == (True, True)
+
+
+def test_a_model_too_small_for_its_first_prompt_is_a_warning(tmp_path: Path) -> None:
+    found = problems(tmp_path, "model.max_context_tokens=1024")
+    (message,) = [message for fatal, message in found if not fatal]
+    assert "model.max_context_tokens=1024" in message
+
+
+def test_its_sandboxes_need_more_memory_than_those_of_our_own_agent(tmp_path: Path) -> None:
+    ours, theirs = plan(compose([]), tmp_path), plan(compose(["harness=claude_code"]), tmp_path)
+    assert theirs.memory_mb > ours.memory_mb

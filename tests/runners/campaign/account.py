@@ -1,0 +1,103 @@
+"""What a run came to, for comparison with another run of the same configuration.
+
+Left out is what differs between two undisturbed runs: times, pids, and which attempt counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from runners.campaign.result import metrics_rows
+from runners.trajectory.dump import dump
+from runners.trajectory.exporters.jsonl import validate
+from runners.trajectory.store import RunStore
+
+_TIMED = ("time/", "tokens/per_s", "rollout/retried")
+"""Metrics that depend on the clock, or on how often something was tried."""
+_CLOSE = ("loss/", "policy/")
+"""Metrics of the trainer: sums of floats, whose last bits depend on how requests were batched."""
+_DIGITS = 6
+
+
+def account(store: RunStore) -> dict[str, Any]:
+    """Return what must be equal; raises AssertionError for what contradicts itself."""
+    records = store.rollouts(counts=True)
+    lines = (store.run_dir / "metrics.jsonl").read_text().splitlines()
+    return {
+        "state": (store.state().state.value, store.state().exit_code),
+        "steps": [(row.step, row.state, row.tasks) for row in store.steps()],
+        "evaluations": [(row.step, row.result) for row in store.evaluations()],
+        "metrics": [_metrics(row) for row in metrics_rows(store)],
+        "metrics.jsonl": [_metrics(json.loads(line)) for line in lines],
+        "rollouts": {record.rollout_id: _rollout(store, record) for record in records},
+        "rollouts that count twice": [
+            rollout_id
+            for rollout_id, count in Counter(record.rollout_id for record in records).items()
+            if count > 1
+        ],
+        "checkpoints": sorted(path.name for path in (store.run_dir / "checkpoints").iterdir()),
+        "integrity": store.query("PRAGMA integrity_check")[0][0],
+        "broken": broken(store, store.run_dir / "dump"),
+    }
+
+
+def broken(store: RunStore, out: Path) -> list[str]:
+    """Return what is wrong with a store for itself; dumps it to ``out``."""
+    found = []
+    for session_id in store.sessions():
+        indices = [turn.index for turn in store.turns(session_id)]
+        if indices != list(range(len(indices))):
+            found.append(f"{session_id} has the turns {indices}")
+    for record in store.rollouts():
+        if not record.sampled_tokens:
+            continue  # never came to its end
+        turns = store.turns(record.session_id)
+        sampled = sum(len(turn.output_ids) for turn in turns)
+        if sampled != record.sampled_tokens or len(turns) != record.turns:
+            found.append(f"{record.session_id} has {sampled} tokens, {record.sampled_tokens} said")
+    dump(store, out)
+    return found + validate(out / "trajectories.jsonl")
+
+
+def differences(wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """Return where two accounts differ."""
+    return list(_differ("", wanted, found))
+
+
+def _differ(where: str, wanted: Any, found: Any) -> list[str]:
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return [
+            line
+            for key in dict.fromkeys([*wanted, *found])
+            for line in _differ(f"{where}/{key}", wanted.get(key, "?"), found.get(key, "?"))
+        ]
+    return [] if wanted == found else [f"{where[1:]}: {found!r}, not {wanted!r}"]
+
+
+def _metrics(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: round(value, _DIGITS) if key.startswith(_CLOSE) and value is not None else value
+        for key, value in row.items()
+        if not key.startswith(_TIMED)
+    }
+
+
+def _rollout(store: RunStore, record: Any) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    for turn in store.turns(record.session_id):
+        digest.update(turn.prompt_new.tobytes() + b"|" + turn.output_ids.tobytes())
+    return {
+        "task": record.task_id,
+        "outcome": record.outcome.code.value,
+        "reward": record.reward,
+        "advantage": record.advantage,
+        "turns": record.turns,
+        "sampled": record.sampled_tokens,
+        "trained": record.trained_tokens,
+        "patch": record.patch,
+        "tokens": digest.hexdigest()[:12],
+    }

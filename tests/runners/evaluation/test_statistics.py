@@ -1,0 +1,92 @@
+"""pass@k and intervals, against values computed by hand or by counting."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.evaluation.statistics import (
+    bootstrap_interval,
+    pass_at_k,
+    spread,
+    wilson_interval,
+)
+
+
+@pytest.mark.parametrize(
+    ("samples", "solved", "k", "wanted"),
+    [
+        (4, 1, 1, 1 / 4),
+        (4, 1, 2, 1 / 2),  # 1 - C(3,2)/C(4,2) = 1 - 3/6
+        (5, 2, 3, 9 / 10),  # 1 - C(3,3)/C(5,3) = 1 - 1/10
+        (5, 3, 3, 1.0),  # any three of five hold one of the three
+        (3, 0, 3, 0.0),
+        (1, 1, 1, 1.0),
+    ],
+)
+def test_pass_at_k_has_the_value_of_the_paper(
+    samples: int, solved: int, k: int, wanted: float
+) -> None:
+    assert pass_at_k(samples, solved, k) == pytest.approx(wanted)
+
+
+@given(
+    st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n)))
+)
+def test_pass_at_k_is_the_share_of_choices_with_a_solved_one(case: tuple[int, int, int]) -> None:
+    samples, solved, k = case
+    choices = list(combinations(range(samples), k))
+    good = sum(any(index < solved for index in choice) for choice in choices)
+    assert pass_at_k(samples, solved, k) == pytest.approx(good / len(choices))
+
+
+@pytest.mark.parametrize(("samples", "solved", "k"), [(2, 1, 3), (2, 3, 1), (2, -1, 1), (2, 1, 0)])
+def test_pass_at_k_refuses_what_has_no_unbiased_estimate(samples: int, solved: int, k: int) -> None:
+    with pytest.raises(ValueError, match="pass@"):
+        pass_at_k(samples, solved, k)
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        (7, 10, 0.3968, 0.8922),
+        (0, 10, 0.0, 0.2775),  # z² / (n + z²) = 3.8415 / 13.8415
+        (10, 10, 0.7225, 1.0),
+        (50, 100, 0.4038, 0.5962),
+    ],
+)
+def test_wilsons_interval_has_its_known_values(
+    successes: int, trials: int, low: float, high: float
+) -> None:
+    assert wilson_interval(successes, trials) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_nothing_has_no_interval_and_no_spread() -> None:
+    assert wilson_interval(0, 0) is None
+    assert bootstrap_interval([]) is None
+    assert spread([]) is None
+
+
+def test_the_bootstrap_interval_of_many_tasks_is_that_of_the_normal_distribution() -> None:
+    values = [1.0] * 120 + [0.0] * 280
+    error = math.sqrt(0.3 * 0.7 / 400)
+    low, high = bootstrap_interval(values) or (0, 0)
+    assert (low, high) == pytest.approx((0.3 - 1.96 * error, 0.3 + 1.96 * error), abs=0.004)
+
+
+def test_the_bootstrap_interval_of_two_tasks_holds_every_mean_of_two() -> None:
+    assert bootstrap_interval([0.0, 1.0]) == (0.0, 1.0)
+    assert bootstrap_interval([0.25, 0.25, 0.25]) == (0.25, 0.25)
+
+
+def test_the_same_values_give_the_same_interval_however_many_there_are() -> None:
+    values = [float(index % 3 == 0) for index in range(3000)]
+    assert bootstrap_interval(values) == bootstrap_interval(values)
+
+
+def test_a_spread_is_mean_median_95_percent_and_maximum() -> None:
+    assert spread(range(101)) == {"mean": 50.0, "p50": 50.0, "p95": 95.0, "max": 100.0}

@@ -1,0 +1,51 @@
+"""What the boundaries of this room's tests are made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.schema import LocalSandbox as Settings
+from runners.faults import clock
+from runners.sandboxes.local import LocalBackend
+from runners.tasks.contract import Task
+from runners.trajectory.store import RunStore
+from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from tests.runners.faults.boundaries import Places
+from tests.runners.tasks.repositories import make_task
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of the tiny tokenizer."""
+    return write_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """A task with real tests."""
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture(scope="session")
+def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
+    """Sandboxes that work on any machine and need no running gateway."""
+    settings = Settings(
+        kind="local", isolation="none", memory_mb=1024, processes=4096, file_mb=8, cpu_s=20
+    )
+    backend = LocalBackend(settings, tmp_path_factory.mktemp("backend") / "root")
+    yield backend
+    asyncio.run(backend.close())
+
+
+@pytest.fixture
+def places(
+    tmp_path: Path, tokenizer_dir: Path, task: Task, sandboxes: LocalBackend
+) -> Iterator[Places]:
+    """A run's store, and everything that boundaries are made of."""
+    with RunStore.create(tmp_path / "run", {}) as store:
+        yield Places(tmp_path, tokenizer_dir, task, sandboxes, store)
+    clock.restore()

@@ -1,0 +1,94 @@
+"""What a session sees of an engine that fails, refuses, or must not be asked too often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
+from tests.runners.gateway.running import Gateway, running_gateway, user
+
+DONE = f"Done.{END}"
+
+
+@pytest.fixture
+async def patient_gateway(
+    engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
+) -> AsyncIterator[Gateway]:
+    """Serve a gateway that tries three times."""
+    run_dir = tmp_path / "run"
+    async with running_gateway(engine.url, tokenizer_dir, run_dir, engine_attempts=3) as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize(
+    ("fault", "pushed_back", "aborted"),
+    [
+        (Completion(status=500), 0, 1),
+        (Completion(status=503), 1, 0),
+        (Completion(status=429), 1, 0),
+        (Completion("half", finish="abort"), 0, 0),
+    ],
+    ids=["500", "503", "429", "abort"],
+)
+async def test_a_fault_that_passes_is_not_seen_by_the_agent(
+    fault: Completion,
+    pushed_back: int,
+    aborted: int,
+    patient_gateway: Gateway,
+    engine: ScriptedEngine,
+) -> None:
+    agent = await patient_gateway.session(seed=7)
+    engine.say(fault, DONE)
+    assert (await agent.ask([user("hi")]))["stop_reason"] == "end_turn"
+    first, second = engine.seen.requests
+    assert first["rid"] != second["rid"]
+    assert first["input_ids"] == second["input_ids"]
+    assert first["sampling_params"] == second["sampling_params"]
+    stats = (await agent.finish())["stats"]
+    assert (stats["turns"], stats["engine_retries"], stats["failed"]) == (1, 1, 0)
+    assert stats["pushed_back"] == pushed_back
+    assert len(patient_gateway.turns("s1")) == 1
+    while len(engine.seen.aborted) < aborted:
+        await asyncio.sleep(0.01)
+    assert engine.seen.aborted == [first["rid"]] * aborted
+
+
+async def test_a_fault_that_stays_is_an_error_after_all_tries(
+    patient_gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    agent = await patient_gateway.session()
+    engine.say(*[Completion(status=503)] * 3)
+    status, body = await agent.post("/v1/messages", agent.body([user("hi")]))
+    assert (status, body["error"]["type"]) == (529, "overloaded_error")
+    stats = await agent.stats()
+    assert (stats["engine_retries"], stats["pushed_back"], stats["failed"]) == (2, 3, 1)
+
+
+async def test_a_refusal_is_not_tried_again(
+    patient_gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    agent = await patient_gateway.session()
+    engine.say(Completion(status=400))
+    status, body = await agent.post("/v1/messages", agent.body([user("hi")]))
+    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+    assert len(engine.seen.requests) == 1
+
+
+async def test_calls_of_the_engine_keep_to_the_rate(
+    engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    rare = running_gateway(engine.url, tokenizer_dir, tmp_path / "run", engine_calls_per_s=0.001)
+    async with rare as gateway:
+        one, two = await gateway.session("s1"), await gateway.session("s2")
+        engine.say(DONE, DONE)
+        await one.ask([user("hi")])
+        waiting = asyncio.create_task(two.ask([user("hi")]))
+        while not (await two.stats())["in_flight"]:
+            await asyncio.sleep(0.01)
+        await asyncio.wait({waiting}, timeout=0.1)
+        assert len(engine.seen.requests) == 1
+        waiting.cancel()

@@ -1,0 +1,325 @@
+"""The real Claude Code, in the real sandbox, through the real gateway: every sampled token is
+trained and every branch named, in every scenario.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf import programs
+from conf.compose import compose
+from conf.schema import (
+    ClaudeCodeHarness,
+    CompactScenario,
+    LinearScenario,
+    MixedScenario,
+    Scenario,
+    SubagentScenario,
+)
+from runners.harnesses.claude_code.result import read_result
+from runners.harnesses.claude_code.settings import command, environment
+from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
+from runners.harnesses.registry import install_harness, make_harness
+from runners.outcome import OutcomeCode
+from runners.sandboxes.backends import make_backend
+from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
+from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
+from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from tests.runners.gateway.running import Agent, running_gateway
+
+pytestmark = pytest.mark.agents
+
+OVERRIDES = ["harness=claude_code", "harness.max_turns=9", "harness.max_tokens=4096"]
+CONFIG = compose(OVERRIDES)
+assert isinstance(CONFIG.harness, ClaudeCodeHarness)
+HARNESS = CONFIG.harness
+LINEAR = LinearScenario(kind="linear")
+
+
+def call(name: str, **arguments: str) -> str:
+    """Return a tool call as the policy samples it."""
+    return spoken([{"type": "tool_use", "name": name, "input": arguments}])
+
+
+def say(text: str) -> str:
+    """Return an answer without a call."""
+    return spoken([{"type": "text", "text": text}])
+
+
+READ = call("Read", file_path="/workspace/a.py")
+EDIT = call("Edit", file_path="/workspace/a.py", old_string="a - b", new_string="a + b")
+COUNT = call("Bash", command="seq 1000 1600", description="Count")
+SEARCH = call("Grep", pattern="lorem", path="/workspace/big.txt", output_mode="content")
+SENT = call("Agent", description="Look", prompt="look at a.py", subagent_type="investigator")
+REPORT = say("it subtracts")
+LONG_REPORT = say("it subtracts\n" + "lorem ipsum\n" * 250)
+SUMMARY = say("<summary>add in a.py subtracts</summary>")
+DONE = say("done")
+
+
+@dataclass
+class Work:
+    """What came of one run of the agent."""
+
+    result: HarnessResult
+    finished: dict[str, Any]
+    a_py: str
+    changed: list[str]
+    """Names in the workspace that were not there before."""
+
+
+@pytest.fixture(scope="module")
+def installed() -> None:
+    """Install Claude Code, or skip where nothing can."""
+    if shutil.which("npm") is None and not programs.claude_code(HARNESS).exists():
+        pytest.skip("npm, which installs Claude Code, is not here")
+    install_harness(HARNESS)
+
+
+@pytest.fixture(scope="module", params=["auto", "none"])
+def any_backend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SandboxBackend]:
+    config = compose([*OVERRIDES, f"sandbox.isolation={request.param}"])
+    backend = make_backend(config.sandbox, tmp_path_factory.mktemp("backend") / "root")
+    yield backend
+    asyncio.run(backend.close())
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxBackend]:
+    backend = make_backend(CONFIG.sandbox, tmp_path_factory.mktemp("backend") / "root")
+    yield backend
+    asyncio.run(backend.close())
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ScriptedEngine]:
+    async with ScriptedEngine() as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def gateway_session(
+    engine: ScriptedEngine, tmp_path: Path, **changes: Any
+) -> AsyncIterator[Agent]:
+    """Open a session of a gateway in this loop."""
+    tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
+    async with running_gateway(engine.url, tokenizer, tmp_path / "run", **changes) as gateway:
+        yield await gateway.session()
+
+
+@asynccontextmanager
+async def opened(
+    backend: SandboxBackend, session: Agent, tmp_path: Path, harness: Harness
+) -> AsyncIterator[Sandbox]:
+    """Make a sandbox over a small repository."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.py").write_text("def add(a, b):\n    return a - b\n")
+    (source / "big.txt").write_text("lorem ipsum\n" * 250)
+    spec = SandboxSpec(
+        "agent",
+        source,
+        "gateway",
+        gateway_control=Path(session.gateway.control),
+        gateway_url=session.gateway.url,
+        session_key=session.key,
+        mounts=harness.mounts(),
+    )
+    sandbox = await backend.create(spec)
+    try:
+        yield sandbox
+    finally:
+        await sandbox.close()
+
+
+async def work(
+    backend: SandboxBackend,
+    session: Agent,
+    tmp_path: Path,
+    scenario: Scenario = LINEAR,
+    *,
+    key: str | None = None,
+    deadline_s: float = 60,
+) -> Work:
+    """Let the agent work on a small repository."""
+    harness = make_harness(HARNESS, scenario)
+    context = HarnessContext("Fix add in a.py.", key or session.key, "policy", deadline_s)
+    async with opened(backend, session, tmp_path, harness) as sandbox:
+        result = await harness.run(sandbox, context)
+        async with sandbox.on_host() as workspace:
+            return Work(
+                result,
+                await session.finish(),
+                (workspace / "a.py").read_text(),
+                sorted({path.name for path in workspace.iterdir()} - {"a.py", "big.txt"}),
+            )
+
+
+MAIN, SUB = "main", "sub"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "script", "chains"),
+    [
+        (LINEAR, [READ, EDIT, DONE], [("final", MAIN, (0, 1, 2))]),
+        (
+            SubagentScenario(kind="subagent"),
+            [SENT, READ, REPORT, READ, EDIT, DONE],
+            [("final", MAIN, (0, 3, 4, 5)), ("subagent", SUB, (1, 2))],
+        ),
+        (
+            CompactScenario(kind="compact", window_tokens=16_500),
+            [COUNT, READ, SUMMARY, EDIT, DONE],
+            [("wipe", MAIN, (0, 1)), ("compaction", MAIN, (2,)), ("final", MAIN, (3, 4))],
+        ),
+        (
+            MixedScenario(kind="mixed", window_tokens=9_500),
+            [SENT, SEARCH, READ, SUMMARY, LONG_REPORT, READ, SUMMARY, EDIT, DONE],
+            [
+                ("wipe", MAIN, (0, 5)),
+                ("wipe", SUB, (1, 2)),
+                ("compaction", SUB, (3,)),
+                ("subagent", SUB, (4,)),
+                ("compaction", MAIN, (6,)),
+                ("final", MAIN, (7, 8)),
+            ],
+        ),
+    ],
+    ids=["linear", "subagent", "compact", "mixed"],
+)
+async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_are_trained(
+    scenario: Scenario,
+    script: list[str],
+    chains: list[tuple[str, str, tuple[int, ...]]],
+    installed: None,
+    backend: SandboxBackend,
+    engine: ScriptedEngine,
+    tmp_path: Path,
+) -> None:
+    engine.say(*script)
+    async with gateway_session(engine, tmp_path) as session:
+        done = await work(backend, session, tmp_path, scenario)
+    result, stats = done.result, done.finished["stats"]
+    assert (result.code, result.final_message) == (OutcomeCode.POLICY_FINISHED, "done"), result
+    assert "a + b" in done.a_py
+    assert done.changed == [], "what the program writes stays out of the workspace"
+    segments = done.finished["segments"]
+    subs = {chain["thread"] for chain in segments} - {MAIN}
+    assert len(subs) == int(any(thread == SUB for _, thread, _ in chains))
+    found = [
+        (c["kind"], c["thread"] if c["thread"] == MAIN else SUB, tuple(c["own_turns"]))
+        for c in segments
+    ]
+    assert found == chains
+    assert stats["trained_tokens"] == stats["sampled_tokens"]
+    assert stats["sampled_tokens"] == sum(len(ids) for ids, _ in engine.seen.answered)
+    assert (stats["turns"], stats["forks"], stats["ambiguous"]) == (len(script), 0, 0)
+    for chain in segments:
+        last = chain["turns"][-1]
+        saw = engine.seen.requests[last]["input_ids"] + engine.seen.answered[last][0]
+        assert chain["tokens"] == saw
+    facts = result.facts
+    assert (facts["program"], facts["version"]) == ("claude_code", HARNESS.version)
+    assert facts["subagents"] == len(subs)
+
+
+def offered(engine: ScriptedEngine, turn: int) -> set[str]:
+    """Return the tools that a prompt offers."""
+    prompt = engine.tokenizer.decode(
+        engine.seen.requests[turn]["input_ids"], skip_special_tokens=False
+    )
+    head = '{"type": "function", "function": {"name": "'
+    return {part.partition('"')[0] for part in prompt.split(head)[1:]}
+
+
+async def test_only_the_investigator_can_search(
+    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    engine.say(SENT, REPORT, DONE)
+    async with gateway_session(engine, tmp_path) as session:
+        await work(backend, session, tmp_path, SubagentScenario(kind="subagent"))
+    assert offered(engine, 0) == {"Agent", "Edit", "Read", "Write"}
+    assert offered(engine, 1) == {"Glob", "Grep", "Read"}
+
+
+async def test_a_sub_agent_in_the_background_is_a_branch_too(
+    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    scenario = SubagentScenario(kind="subagent")
+    engine.say(SENT)
+    engine.always = Completion(DONE)
+    async with gateway_session(engine, tmp_path) as session:
+        harness = make_harness(HARNESS, scenario)
+        async with opened(backend, session, tmp_path, harness) as sandbox:
+            env = environment(
+                HARNESS, scenario, url=sandbox.gateway_url or "", api_key=session.key, model="m"
+            )
+            default = {k: v for k, v in env.items() if not k.endswith("DISABLE_BACKGROUND_TASKS")}
+            line = command(HARNESS, scenario)
+            ended = await sandbox.run(line, deadline_s=60, env=default, stdin=b"Fix add in a.py.")
+        finished = await session.finish()
+    assert b'"is_backgrounded":true' in ended.stdout
+    assert read_result(ended).code is OutcomeCode.POLICY_FINISHED
+    assert sorted(chain["kind"] for chain in finished["segments"]) == ["final", "subagent"]
+    stats = finished["stats"]
+    assert stats["trained_tokens"] == stats["sampled_tokens"]
+    assert (stats["forks"], stats["ambiguous"]) == (0, 0)
+
+
+async def test_it_runs_in_whatever_isolation_there_is(
+    installed: None, any_backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    shell = call("Bash", command="sed -i s/-/+/ a.py && cat a.py", description="Mend")
+    engine.say(shell, DONE)
+    async with gateway_session(engine, tmp_path) as session:
+        done = await work(any_backend, session, tmp_path)
+    assert done.result.code is OutcomeCode.POLICY_FINISHED, done.result
+    assert ("a + b" in done.a_py, done.changed) == (True, [])
+
+
+async def test_the_turns_of_the_configuration_are_its_budget(
+    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    engine.always = Completion(READ)
+    async with gateway_session(engine, tmp_path) as session:
+        done = await work(backend, session, tmp_path)
+    assert done.result.code is OutcomeCode.BUDGET_TURNS
+    assert done.finished["stats"]["turns"] == HARNESS.max_turns
+
+
+async def test_a_history_that_outgrows_the_model_is_a_budget(
+    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    engine.say(COUNT)
+    async with gateway_session(engine, tmp_path, max_context_tokens=16_000) as session:
+        done = await work(backend, session, tmp_path)
+    assert done.result.code is OutcomeCode.BUDGET_TOKENS
+    assert done.finished["stats"]["turns"] == 1
+
+
+async def test_at_the_deadline_it_is_a_budget(
+    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    engine.say(call("Bash", command="tail -f a.py", description="Wait"))
+    async with gateway_session(engine, tmp_path) as session:
+        done = await work(backend, session, tmp_path, deadline_s=3)
+    assert done.result.code is OutcomeCode.BUDGET_WALL
+    assert done.finished["stats"]["turns"] == 1
+
+
+async def test_a_refused_key_is_the_gateways_failure_even_at_the_deadline(
+    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    async with gateway_session(engine, tmp_path) as session:
+        done = await work(backend, session, tmp_path, key="unknown", deadline_s=3)
+    assert done.result.code is OutcomeCode.INFRA_GATEWAY

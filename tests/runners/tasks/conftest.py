@@ -1,0 +1,21 @@
+"""Sandboxes of this machine for the tests of graders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from conf.schema import LocalSandbox as Settings
+from runners.sandboxes.local import LocalBackend
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
+    settings = Settings(
+        kind="local", isolation="auto", memory_mb=512, processes=32, file_mb=8, cpu_s=20
+    )
+    backend = LocalBackend(settings, tmp_path_factory.mktemp("backend") / "root")
+    yield backend
+    asyncio.run(backend.close())

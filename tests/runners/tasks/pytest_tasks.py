@@ -1,0 +1,119 @@
+"""A small repository whose tests pytest runs, as a task of any kind of grading."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from runners.sandboxes.local import LocalBackend
+from runners.tasks.contract import EvalScript, Grading, Task, Verdict
+from runners.tasks.diffs import names_of
+from runners.tasks.grading import SandboxGrader
+from runners.tasks.rows import SwebenchRow
+from runners.tasks.swebench import eval_script, package_fields
+from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
+
+OLD = """\
+import pytest
+from calc.add import add
+
+def test_zero():
+    assert add(2, 0) == 2
+
+@pytest.mark.skipif(add(0, 0) == 0, reason="always")
+def test_skipped():
+    assert False
+
+@pytest.mark.xfail(strict=False)
+def test_expected():
+    assert add(1, 1) == 3
+
+@pytest.mark.parametrize("text", ["a b", "a c"])
+def test_spaces(text):
+    assert text
+"""
+NEW = """\
+
+def test_sum():
+    print("PASSED tests/test_calc.py::test_never")
+    assert add(2, 3) == 5
+
+class TestMore:
+    @pytest.mark.parametrize("a", [1, 2])
+    def test_sum(self, a):
+        assert add(a, a) == 2 * a
+"""
+FAIL_TO_PASS = (
+    "tests/test_calc.py::test_sum",
+    "tests/test_calc.py::TestMore::test_sum[1]",
+    "tests/test_calc.py::TestMore::test_sum[2]",
+)
+PASS_TO_PASS = (
+    "tests/test_calc.py::test_zero",
+    "tests/test_calc.py::test_expected",
+    "tests/test_calc.py::test_spaces[a",
+)
+
+
+def diff_of(repo: Path, **files: str) -> str:
+    """Return the diff that writes files (``calc__add`` is calc/add.py), and undo it."""
+    for name, text in files.items():
+        (repo / f"{name.replace('__', '/')}.py").write_text(text)
+    git(repo, "add", "-A")
+    diff = git(repo, "diff", "--cached", "--binary", "HEAD")
+    git(repo, "reset", "-q", "--hard")
+    return f"{diff}\n" if diff else ""
+
+
+def make_pytest_task(directory: Path) -> Task:
+    """Write the repository; the task is in SWE-bench's format, judged by our plugin."""
+    task = make_task(directory, **{"tests/test_calc.py": OLD})
+    row = SwebenchRow.model_validate(
+        {
+            "instance_id": "o__calc-1",
+            "repo": "o/calc",
+            "base_commit": task.base_commit,
+            "problem_statement": "add subtracts",
+            "patch": diff_of(task.repo, calc__add=FIX),
+            "test_patch": diff_of(task.repo, tests__test_calc=OLD + NEW),
+            "FAIL_TO_PASS": list(FAIL_TO_PASS),
+            "PASS_TO_PASS": list(PASS_TO_PASS),
+        }
+    )
+    return replace(
+        task,
+        id=row.instance_id,
+        fail_to_pass=row.fail_to_pass,
+        pass_to_pass=row.pass_to_pass,
+        protected=tuple(sorted(names_of(row.test_patch).all)),
+        gold_patch=row.patch,
+        grading=EvalScript("pytest", eval_script(row), row.workdir, package_fields(row)),
+    )
+
+
+def official(task: Task) -> Task:
+    """Return the task, judged by the official package."""
+    assert isinstance(task.grading, EvalScript)
+    return replace(task, grading=replace(task.grading, kind="swebench"))
+
+
+def judged(task: Task, grading: Grading) -> Task:
+    """Return the task with another kind of grading."""
+    return replace(task, grading=grading)
+
+
+async def grade(backend: LocalBackend, task: Task, diff: str, *, deadline_s: float = 60) -> Verdict:
+    """Grade a diff."""
+    patch = patch_of(diff.encode())
+    return await SandboxGrader(backend).grade(task, patch, name="g", deadline_s=deadline_s)
+
+
+def run_log(*lines: str) -> bytes:
+    """Return what the script runner prints with the nonce ``n``."""
+    return "".join(f"n {line}\n" for line in lines).encode()
+
+
+def said(outcome: str, name: str) -> str:
+    """Return one report."""
+    return f"{outcome} {json.dumps(name)}"

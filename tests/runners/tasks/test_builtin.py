@@ -1,0 +1,117 @@
+"""The built-in set: what it is made of, and that its verdicts are right whoever gives them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf import schema
+from runners.sandboxes.contract import SandboxSpec
+from runners.sandboxes.local import LocalBackend
+from runners.tasks import builtin
+from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
+from runners.tasks.graders import official, pytest_ids
+from runners.tasks.graders.scripts import run_script, script_mounts
+from runners.tasks.grading import prepare
+from runners.tasks.loading import load
+from runners.tasks.stored import patch_of
+from runners.tasks.workspaces import Workspaces
+
+AT_ONCE = 2
+
+
+@pytest.fixture(scope="module")
+def instances(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builtin.build(tmp_path_factory.mktemp("set") / "made")
+
+
+@pytest.fixture(scope="module")
+def tasks(instances: Path) -> list[Task]:
+    choice = schema.SwebenchTask(
+        kind="swebench", path=str(instances), repositories=None, grader="own", flaky_reruns=0
+    )
+    return load(choice, str(instances))
+
+
+def test_there_are_enough_instances_of_several_repositories(tasks: list[Task]) -> None:
+    assert len(tasks) >= 12
+    assert len({task.kind for task in tasks}) >= 4
+    assert all(task.fail_to_pass and task.pass_to_pass for task in tasks)
+
+
+def test_the_same_sources_give_the_same_commits(instances: Path, tmp_path: Path) -> None:
+    again = builtin.build(tmp_path / "again")
+    assert again.read_bytes() == instances.read_bytes()
+
+
+def test_a_row_has_the_fields_of_swe_bench(instances: Path) -> None:
+    row = json.loads(instances.read_text().splitlines()[0])
+    assert {
+        *("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch"),
+        *("FAIL_TO_PASS", "PASS_TO_PASS", "version", "environment_setup_commit"),
+        *("image", "eval_script", "log_parser", "eval_type"),
+    } <= row.keys()
+    assert isinstance(json.loads(row["FAIL_TO_PASS"]), list)
+
+
+async def both_verdicts(
+    backend: LocalBackend, task: Task, diff: str, name: str
+) -> tuple[Verdict, Verdict | None]:
+    """Run the tests once and have the log judged by us, and by the package if it is there."""
+    assert isinstance(task.grading, EvalScript)
+    spec = official.test_spec(task) if official.installed() else None
+    script = spec.eval_script if spec else task.grading.script
+
+    def change(root: Path) -> None:
+        assert prepare(task, patch_of(diff, {}), root) == ""
+
+    sandbox = await backend.create(
+        SandboxSpec(name, task.repo, "none", mounts=script_mounts(), change=change)
+    )
+    try:
+        run = await run_script(task.grading, script, sandbox, 60)
+    finally:
+        await sandbox.close()
+    if spec is None:
+        return pytest_ids.read(task, run), None
+    # As if pytest had reported nothing: the package's word alone.
+    alone = official.read(task, spec, replace(run, began=False))
+    return pytest_ids.read(task, run), alone
+
+
+async def test_gold_solves_all_nothing_solves_none_and_both_graders_agree(
+    backend: LocalBackend, tasks: list[Task], tmp_path: Path
+) -> None:
+    workspaces, room = Workspaces(backend, tmp_path / "root"), asyncio.Semaphore(AT_ONCE)
+
+    async def check(task: Task) -> None:
+        async with room:
+            ready = await workspaces.ready(task)
+            gold, gold_too = await both_verdicts(backend, ready, task.gold_patch, f"{task.id}-g")
+            empty, empty_too = await both_verdicts(backend, ready, "", f"{task.id}-e")
+        assert (gold.kind, gold.reason) == (VerdictKind.SOLVED, "all tests pass"), gold
+        assert empty.kind is VerdictKind.UNSOLVED, empty
+        assert empty.fail_to_pass_passed == 0
+        assert empty.pass_to_pass_passed == empty.pass_to_pass_total
+        if importlib.util.find_spec("swebench") is not None:
+            assert (gold, empty) == (gold_too, empty_too)
+
+    async with asyncio.TaskGroup() as group:
+        for task in tasks:
+            group.create_task(check(task))
+
+
+async def test_no_fix_and_no_test_of_it_is_in_a_workspace(
+    backend: LocalBackend, tasks: list[Task], tmp_path: Path
+) -> None:
+    workspaces = Workspaces(backend, tmp_path / "root")
+    first = next(task for task in tasks if task.id.endswith("textkit-1"))
+    repo = (await workspaces.ready(first)).repo
+    assert not (repo / ".git/packed-refs").exists()
+    assert [path.name for path in (repo / ".git/refs").rglob("*") if path.is_file()] == ["main"]
+    assert "test_max_length" not in (repo / "tests/test_slug.py").read_text()

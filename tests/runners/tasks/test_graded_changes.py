@@ -1,0 +1,191 @@
+"""Every way to change a work tree, from the agent's workspace to the verdict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.tasks.grading import SandboxGrader
+from runners.tasks.patch import capture
+from tests.runners.tasks.repositories import FIX, git, make_task
+
+LATIN = "café\n".encode("latin-1")
+TESTS = """\
+import os, unittest
+
+class Cases(unittest.TestCase):
+    def test_fixed(self):
+        from calc.add import add
+        self.assertEqual(add(2, 3), 5)
+
+    def test_deleted(self):
+        self.assertFalse(os.path.exists("script.sh"))
+
+    def test_renamed(self):
+        from calc.plus import add
+        self.assertEqual(add(2, 3), 5)
+        self.assertFalse(os.path.exists("calc/add.py"))
+
+    def test_binary(self):
+        with open("picture.bin", "rb") as file:
+            self.assertEqual(file.read(), bytes(range(256)))
+
+    def test_mode(self):
+        self.assertTrue(os.access("script.sh", os.X_OK))
+
+    def test_link(self):
+        self.assertEqual(os.readlink("link"), "calc/add.py")
+
+    def test_crlf(self):
+        with open("script.sh", "rb") as file:
+            self.assertEqual(file.read(), b"echo\\r\\n")
+
+    def test_latin(self):
+        with open("script.sh", "rb") as file:
+            self.assertEqual(file.read(), "café\\n".encode("latin-1"))
+
+    def test_names(self):
+        names = {b"a b", b"new\\nline", b"\\xff\\xfe", "é".encode(), b'"quoted"'}
+        self.assertLessEqual(names, set(os.listdir(b"odd")))
+
+    def test_ignored(self):
+        self.assertFalse(os.path.exists("build"))
+        with open("calc/ignored.log") as file:
+            self.assertEqual(file.read(), "changed although ignored\\n")
+
+    def test_submodule(self):
+        from calc.add import add
+        self.assertEqual(add(2, 3), 5)
+        self.assertFalse(os.path.exists("sub/inside"))
+"""
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    task = make_task(tmp_path_factory.mktemp("task"), **{"tests/test_cases.py": TESTS})
+    git(task.repo, "update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},sub")
+    (task.repo / "sub").mkdir()
+    git(task.repo, "commit", "-q", "-m", "with a submodule")
+    base = git(task.repo, "rev-parse", "HEAD")
+    protected = (*task.protected, "tests/test_cases.py")
+    return replace(task, base_commit=base, protected=protected, pass_to_pass=())
+
+
+@pytest.fixture
+def workspace(task: Task, tmp_path: Path) -> Path:
+    copy_tree(task.repo, tmp_path / "workspace")
+    return tmp_path / "workspace"
+
+
+async def graded(
+    backend: LocalBackend, task: Task, workspace: Path, test: str
+) -> tuple[Patch, Verdict]:
+    """Capture and grade with one test."""
+    patch = await capture(task, workspace)
+    wanted = replace(task, fail_to_pass=(f"tests.test_cases.Cases.test_{test}",))
+    return patch, await SandboxGrader(backend).grade(wanted, patch, name="g", deadline_s=30)
+
+
+def fixed(root: Path) -> None:
+    (root / "calc/add.py").write_text(FIX)
+
+
+def commit(root: Path) -> None:
+    fixed(root)
+    git(root, "commit", "-q", "-a", "-m", "fix")
+
+
+def stage(root: Path) -> None:
+    fixed(root)
+    git(root, "add", "-A")
+
+
+def untracked(root: Path) -> None:
+    (root / "calc/add.py").write_text("from calc.new import add\n")
+    (root / "calc/new.py").write_text(FIX)
+
+
+def rename(root: Path) -> None:
+    fixed(root)
+    git(root, "mv", "calc/add.py", "calc/plus.py")
+
+
+def odd_names(root: Path) -> None:
+    (root / "odd").mkdir()
+    for name in (b"a b", b"new\nline", b"\xff\xfe", "é".encode(), b'"quoted"'):
+        (root / "odd" / os.fsdecode(name)).write_text("x\n")
+
+
+def ignored(root: Path) -> None:
+    (root / "build").mkdir()
+    (root / "build/out").write_text("artefact")
+    (root / "calc/ignored.log").write_text("changed although ignored\n")
+
+
+def in_submodule(root: Path) -> None:
+    fixed(root)
+    git(root, "init", "-q", "sub")
+    (root / "sub/inside").write_text("x\n")
+    git(root / "sub", "add", "-A")
+    git(root / "sub", "commit", "-q", "-m", "x")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "moves the submodule on")
+
+
+CHANGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "committed": ("fixed", commit),
+    "staged": ("fixed", stage),
+    "untracked": ("fixed", untracked),
+    "deleted": ("deleted", lambda root: (root / "script.sh").unlink()),
+    "renamed": ("renamed", rename),
+    "binary": ("binary", lambda root: (root / "picture.bin").write_bytes(bytes(range(256)))),
+    "mode bit": ("mode", lambda root: (root / "script.sh").chmod(0o755)),
+    "symlink": ("link", lambda root: (root / "link").symlink_to("calc/add.py")),
+    "CRLF": ("crlf", lambda root: (root / "script.sh").write_bytes(b"echo\r\n")),
+    "no UTF-8": ("latin", lambda root: (root / "script.sh").write_bytes(LATIN)),
+    "odd names": ("names", odd_names),
+    "ignored": ("ignored", ignored),
+    "submodule": ("submodule", in_submodule),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+async def test_a_change_reaches_the_verdict(
+    backend: LocalBackend, task: Task, workspace: Path, how: str
+) -> None:
+    test, change = CHANGES[how]
+    change(workspace)
+    patch, verdict = await graded(backend, task, workspace, test)
+    assert verdict.kind is VerdictKind.SOLVED, verdict
+    assert patch.tampered == ()
+    patch.diff.decode()
+
+
+async def test_a_deleted_test_is_put_back_and_told(
+    backend: LocalBackend, task: Task, workspace: Path
+) -> None:
+    (workspace / "tests/test_cases.py").unlink()
+    patch, verdict = await graded(backend, task, workspace, "fixed")
+    assert verdict.reason == "1 of 1 fail-to-pass tests fail"
+    assert patch.tampered == ("tests/test_cases.py",)
+    fixed(workspace)
+    _, verdict = await graded(backend, task, workspace, "fixed")
+    assert verdict.kind is VerdictKind.SOLVED
+
+
+async def test_names_that_cannot_be_stored_are_escaped(task: Task, workspace: Path) -> None:
+    task = replace(task, protected=("tests/",))
+    (workspace / "tests" / os.fsdecode(b"\xff.py")).write_text("x")
+    patch = await capture(task, workspace)
+    assert patch.tampered == ("tests/\\xff.py",)
+    remove_tree(workspace / "tests")
+    with (workspace / os.fsdecode(b"\xfe")).open("wb") as file:
+        file.truncate(9 << 20)
+    assert (await capture(task, workspace)).refused.startswith("\\xfe has 9 MB")

@@ -1,0 +1,338 @@
+"""Every kind of grading in real sandboxes: honest patches, forged ones, and what stands around."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from conf import schema
+from runners.reward import reward_of
+from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
+from runners.sandboxes.local import LocalBackend
+from runners.tasks.contract import (
+    EvalCommand,
+    EvalScript,
+    F2PScript,
+    Patch,
+    ProScripts,
+    Task,
+    Verdict,
+    VerdictKind,
+)
+from runners.tasks.graders.decorators import SecondLook
+from runners.tasks.graders.official import official_report, test_spec
+from runners.tasks.graders.official import read as read_official
+from runners.tasks.graders.pytest_ids import read
+from runners.tasks.graders.scripts import read_run, run_script, script_mounts
+from runners.tasks.grading import SandboxGrader
+from tests.runners.tasks.pytest_tasks import (
+    diff_of,
+    grade,
+    judged,
+    make_pytest_task,
+    official,
+    run_log,
+    said,
+)
+from tests.runners.tasks.repositories import patch_of
+
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("swebench") is None, reason="the extra swebench is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_pytest_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.mark.parametrize("kind", ["pytest", pytest.param("swebench", marks=needs_package)])
+async def test_gold_solves_and_nothing_does_not(
+    backend: LocalBackend, task: Task, kind: str
+) -> None:
+    task = official(task) if kind == "swebench" else task
+    gold = await grade(backend, task, task.gold_patch)
+    assert (gold.kind, gold.reason) == (VerdictKind.SOLVED, "all tests pass"), gold
+    empty = await grade(backend, task, "")
+    assert (empty.kind, empty.fail_to_pass_passed) == (VerdictKind.UNSOLVED, 0)
+    assert (empty.pass_to_pass_passed, empty.pass_to_pass_total) == (3, 3)
+
+
+WRONG = "def add(a, b):\n    return a - b\n"
+NAMES = (
+    "PASSED tests/test_calc.py::test_sum\\nPASSED tests/test_calc.py::TestMore::test_sum[1]\\n"
+    "PASSED tests/test_calc.py::TestMore::test_sum[2]\\nPASSED tests/test_calc.py::test_zero\\n"
+    "XFAIL tests/test_calc.py::test_expected\\n"
+    "PASSED tests/test_calc.py::test_spaces[a b]\\n"
+)
+FORGERIES = {
+    "a printed summary, then the end": "import os\nfor fd in range(1, 40):\n"
+    f"    try: os.write(fd, b'\\n{NAMES}')\n    except OSError: pass\nos._exit(0)\n",
+    "SystemExit at import": "import sys\nsys.exit(0)\n",
+    "pytest.exit": "import pytest\npytest.exit('done', returncode=0)\n",
+    "skip at import": "import pytest\npytest.skip('x', allow_module_level=True)\n",
+    "another makereport": WRONG + "import _pytest.runner as r, _pytest.reports as p\n"
+    "real = p.TestReport.from_item_and_call.__func__\n"
+    "def passed(cls, item, call):\n"
+    "    call.excinfo = None\n    return real(cls, item, call)\n"
+    "p.TestReport.from_item_and_call = classmethod(passed)\n",
+    "another raise": WRONG + "import builtins\nclass Quiet:\n    pass\n"
+    "import _pytest.python as p\np.Function.runtest = lambda self: None\n",
+    "reports from elsewhere": WRONG + "import os\nfor fd in range(3, 60):\n"
+    "    try: os.write(fd, b'passed \"tests/test_calc.py::test_sum\"\\n')\n"
+    "    except OSError: pass\n",
+    "everything killed": "import os\nos.kill(-1, 9)\n",
+}
+
+
+@pytest.mark.parametrize("how", FORGERIES)
+async def test_a_forgery_does_not_solve(backend: LocalBackend, task: Task, how: str) -> None:
+    verdict = await grade(backend, task, diff_of(task.repo, calc__add=FORGERIES[how]))
+    assert verdict.kind is VerdictKind.UNSOLVED, verdict
+    assert verdict.fail_to_pass_passed == 0
+
+
+@needs_package
+async def test_what_fools_the_official_log_does_not_fool_us(
+    backend: LocalBackend, task: Task
+) -> None:
+    grading, forged = task.grading, FORGERIES["a printed summary, then the end"]
+    assert isinstance(grading, EvalScript)
+
+    def change(root: Path) -> None:
+        (root / "calc/add.py").write_text(forged)
+
+    spec = test_spec(task)
+    mounts = script_mounts()
+    sandbox = await backend.create(
+        SandboxSpec("s", task.repo, "none", mounts=mounts, change=change)
+    )
+    try:
+        run = await run_script(grading, spec.eval_script, sandbox, 30)
+    finally:
+        await sandbox.close()
+    assert official_report(task, spec, run.log)["resolved"]
+    assert read_official(task, spec, run).kind is VerdictKind.UNSOLVED
+
+
+async def test_a_loop_is_unsolved_at_the_deadline(backend: LocalBackend, task: Task) -> None:
+    loops = "def add(a, b):\n    while (a, b) == (2, 3):\n        pass\n    return a + b\n"
+    verdict = await grade(backend, task, diff_of(task.repo, calc__add=loops), deadline_s=8)
+    assert (verdict.kind, verdict.timed_out) == (VerdictKind.UNSOLVED, True)
+    assert verdict.pass_to_pass_passed == 3
+
+
+# --- what pytest says, read --------------------------------------------------------------------
+
+
+def result(*lines: str, code: int = 0) -> CommandResult:
+    return CommandResult(code, run_log("start", "begin", *lines, "exit 0"), b"the log", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "first", "second"),
+    [
+        ("passed", 1, 1),
+        ("xfailed", 1, 1),
+        ("skipped", 0, 0),
+        ("xpassed", 0, 0),
+        ("failed", 0, 0),
+        ("error", 0, 0),
+    ],
+)
+def test_outcomes_count_as_in_swebench(task: Task, outcome: str, first: int, second: int) -> None:
+    small = replace(task, fail_to_pass=("t::a",), pass_to_pass=("t::b",))
+    run = read_run("n", result(said(outcome, "t::a"), said(outcome, "t::b")))
+    verdict = read(small, run)
+    assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (first, second)
+
+
+def test_a_cut_off_id_stands_for_tests_that_agree(task: Task) -> None:
+    small = replace(task, fail_to_pass=("t::a[x",), pass_to_pass=("t::b[x", "t::c"))
+    lines = [said("passed", "t::a[x y]"), said("passed", "t::a[x z]"), said("passed", "t::c[x]")]
+    run = read_run("n", result(*lines, said("passed", "t::b[x]"), said("failed", "t::b[x y]")))
+    verdict = read(small, run)
+    assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (1, 0)
+
+
+def test_the_worst_of_several_reports_counts(task: Task) -> None:
+    small = replace(task, fail_to_pass=("t::a",), pass_to_pass=())
+    run = read_run("n", result(said("failed", "t::a"), said("passed", "t::a")))
+    assert read(small, run).kind is VerdictKind.UNSOLVED
+
+
+def test_only_a_script_that_was_not_started_is_infra(task: Task) -> None:
+    dead = CommandResult(1, b"m start\nm begin\n", b"no python", 0.1)
+    assert read(task, read_run("n", dead)).kind is VerdictKind.INFRA
+    silent = CommandResult(0, run_log("start", "exit 127"), b"no pytest", 0.1)
+    verdict = read(task, read_run("n", silent))
+    assert (verdict.kind, verdict.reason) == (VerdictKind.UNSOLVED, "pytest did not start")
+
+
+# --- exit codes, Pro ---------------------------------------------------------------------------
+
+
+async def test_a_command_decides_by_its_exit_code(backend: LocalBackend, task: Task) -> None:
+    command = "cd /repo && python -m pytest -q -p no:cacheprovider tests/test_add.py"
+    with_command = judged(task, EvalCommand(command, "/repo"))
+    solved = await grade(backend, with_command, task.gold_patch)
+    assert solved.kind is VerdictKind.SOLVED, solved
+    empty = await grade(backend, with_command, "")
+    assert (empty.kind, empty.reason) == (
+        VerdictKind.UNSOLVED,
+        "the command ended with exit code 1",
+    )
+    loops = judged(task, EvalCommand("sleep 60", "/repo"))
+    assert (await grade(backend, loops, "", deadline_s=0.5)).timed_out
+
+
+async def test_a_program_from_outside_decides(backend: LocalBackend, task: Task) -> None:
+    program = (
+        "import sys, pytest\nfrom calc.add import add\n"
+        "def test_sum():\n    assert add(2, 3) == 5\n"
+        "if __name__ == '__main__':\n"
+        "    sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', __file__]))\n"
+    )
+    with_program = judged(task, F2PScript(program, "/repo"))
+    assert (await grade(backend, with_program, task.gold_patch)).kind is VerdictKind.SOLVED
+    assert (await grade(backend, with_program, "")).kind is VerdictKind.UNSOLVED
+
+
+PARSER = """\
+import json, re, sys
+text = open(sys.argv[1]).read()
+found = re.findall(r"^(PASSED|FAILED) (\\S+)", text, re.M)
+tests = [{"name": name, "status": status} for status, name in found]
+json.dump({"tests": tests}, open(sys.argv[3], "w"))
+"""
+
+
+async def test_pro_runs_its_script_and_its_parser(backend: LocalBackend, task: Task) -> None:
+    script = (
+        'cd /app\nIFS=, read -ra files <<< "$1"\npython -m pytest -rA -q "${files[@]}"\nexit 3\n'
+    )
+    grading = ProScripts(script, PARSER, ("tests/test_add.py", "tests/test_calc.py"), "/app")
+    pro = replace(
+        judged(task, grading),
+        fail_to_pass=("tests/test_add.py::TestAdd::test_sum",),
+        pass_to_pass=("tests/test_calc.py::test_zero",),
+    )
+    solved = await grade(backend, pro, task.gold_patch)
+    assert solved.kind is VerdictKind.SOLVED, solved
+    assert (await grade(backend, pro, "")).reason == "1 of 1 fail-to-pass tests fail"
+    broken = judged(pro, replace(grading, parser="raise SystemExit('cannot read')"))
+    verdict = await grade(backend, broken, task.gold_patch)
+    assert verdict.reason == "the parser failed: cannot read"
+    none = replace(pro, fail_to_pass=(), pass_to_pass=())
+    assert (await grade(backend, none, task.gold_patch)).kind is VerdictKind.UNSOLVED
+
+
+# --- around the graders ------------------------------------------------------------------------
+
+
+@dataclass
+class Stubborn:
+    """A sandbox that cannot be removed."""
+
+    sandbox: Sandbox
+    spec: SandboxSpec = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spec = self.sandbox.spec
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.sandbox, name)
+
+    async def close(self) -> None:
+        await self.sandbox.close()
+        raise SandboxError("device or resource busy")
+
+
+@dataclass
+class StubbornBackend:
+    """Makes sandboxes that cannot be removed."""
+
+    backend: LocalBackend
+
+    async def create(self, spec: SandboxSpec) -> Stubborn:
+        return Stubborn(await self.backend.create(spec))
+
+
+async def test_a_sandbox_that_cannot_be_removed_does_not_change_the_verdict(
+    backend: LocalBackend, task: Task
+) -> None:
+    grader = SandboxGrader(StubbornBackend(backend))  # type: ignore[arg-type]
+    verdict = await grader.grade(
+        judged(task, EvalCommand("true", "/repo")), patch_of(b""), name="g", deadline_s=30
+    )
+    assert verdict.kind is VerdictKind.SOLVED
+
+
+def verdict_of(first: int, second: int, *, timed_out: bool = False) -> Verdict:
+    solved = (first, second) == (2, 2)
+    kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
+    return Verdict(kind, first, 2, second, 2, "because", "", 1.0, timed_out)
+
+
+@dataclass
+class Listed:
+    """A grader with its answers in a list."""
+
+    verdicts: list[Verdict]
+    names: list[str] = field(default_factory=list)
+
+    async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
+        self.names.append(name)
+        return self.verdicts[len(self.names) - 1]
+
+
+async def test_only_failing_kept_tests_get_a_second_look(task: Task) -> None:
+    for verdicts, reruns, runs, kind in (
+        ([verdict_of(2, 1), verdict_of(2, 2)], 1, 2, VerdictKind.SOLVED),
+        ([verdict_of(2, 1), verdict_of(2, 1)], 1, 2, VerdictKind.UNSOLVED),
+        ([verdict_of(2, 1), verdict_of(2, 2)], 0, 1, VerdictKind.UNSOLVED),
+        ([verdict_of(1, 1)], 1, 1, VerdictKind.UNSOLVED),
+        ([verdict_of(2, 1, timed_out=True)], 1, 1, VerdictKind.UNSOLVED),
+        ([verdict_of(2, 2)], 1, 1, VerdictKind.SOLVED),
+    ):
+        listed = Listed(verdicts)
+        found = await SecondLook(listed, reruns).grade(task, patch_of(b""), name="g", deadline_s=30)
+        assert (len(listed.names), found.kind) == (runs, kind)
+        assert len(set(listed.names)) == runs
+        assert found.duration_s == runs
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "late", "partial", "worth"),
+    [
+        (2, 2, False, False, 1.0),
+        (1, 2, False, False, -1.0),
+        (1, 2, False, True, 0.0),
+        (1, 1, False, True, -1.0),
+        (0, 2, False, True, -1.0),
+        (1, 2, True, True, -1.0),
+    ],
+)
+def test_partial_credit_is_the_share_of_mended_tests(
+    first: int, second: int, late: bool, partial: bool, worth: float
+) -> None:
+    reward = schema.TestsReward(
+        kind="tests", solved=1, unsolved=-1, partial=partial, turn_penalty=0, malformed_penalty=0
+    )
+    assert reward_of(reward, verdict_of(first, second, timed_out=late), []) == worth
+
+
+async def test_the_log_is_what_the_script_printed(backend: LocalBackend, task: Task) -> None:
+    grading = task.grading
+    assert isinstance(grading, EvalScript)
+    mounts = script_mounts()
+    sandbox = await backend.create(SandboxSpec("s", task.repo, "none", mounts=mounts))
+    try:
+        run = await run_script(grading, "pwd; echo oops >&2; cd /testbed; exit 3", sandbox, 30)
+    finally:
+        await sandbox.close()
+    assert (run.started, run.began, run.exit_code) == (True, False, 3)
+    assert run.log == f"{sandbox.workdir}\noops\n".encode()

@@ -1,0 +1,176 @@
+"""Datasets in files: what is good becomes tasks, what is not is named with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from conf import schema
+from runners.tasks.contract import EvalCommand, EvalScript, ProScripts
+from runners.tasks.files import DatasetError
+from runners.tasks.loading import load, validate
+from runners.tasks.repositories import SourceError, find_source
+from tests.runners.tasks.repositories import git, make_task
+from tests.runners.tasks.test_rows import CLASSIC
+
+
+def config(
+    path: Path | str,
+    repositories: Path | None = None,
+    grader: Literal["auto", "official", "own"] = "own",
+) -> schema.SwebenchTask:
+    return schema.SwebenchTask(
+        kind="swebench", path=str(path), repositories=repositories, grader=grader, flaky_reruns=0
+    )
+
+
+def write(file: Path, rows: list[Any]) -> Path:
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> dict[str, Any]:
+    """A row whose repository is beside its file."""
+    (tmp_path / "repo").mkdir()
+    return {**CLASSIC, "repo_path": "repo"}
+
+
+def test_good_rows_become_tasks(tmp_path: Path, here: dict[str, Any]) -> None:
+    file = write(tmp_path / "rows.jsonl", [here, "", {**here, "instance_id": "o__r-2"}])
+    first, second = load(config(file), str(file))
+    assert (first.id, second.id, first.kind, first.split) == ("o__r-1", "o__r-2", "o/r", "held_out")
+    assert first.protected == ("t.py",)
+    assert first.origin is not None
+    assert first.origin.source == str(tmp_path / "repo")
+    assert isinstance(first.grading, EvalScript)
+    assert "git apply -v -" in first.grading.script
+
+
+def test_every_malformed_row_is_named_with_its_line(tmp_path: Path, here: dict[str, Any]) -> None:
+    file = write(
+        tmp_path / "rows.jsonl",
+        [
+            here,
+            "{not json",
+            "[1]",
+            {**here, "instance_id": "x", "base_commit": "short"},
+            here,
+            {**here, "instance_id": "y", "repo_path": "elsewhere"},
+            {**here, "instance_id": "z", "FAIL_TO_PASS": []},
+            {**here, "instance_id": "w", "repo_path": None},
+            {"instance_id": "v", "problem_statement": "p", "repo_path": "repo"},
+        ],
+    )
+    report = validate(config(file), str(file))
+    assert [task.id for task in report.tasks] == ["o__r-1"]
+    said = dict(fault.split(": ", 1) for fault in report.faults)
+    assert sorted(said) == [f"rows.jsonl:{line}" for line in range(2, 10)]
+    for line, words in {
+        2: "no JSON",
+        3: "a row is an object, not list",
+        4: "base_commit",
+        5: "o__r-1 is in rows.jsonl:1 already",
+        6: "repo_path=elsewhere: there is no",
+        7: "FAIL_TO_PASS is empty",
+        8: "task.repositories",
+        9: "nothing says how it is graded",
+    }.items():
+        assert words in said[f"rows.jsonl:{line}"]
+    with pytest.raises(DatasetError, match="has 8 malformed rows") as caught:
+        load(config(file), str(file))
+    assert all(fault in str(caught.value) for fault in report.faults)
+
+
+def test_parquet_says_the_same_as_jsonl(tmp_path: Path, here: dict[str, Any]) -> None:
+    rows = [here, {**here, "instance_id": "o__r-2", "base_commit": "short"}]
+    jsonl = write(tmp_path / "rows.jsonl", rows)
+    parquet = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), parquet)
+    one, other = (validate(config(file), str(file)) for file in (jsonl, parquet))
+    assert one.tasks == other.tasks
+    assert [f.replace("parquet", "jsonl") for f in other.faults] == list(one.faults)
+
+
+def test_the_last_rows_of_a_training_file_are_held_out(
+    tmp_path: Path, here: dict[str, Any]
+) -> None:
+    file = write(tmp_path / "r.jsonl", [{**here, "instance_id": f"t-{n}"} for n in range(4)])
+    choice = schema.JsonlTask(
+        kind="jsonl",
+        path=str(file),
+        repositories=None,
+        held_out_tasks=1,
+        grader="own",
+        flaky_reruns=0,
+    )
+    assert [task.split for task in load(choice, str(file))] == ["train"] * 3 + ["held_out"]
+    with pytest.raises(DatasetError, match=r"task\.held_out_tasks=9 is more than the 4 rows"):
+        load(choice.model_copy(update={"held_out_tasks": 9}), str(file))
+
+
+def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
+    for name, said in (
+        ("none.jsonl", "no such file"),
+        ("x.csv", "no .jsonl"),
+        ("e.jsonl", "no rows"),
+    ):
+        if name != "none.jsonl":
+            (tmp_path / name).write_text("")
+        with pytest.raises(DatasetError, match=said):
+            load(config(tmp_path / name), str(tmp_path / name))
+    (tmp_path / "bad.parquet").write_text("x")
+    with pytest.raises(DatasetError, match="no Parquet file"):
+        load(config("x"), str(tmp_path / "bad.parquet"))
+
+
+def test_repositories_are_found_by_their_names(tmp_path: Path) -> None:
+    for name in ("a/b", "c__d.git", "f"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "g__h.bundle").write_text("")
+    for repo, name in (("a/b", "a/b"), ("c/d", "c__d.git"), ("e/f", "f"), ("g/h", "g__h.bundle")):
+        assert find_source("", repo, tmp_path, tmp_path) == str(tmp_path / name)
+    assert find_source("https://host/x.git", "a/b", tmp_path, tmp_path) == "https://host/x.git"
+    with pytest.raises(SourceError, match="git clone --mirror"):
+        find_source("", "x/y", tmp_path, tmp_path)
+
+
+def test_tests_named_by_ids_and_commands_are_protected(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    base = {"problem_statement": "p", "repo_path": str(task.repo), "workdir": "/repo"}
+    file = write(
+        tmp_path / "rows.jsonl",
+        [
+            {**base, "instance_id": "c", "eval_cmd": "python -m pytest /repo/tests/test_add.py -q"},
+            {
+                **base,
+                "instance_id": "p",
+                "run_script": "x",
+                "parser_script": "y",
+                "selected_test_files": ["tests/a.py", "tests/b.py::T"],
+                "fail_to_pass": ["x"],
+                "pass_to_pass": [],
+            },
+        ],
+    )
+    command, pro = load(config(file), str(file))
+    assert isinstance(command.grading, EvalCommand)
+    assert "tests/test_add.py" in command.protected
+    assert command.base_commit == git(task.repo, "rev-parse", "HEAD")
+    assert isinstance(pro.grading, ProScripts)
+    assert pro.protected == ("tests/a.py", "tests/b.py")
+
+
+def test_rows_that_pytest_does_not_run_need_the_official_package(
+    tmp_path: Path, here: dict[str, Any]
+) -> None:
+    file = write(tmp_path / "rows.jsonl", [{**here, "log_parser": "parse_log_django"}])
+    assert "task.grader=official" in validate(config(file), str(file)).faults[0]
+    official = load(config(file, grader="official"), str(file))[0]
+    assert official.grading.kind == "swebench"

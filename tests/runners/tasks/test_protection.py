@@ -1,0 +1,110 @@
+"""What configures the tests is not the agent's to change; everything else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runners.sandboxes.tree import copy_tree
+from runners.tasks.contract import EvalCommand, Task
+from runners.tasks.grading import prepare
+from runners.tasks.patch import capture
+from runners.tasks.stored import patch_of
+from tests.runners.tasks.repositories import git, make_task
+
+FILES = {
+    "conftest.py": "",
+    "setup.cfg": "[metadata]\nname = calc\n[tool:pytest]\naddopts = -q\n",
+    "tox.ini": "[tox]\nenvlist = py\n",
+    "pyproject.toml": '[project]\nname = "calc"\n[tool.pytest.ini_options]\naddopts = "-q"\n',
+}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    task = make_task(tmp_path_factory.mktemp("task"), **FILES)
+    return replace(task, grading=EvalCommand("python -m pytest", "/repo"))
+
+
+@pytest.fixture
+def workspace(task: Task, tmp_path: Path) -> Path:
+    copy_tree(task.repo, tmp_path / "workspace")
+    return tmp_path / "workspace"
+
+
+TAMPERING = {
+    "conftest.py": "import sys; sys.exit(0)\n",
+    "calc/conftest.py": "collect_ignore = ['x']\n",
+    "pytest.ini": "",
+    ".pytest.ini": "[pytest]\n",
+    "tests/pytest.toml": "[pytest]\n",
+    "setup.cfg": "[metadata]\nname = calc\n[tool:pytest]\naddopts = --deselect x\n",
+    "tox.ini": "[tox]\nenvlist = py\n[pytest]\naddopts = -k nothing\n",
+    "pyproject.toml": '[project]\nname = "calc"\n',
+    "sitecustomize.py": "import os; os._exit(0)\n",
+    "usercustomize.py": "",
+    "pytest.py": "",
+    "_pytest/__init__.py": "",
+    "json.py": "",
+}
+
+
+@pytest.mark.parametrize("path", TAMPERING)
+async def test_tampering_is_left_out_told_and_put_back(
+    task: Task, workspace: Path, tmp_path: Path, path: str
+) -> None:
+    (workspace / path).parent.mkdir(exist_ok=True)
+    (workspace / path).write_text(TAMPERING[path])
+    (workspace / "calc/add.py").write_text("fixed\n")
+    told = path.partition("/")[0] if path.startswith("_pytest") else path
+    patch = await capture(task, workspace)
+    assert patch.tampered == (told,)
+    assert patch.files == ("calc/add.py",)
+    # The same from somebody who wrote the patch by hand.
+    git(workspace, "add", "-A", "-f")
+    forged = git(workspace, "diff", "--cached", "--binary", "HEAD") + "\n"
+    target = tmp_path / "graded"
+    copy_tree(task.repo, target)
+    assert prepare(task, patch_of(forged, {}), target) == ""
+    assert (target / "calc/add.py").read_text() == "fixed\n"
+    pristine = task.repo / path
+    assert (target / path).exists() == pristine.exists()
+    assert not pristine.exists() or (target / path).read_text() == pristine.read_text()
+
+
+HONEST = {
+    "setup.cfg": FILES["setup.cfg"].replace("name = calc", "name = calculator"),
+    "tox.ini": "[tox]\nenvlist = py311\n",
+    "pyproject.toml": FILES["pyproject.toml"].replace('"calc"', '"calculator"'),
+    "calc/json.py": "a module of the package's own\n",
+    "tests/test_more.py": "def test_more(): pass\n",
+}
+
+
+async def test_what_does_not_configure_tests_is_free(task: Task, workspace: Path) -> None:
+    for path, text in HONEST.items():
+        (workspace / path).write_text(text)
+    patch = await capture(task, workspace)
+    assert patch.tampered == ()
+    assert patch.files == tuple(sorted(HONEST))
+
+
+async def test_a_file_that_cannot_be_read_any_more_is_tampering(
+    task: Task, workspace: Path
+) -> None:
+    (workspace / "pyproject.toml").write_text("[broken\n")
+    (workspace / "setup.cfg").unlink()
+    (workspace / "setup.cfg").symlink_to("tox.ini")
+    patch = await capture(task, workspace)
+    assert patch.tampered == ("pyproject.toml", "setup.cfg")
+    assert patch.files == ()
+
+
+async def test_what_the_reference_patch_changes_is_free(task: Task, workspace: Path) -> None:
+    gold = "diff --git a/conftest.py b/conftest.py\n--- a/conftest.py\n+++ b/conftest.py\n"
+    (workspace / "conftest.py").write_text("x = 1\n")
+    assert (await capture(task, workspace)).tampered == ("conftest.py",)
+    patch = await capture(replace(task, gold_patch=gold), workspace)
+    assert (patch.tampered, patch.files) == ((), ("conftest.py",))

@@ -1,0 +1,138 @@
+"""The schemas of rows, and what is wrong with bad ones."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from runners.tasks.rows import CommandRow, ProRow, ScriptRow, SwebenchRow, read_row
+
+COMMIT = "a" * 40
+CLASSIC: dict[str, Any] = {
+    "instance_id": "o__r-1",
+    "repo": "o/r",
+    "base_commit": COMMIT,
+    "problem_statement": "It fails.",
+    "patch": "diff --git a/x b/x\n",
+    "test_patch": "diff --git a/t.py b/t.py\n",
+    "FAIL_TO_PASS": '["t.py::a"]',
+    "PASS_TO_PASS": ["t.py::b", "t.py::c"],
+    "version": "1.0",
+    "hints_text": "",
+    "difficulty": "an unknown field",
+}
+
+
+def without(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def test_lists_are_read_as_lists_and_as_json_text() -> None:
+    row = read_row(CLASSIC)
+    assert isinstance(row, SwebenchRow)
+    assert (row.fail_to_pass, row.pass_to_pass) == (("t.py::a",), ("t.py::b", "t.py::c"))
+    assert row.workdir == "/testbed"
+
+
+def test_a_new_row_says_how_it_is_run() -> None:
+    extra = {"eval_script": "#!/bin/bash\n", "log_parser": "parse_log_django", "image": "i"}
+    row = read_row({**CLASSIC, **extra})
+    assert isinstance(row, SwebenchRow)
+    assert (row.eval_script, row.log_parser, row.image) == (
+        "#!/bin/bash\n",
+        "parse_log_django",
+        "i",
+    )
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_fields_in_the_remote_environment_are_found(text: bool) -> None:
+    inner: Any = {"remote_env_info": without(CLASSIC, "problem_statement")}
+    row = read_row(
+        {
+            "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "Mend it."}],
+            "metadata": json.dumps(inner) if text else inner,
+        }
+    )
+    assert isinstance(row, SwebenchRow)
+    assert (row.instance_id, row.problem_statement) == ("o__r-1", "Mend it.")
+
+
+def test_a_command_in_metadata_wins_over_what_is_inside_it() -> None:
+    row = read_row(
+        {
+            "prompt": "p",
+            "label": "from-label",
+            "metadata": {
+                "eval_cmd": "make test",
+                "pre_commands": "pip install x\\ncd y",
+                "workdir": "/repo",
+                "remote_env_info": {"workdir": "/other", "f2p_script": ""},
+            },
+        }
+    )
+    assert isinstance(row, CommandRow)
+    assert (row.instance_id, row.problem_statement, row.workdir) == ("from-label", "p", "/repo")
+    assert row.pre_commands == ("pip install x\ncd y",)
+    assert row.base_commit == ""
+
+
+def test_a_script_is_a_row_of_its_own_kind() -> None:
+    inner = {"instance_id": "s", "f2p_script": "print(1)", "problem_statement": "p"}
+    assert isinstance(read_row({"metadata": {"remote_env_info": inner}}), ScriptRow)
+
+
+def test_a_row_of_pro_is_read_flat_as_on_the_hub_and_nested() -> None:
+    scripts = {"run_script": "pytest", "parser_script": "import sys"}
+    hub = {
+        **without(CLASSIC, "FAIL_TO_PASS", "PASS_TO_PASS"),
+        **scripts,
+        "fail_to_pass": "['a', \"it's\"]",
+        "pass_to_pass": "[]",
+        "selected_test_files_to_run": '["t.py"]',
+        "before_repo_set_cmd": "git checkout x -- t.py",
+    }
+    row = read_row(hub)
+    assert isinstance(row, ProRow)
+    assert (row.fail_to_pass, row.selected_test_files) == (("a", "it's"), ("t.py",))
+    assert row.before_repo_set_cmd == ("git checkout x -- t.py",)
+    nested = read_row(
+        {
+            "metadata": {
+                **without(CLASSIC, "FAIL_TO_PASS", "PASS_TO_PASS"),
+                "swepro": {
+                    "run_script_path": "r.sh",
+                    "parser_script_path": "p.py",
+                    "selected_test_files": ["t.py"],
+                    "fail_to_pass": ["a"],
+                    "pass_to_pass": [],
+                },
+            }
+        }
+    )
+    assert isinstance(nested, ProRow)
+    assert nested.run_script_path == "r.sh"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"base_commit": "main"}, "base_commit"),
+        ({"instance_id": "../x"}, "instance_id"),
+        ({"FAIL_TO_PASS": "t.py::a"}, "neither a list nor"),
+        ({"FAIL_TO_PASS": [1]}, "FAIL_TO_PASS"),
+        ({"problem_statement": None}, "problem_statement"),
+        ({"test_patch": None}, "test_patch"),
+    ],
+)
+def test_what_is_malformed_is_named(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        read_row({**CLASSIC, **change})
+
+
+def test_a_row_that_no_grader_takes_says_what_it_lacks() -> None:
+    with pytest.raises(ValueError, match="nothing says how it is graded"):
+        read_row({"instance_id": "x", "problem_statement": "p"})

@@ -1,0 +1,50 @@
+"""A patch survives its record byte for byte, whatever its bytes are."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.tasks.contract import Patch
+from runners.tasks.patch import refused_patch
+from runners.tasks.stored import kept_extra, kept_text, patch_of
+from runners.trajectory.jsontext import clean_text, dumps, loads
+from runners.trajectory.store import RunStore
+from tests.runners.trajectory.records import CONFIG, a_rollout
+
+LATIN_1 = "--- a/n.txt\n+++ b/n.txt\n@@ -1 +1 @@\n-ol\xe9\n+\xe0 la\r\n".encode("latin-1")
+
+
+def a_patch(diff: bytes) -> Patch:
+    return Patch(diff, hashlib.sha256(diff).hexdigest(), (), ())
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_come_back(diff: bytes) -> None:
+    patch = a_patch(diff)
+    extra = loads(dumps(kept_extra(patch)))
+    assert patch_of(clean_text(kept_text(patch)), extra) == patch
+
+
+def test_a_patch_of_a_latin_1_file_comes_back_from_the_store(tmp_path: Path) -> None:
+    patch = a_patch(LATIN_1)
+    with RunStore.create(tmp_path / "run", CONFIG) as store:
+        record = replace(a_rollout(), patch=kept_text(patch), extra=dict(kept_extra(patch)))
+        store.put_rollout(record)
+        found = store.rollout(record.rollout_id)
+    assert found is not None
+    assert patch_of(found.patch, found.extra) == patch
+    assert "\ufffd la" in found.patch
+
+
+def test_text_is_kept_once() -> None:
+    assert kept_extra(a_patch("ünïcode \U0001f600\n".encode())) == {}
+
+
+def test_what_was_refused_and_what_was_tampered_with_come_back() -> None:
+    patch = refused_patch("too large", ("tests/a.py",))
+    assert patch_of(kept_text(patch), kept_extra(patch) | {"tampered": ["tests/a.py"]}) == patch

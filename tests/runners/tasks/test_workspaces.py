@@ -1,0 +1,170 @@
+"""Pristine repositories: one commit and its past, nothing of the future, whatever git hides."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runners.sandboxes.contract import SandboxError
+from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.tree import copy_tree
+from runners.tasks.contract import Origin, Task, VerdictKind
+from runners.tasks.graders.decorators import ReadyFirst
+from runners.tasks.grading import SandboxGrader
+from runners.tasks.patch import capture
+from runners.tasks.repositories import SourceError, pinned
+from runners.tasks.workspaces import Workspaces
+from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """A task whose repository has a past, and a future in every corner of git."""
+    task = make_task(tmp_path_factory.mktemp("source"))
+    repo = task.repo
+    past = git(repo, "rev-parse", "HEAD")
+    git(repo, "commit", "-q", "--allow-empty", "-m", "base")
+    base = git(repo, "rev-parse", "HEAD")
+    (repo / "calc/add.py").write_text(FIX)
+    (repo / "tests/test_add.py").write_text("# future tests\n")
+    git(repo, "commit", "-q", "-a", "-m", "the fix")
+    git(repo, "tag", "-a", "v2", "-m", "release")
+    git(repo, "branch", "release")
+    git(repo, "notes", "add", "-m", "fixed by changing the sign")
+    (repo / "calc/add.py").write_text("stashed\n")
+    git(repo, "stash", "-q")
+    git(repo, "update-ref", "refs/remotes/origin/main", "HEAD")
+    git(repo, "checkout", "-q", "--detach", base)
+    git(repo, "gc", "-q")
+    assert past != base
+    origin = Origin(str(repo), base)
+    return replace(task, base_commit=base, origin=origin, repo=Path("not there yet"))
+
+
+def objects(repo: Path) -> set[str]:
+    listed = git(repo, "cat-file", "--batch-all-objects", "--batch-check=%(objectname)")
+    return set(listed.split())
+
+
+async def test_the_future_is_absent_and_the_past_is_there(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    ready = await Workspaces(backend, tmp_path / "root").ready(task)
+    repo = ready.repo
+    reachable = git(repo, "rev-list", "--objects", "--no-object-names", task.base_commit)
+    assert objects(repo) == set(reachable.split())
+    assert git(repo, "for-each-ref", "--format=%(refname)") == "refs/heads/main"
+    assert git(repo, "rev-parse", "HEAD") == task.base_commit
+    assert git(repo, "rev-list", "--count", "HEAD") == "2"
+    assert git(repo, "status", "--porcelain") == ""
+    assert git(repo, "remote") == git(repo, "reflog") == git(repo, "stash", "list") == ""
+    text = "".join(
+        path.read_text() for path in repo.glob(".git/*") if path.suffix != "" or path.name.isupper()
+    )
+    assert "release" not in text
+    assert str(task.origin.source if task.origin else "") not in (repo / ".git/config").read_text()
+
+
+async def test_agents_and_graders_work_on_it(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    workspaces = Workspaces(backend, tmp_path / "root")
+    ready = await workspaces.ready(task)
+    copy_tree(ready.repo, tmp_path / "workspace")
+    (tmp_path / "workspace/calc/add.py").write_text(FIX)
+    patch = await capture(ready, tmp_path / "workspace")
+    assert patch.files == ("calc/add.py",)
+    grader = ReadyFirst(SandboxGrader(backend), workspaces.ready)
+    verdict = await grader.grade(task, patch, name="g", deadline_s=30)
+    assert verdict.kind is VerdictKind.SOLVED, verdict
+
+
+async def test_a_repository_is_made_once_and_a_second_time_after_a_failure(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    workspaces = Workspaces(backend, tmp_path / "root")
+    one, other = await asyncio.gather(workspaces.ready(task), workspaces.ready(task))
+    assert one == other
+    moved = tmp_path / "moved"
+    assert task.origin is not None
+    broken = replace(task, origin=Origin(str(moved), task.base_commit, ("true",)))
+    for _ in range(2):
+        with pytest.raises(SandboxError):
+            await Workspaces(backend, tmp_path / "other").ready(broken)
+    copy_tree(Path(task.origin.source), moved)
+    assert (await Workspaces(backend, tmp_path / "other").ready(broken)).repo.is_dir()
+
+
+async def test_a_missing_repository_is_infra(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    workspaces = Workspaces(backend, tmp_path / "root")
+    lost = replace(task, origin=Origin(str(tmp_path / "gone"), task.base_commit))
+    grader = ReadyFirst(SandboxGrader(backend), workspaces.ready)
+    verdict = await grader.grade(lost, patch_of(b""), name="g", deadline_s=30)
+    assert verdict.kind is VerdictKind.INFRA
+    assert "gone" in verdict.reason
+
+
+def test_bundles_and_mirrors_are_sources_too(task: Task, tmp_path: Path) -> None:
+    assert task.origin is not None
+    source = Path(task.origin.source)
+    git(source, "bundle", "create", "-q", str(tmp_path / "x.bundle"), "--all")
+    git(source, "clone", "-q", "--mirror", str(source), str(tmp_path / "x.git"))
+    for name in ("x.bundle", "x.git"):
+        pinned(str(tmp_path / name), task.base_commit, tmp_path / f"from-{name}")
+        assert git(tmp_path / f"from-{name}", "rev-parse", "HEAD") == task.base_commit
+    with pytest.raises(SourceError, match=r"no commit|not our ref|failed"):
+        pinned(str(source), "f" * 40, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    assert not list(tmp_path.glob(".none*"))
+
+
+def test_bytes_are_the_blobs_whatever_attributes_say(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    git(tmp_path, "init", "-q", str(source))
+    (source / "a.txt").write_bytes(b"one\ntwo\n")
+    (source / ".gitattributes").write_text("*.txt text eol=crlf\n*.bin filter=lfs\n")
+    git(source, "add", "-A")
+    git(source, "commit", "-q", "-m", "x")
+    pinned(str(source), git(source, "rev-parse", "HEAD"), tmp_path / "made")
+    assert (tmp_path / "made/a.txt").read_bytes() == b"one\ntwo\n"
+    assert not (tmp_path / "made/.git/info/attributes").exists()
+
+
+async def test_the_setup_is_part_of_the_base_and_its_commits_are_gone(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    assert task.origin is not None
+    fix = git(Path(task.origin.source), "rev-parse", "v2^{commit}")
+    setup = (
+        f"cd /repo && git checkout -q {fix} -- tests/test_add.py",
+        "mkdir build; echo > build/x; echo > made",
+    )
+    task = replace(task, origin=replace(task.origin, setup=setup, workdir="/repo"))
+    ready = await Workspaces(backend, tmp_path / "root").ready(task)
+    assert (ready.repo / "tests/test_add.py").read_text() == "# future tests\n"
+    assert git(ready.repo, "log", "--format=%s").split("\n")[:2] == ["Prepare", "base"]
+    assert git(ready.repo, "status", "--porcelain") == ""
+    assert ready.base_commit == git(ready.repo, "rev-parse", "HEAD")
+    reachable = git(ready.repo, "rev-list", "--objects", "--no-object-names", "HEAD")
+    assert objects(ready.repo) == set(reachable.split())
+    assert fix not in reachable
+    copy_tree(ready.repo, tmp_path / "workspace")
+    (tmp_path / "workspace/calc/add.py").write_text(FIX)
+    assert (await capture(ready, tmp_path / "workspace")).files == ("calc/add.py",)
+    again = await Workspaces(backend, tmp_path / "root").ready(task)
+    assert again == ready
+
+
+async def test_a_setup_that_fails_says_what_it_printed(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    assert task.origin is not None
+    failing = ("echo no such tool >&2; false", "true")
+    task = replace(task, origin=replace(task.origin, setup=failing))
+    with pytest.raises(SandboxError, match="exit code 1: no such tool"):
+        await Workspaces(backend, tmp_path / "root").ready(task)

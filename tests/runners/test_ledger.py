@@ -1,0 +1,305 @@
+"""The ledger: what a dead driver left is known, ended, and taken off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runners.ledger import Ledger, reap
+from runners.marks import SERVICE
+from runners.observe.status import read_status
+from runners.sandboxes.contract import SandboxError
+from runners.service import Service, ServiceError
+from runners.trajectory.run_state import State
+from runners.trajectory.store import RunStore
+from runners.trajectory.store_error import StoreError
+from tests.runners.trajectory.records import CONFIG
+
+ECHO = "tests.fakes.echo_service"
+DRIVER = f"""
+import asyncio, sys, time
+from pathlib import Path
+from runners.ledger import Ledger
+from runners.service import Service
+from runners.trajectory.store import RunStore
+
+async def main():
+    run_dir = Path(sys.argv[1])
+    store = RunStore.open(run_dir)
+    store.set_state("running")
+    ledger = Ledger(store)
+    ledger.enter("sandbox", "s1", source="x")
+    ledger.enter("session", "s1")
+    settings = {{"deaf": True}}
+    log = run_dir / "echo.log"
+    service = await Service.start("echo", "{ECHO}", settings, log=log, deadline_s=20, ledger=ledger)
+    print(service.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore.create(tmp_path / "run", CONFIG)
+
+
+def killed_driver(run_dir: Path) -> int:
+    """Kill a driver with a sandbox, a session and a service that ignores the end of its life-line;
+    returns the service's pid.
+    """
+    arguments = [sys.executable, "-c", DRIVER, str(run_dir)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        pid = int(driver.stdout.readline())
+        driver.send_signal(signal.SIGKILL)
+    return pid
+
+
+def names(ledger: Ledger) -> list[tuple[str, str]]:
+    return [(entry.kind, entry.name) for entry in ledger.alive()]
+
+
+class Backend:
+    """Remembers whom it was asked to end; or refuses."""
+
+    def __init__(self, refusal: str | None = None) -> None:
+        self.asked: dict[str, Mapping[str, Any]] = {}
+        self._refusal = refusal
+
+    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
+        """See ``Reaper``."""
+        self.asked |= left
+        if self._refusal is not None:
+            raise SandboxError(self._refusal)
+
+
+def test_an_entry_is_known_from_before_it_exists_until_it_is_gone(store: RunStore) -> None:
+    ledger = Ledger(store)
+    ledger.enter("sandbox", "one", template="t")
+    ledger.enter("session", "one")
+    ledger.note("sandbox", "one", sandbox_id="i-1", template="u")
+    with RunStore.open(store.run_dir, read_only=True) as reader:
+        sandbox, session = Ledger(reader).alive()
+    assert sandbox.facts == {"template": "u", "sandbox_id": "i-1"}
+    assert (session.kind, session.facts) == ("session", {})
+    assert sandbox.driver.alive(None)
+    ledger.leave("sandbox", "one")
+    ledger.leave("sandbox", "one")
+    assert names(ledger) == [("session", "one")]
+
+
+def test_what_its_own_driver_looks_after_is_no_leak_until_it_is_too_old(store: RunStore) -> None:
+    ledger = Ledger(store)
+    for kind in ("process", "session", "sandbox"):
+        ledger.enter(kind, kind)
+    assert ledger.leaks() == ledger.leaks(60.0) == []
+    assert {entry.kind for entry in ledger.leaks(-1.0)} == {"session", "sandbox"}
+
+
+async def test_what_a_killed_driver_left_is_shown_ended_and_taken_off(store: RunStore) -> None:
+    pid = killed_driver(store.run_dir)
+    service = psutil.Process(pid)
+    ledger, backend = Ledger(store), Backend()
+    ledger.enter("session", "mine")
+    status = read_status(store.run_dir)
+    assert sorted(leak.kind for leak in status.leaks) == ["process", "sandbox", "session"]
+    assert status.to_dict()["leaks"][0]["age_s"] >= 0
+    (process,) = (entry for entry in ledger.alive() if entry.kind == "process")
+    assert process.facts["pid"] == pid
+    assert Path(process.facts["scratch"]).is_dir()
+
+    assert {r.entry.kind for r in await reap(ledger)} == {"process", "session"}
+    assert not service.is_running() or service.status() == psutil.STATUS_ZOMBIE
+    assert not Path(process.facts["scratch"]).exists()
+    assert names(ledger) == [("sandbox", "s1"), ("session", "mine")]
+
+    assert [r.entry.name for r in await reap(ledger, backend)] == ["s1"]
+    assert backend.asked == {"s1": {"source": "x"}}
+    assert names(ledger) == [("session", "mine")]
+    assert await reap(ledger, backend) == []
+    ended = [event.data["ended"] for event in store.events("reaped")]
+    assert ended == [["s1", process.name], ["s1"]] or ended == [[process.name, "s1"], ["s1"]]
+
+
+async def test_a_service_killed_before_its_pid_was_noted_is_found_by_its_mark(
+    store: RunStore, tmp_path: Path
+) -> None:
+    ledger = Ledger(store)
+    ledger.enter("process", "echo-1", scratch=str(tmp_path / "agentrl-echo-1"))
+    leave_to_a_dead_driver(store)
+    bystander = subprocess.Popen(["sleep", "100"], env={SERVICE: "echo-10"})
+    child = subprocess.Popen(["sleep", "100"], env={SERVICE: "echo-1"})
+    await reap(ledger)
+    assert child.wait() == -signal.SIGKILL
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+    assert ledger.alive() == []
+
+
+def leave_to_a_dead_driver(store: RunStore, **changes: Any) -> None:
+    """Make every entry one of a process that is gone."""
+    values = {"host": socket.gethostname(), "pid": os.getpid(), "pid_started_at": 1.0} | changes
+    with sqlite3.connect(store.run_dir / "store.sqlite") as db:
+        for column, value in values.items():
+            db.execute(f"UPDATE ledger SET {column} = ?", (value,))
+    db.close()
+
+
+async def test_a_pid_that_another_process_has_now_is_not_killed(store: RunStore) -> None:
+    ledger = Ledger(store)
+    with subprocess.Popen(["sleep", "100"]) as stranger:
+        ledger.enter("process", "engine-1", pid=stranger.pid)
+        leave_to_a_dead_driver(store)
+        await reap(ledger)
+        assert stranger.poll() is None
+        stranger.kill()
+    assert ledger.alive() == []
+
+
+async def test_a_directory_that_is_not_the_service_s_own_is_not_removed(
+    store: RunStore, tmp_path: Path
+) -> None:
+    ledger = Ledger(store)
+    for facts in ({}, {"scratch": str(tmp_path)}, {"scratch": ""}):
+        ledger.enter("process", "engine-1", **facts)
+        leave_to_a_dead_driver(store)
+        await reap(ledger)
+    assert tmp_path.is_dir()
+
+
+async def test_what_cannot_be_ended_stays_and_says_why(store: RunStore) -> None:
+    ledger, backend = Ledger(store), Backend("the provider does not answer")
+    ledger.enter("sandbox", "far")
+    ledger.enter("process", "engine-1")
+    leave_to_a_dead_driver(store, host="elsewhere")
+    store.set_state(State.RUNNING)  # its heartbeat is ours, not the dead driver's
+    errors = {reaped.entry.kind: reaped.error for reaped in await reap(ledger, backend)}
+    assert errors["sandbox"] == "the provider does not answer"
+    assert "it ran on elsewhere" in str(errors["process"])
+    assert {kind for kind, _ in names(ledger)} == {"sandbox", "process"}
+    (event,) = store.events("reaped")
+    assert event.data["failed"].keys() == {"far", "engine-1"}
+
+
+async def test_a_service_is_in_the_ledger_exactly_while_it_lives(
+    store: RunStore, tmp_path: Path
+) -> None:
+    ledger, log = Ledger(store), tmp_path / "echo.log"
+    service = await Service.start("echo", ECHO, {}, log=log, deadline_s=20, ledger=ledger)
+    (entry,) = ledger.alive()
+    assert entry.facts["pid"] == service.pid
+    scratch = Path(entry.facts["scratch"])
+    environment = psutil.Process(service.pid).environ()
+    assert environment["TMPDIR"] == str(scratch)
+    assert scratch.stat().st_mode & 0o777 == 0o700
+    (scratch / "left").touch()
+    await service.stop()
+    assert ledger.alive() == []
+    assert not scratch.exists()
+
+
+@pytest.mark.parametrize("trouble", ["die_before_ready", "cancelled", "no_log"])
+async def test_a_service_that_did_not_start_is_not_in_the_ledger(
+    store: RunStore, tmp_path: Path, trouble: str
+) -> None:
+    ledger, log = Ledger(store), tmp_path / "echo.log"
+    if trouble == "no_log":
+        log.mkdir()
+    settings = {"unready" if trouble == "cancelled" else trouble: True}
+    start = asyncio.ensure_future(
+        Service.start("echo", ECHO, settings, log=log, deadline_s=20, ledger=ledger)
+    )
+    if trouble == "cancelled":
+        while not any("pid" in entry.facts for entry in ledger.alive()):
+            await asyncio.sleep(0.01)
+        start.cancel()
+    with pytest.raises(asyncio.CancelledError if trouble == "cancelled" else ServiceError):
+        await start
+    assert ledger.alive() == []
+
+
+def older_store(run_dir: Path) -> None:
+    """Make a store as it was before there was a ledger."""
+    RunStore.create(run_dir, CONFIG).close()
+    with sqlite3.connect(run_dir / "store.sqlite") as db:
+        db.execute("DROP TABLE ledger")
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+
+
+def test_an_older_store_is_read_as_it_is_and_brought_up_to_date_to_be_written(
+    tmp_path: Path,
+) -> None:
+    older_store(tmp_path)
+    assert read_status(tmp_path).leaks == []
+    with RunStore.open(tmp_path, read_only=True) as reader:
+        assert reader.query("PRAGMA user_version")[0][0] == 1
+        with RunStore.open(tmp_path) as store, RunStore.open(tmp_path) as second:
+            Ledger(store).enter("session", "s")
+            assert names(Ledger(second)) == names(Ledger(reader)) == [("session", "s")]
+            assert store.config() == CONFIG
+
+
+def test_the_ledger_survives_kill_9_at_any_instant(store: RunStore) -> None:
+    script = (
+        "import itertools, sys\n"
+        "from pathlib import Path\n"
+        "from runners.ledger import Ledger\n"
+        "from runners.trajectory.store import RunStore\n"
+        "ledger = Ledger(RunStore.open(Path(sys.argv[1])))\n"
+        "for number in itertools.count():\n"
+        "    ledger.enter('sandbox', str(number))\n"
+        "    print(number, flush=True)\n"
+        "    if number: ledger.leave('sandbox', str(number - 1))\n"
+    )
+    arguments = [sys.executable, "-c", script, str(store.run_dir)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        for _ in range(200):
+            driver.stdout.readline()
+        driver.send_signal(signal.SIGKILL)
+        last = max(int(line) for line in driver.stdout.read().split())
+    left = {int(entry.name) for entry in Ledger(store).leaks()}
+    assert left <= {last - 1, last, last + 1}
+    assert last in left
+
+
+def test_a_full_or_closed_store_is_a_store_error(store: RunStore) -> None:
+    with (
+        RunStore.open(store.run_dir, read_only=True) as reader,
+        pytest.raises(StoreError, match="cannot be written"),
+    ):
+        Ledger(reader).enter("session", "s")
+
+
+def test_the_status_says_how_many_leaks_it_does_not_show(store: RunStore) -> None:
+    from rich.console import Console
+
+    from runners.observe.status import render
+
+    ledger = Ledger(store)
+    for number in range(7):
+        ledger.enter("sandbox", f"train-[{number}]")
+    leave_to_a_dead_driver(store)
+    status = read_status(store.run_dir)
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(render(status))
+    assert "sandbox train-[0], " in shown.get()
+    assert "and 2 more" in shown.get()
+    assert len(json.loads(json.dumps(status.to_dict()))["leaks"]) == 7

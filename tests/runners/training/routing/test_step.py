@@ -1,0 +1,217 @@
+"""Routing replay in the local trainer: what is replayed, measured and refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conf.schema import RoutingRecompute, RoutingReplay, RoutingRollout
+from runners.training.local import LocalTrainer
+from runners.training.routing.replay import RoutingError
+from runners.training.sample import Routing, Sample
+from runners.trajectory.routing import RoutingShape
+from tests.fakes.tiny_model import write_tiny_model
+from tests.runners.training.test_local import VOCAB, logprobs, make_trainer
+
+SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
+R2 = RoutingRecompute(kind="recompute")
+
+
+def r3(**changes: object) -> RoutingRollout:
+    """R3's settings."""
+    settings = {"on_fault": "stop", "shadow_every": 1, "alarm_disagreement": 0.5, **changes}
+    return RoutingRollout.model_validate({"kind": "rollout", **settings})
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tiny policy."""
+    return write_tiny_model(tmp_path_factory.mktemp("policy"), vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def noisy(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same policy with other router weights: an engine that chooses other experts."""
+    directory = tmp_path_factory.mktemp("noisy")
+    trainer = make_trainer(weights)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in trainer.model.named_parameters():
+            if "gate.weight" in name:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.add_(0.1 * weight.std() * noise)
+    trainer.model.save_pretrained(directory)  # type: ignore[operator]
+    return directory
+
+
+def chosen(trainer: LocalTrainer, tokens: np.ndarray) -> np.ndarray:
+    """Return what a policy's routers choose for a sequence, [T, layers, K]."""
+    found: dict[int, torch.Tensor] = {}
+    hooks = [
+        layer.mlp.gate.register_forward_hook(
+            lambda _module, _inputs, output, index=index: found.__setitem__(index, output[2])
+        )
+        for index, layer in enumerate(trainer.model.model.layers)  # type: ignore[union-attr, arg-type]
+    ]
+    with torch.no_grad():
+        trainer.model(torch.from_numpy(tokens.astype(np.int64))[None])
+    for hook in hooks:
+        hook.remove()
+    return np.stack([found[0].numpy(), found[1].numpy()], axis=1).astype(np.uint8)
+
+
+def rollouts(engine: LocalTrainer, count: int = 8) -> list[list[Sample]]:
+    """Rollouts sampled from a policy, with its logprobs and its routing; two share a prompt."""
+    rng = np.random.default_rng(1)
+    made = []
+    for index in range(count):
+        if index % 2 == 0:
+            prompt = rng.integers(0, VOCAB, 12)
+        tokens = np.concatenate([prompt, rng.integers(0, VOCAB, 20)]).astype(np.int32)
+        mask = np.arange(len(tokens)) >= 12
+        routing = Routing(chosen(engine, tokens), np.arange(len(tokens)) < len(tokens) - 1)
+        sampled = logprobs(engine, tokens) * mask
+        worth = 1.0 if index % 2 else -1.0
+        made.append([Sample(f"r{index}", tokens, mask, sampled, worth, routing=routing)])
+    return made
+
+
+def test_an_engine_with_the_same_routers_has_no_mismatch_with_and_without_replay(
+    weights: Path,
+) -> None:
+    trainer = make_trainer(weights, routing=r3())
+    metrics = trainer.step(rollouts(make_trainer(weights)))
+    assert metrics["r3/k3"] is not None
+    assert metrics["r3/k3"] < 1e-10
+    assert metrics["r3/k3_native"] is not None
+    assert metrics["r3/k3_native"] < 1e-10
+    assert metrics["r3/disagree_slot"] == 0.0
+    assert metrics["r3/captured"] == metrics["r3/replayed"] == 1.0
+    assert metrics["r3/invalid_rows"] == 0.0
+    assert (metrics["r3/gate_grad_norm"] or 0.0) > 0.0
+
+
+def test_replay_takes_away_what_other_routers_put_between_rollout_and_training(
+    weights: Path, noisy: Path
+) -> None:
+    trainer = make_trainer(weights, routing=r3())
+    metrics = trainer.step(rollouts(make_trainer(noisy)))
+    k3, native = metrics["r3/k3"], metrics["r3/k3_native"]
+    assert k3 is not None
+    assert native is not None
+    assert 0.0 < (metrics["r3/disagree_slot"] or 0.0) < 0.3
+    assert k3 < native / 4
+    assert metrics["r3/routing_share"] == pytest.approx(1 - k3 / native)
+
+
+def test_a_shared_prompt_is_run_once_only_as_far_as_it_was_routed_alike(
+    weights: Path, noisy: Path
+) -> None:
+    """Micro-batching and sharing change neither the update nor what is measured."""
+    good = rollouts(make_trainer(noisy))
+    other = [list(samples) for samples in good]
+    [sample] = other[1]
+    assert sample.routing is not None
+    experts = sample.routing.experts.copy()
+    experts[5] = experts[5][..., ::-1]  # the same experts in another order: routed otherwise
+    other[1] = [replace(sample, routing=replace(sample.routing, experts=experts))]
+    whole = make_trainer(weights, routing=r3()).step(good)
+    alone = make_trainer(weights, routing=r3(), tokens_per_microbatch=8).step(other)
+    assert alone["loss/policy"] == pytest.approx(whole["loss/policy"], abs=1e-6)
+    assert alone["policy/grad_norm"] == pytest.approx(whole["policy/grad_norm"], rel=1e-4)
+    assert alone["r3/k3"] == pytest.approx(whole["r3/k3"], rel=1e-3)
+
+
+def test_samples_without_routing_are_routed_natively_among_others(
+    weights: Path, noisy: Path
+) -> None:
+    mixed = rollouts(make_trainer(noisy))
+    mixed[2] = [replace(mixed[2][0], routing=None)]
+    metrics = make_trainer(weights, routing=r3()).step(mixed)
+    assert metrics["r3/captured"] == metrics["r3/replayed"] == pytest.approx(7 / 8)
+    assert metrics["r3/invalid_rows"] == 31.0
+
+
+def corrupt(kind: str, sample: Sample, other: Sample) -> Sample:
+    """Return the sample with routing that is not its own."""
+    assert sample.routing is not None
+    assert other.routing is not None
+    own = sample.routing.experts
+    rng = np.random.default_rng(0)
+    experts = {
+        "shifted by a token": np.roll(own, 1, axis=0),
+        "shifted by a layer": np.roll(own, 1, axis=1),
+        "zeros": np.zeros_like(own),
+        "random": rng.random((*own.shape[:2], SHAPE.experts)).argsort(-1)[..., :2].astype(np.uint8),
+        "another turn's": other.routing.experts,
+    }[kind]
+    return replace(sample, routing=replace(sample.routing, experts=experts))
+
+
+@pytest.mark.parametrize(
+    "kind", ["shifted by a token", "shifted by a layer", "zeros", "random", "another turn's"]
+)
+def test_corrupted_routing_raises_the_alarm(weights: Path, kind: str) -> None:
+    trainer = make_trainer(weights, routing=r3())
+    good = [samples[0] for samples in rollouts(make_trainer(weights))]
+    bad = [[corrupt(kind, sample, good[index - 3])] for index, sample in enumerate(good)]
+    with pytest.raises(RoutingError, match=r"layer \d|another token, layer|other tokens"):
+        trainer.step(bad)
+
+
+def test_an_impossible_sample_can_be_masked_instead(weights: Path) -> None:
+    engine = make_trainer(weights)
+    samples = rollouts(engine)
+    samples[0] = [corrupt("zeros", samples[0][0], samples[1][0])]
+    with pytest.raises(RoutingError, match="r0 routes token 0 in layer 0 twice"):
+        make_trainer(weights, routing=r3()).step(samples)
+    metrics = make_trainer(weights, routing=r3(on_fault="mask")).step(samples)
+    assert metrics["r3/refused_samples"] == 1.0
+    assert metrics["train/updates"] == 1.0
+
+
+def test_a_router_that_is_replaced_behind_the_trainer_s_back_raises_the_alarm(
+    weights: Path,
+) -> None:
+    trainer = make_trainer(weights, routing=r3())
+    layers = trainer.model.model.layers  # type: ignore[union-attr]
+    layers[1].mlp.gate = make_trainer(weights).model.model.layers[1].mlp.gate  # type: ignore
+    with pytest.raises(RoutingError, match="layer 1's router fired 0 times"):
+        trainer.step(rollouts(make_trainer(weights)))
+
+
+@pytest.mark.parametrize("routing", [r3(), R2])
+def test_later_updates_of_a_step_use_the_routing_of_the_first(
+    weights: Path, routing: RoutingReplay
+) -> None:
+    trainer = make_trainer(weights, routing=routing, epochs=3, learning_rate=3e-2)
+    metrics = trainer.step(rollouts(make_trainer(weights)))
+    assert metrics["train/updates"] == 3.0
+    assert (metrics["r3/disagree_slot"] or 0.0) > 0.0, "the routers have moved, the experts not"
+    assert metrics["r3/replayed"] == 1.0
+
+
+def test_a_dense_policy_is_refused(tmp_path: Path) -> None:
+    dense = write_tiny_model(tmp_path, vocab_size=VOCAB, num_experts=8, mlp_only_layers=[0, 1])
+    config = json.loads((dense / "config.json").read_text())
+    without = {name: value for name, value in config.items() if "experts" not in name}
+    (dense / "config.json").write_text(json.dumps(without | {"num_experts": 0}))
+    with pytest.raises(RoutingError, match="routing_replay=off"):
+        make_trainer(dense, routing=r3())
+
+
+@pytest.mark.parametrize("truncate", ["token", "sequence"])
+def test_a_correction_weighs_by_the_mismatch_and_says_how_much_is_left(
+    weights: Path, noisy: Path, truncate: str
+) -> None:
+    correction = {"truncate": truncate, "cap": 1.05, "reject_outside": (0.5, 2.0)}
+    trainer = make_trainer(weights, correction=correction, epochs=2)
+    metrics = trainer.step(rollouts(make_trainer(noisy)))
+    assert 0.0 < (metrics["policy/ess"] or 0.0) <= 1.0
+    assert (metrics["policy/truncated"] or 0.0) > 0.0
+    assert metrics["policy/rejected"] == 0.0

@@ -1,0 +1,107 @@
+"""Checkpoints under kills and full disks: complete or absent."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conf.errors import ExitCode
+from runners.training import checkpoint
+from runners.training.checkpoint import CheckpointError
+from tests.fakes.tiny_model import write_tiny_model
+from tests.runners.training.test_local import VOCAB, make_trainer
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tiny policy."""
+    return write_tiny_model(tmp_path_factory.mktemp("policy"), vocab_size=VOCAB)
+
+
+class Killed(BaseException):
+    """Death, which nobody survives to clean up."""
+
+
+class Killer:
+    """Raises at the n-th operation on files below a directory; Python reports them all to it."""
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+        self.left = 0
+        sys.addaudithook(self._hear)
+
+    @contextmanager
+    def strikes(self, folder: Path, after: int) -> Iterator[None]:
+        """Strike within the block, after so many operations."""
+        self.folder, self.left = str(folder), after
+        try:
+            yield
+        finally:
+            self.folder = None
+
+    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self.folder is None or not event.startswith(("open", "os.", "shutil.")):
+            return
+        if any(str(argument).startswith(self.folder) for argument in arguments):
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+
+def whole(root: Path) -> dict[str, dict[str, int]]:
+    """Return what looks like a complete checkpoint, with its files and their sizes."""
+    return {
+        place.name: {file.name: file.stat().st_size for file in place.iterdir()}
+        for place in root.glob("step-*")
+        if place.suffix != ".partial"
+    }
+
+
+def test_at_no_instant_of_a_save_can_a_kill_leave_half_a_checkpoint(
+    weights: Path, tmp_path: Path
+) -> None:
+    trainer, killer = make_trainer(weights), Killer()
+    before = tmp_path / "before"
+    for step in (1, 2):
+        checkpoint.save(trainer, before, step=step, state={}, keep=2)
+    files = whole(before)["step-000001"]
+    for instant in itertools.count():
+        root = tmp_path / str(instant)
+        shutil.copytree(before, root)
+        try:
+            with killer.strikes(root, instant):
+                checkpoint.save(trainer, root, step=3, state={}, keep=2)
+        except Killed:
+            assert all(found == files for found in whole(root).values())
+            newest = checkpoint.latest(root)
+            assert newest is not None
+            assert newest.step in (2, 3)
+            checkpoint.save(trainer, root, step=3, state={}, keep=2)  # the resume
+            assert sorted(path.name for path in root.iterdir()) == ["step-000002", "step-000003"]
+        else:
+            break
+        shutil.rmtree(root)
+    assert instant > 10
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_a_run_to_resume(
+    weights: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer(weights)
+    checkpoint.save(trainer, tmp_path, step=1, state={}, keep=2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot write.*step-000002") as caught:
+            checkpoint.save(trainer, tmp_path, step=2, state={}, keep=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.exit_code == ExitCode.SERVICE_GONE
+    assert list(whole(tmp_path)) == [path.name for path in tmp_path.iterdir()] == ["step-000001"]
