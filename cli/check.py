@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from conf.schema import Config
     from launch.preflight import Problem
     from runners.check import DialBack
+    from runners.tasks.loading import Report
 
 EXAMPLES = examples(
     "agentrl check",
     "agentrl check harness=claude_code",
+    "agentrl check task=swebench task.path=instances.jsonl",
     "agentrl check harness=claude_code harness.binary=./claude --json",
 )
 
@@ -25,6 +27,7 @@ EXAMPLES = examples(
 def check(context: typer.Context, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check what a run needs, and let its agent program take one turn.
 
+    Tasks of a file are read, and every malformed row is named with its line (exit code 5).
     An agent program that is missing is installed into the user's cache; programs, paths and ports
     are looked at. Then the agent takes a turn in a sandbox, through the gateway: engine.url
     answers, or a canned reply where the engine is ours. Exit code 3: something is missing.
@@ -38,8 +41,10 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
     from launch.preflight import preflight, refuse_fatal
     from runners.check import dial_back
     from runners.harnesses.registry import install_harness
+    from runners.tasks.datasets import check_tasks
 
     job = new_job(overrides or [], kind="check")
+    tasks = check_tasks(job.config.task)
     with stderr().status(f"harness={job.config.harness.kind}: looking for the program…"):
         install_harness(job.config.harness)
     problems = preflight(job.config, job.run_dir)
@@ -52,13 +57,22 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
     ):
         found = uvloop.run(dial_back(job.config, Path(work)))
     if as_json:
-        print_json(_document(job.config, problems, found))
+        print_json(_document(job.config, problems, found, tasks))
     else:
-        _show(job.config, found)
+        _show(job.config, found, tasks)
 
 
-def _document(config: Config, problems: list[Problem], found: DialBack) -> dict[str, Any]:
+def _document(
+    config: Config, problems: list[Problem], found: DialBack, tasks: Report | None
+) -> dict[str, Any]:
     return {
+        "tasks": tasks
+        and {
+            "path": tasks.path,
+            "number": len(tasks.tasks),
+            "kinds": tasks.kinds,
+            "repositories": tasks.repositories,
+        },
         "harness": {"kind": config.harness.kind, **found.result.facts},
         "turns": found.turns,
         "prompt_tokens": found.prompt_tokens,
@@ -70,10 +84,16 @@ def _document(config: Config, problems: list[Problem], found: DialBack) -> dict[
     }
 
 
-def _show(config: Config, found: DialBack) -> None:
+def _show(config: Config, found: DialBack, tasks: Report | None) -> None:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
+    if tasks is not None:
+        kinds = ", ".join(f"{number} by {kind}" for kind, number in tasks.kinds.items())
+        table.add_row(
+            "tasks",
+            f"{len(tasks.tasks)} of {len(tasks.repositories)} repositories, graded: {kinds}",
+        )
     version = found.result.facts.get("version")
     table.add_row("agent program", f"{config.harness.kind} {version or ''}".strip())
     table.add_row(

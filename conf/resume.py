@@ -28,6 +28,7 @@ CHANGEABLE = (
     "rollout.deadlines.",
     "rollout.limits.",
     "run.keep_checkpoints",
+    "task.repositories",
     "trainer.tokens_per_microbatch",
     "trainer.threads",
 )

@@ -11,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from conf.errors import AgentrlError, ExitCode
+from conf.errors import AgentrlError, ExitCode, error_text
 from runners.limits import Admission
 from runners.outcome import OutcomeClass
 from runners.rollout import Attempt, RolloutSpec, RolloutTools, counted
 from runners.taskgroup import task_group
 from runners.trajectory.record import RolloutRecord
+from runners.trajectory.store_error import StoreError
 
 
 class BreakerOpen(AgentrlError):
@@ -81,7 +82,7 @@ class Pool:
             last = number == first + self._attempts - 1
             final = last or not record.outcome.meaning.retryable
             record = counted(record) if final else record
-            store.put_rollout(record)
+            self._keep(record)
             self._note(record, pushed_back=attempt.pushed_back)
             if final:
                 self._on_done(record)
@@ -96,6 +97,21 @@ class Pool:
                 },
             )
         raise AssertionError("unreachable: the last attempt counts")
+
+    def _keep(self, record: RolloutRecord) -> None:
+        """Write a record. What fails for no reason that the store knows is tried once more; its own
+        errors end the run, since nothing could be kept.
+        """
+        try:
+            self._tools.store.put_rollout(record)
+        except StoreError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            text = f"{type(error).__name__}: {error_text(error)}"
+            self._tools.store.event(
+                "write_failed", {"session_id": record.session_id, "error": text}
+            )
+            self._tools.store.put_rollout(record)
 
     def _note(self, record: RolloutRecord, *, pushed_back: bool) -> None:
         """Learn from an attempt; raises BreakerOpen."""

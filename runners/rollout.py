@@ -29,6 +29,7 @@ from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, Sa
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
 from runners.tasks.patch import capture
 from runners.tasks.stored import kept_extra, kept_text
+from runners.tasks.toolbox import agent_environment, agent_mounts
 from runners.tasks.workspaces import as_it_is
 from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.store import RunStore
@@ -229,7 +230,8 @@ class Attempt:
             gateway_control=tools.gateway_control,
             gateway_url=tools.gateway_url,
             session_key=api_key,
-            mounts=tools.harness.mounts(),
+            mounts={**tools.harness.mounts(), **agent_mounts(self._task)},
+            env=agent_environment(self._task),
         )
         async with self._doing(Stage.BOOT, tools.deadlines.boot_s, OutcomeCode.INFRA_SANDBOX_START):
             sandbox = await tools.backend.create(spec)

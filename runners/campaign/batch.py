@@ -7,6 +7,7 @@ that failed: a placeholder, which weighs nothing.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -146,7 +147,7 @@ def _fan_out(
 
         segments = sessions.chains(record.session_id)
         return fan_out(record.rollout_id, segments, advantage, config.fanout, routing)
-    except Exception as error:  # one rollout's damage is not its siblings'
+    except (Exception, CancelledError) as error:  # one rollout's damage is not its siblings'
         if isinstance(error, StoreError) and error.exit_code is ExitCode.SERVICE_GONE:
             raise  # the disk's, not the rollout's
         unbuilt[record.rollout_id] = f"{type(error).__name__}: {error_text(error)}"
@@ -159,7 +160,7 @@ def _stand_in(record: RolloutRecord, sessions: Sessions) -> Sample:
         first = sessions.chains(record.session_id)[0]
         prompt = first.tokens[: int(np.argmax(first.loss_mask))]
         return placeholder(record.rollout_id, prompt, sessions.pad, sessions.shape)
-    except Exception:  # whatever is wrong with it, the constant row is right
+    except (Exception, CancelledError):  # whatever is wrong with it, the constant row is right
         return minimal(record.rollout_id, sessions.pad, sessions.shape)
 
 

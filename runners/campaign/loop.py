@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from conf.errors import error_text
 from conf.schema import Config
 from runners.campaign.batch import Sessions, make_batch, mean, step_metrics, untrainable_groups
 from runners.campaign.result import metrics_rows
@@ -34,7 +35,6 @@ from runners.training import checkpoint
 from runners.trajectory.graph import segments
 from runners.trajectory.record import RolloutRecord, Segment
 from runners.trajectory.store import RunStore
-from runners.trajectory.store_error import StoreError
 
 
 class Drained(Exception):
@@ -199,9 +199,10 @@ class Campaign:
             else:
                 self._metrics.write(metrics_rows(self._store, step)[0])
             self._metrics_lag = False
-        except StoreError as error:
+        except (Exception, asyncio.CancelledError) as error:  # never the end of a run
             self._metrics_lag = True
-            self._store.event("metrics_failed", {"error": str(error)})
+            text = f"{type(error).__name__}: {error_text(error)}"
+            self._store.event("metrics_failed", {"error": text})
 
     def _rollout_done(self, record: RolloutRecord) -> None:
         self._progress.rollout_done(record.outcome.code, record.sampled_tokens)

@@ -43,6 +43,8 @@ class SandboxSpec:
     """The session's ``api_key``, which the gateway's control socket asks for; never in an argv."""
     mounts: dict[str, Path] = field(default_factory=dict)
     """Read-only host files or directories by their path inside (harness, test runner)."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables of every command in it; those of a command win."""
     change: Callable[[Path], None] | None = None
     """Called with a copy of ``source`` before anything runs in it, in a thread; what it raises,
     ``create`` raises.

@@ -69,14 +69,14 @@ cd -- "$workdir" || end 'no workdir'
     trap - EXIT HUP INT TERM
     sleep "$deadline"
     : > "$directory/timed_out"
-    {KILL_ALL}
+    exec {KILL_ALL}  # without a fork, which may fail where a fork bomb went off
 ) &
 (
     trap - EXIT HUP INT TERM
     umask 022
-    . "$directory/command"
-    exec setsid {DROP} -- "$@"
-) < "$directory/stdin" > "$directory/stdout" 2> "$directory/stderr"
+    # The command's environment is not root's: its PATH may lead to programs of the agent.
+    exec setsid {DROP} -- sh -c 'eval "$(cat <&3)"; exec "$@" 3<&-'
+) < "$directory/stdin" > "$directory/stdout" 2> "$directory/stderr" 3< "$directory/command"
 end $?
 """
 
@@ -188,7 +188,7 @@ async def _abandon(machine: Machine, directory: str) -> None:
 
 
 def _source(command: Command) -> bytes:
-    """Return what the supervisor's shell reads: environment and arguments, secrets among them."""
+    """Return what the agent's shell reads: environment and arguments, secrets among them."""
     exports = [f"export {name}={shlex.quote(value)}" for name, value in command.env.items()]
     text = "\n".join([*exports, f"set -- {shlex.join(command.argv)}", ""])
     return text.encode("utf-8", "surrogateescape")

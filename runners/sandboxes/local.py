@@ -242,7 +242,11 @@ class LocalSandbox:
         """Run a command in the workspace, in namespaces of its own; see the contract."""
         if self._closed:
             raise SandboxError(f"sandbox {self.spec.name} is closed")
-        environment = {**self._isolation.environment(self._place), **(env or {})}
+        environment = {
+            **self._isolation.environment(self._place),
+            **self.spec.env,
+            **(env or {}),
+        }
         environment[SANDBOX] = f"{self._mark}/{next(self._numbers)}"
         namespaced = self._isolation.namespaced
         with self._backend.deny_list.opened() as handle:

@@ -150,7 +150,7 @@ class RemoteSandbox:
         """Run a command in the workspace; a second one waits for the first. See the contract."""
         command = detached.Command(
             argv=[self._renamed.get(word, word) for word in argv],
-            env={**ENVIRONMENT, **(env or {})},
+            env={**ENVIRONMENT, **self.spec.env, **(env or {})},
             workdir=self.workdir,
             stdin=stdin,
             deadline_s=deadline_s,

@@ -6,7 +6,7 @@ from conf import schema
 from conf.cache import cache_root
 from runners.tasks import bugfix, builtin
 from runners.tasks.contract import Task
-from runners.tasks.loading import FileTask, Report, load, validate
+from runners.tasks.loading import FileTask, Report, load, refuse_faults, validate
 
 
 def load_tasks(config: schema.Config) -> list[Task]:
@@ -26,11 +26,16 @@ def load_tasks(config: schema.Config) -> list[Task]:
     )
 
 
-def check_tasks(family: FileTask) -> Report:
-    """Read a whole dataset and say everything that is wrong with it; raises DatasetError if it
-    cannot be read at all.
+def check_tasks(family: schema.Task) -> Report | None:
+    """Read a whole dataset and return what is in it; None for generated tasks.
+
+    Raises DatasetError, which names every malformed row.
     """
-    return validate(family, path_of(family))
+    if isinstance(family, schema.BugfixTask):
+        return None
+    report = validate(family, path_of(family))
+    refuse_faults(report)
+    return report
 
 
 def path_of(family: FileTask) -> str:

@@ -27,10 +27,11 @@ from runners.tasks.graders.official import installed
 from runners.tasks.repositories import SourceError, find_source, head_of
 from runners.tasks.rows import AnyRow, CommandRow, ProRow, ScriptRow, SwebenchRow, read_row
 from runners.tasks.swebench import eval_script, package_fields, runs_pytest
+from runners.tasks.toolbox import pytest_mounts
 
 FileTask = schema.SwebenchTask | schema.JsonlTask
 SHOWN = 20
-"""Faults in an error's message; ``check`` shows all."""
+"""Faults in the message that stops a run; ``check`` shows all."""
 WORD = re.compile(r"[\w./-]+")
 
 
@@ -78,16 +79,13 @@ def validate(config: FileTask, path: str) -> Report:
 
 
 def load(config: FileTask, path: str) -> list[Task]:
-    """Return the tasks of a dataset without fault; raises DatasetError that names every one."""
+    """Return the tasks of a dataset without fault.
+
+    Raises DatasetError, which names every fault, and ToolboxError.
+    """
     report = validate(config, path)
-    if report.faults:
-        more = len(report.faults) - SHOWN
-        tail = [f"… and {more} more: agentrl check task.path={path} shows all"] if more > 0 else []
-        lines = [*report.faults[:SHOWN], *tail]
-        number = len(report.faults)
-        raise DatasetError(f"{path} has {number} malformed rows:\n" + "\n".join(lines))
-    if not report.tasks:
-        raise DatasetError(f"{path} has no rows")
+    refuse_faults(report, shown=SHOWN)
+    pytest_mounts()  # now, rather than in every sandbox
     train = 0
     if isinstance(config, schema.JsonlTask):
         train = len(report.tasks) - config.held_out_tasks
@@ -100,6 +98,18 @@ def load(config: FileTask, path: str) -> list[Task]:
         task if number < train else replace(task, split="held_out")
         for number, task in enumerate(report.tasks)
     ]
+
+
+def refuse_faults(report: Report, *, shown: int | None = None) -> None:
+    """Raise DatasetError, which names the malformed rows, if there are any; or no row at all."""
+    if report.faults:
+        lines = list(report.faults[:shown])
+        if more := len(report.faults) - len(lines):
+            lines.append(f"… and {more} more: agentrl check names them all")
+        number = len(report.faults)
+        raise DatasetError(f"{report.path} has {number} malformed rows:\n" + "\n".join(lines))
+    if not report.tasks:
+        raise DatasetError(f"{report.path} has no rows")
 
 
 def task_of(row: AnyRow, config: FileTask, *, beside: Path) -> Task:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
+from runners.tasks.contract import Task, UnittestIds
 
 SITE = "/opt/agentrl/site"
 NEEDED = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
@@ -42,6 +43,16 @@ def pytest_mounts() -> dict[str, Path]:
 def pytest_environment() -> dict[str, str]:
     """Return the variables with which Python finds the mounts."""
     return {"PYTHONPATH": SITE}
+
+
+def agent_mounts(task: Task) -> dict[str, Path]:
+    """Return what an agent needs to run the task's tests itself; raises ToolboxError."""
+    return {} if isinstance(task.grading, UnittestIds) else pytest_mounts()
+
+
+def agent_environment(task: Task) -> dict[str, str]:
+    """Return the variables that go with ``agent_mounts``."""
+    return {} if isinstance(task.grading, UnittestIds) else pytest_environment()
 
 
 def relocated(text: str, workdir: str, here: str) -> str:

@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conf.errors import ExitCode
 from conf.schema import Deadlines
 from conf.schema import TestsReward as Reward
+from runners.gateway.service import Parts
 from runners.harnesses.contract import HarnessResult
 from runners.ledger import Ledger
 from runners.limits import Admission, TokenBucket
@@ -104,6 +106,10 @@ class World:
             on_done=self.done.append,
         )
 
+    def admission(self, most: int) -> Admission:
+        """So many in flight."""
+        return Admission(most, adaptive=False)
+
     def specs(self, count: int) -> list[RolloutSpec]:
         """So many rollouts of the task."""
         return [
@@ -120,12 +126,16 @@ class World:
 
 
 @asynccontextmanager
-async def world(tmp_path: Path, task: Task) -> AsyncIterator[World]:
+async def world(
+    tmp_path: Path, task: Task, *, parts: Parts | None = None, **changes: Any
+) -> AsyncIterator[World]:
     """Start gateway and engine; everything else is made of fakes that keep their contracts."""
     tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
     async with (
         ScriptedEngine() as engine,
-        running_gateway(engine.url, tokenizer, tmp_path / "run") as gateway,
+        running_gateway(
+            engine.url, tokenizer, tmp_path / "run", parts=parts or Parts(), **changes
+        ) as gateway,
     ):
         engine.always = Completion("I am done.<|im_end|>")
         with RunStore.open(tmp_path / "run") as store:

@@ -84,6 +84,9 @@ class Box:
     def _furnish(self) -> None:
         for name in ("etc", "home/user", "opt", "proc", "dev", "root", "run", "tmp", "usr", "var"):
             (self.root / name).mkdir(parents=True)
+        prefix = Path(sys.base_prefix).resolve()
+        # Bubblewrap would make the way there for root alone.
+        (self.root / prefix.relative_to("/")).mkdir(parents=True, exist_ok=True)
         (self.root / "tmp").chmod(0o1777)
         (self.root / "root").chmod(0o755)
         etc = self.root / "etc"
@@ -91,8 +94,7 @@ class Box:
         (etc / "passwd").write_text("\n".join([*lines, ""]))
         (etc / "group").write_text(f"root:x:0:\nuser:x:{USER_ID}:\n")
         (etc / "hosts").write_text("127.0.0.1 localhost\n")
-        binaries = Path(sys.base_prefix).resolve() / "bin"
-        (etc / "profile").write_text(f"PATH={binaries}:$PATH\n{self._profile}")
+        (etc / "profile").write_text(f"PATH={prefix / 'bin'}:$PATH\n{self._profile}")
         for name in ETC:
             found = Path("/etc") / name
             if found.is_dir():

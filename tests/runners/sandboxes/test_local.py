@@ -273,3 +273,12 @@ async def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     backend = LocalBackend(settings(isolation="none"), tmp_path / "root")
     assert not left.exists()
     await backend.close()
+
+
+async def test_an_image_is_refused(backend: LocalBackend, source: Path) -> None:
+    for spec in (
+        SandboxSpec("image", source, "none", image="python:3.11"),
+        SandboxSpec("image", None, "none"),
+    ):
+        with pytest.raises(SandboxError, match="choose sandbox=docker or sandbox=e2b"):
+            await backend.create(spec)

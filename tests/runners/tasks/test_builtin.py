@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -84,10 +83,9 @@ async def both_verdicts(
     return pytest_ids.read(task, run), alone
 
 
-async def test_gold_solves_all_nothing_solves_none_and_both_graders_agree(
-    backend: LocalBackend, tasks: list[Task], tmp_path: Path
-) -> None:
-    workspaces, room = Workspaces(backend, tmp_path / "root"), asyncio.Semaphore(AT_ONCE)
+async def check_verdicts(backend: LocalBackend, tasks: list[Task], root: Path) -> None:
+    """Gold solves, nothing does not, and both graders say so of the same run."""
+    workspaces, room = Workspaces(backend, root), asyncio.Semaphore(AT_ONCE)
 
     async def check(task: Task) -> None:
         async with room:
@@ -98,12 +96,26 @@ async def test_gold_solves_all_nothing_solves_none_and_both_graders_agree(
         assert empty.kind is VerdictKind.UNSOLVED, empty
         assert empty.fail_to_pass_passed == 0
         assert empty.pass_to_pass_passed == empty.pass_to_pass_total
-        if importlib.util.find_spec("swebench") is not None:
+        if official.installed():
             assert (gold, empty) == (gold_too, empty_too)
 
     async with asyncio.TaskGroup() as group:
         for task in tasks:
             group.create_task(check(task))
+
+
+async def test_verdicts_are_right_whoever_gives_them(
+    backend: LocalBackend, tasks: list[Task], tmp_path: Path
+) -> None:
+    of_each = {task.kind: task for task in tasks}
+    await check_verdicts(backend, list(of_each.values()), tmp_path / "root")
+
+
+@pytest.mark.slow
+async def test_verdicts_are_right_on_every_instance(
+    backend: LocalBackend, tasks: list[Task], tmp_path: Path
+) -> None:
+    await check_verdicts(backend, tasks, tmp_path / "root")
 
 
 async def test_no_fix_and_no_test_of_it_is_in_a_workspace(

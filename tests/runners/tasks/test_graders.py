@@ -120,9 +120,8 @@ async def test_what_fools_the_official_log_does_not_fool_us(
 
 async def test_a_loop_is_unsolved_at_the_deadline(backend: LocalBackend, task: Task) -> None:
     loops = "def add(a, b):\n    while (a, b) == (2, 3):\n        pass\n    return a + b\n"
-    verdict = await grade(backend, task, diff_of(task.repo, calc__add=loops), deadline_s=8)
+    verdict = await grade(backend, task, diff_of(task.repo, calc__add=loops), deadline_s=2)
     assert (verdict.kind, verdict.timed_out) == (VerdictKind.UNSOLVED, True)
-    assert verdict.pass_to_pass_passed == 3
 
 
 # --- what pytest says, read --------------------------------------------------------------------

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Patch, Task
 from runners.tasks.grading import prepare
-from runners.tasks.patch import DIFF_LIMIT, FILE_LIMIT, capture
+from runners.tasks.patch import DIFF_LIMIT, capture
+from runners.tasks.protection import FILE_LIMIT
 from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from runners.sandboxes.contract import SandboxError
+from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local import LocalBackend
 from runners.sandboxes.tree import copy_tree
-from runners.tasks.contract import Origin, Task, VerdictKind
+from runners.tasks.contract import EvalCommand, Origin, Task, VerdictKind
 from runners.tasks.graders.decorators import ReadyFirst
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import capture
 from runners.tasks.repositories import SourceError, pinned
+from runners.tasks.toolbox import agent_environment, agent_mounts
 from runners.tasks.workspaces import Workspaces
 from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
@@ -168,3 +169,21 @@ async def test_a_setup_that_fails_says_what_it_printed(
     task = replace(task, origin=replace(task.origin, setup=failing))
     with pytest.raises(SandboxError, match="exit code 1: no such tool"):
         await Workspaces(backend, tmp_path / "root").ready(task)
+
+
+async def test_an_agent_can_run_the_tests(
+    backend: LocalBackend, task: Task, tmp_path: Path
+) -> None:
+    ready = await Workspaces(backend, tmp_path / "root").ready(task)
+    ready = replace(ready, grading=EvalCommand("python -m pytest", "/repo"))
+    spec = SandboxSpec(
+        "agent", ready.repo, "none", mounts=agent_mounts(ready), env=agent_environment(ready)
+    )
+    sandbox = await backend.create(spec)
+    try:
+        command = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+        result = await sandbox.run(command, deadline_s=60)
+    finally:
+        await sandbox.close()
+    assert b"1 failed, 1 passed" in result.stdout, result
+    assert (agent_mounts(task), agent_environment(task)) == ({}, {})
