@@ -8,18 +8,64 @@ from __future__ import annotations
 from pathlib import Path
 
 from conf.cache import cache_root
-from conf.schema import ClaudeCodeHarness
+from conf.schema import ClaudeCodeHarness, CodexHarness, Harness, MiniSweAgentHarness
 
 TARBALL = (".tgz", ".tar.gz")
+TITLES = {
+    "claude_code": "Claude Code",
+    "codex": "Codex",
+    "mini_swe_agent": "mini-swe-agent",
+}
+"""What each program that comes from elsewhere is called, by the configuration's ``kind``."""
 
 
 def is_tarball(path: Path | None) -> bool:
-    """Whether ``harness.binary`` is an npm tarball, which must be unpacked first."""
+    """Return whether ``harness.binary`` is an npm tarball, which must be unpacked first."""
     return path is not None and path.name.endswith(TARBALL)
+
+
+def place(harness: Harness) -> Path | None:
+    """Return where a harness's program is, whether or not it is there; None: it is our own."""
+    match harness:
+        case ClaudeCodeHarness():
+            return claude_code(harness)
+        case CodexHarness():
+            return codex(harness)
+        case MiniSweAgentHarness():
+            return mini_swe_agent(harness)
+    return None
+
+
+def given(harness: Harness) -> str:
+    """Return the override that names a program of the user's own; empty: none does."""
+    match harness:
+        case ClaudeCodeHarness() | CodexHarness() if harness.binary is not None:
+            return f"harness.binary={harness.binary}"
+        case MiniSweAgentHarness() if harness.directory is not None:
+            return f"harness.directory={harness.directory}"
+    return ""
 
 
 def claude_code(harness: ClaudeCodeHarness) -> Path:
     """Return Claude Code's path, whether or not it is there: as given, or in our cache."""
-    if harness.binary is not None and not is_tarball(harness.binary):
-        return harness.binary.absolute()
-    return cache_root() / "programs" / f"claude-code-{harness.version}" / "claude"
+    return _given(harness.binary) or _cached("claude-code", harness.version) / "claude"
+
+
+def codex(harness: CodexHarness) -> Path:
+    """Return Codex's path, whether or not it is there: as given, or in our cache."""
+    return _given(harness.binary) or _cached("codex", harness.version) / "codex"
+
+
+def mini_swe_agent(harness: MiniSweAgentHarness) -> Path:
+    """Return mini-swe-agent's directory, whether or not it is there: as given, or in our cache."""
+    if harness.directory is not None:
+        return harness.directory.absolute()
+    return _cached("mini-swe-agent", harness.version)
+
+
+def _given(binary: Path | None) -> Path | None:
+    return None if binary is None or is_tarball(binary) else binary.absolute()
+
+
+def _cached(name: str, version: str) -> Path:
+    return cache_root() / "programs" / f"{name}-{version}"

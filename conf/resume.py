@@ -12,12 +12,17 @@ from conf.keys import dotted
 from conf.schema import Config
 
 CHANGEABLE = (
+    "engine.arguments",
     "engine.cache_tokens",
     "engine.host",
     "engine.max_running_requests",
+    "engine.memory_fraction",
     "engine.port",
+    "engine.start_s",
+    "engine.tensor_parallel",
     "engine.threads",
     "engine.url",
+    "engine.workers",
     "faults.",
     "gateway.",
     "model.cache_dir",

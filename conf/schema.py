@@ -32,6 +32,10 @@ class Section(BaseModel):
     )
 
 
+CHAT_TEMPLATE = "chat_template"
+"""``model.renderer`` for a family that the `renderers` library does not know."""
+
+
 def _base_url(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if scheme not in ("http", "https") or not rest:
@@ -110,7 +114,9 @@ class TinyModel(Section):
     tokenizer: Path | None
     """Directory of the tokenizer (tokenizer.json); null: made by the bootstrap."""
     renderer: str
-    """Renderer family of the `renderers` library."""
+    """Renderer family of the `renderers` library; ``chat_template``: the model's own template, with
+    SGLang's parsers, and without exact continuation.
+    """
     max_context_tokens: PositiveInt
     """Longest prompt + completion, in tokens."""
     cache_dir: Path | None
@@ -128,7 +134,9 @@ class LocalModel(Section):
     tokenizer: Path
     """Directory of the tokenizer (tokenizer.json)."""
     renderer: str
-    """Renderer family of the `renderers` library."""
+    """Renderer family of the `renderers` library; ``chat_template``: the model's own template, with
+    SGLang's parsers, and without exact continuation.
+    """
     max_context_tokens: PositiveInt
     """Longest prompt + completion, in tokens."""
 
@@ -162,17 +170,56 @@ class EmbeddedEngine(Section):
     """Tokens the KV cache holds."""
     threads: Annotated[int, Field(ge=0)]
     """Torch threads; 0: one per core."""
+    weights: Literal["float32", "bfloat16", "int8"]
+    """Precision that the engine keeps its weights in: a lower one makes it another engine than the
+    trainer, as servers are.
+    """
+    router_noise: Annotated[float, Field(ge=0, lt=1)]
+    """Noise on its routers, relative to the standard deviation of their weights."""
 
 
 class SglangEngine(Section):
-    """An SGLang server that somebody else started."""
+    """SGLang servers that somebody else started."""
 
     kind: Literal["sglang"]
     url: Annotated[str, AfterValidator(_base_url)]
-    """Base URL, e.g. http://127.0.0.1:30000."""
+    """Base URL of the server, e.g. http://127.0.0.1:30000; of the router in front of ``workers``;
+    or, without a router, of any of them.
+    """
+    workers: list[Annotated[str, AfterValidator(_base_url)]]
+    """Base URLs of the servers, if there are several: a session stays at one of them. Behind a
+    router they are needed too: it knows neither ``/abort_request`` nor ``/v1/loads``.
+    """
+    tool_call_parser: str | None
+    """SGLang's parser of tool calls, for ``model.renderer=chat_template``."""
+    reasoning_parser: str | None
+    """SGLang's parser of reasoning, for ``model.renderer=chat_template``."""
 
 
-Engine = Annotated[EmbeddedEngine | SglangEngine, Field(discriminator="kind")]
+class SglangLaunchEngine(Section):
+    """An SGLang server that this run starts and ends: ``python -m sglang.launch_server``."""
+
+    kind: Literal["sglang_launch"]
+    host: str
+    port: Annotated[int, Field(ge=0, le=65535)]
+    """0: any free port."""
+    start_s: PositiveFloat
+    """Until it generates: weights are loaded and graphs captured meanwhile."""
+    tensor_parallel: PositiveInt
+    """GPUs over which each layer is split (``--tp-size``)."""
+    memory_fraction: Annotated[float, Field(gt=0, lt=1)]
+    """Share of a GPU's memory for weights and KV cache (``--mem-fraction-static``)."""
+    tool_call_parser: str | None
+    """SGLang's parser of tool calls, for ``model.renderer=chat_template``."""
+    reasoning_parser: str | None
+    """SGLang's parser of reasoning, for ``model.renderer=chat_template``."""
+    arguments: list[str]
+    """Further arguments of ``sglang.launch_server``, as on its command line."""
+
+
+Engine = Annotated[
+    EmbeddedEngine | SglangEngine | SglangLaunchEngine, Field(discriminator="kind")
+]
 
 
 class Gateway(Section):
@@ -282,10 +329,49 @@ class ClaudeCodeHarness(Section):
     """``sandbox.cpu_s`` unless that is given."""
 
 
-Harness = Annotated[NativeHarness | ClaudeCodeHarness, Field(discriminator="kind")]
+class CodexHarness(Section):
+    """Codex, the unmodified npm package."""
 
-CLAUDE_CODE_PROMPT_TOKENS = 7000
-"""About what Claude Code's system prompt and tools are, before any work."""
+    kind: Literal["codex"]
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+    """The one version that is run."""
+    binary: Path | None
+    """The program, or an npm tarball that holds it; null: what ``agentrl check`` installed."""
+    memory_mb: PositiveInt
+    """Address space that it needs: ``sandbox.memory_mb`` unless more is given."""
+    cpu_s: PositiveInt
+    """``sandbox.cpu_s`` unless that is given."""
+
+
+class MiniSweAgentHarness(Section):
+    """mini-swe-agent, the unmodified PyPI package."""
+
+    kind: Literal["mini_swe_agent"]
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+    """The one version that is run."""
+    directory: Path | None
+    """Directory that ``pip install --target`` made, for the Python inside the sandbox; null: what
+    ``agentrl check`` installed.
+    """
+    max_turns: PositiveInt
+    """Model calls before it gives up."""
+    max_tokens: PositiveInt
+    """``max_tokens`` it asks for in each turn."""
+    command_s: PositiveInt
+    """Seconds that one of its shell commands may take."""
+    memory_mb: PositiveInt
+    """``sandbox.memory_mb`` unless that is given."""
+    cpu_s: PositiveInt
+    """``sandbox.cpu_s`` unless that is given."""
+
+
+Harness = Annotated[
+    NativeHarness | ClaudeCodeHarness | CodexHarness | MiniSweAgentHarness,
+    Field(discriminator="kind"),
+]
+
+PROMPT_TOKENS = {"claude_code": 7000, "codex": 4000, "mini_swe_agent": 1000}
+"""About what a program's system prompt and tools are, before any work."""
 
 
 class BugfixTask(Section):
@@ -398,6 +484,8 @@ class Deadlines(Section):
     boot_s: PositiveFloat
     harness_s: PositiveFloat
     turn_s: PositiveFloat
+    patch_s: PositiveFloat
+    """Taking the agent's change out of the sandbox."""
     grade_s: PositiveFloat
     teardown_s: PositiveFloat
     guard_s: PositiveFloat
@@ -643,6 +731,12 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     """
     context = c.model.max_context_tokens
     group = c.run.rollouts_per_task
+    yield (
+        c.model.renderer == CHAT_TEMPLATE
+        and (isinstance(c.engine, EmbeddedEngine) or c.engine.tool_call_parser is None),
+        f"model.renderer={CHAT_TEMPLATE} needs SGLang to read the replies: set engine=sglang and "
+        "engine.tool_call_parser",
+    )
     if not isinstance(c.task, SwebenchTask):
         yield (
             c.run.eval_tasks > c.task.held_out_tasks,
@@ -679,11 +773,13 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
         "full answer; raise fanout.max_segment_tokens",
     )
     limits = c.rollout.deadlines
-    needed = limits.boot_s + limits.harness_s + limits.grade_s + limits.teardown_s
+    needed = (
+        limits.boot_s + limits.harness_s + limits.patch_s + limits.grade_s + limits.teardown_s
+    )
     yield (
         limits.guard_s < needed,
-        f"rollout.deadlines.guard_s={limits.guard_s:g} is less than boot_s + harness_s + grade_s + "
-        f"teardown_s = {needed:g}: an attempt within its deadlines would be cut; raise "
+        f"rollout.deadlines.guard_s={limits.guard_s:g} is less than boot_s + harness_s + patch_s + "
+        f"grade_s + teardown_s = {needed:g}: an attempt within its deadlines would be cut; raise "
         "rollout.deadlines.guard_s",
     )
     tool = next((i for i, rule in enumerate(c.faults.rules or ()) if rule.where == "tool"), None)
@@ -693,8 +789,7 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
         f"{c.harness.kind} has not: choose harness=native, or drop where=tool",
     )
     yield from _sandbox_rules(c)
-    if isinstance(c.harness, ClaudeCodeHarness):
-        yield from _claude_code_rules(c, c.harness)
+    yield from _harness_rules(c)
     if isinstance(c.engine, EmbeddedEngine):
         yield (
             c.engine.cache_tokens < context,
@@ -735,19 +830,27 @@ def _sandbox_rules(c: Config) -> Iterator[tuple[bool, str]]:
         )
 
 
-def _claude_code_rules(c: Config, harness: ClaudeCodeHarness) -> Iterator[tuple[bool, str]]:
+def _harness_rules(c: Config) -> Iterator[tuple[bool, str]]:
+    harness, prompt = c.harness, PROMPT_TOKENS.get(c.harness.kind)
+    if prompt is None:
+        return
     if isinstance(c.sandbox, LocalSandbox):
         yield (
             c.sandbox.memory_mb < harness.memory_mb,
             f"sandbox.memory_mb={c.sandbox.memory_mb} is less than harness.memory_mb="
-            f"{harness.memory_mb}, without which harness=claude_code crashes: raise "
+            f"{harness.memory_mb}, without which harness={harness.kind} crashes: raise "
             "sandbox.memory_mb",
         )
-    if isinstance(c.scenario, CompactScenario | MixedScenario):
-        window, least = c.scenario.window_tokens, 2 * CLAUDE_CODE_PROMPT_TOKENS
+    if isinstance(harness, MiniSweAgentHarness):
+        yield (
+            c.scenario.kind != "linear",
+            f"scenario={c.scenario.kind} needs what harness=mini_swe_agent has not, sub-agents or "
+            "summaries: set scenario=linear, or choose harness=claude_code or harness=codex",
+        )
+    elif isinstance(c.scenario, CompactScenario | MixedScenario):
+        window, least = c.scenario.window_tokens, 2 * prompt
         yield (
             window < least,
-            f"scenario.window_tokens={window} is less than {least}, and of harness=claude_code the "
-            f"system prompt and tools alone are some {CLAUDE_CODE_PROMPT_TOKENS}: raise "
-            "scenario.window_tokens",
+            f"scenario.window_tokens={window} is less than {least}, and of harness={harness.kind} "
+            f"the system prompt and tools alone are some {prompt}: raise scenario.window_tokens",
         )

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
-from conf.programs import claude_code
+from conf.programs import TITLES, given, place
 from conf.schema import (
-    CLAUDE_CODE_PROMPT_TOKENS,
-    ClaudeCodeHarness,
+    PROMPT_TOKENS,
     Config,
     DockerSandbox,
     E2bSandbox,
     EmbeddedEngine,
     LocalModel,
     LocalSandbox,
+    NativeHarness,
 )
 
 PORT_GRACE_S = 5.0
@@ -142,25 +142,25 @@ def _isolation(isolation: str) -> Iterator[Problem]:
 
 
 def _harness(config: Config) -> Iterator[Problem]:
-    harness = config.harness
-    if not isinstance(harness, ClaudeCodeHarness):
+    harness, program = config.harness, place(config.harness)
+    if isinstance(harness, NativeHarness) or program is None:
         return
-    program = claude_code(harness)
-    if not program.is_file():
-        given = "" if harness.binary is None else f" harness.binary={harness.binary}"
+    own = given(harness)
+    if not program.exists():
+        install = f"agentrl check harness={harness.kind} {own}".rstrip()
         yield Problem(
             True,
-            f"Claude Code {harness.version} is not at {program}: install it with "
-            f"`agentrl check harness=claude_code{given}`",
+            f"{TITLES[harness.kind]} {harness.version} is not at {program}: install it with "
+            f"`{install}`",
         )
     elif not os.access(program, os.X_OK):
-        yield Problem(True, f"harness.binary={program} is no program: chmod +x it, or set another")
-    room = config.model.max_context_tokens
-    if room < CLAUDE_CODE_PROMPT_TOKENS:
+        yield Problem(True, f"{own} is no program: chmod +x it, or set another")
+    room, prompt = config.model.max_context_tokens, PROMPT_TOKENS[harness.kind]
+    if room < prompt:
         yield Problem(
             False,
-            f"model.max_context_tokens={room} is less than the first prompt of harness=claude_code "
-            f"(some {CLAUDE_CODE_PROMPT_TOKENS} tokens): no rollout could take a turn; choose a "
+            f"model.max_context_tokens={room} is less than the first prompt of harness="
+            f"{harness.kind} (some {prompt} tokens): no rollout could take a turn; choose a "
             "model with a longer context",
         )
 

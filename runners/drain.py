@@ -8,8 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from runners.engines.client import HttpEngine
-from runners.engines.contract import EngineError
+from runners.engines.contract import EngineError, ServedEngine
 from runners.engines.resilient import Pause
 from runners.gateway.client import GatewayAdmin
 
@@ -23,7 +22,7 @@ POLL_MOST_S = 0.5
 @asynccontextmanager
 async def drained(
     gateway: GatewayAdmin,
-    engine: HttpEngine,
+    engine: ServedEngine,
     *,
     deadline_s: float,
     idle_s: float = IDLE_DEADLINE_S,
@@ -41,7 +40,7 @@ async def drained(
         await gateway.resume()
 
 
-async def _prove_idle(engine: HttpEngine, within_s: float) -> None:
+async def _prove_idle(engine: ServedEngine, within_s: float) -> None:
     """Return when the engine has nothing to do; what it still has is nobody's, and aborted."""
     clock = asyncio.get_running_loop().time
     ends, pause_s = clock() + within_s, POLL_S

@@ -130,9 +130,14 @@ class Attempt:
         return self._record(outcome)
 
     async def _guarded(self) -> Outcome:
-        """Go through the stages within the guard; raises StoreError and a real CancelledError."""
-        guard_s = self._tools.deadlines.guard_s
+        """Wait for room, then go through the stages within the guard; raises StoreError and a real
+        CancelledError.
+        """
+        guard_s, guard = self._tools.deadlines.guard_s, None
         try:
+            async with self._doing(Stage.QUEUE):
+                await self._tools.sandbox_starts.take()
+                self._task = await self._tools.ready(self._spec.task)
             async with self._flight.deadline(guard_s) as guard:
                 return await self._stages()
         except _Ended as end:
@@ -140,7 +145,7 @@ class Attempt:
         except StoreError:
             raise
         except TimeoutError as error:
-            if not guard.expired():
+            if guard is None or not guard.expired():
                 return classify(error, self._stage)
             self._note_pending()
             code = _STUCK.get(self._stage, OutcomeCode.INTERNAL_GUARD)
@@ -154,9 +159,6 @@ class Attempt:
 
     async def _stages(self) -> Outcome:
         tools, deadlines = self._tools, self._tools.deadlines
-        async with self._doing(Stage.QUEUE):
-            await tools.sandbox_starts.take()
-            self._task = await tools.ready(self._spec.task)
         async with self._session() as api_key:
             async with self._sandbox(api_key) as sandbox:
                 # The harness kills at its own deadline; ours is for one that does not.
@@ -166,7 +168,7 @@ class Attempt:
                 if self._harness.facts:
                     self._extra["harness"] = self._harness.facts
                 async with self._doing(
-                    Stage.PATCH, deadlines.teardown_s, OutcomeCode.INFRA_SANDBOX_LOST
+                    Stage.PATCH, deadlines.patch_s, OutcomeCode.INFRA_SANDBOX_LOST
                 ):
                     async with sandbox.on_host(leave_out=(".git",)) as workspace:
                         self._patch = await capture(self._task, workspace)

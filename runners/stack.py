@@ -188,6 +188,8 @@ async def start_engine(
         "max_context_tokens": config.model.max_context_tokens,
         "threads": engine.threads or os.cpu_count() or 1,
         "weight_version": version,
+        "weights": engine.weights,
+        "router_noise": engine.router_noise,
         "run_dir": str(run_dir),
         "watchdog_s": config.observe.watchdog_s,
     }

@@ -16,15 +16,20 @@ from typing import Any, get_args
 import numpy as np
 
 from conf.errors import ExitCode, error_text
-from conf.schema import Config
+from conf.schema import Config, RoutingRollout
 from runners.outcome import OutcomeClass
 from runners.training.advantages import group_advantages
 from runners.training.fanout import DropReason, FanOut, fan_out
 from runners.training.placeholder import minimal, placeholder
-from runners.training.routing.assembly import segment_routing
-from runners.training.sample import Routing, Sample
+from runners.training.sample import Sample
 from runners.trajectory.record import RolloutRecord, Segment, SegmentKind
-from runners.trajectory.routing import RoutingShape, TurnRouting
+from runners.trajectory.routing import (
+    Routing,
+    RoutingError,
+    RoutingShape,
+    TurnRouting,
+    segment_routing,
+)
 from runners.trajectory.store_error import StoreError
 
 
@@ -150,8 +155,17 @@ def _fan_out(
     except (Exception, CancelledError) as error:  # one rollout's damage is not its siblings'
         if isinstance(error, StoreError) and error.exit_code is ExitCode.SERVICE_GONE:
             raise  # the disk's, not the rollout's
+        if isinstance(error, RoutingError) and _stops(config):
+            raise
         unbuilt[record.rollout_id] = f"{type(error).__name__}: {error_text(error)}"
         return FanOut([], Counter(), Counter())
+
+
+def _stops(config: Config) -> bool:
+    """Whether routing that cannot be a rollout's own stops the run."""
+    return isinstance(config.routing_replay, RoutingRollout) and (
+        config.routing_replay.on_fault == "stop"
+    )
 
 
 def _stand_in(record: RolloutRecord, sessions: Sessions) -> Sample:

@@ -26,6 +26,7 @@ from runners.campaign.schedule import (
 )
 from runners.campaign.stack import Stack
 from runners.drain import drained
+from runners.driver import Interrupted
 from runners.limits import Admission
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
@@ -35,10 +36,6 @@ from runners.training import checkpoint
 from runners.trajectory.graph import segments
 from runners.trajectory.record import RolloutRecord, Segment
 from runners.trajectory.store import RunStore
-
-
-class Drained(Exception):
-    """The run was asked to stop, and everything in flight has been kept."""
 
 
 class Campaign:
@@ -74,7 +71,7 @@ class Campaign:
         )
 
     async def run(self) -> None:
-        """Run to the last step; raises Drained when asked to stop."""
+        """Run to the last step; raises Interrupted when asked to stop."""
         done = self._enter_orphaned_step()
         self._write_metrics()
         await self._evaluate(0)
@@ -169,10 +166,10 @@ class Campaign:
 
     async def _rollouts(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
         """Run what is not in the store yet; returns one counting record per spec, in order. Raises
-        Drained.
+        Interrupted.
         """
         if self._draining.is_set():
-            raise Drained
+            raise Interrupted
         kept = {
             record.rollout_id: record
             for record in self._store.rollouts(
@@ -186,7 +183,7 @@ class Campaign:
         fresh = await self._pool.run([spec for spec in specs if spec.rollout_id not in kept])
         found = kept | {record.rollout_id: record for record in fresh}
         if len(found) < len(specs):
-            raise Drained
+            raise Interrupted
         return [found[spec.rollout_id] for spec in specs]
 
     def _write_metrics(self, step: int | None = None) -> None:

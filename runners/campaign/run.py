@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from conf.schema import Config
-from runners.campaign.loop import Campaign, Drained, show_step
+from runners.campaign.loop import Campaign, show_step
 from runners.campaign.result import CampaignResult, summarize
 from runners.campaign.stack import running_stack
-from runners.driver import Driver, Interrupted, open_run
+from runners.driver import Driver, open_run
 from runners.faults.around import metrics_faults
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
@@ -54,8 +54,6 @@ async def _work(config: Config, store: RunStore, progress: Progress, driver: Dri
                 draining=driver.draining,
             )
             await campaign.run()
-    except Drained as stopped:
-        raise Interrupted from stopped
     finally:
         written.close()
 

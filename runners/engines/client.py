@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -15,13 +16,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from runners.engines.contract import EngineError, Generation, Load, SamplingParams
+from runners.engines.contract import EngineError, Generation, Load, SamplingParams, session_of
 from runners.limits import backoff_s
 
 ABORT_DEADLINE_S = 5.0
 """An abort is a courtesy: the closed connection already is one."""
 
 HEALTH_DEADLINE_S = 5.0
+ROUTING_KEY = "X-SMG-Routing-Key"
+"""By it a router keeps the calls of a session at one worker; a server takes no notice."""
+
 UNNUMBERED_VERSION = "default"
 """What SGLang reports until weights have been updated once."""
 
@@ -38,16 +42,23 @@ class HttpEngine:
     """An ``Engine`` behind ``http://host:port`` or ``unix:/path/to/socket``."""
 
     def __init__(
-        self, url: str, *, deadline_s: float = 600.0, update_deadline_s: float = 300.0
+        self,
+        url: str,
+        *,
+        deadline_s: float = 600.0,
+        update_deadline_s: float = 300.0,
+        abort: Callable[[str], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """Remember the address; nothing is opened before the first call.
 
         ``deadline_s`` bounds one generation, queueing included; ``update_deadline_s`` one change of
-        weights.
+        weights. ``abort``: aborts a request where it runs, if that is not at ``url``.
         """
+        self._abort = abort or self.abort
         self._socket = url.removeprefix("unix:") if url.startswith("unix:") else None
         self._url = "http://engine" if self._socket else url.rstrip("/")
-        self._name = url
+        self.name = url
+        """What it is called in errors: its address."""
         self._deadline_s = deadline_s
         self._update_deadline_s = update_deadline_s
         self._session: aiohttp.ClientSession | None = None
@@ -69,7 +80,8 @@ class HttpEngine:
             body["return_routed_experts"] = True
             body["routed_experts_start_len"] = params.routing_start
         try:
-            answer = await self._post("/generate", body, self._deadline_s)
+            key = {ROUTING_KEY: session_of(rid)}
+            answer = await self._post("/generate", body, self._deadline_s, headers=key)
         except asyncio.CancelledError:
             self._abort_soon(rid)
             raise
@@ -98,7 +110,7 @@ class HttpEngine:
                     raise
                 await asyncio.sleep(pause)
         if not answer.get("success"):
-            raise EngineError(f"engine {self._name}: {answer.get('message')}", status=400)
+            raise EngineError(f"engine {self.name}: {answer.get('message')}", status=400)
 
     async def loads(self) -> Load:
         """Return what it has to do (``/v1/loads``)."""
@@ -112,10 +124,28 @@ class HttpEngine:
         except (KeyError, TypeError, ValueError) as error:
             self._refuse("/v1/loads", error)
 
+    async def abort(self, rid: str) -> None:
+        """Abort a request; never raises: an engine that cannot be told anything runs nothing for
+        us.
+        """
+        body = orjson.dumps({"rid": rid})
+        with suppress(EngineError):
+            await self._request("POST", "/abort_request", body, ABORT_DEADLINE_S)
+
     async def abort_all(self) -> None:
         """Abort every request, whoever made it."""
         body = orjson.dumps({"abort_all": True})
         await self._request("POST", "/abort_request", body, ABORT_DEADLINE_S)
+
+    async def ask(
+        self, path: str, body: Mapping[str, Any] | None = None, *, deadline_s: float
+    ) -> dict[str, Any]:
+        """Return the JSON object that answers a POST of ``body``, or a GET without one; raises
+        EngineError.
+        """
+        if body is not None:
+            return await self._post(path, body, deadline_s)
+        return self._object(path, await self._request("GET", path, None, deadline_s))
 
     async def healthy(self) -> bool:
         """Whether it answers."""
@@ -133,8 +163,17 @@ class HttpEngine:
             await self._session.close()
             self._session = None
 
-    async def _post(self, path: str, body: dict[str, Any], deadline_s: float) -> dict[str, Any]:
-        raw = await self._request("POST", path, orjson.dumps(body), deadline_s)
+    async def _post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        deadline_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        raw = await self._request("POST", path, orjson.dumps(body), deadline_s, headers)
+        return self._object(path, raw)
+
+    def _object(self, path: str, raw: bytes) -> dict[str, Any]:
         try:
             answer = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
@@ -144,11 +183,16 @@ class HttpEngine:
         return answer
 
     async def _request(
-        self, method: str, path: str, body: bytes | None, deadline_s: float
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        deadline_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         if self._session is None:
             self._session = self._open()
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **(headers or {})}
         try:
             async with (
                 asyncio.timeout(deadline_s),
@@ -188,7 +232,7 @@ class HttpEngine:
         """Turn whatever went wrong into EngineError: the one place that reads statuses and
         exceptions.
         """
-        what = f"engine {self._name} {path}: "
+        what = f"engine {self.name} {path}: "
         if status is not None:
             raise EngineError(
                 f"{what}HTTP {status}: {_error_text(raw)}",
@@ -205,6 +249,7 @@ class HttpEngine:
                 retryable=True,
                 dropped=isinstance(cause, _DROPPED)
                 and not isinstance(cause, aiohttp.ClientConnectorError),
+                unreachable=isinstance(cause, aiohttp.ClientConnectorError),
             ) from cause
         raise EngineError(f"{what}unreadable answer: {cause}", status=200) from cause
 
@@ -235,14 +280,6 @@ class HttpEngine:
         task = asyncio.create_task(self._abort(rid), name=f"abort-{rid}")
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
-
-    async def _abort(self, rid: str) -> None:
-        try:
-            await self._request(
-                "POST", "/abort_request", orjson.dumps({"rid": rid}), ABORT_DEADLINE_S
-            )
-        except EngineError:
-            return  # an engine that cannot be told anything runs nothing for us
 
 
 def _sampling_body(params: SamplingParams) -> dict[str, Any]:

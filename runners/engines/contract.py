@@ -17,7 +17,7 @@ class EngineError(AgentrlError):
     """The engine failed or refused; ``status`` is the HTTP status, None when it could not be
     reached. ``pushed_back``: it has too much to do, and said so; ``retry_after_s``: for how long.
     ``dropped``: the connection ended before a word of an answer, as one does that the server closed
-    while it was idle.
+    while it was idle. ``unreachable``: there was no connection, so nothing was begun.
     """
 
     exit_code = ExitCode.SERVICE_GONE
@@ -31,12 +31,14 @@ class EngineError(AgentrlError):
         pushed_back: bool = False,
         retry_after_s: float = 0.0,
         dropped: bool = False,
+        unreachable: bool = False,
     ) -> None:
         self.status = status
         self.retryable = retryable
         self.pushed_back = pushed_back
         self.retry_after_s = retry_after_s
         self.dropped = dropped
+        self.unreachable = unreachable
         super().__init__(message)
 
 
@@ -92,6 +94,11 @@ class Load:
         return not self.running and not self.waiting
 
 
+def session_of(rid: str) -> str:
+    """Return whose call it is: what stands before the first colon of its request id."""
+    return rid.partition(":")[0]
+
+
 class Engine(Protocol):
     """A running engine."""
 
@@ -115,4 +122,16 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Close the client's connections (not the engine)."""
+        ...
+
+
+class ServedEngine(Engine, Protocol):
+    """An engine as the driver holds it: with what a drain needs."""
+
+    async def loads(self) -> Load:
+        """Return what it has to do; raises EngineError."""
+        ...
+
+    async def abort_all(self) -> None:
+        """Abort every request, whoever made it."""
         ...

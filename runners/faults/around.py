@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from conf.schema import Faults
 from runners.engines.client import HttpEngine
+from runners.engines.sglang.workers import WorkerEngine
 from runners.faults import clock
 from runners.faults.engine import FaultyUpdates
 from runners.faults.gateway import FaultyAdmin
@@ -39,9 +40,14 @@ class Around:
             return real
         return FaultyBackend(real, self._injection, self._turns)
 
-    def engine(self, real: HttpEngine) -> HttpEngine:
-        """Wrap the driver's client of the engine."""
-        return real if self._injection is None else FaultyUpdates(real, self._injection)
+    def engine(self, real: HttpEngine | WorkerEngine) -> HttpEngine | WorkerEngine:
+        """Wrap the driver's client of the engine, or that of each of its workers."""
+        injection = self._injection
+        if injection is None:
+            return real
+        if isinstance(real, HttpEngine):
+            return FaultyUpdates(real, injection)
+        return real.around(lambda worker: FaultyUpdates(worker, injection))
 
     def tools(self, real: RolloutTools) -> RolloutTools:
         """Wrap what attempts work with, all but the sandboxes."""

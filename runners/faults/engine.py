@@ -7,7 +7,7 @@ turn it is. Each try of a call is a crossing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,10 +58,15 @@ class FaultyUpdates(HttpEngine):
         """Leave the connections to the real client's owner."""
 
     async def _request(
-        self, method: str, path: str, body: bytes | None, deadline_s: float
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        deadline_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         if path != UPDATE or body is None:
-            return await self._real._request(method, path, body, deadline_s)
+            return await self._real._request(method, path, body, deadline_s, headers)
         version = int(orjson.loads(body)["weight_version"])
         fault = self._injection.draw("weights", f"weights-{version:06d}")
         try:

@@ -20,6 +20,8 @@ class RoutingCapture:
         """By turn: how many leading positions of its path have a row."""
         self.missing = 0
         """Turns whose engine sent no rows, or not those that were asked for."""
+        self.fault: str | None = None
+        """What was wrong with the newest of them."""
 
     def start(self, parent: int | None) -> int | None:
         """Return what to ask the engine for, for a turn that continues another; None: nothing."""
@@ -39,13 +41,14 @@ class RoutingCapture:
         if self._shape is None or start is None:
             return None
         self._held[turn.index] = start
-        if sent is None:
-            self.missing += 1
-            return None
         try:
-            routing = turn_routing(sent, np.array(path, np.int32), start, self._shape)
-        except ValueError:
+            if sent is None:
+                raise ValueError("no routing, though it was asked for")
+            tokens = np.array(path, np.int32)
+            routing = turn_routing(sent, tokens, start, self._shape, turn.weight_version)
+        except ValueError as error:
             self.missing += 1
+            self.fault = f"turn {turn.index}: {error}"
             return None
         self._held[turn.index] = start + len(routing.experts)
         return routing

@@ -173,6 +173,7 @@ class Session:
             "branches": dict(self.counters.branches),
             "ignored": dict(self.counters.ignored),
             "routing_missing": self._routing.missing,
+            "routing_fault": self._routing.fault,
         }
 
     def ask(self, request: TurnRequest, dialect: Dialect) -> Flight:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conf import schema
 from conf.cache import cache_root
+from conf.errors import ConfigError
 from runners.tasks import bugfix, builtin
 from runners.tasks.contract import Task
 from runners.tasks.loading import FileTask, Report, load, refuse_faults, validate
@@ -12,11 +13,14 @@ from runners.tasks.loading import FileTask, Report, load, refuse_faults, validat
 def load_tasks(config: schema.Config) -> list[Task]:
     """Return the tasks of both splits; generated ones are made once and kept in the user's cache.
 
-    Blocks. Raises TaskRootError, RepositoryError, DatasetError.
+    Blocks. Raises TaskRootError, RepositoryError, DatasetError, and ConfigError if they are too few
+    to train on.
     """
     family = config.task
     if not isinstance(family, schema.BugfixTask):
-        return load(family, path_of(family))
+        tasks = load(family, path_of(family))
+        _refuse_few(config, sum(task.split == "train" for task in tasks))
+        return tasks
     name = f"bugfix-{bugfix.VERSION}-seed{config.seed}-{family.train_tasks}-{family.held_out_tasks}"
     return bugfix.build(
         cache_root() / "tasks" / name,
@@ -24,6 +28,18 @@ def load_tasks(config: schema.Config) -> list[Task]:
         train=family.train_tasks,
         held_out=family.held_out_tasks,
     )
+
+
+def _refuse_few(config: schema.Config, found: int) -> None:
+    """Raise ConfigError if a step would need a task twice: a file's length is known only now."""
+    wanted = config.run.tasks_per_step if config.run.steps else 0
+    if found >= wanted:
+        return
+    mend = "lower run.tasks_per_step or task.held_out_tasks"
+    if config.task.kind == "swebench":
+        mend = "it is there to measure (agentrl eval swebench); train on task=jsonl task.path=FILE"
+    has = f"task={config.task.kind} has {found} tasks to train on"
+    raise ConfigError([f"{has}, run.tasks_per_step={wanted}: {mend}"])
 
 
 def check_tasks(family: schema.Task) -> Report | None:

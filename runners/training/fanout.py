@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conf.schema import CollapseFanout, Fanout, RewardShare, SegmentsFanout
-from runners.training.sample import Routing, Sample
+from runners.training.sample import Sample
 from runners.trajectory.record import MAIN_THREAD, Segment, SegmentKind
+from runners.trajectory.routing import Routing
 
 DropReason = Literal[
     "unfinished", "collapsed", "side", "subagent", "compaction", "empty", "long", "many"

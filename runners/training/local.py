@@ -30,11 +30,11 @@ from runners.training.losses import (
 )
 from runners.training.mismatch import Mismatch
 from runners.training.prefix import Around, hidden_states, plain
-from runners.training.routing.replay import RoutingError
 from runners.training.routing.shape import routing_shape
 from runners.training.routing.step import ReplayedStep
-from runners.training.sample import Routing, Sample
+from runners.training.sample import Sample
 from runners.training.totals import StepTotals
+from runners.trajectory.routing import Routing, RoutingError
 
 NATIVE = schema.RoutingOff(kind="off")
 
@@ -224,11 +224,8 @@ class LocalTrainer:
     def _replay_figures(self, totals: StepTotals) -> dict[str, Any]:
         if self.replay is None:
             return {}
-        here = totals.mismatch.figures()
-        native = totals.native.figures()["k3"] if totals.native is not None else None
-        return {f"r3/{name}": value for name, value in here.items()} | self.replay.figures(
-            here["k3"], native
-        )
+        native = None if totals.native is None else totals.native.figures()
+        return self.replay.figures(totals.mismatch.figures(), native)
 
 
 def _carries(sample: Sample) -> bool:

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from runners.training.routing.shape import unrouted
-from runners.training.sample import Routing, Sample
+from runners.training.sample import Sample
 from runners.trajectory.record import IdArray
-from runners.trajectory.routing import RoutingShape
+from runners.trajectory.routing import Routing, RoutingShape, unrouted
 
 PROMPT_TOKENS = 512
 """Of a prompt so many are kept: the row has no weight, but it has a cost."""

@@ -8,18 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runners.trajectory.record import IdArray, LogprobArray
-from runners.trajectory.routing import RoutingArray
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """The experts that inference chose for a sample's tokens."""
-
-    experts: RoutingArray
-    """[T, layers, top_k]; the ids of a row and layer are distinct, also where ``valid`` is False.
-    """
-    valid: NDArray[np.bool_]
-    """[T]; False where nothing was captured: the training router chooses there."""
+from runners.trajectory.routing import Routing
 
 
 @dataclass(frozen=True, slots=True)

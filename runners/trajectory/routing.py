@@ -1,4 +1,4 @@
-"""The experts that an engine chose, turn by turn: what is kept of them, and its shape.
+"""The experts that an engine chose: what is kept of them turn by turn, and a chain's put together.
 
 Row r of a turn's routing belongs to the token at position ``start + r`` of the turn's path, and
 every position of a path is in one turn's rows only. The last token of a turn never went through the
@@ -8,18 +8,28 @@ model, so it has no row; the next turn on its path brings it.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.trajectory.record import IdArray
+from conf.errors import AgentrlError
+from runners.trajectory.record import IdArray, Segment
 
 RoutingArray = NDArray[np.uint8] | NDArray[np.uint16]
 """Expert ids, [rows, decoder layers, top_k]: uint8 up to 256 experts, else uint16. A dense layer's
 say nothing.
 """
+
+
+NARROW = 256
+"""So many experts have ids of one byte."""
+
+
+class RoutingError(AgentrlError):
+    """Routing is not what it has to be: it belongs to something else, or cannot be replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,7 @@ class RoutingShape:
             raise ValueError(
                 f"expert ids from {experts.min()} to {experts.max()}, and there are {self.experts}"
             )
-        return experts.astype(np.uint8) if self.experts <= 256 else experts.astype(np.uint16)
+        return experts.astype(np.uint8) if self.experts <= NARROW else experts.astype(np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +60,23 @@ class TurnRouting:
 
     start: int
     experts: RoutingArray
+    choices: int
+    """How many experts there are to choose from."""
     tokens_crc: int
     """``tokens_checksum`` of the tokens at those positions."""
+    weight_version: int
+    """The turn's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts that inference chose for the tokens of a chain."""
+
+    experts: RoutingArray
+    """[T, layers, top_k]; the ids of a row and layer are distinct, also where ``valid`` is False.
+    """
+    valid: NDArray[np.bool_]
+    """[T]; False where nothing was captured: the training router chooses there."""
 
 
 def tokens_checksum(tokens: IdArray) -> int:
@@ -62,7 +87,7 @@ def tokens_checksum(tokens: IdArray) -> int:
 
 
 def turn_routing(
-    flat: NDArray[np.int32], path: IdArray, start: int, shape: RoutingShape
+    flat: NDArray[np.int32], path: IdArray, start: int, shape: RoutingShape, weight_version: int
 ) -> TurnRouting:
     """Return the routing of a turn from what its engine sent, without shape, for positions
     ``start`` to the end.
@@ -77,4 +102,56 @@ def turn_routing(
             f"{shape.top_k} experts each"
         )
     experts = shape.narrow(flat.reshape(rows, shape.layers, shape.top_k))
-    return TurnRouting(start, experts, tokens_checksum(path[start : start + rows]))
+    crc = tokens_checksum(path[start : start + rows])
+    return TurnRouting(start, experts, shape.experts, crc, weight_version)
+
+
+def unrouted(shape: RoutingShape, tokens: int) -> Routing:
+    """Return routing of so many tokens that says nothing: all invalid.
+
+    Each token and layer has the experts after those of the one before, modulo their number: they
+    are distinct, which dispatchers count on, and no expert has more than its share.
+    """
+    each = shape.narrow(np.arange(shape.experts))
+    filled = np.resize(each, (tokens, shape.layers, shape.top_k))  # over and over
+    return Routing(filled, np.zeros(tokens, bool))
+
+
+def segment_routing(
+    segment: Segment, turns: Mapping[int, TurnRouting], shape: RoutingShape
+) -> Routing:
+    """Return a chain's routing: each token gets the row of the turn that first ran it.
+
+    Not valid are tokens that no turn on the path has a row for, and those whose row came with other
+    weights than sampled the next token: a later turn filled the gap, after an update. ``turns``:
+    the routing of the session's turns, by turn. Raises RoutingError if rows belong to other tokens
+    than the chain's, or are another model's.
+    """
+    routing = unrouted(shape, len(segment.tokens))
+    # the row of a position made the choice of the token after it
+    sampled_by = np.append(segment.weight_versions[1:], -1)
+    for index in segment.turns:
+        part = turns.get(index)
+        if part is None:
+            continue
+        span = slice(part.start, part.start + len(part.experts))
+        _refuse_foreign(part, index, segment, span, shape)
+        routing.experts[span] = part.experts
+        routing.valid[span] = np.isin(sampled_by[span], (-1, part.weight_version))
+    return routing
+
+
+def _refuse_foreign(
+    part: TurnRouting, index: int, segment: Segment, span: slice, shape: RoutingShape
+) -> None:
+    here = f"the routing of turn {index} of session {segment.session_id}"
+    theirs = (*part.experts.shape[1:], part.choices)
+    if theirs != (shape.layers, shape.top_k, shape.experts):
+        raise RoutingError(
+            f"{here} has {theirs[0]} layers and {theirs[1]} of {theirs[2]} experts a token, the "
+            f"policy {shape.layers} layers and {shape.top_k} of {shape.experts}"
+        )
+    if tokens_checksum(segment.tokens[span]) != part.tokens_crc:
+        raise RoutingError(
+            f"{here} belongs to other tokens than {span.start} to {span.stop} of its segment"
+        )

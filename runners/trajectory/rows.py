@@ -10,7 +10,7 @@ from runners.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.arrays import Block, TurnArrays
 from runners.trajectory.jsontext import clean_text, dumps, loads
 from runners.trajectory.record import RolloutRecord, Turn
-from runners.trajectory.routing import TurnRouting
+from runners.trajectory.routing import NARROW, TurnRouting
 
 Row = dict[str, Any]
 
@@ -76,7 +76,7 @@ ROUTING = Columns(
         "row_count",
         "layers",
         "top_k",
-        "width",
+        "choices",
         "array_offset",
         "array_crc",
         "tokens_crc",
@@ -181,7 +181,7 @@ def routing_to_row(turn: Turn, routing: TurnRouting, offset: int, crc: int) -> R
         "row_count": rows,
         "layers": layers,
         "top_k": top_k,
-        "width": routing.experts.itemsize,
+        "choices": routing.choices,
         "array_offset": offset,
         "array_crc": crc,
         "tokens_crc": routing.tokens_crc,
@@ -189,10 +189,13 @@ def routing_to_row(turn: Turn, routing: TurnRouting, offset: int, crc: int) -> R
 
 
 def routing_from_row(row: sqlite3.Row, arrays: TurnArrays) -> TurnRouting:
-    """Return the routing of a row."""
+    """Return the routing of a row, which has its turn's weight version too."""
     shape = (row["row_count"], row["layers"], row["top_k"])
-    experts = arrays.read_routing(row["array_offset"], row["array_crc"], shape, row["width"])
-    return TurnRouting(row["start"], experts, row["tokens_crc"])
+    width = 1 if row["choices"] <= NARROW else 2
+    experts = arrays.read_routing(row["array_offset"], row["array_crc"], shape, width)
+    return TurnRouting(
+        row["start"], experts, row["choices"], row["tokens_crc"], row["weight_version"]
+    )
 
 
 def rollout_to_row(record: RolloutRecord) -> Row:

@@ -177,7 +177,11 @@ class RunStore:
         """Return the routing of a session's turns, by turn; those without any are left out."""
         if self._db.rows("PRAGMA user_version")[0][0] < ROUTING_SINCE:
             return {}
-        rows = self._db.rows(f"{ROUTING.select} WHERE session_id = ?", (session_id,))
+        rows = self._db.rows(
+            "SELECT routing.*, turn.weight_version FROM routing "
+            "JOIN turn USING (session_id, turn_index) WHERE session_id = ?",
+            (session_id,),
+        )
         with self._db.guarded():
             return {row["turn_index"]: routing_from_row(row, self._arrays) for row in rows}
 

@@ -88,7 +88,7 @@ ROUTING = """
 CREATE TABLE routing (
     session_id TEXT NOT NULL, turn_index INTEGER NOT NULL,
     start INTEGER NOT NULL, row_count INTEGER NOT NULL, layers INTEGER NOT NULL,
-    top_k INTEGER NOT NULL, width INTEGER NOT NULL,
+    top_k INTEGER NOT NULL, choices INTEGER NOT NULL,
     array_offset INTEGER NOT NULL, array_crc INTEGER NOT NULL, tokens_crc INTEGER NOT NULL,
     PRIMARY KEY (session_id, turn_index),
     FOREIGN KEY (session_id, turn_index) REFERENCES turn (session_id, turn_index)

@@ -102,9 +102,16 @@ class Campaign:
             self._ended(driver, (0,))
         return time.monotonic() - started
 
-    def kill_at(self, after_s: float, target: str) -> bool:
-        """Start, wait, kill; False if the run was over before that."""
+    def kill(self, after_s: float, target: str, *, at_work: bool) -> bool:
+        """Start, wait (``at_work``: from the first rollout on), kill; False if the run was over
+        before that.
+        """
         with self.life() as driver:
+            until = time.monotonic() + LIFE_S
+            while at_work and driver.poll() is None and not self._works(driver):
+                if time.monotonic() > until:
+                    break  # it hangs; the kill will say where
+                time.sleep(0.02)
             try:
                 driver.wait(after_s)
                 self._ended(driver, (0,))
@@ -125,6 +132,15 @@ class Campaign:
         if code not in codes:
             end = (self.folder / "output.txt").read_text("utf-8", "replace")[-800:]
             self.faults.append(f"{self.folder.name}: a driver ended with {code}: {end}")
+
+    def _works(self, driver: subprocess.Popen[bytes]) -> bool:
+        """Whether a rollout of this life has begun."""
+        try:
+            with RunStore.open(self.run_dir, read_only=True) as store:
+                entries = Ledger(store).alive()
+        except StoreError:
+            return False
+        return any(e.kind == "session" and e.driver.pid == driver.pid for e in entries)
 
     def _phase(self) -> str:
         """What the run does now, as its store says."""
@@ -204,10 +220,10 @@ def disturbed(
     rng = random.Random(folder.name)
     campaign = prepared(folder, overrides, cache)
     for _ in range(kills):
-        early = rng.random() < 0.5
-        after_s = rng.uniform(0.05, start_s) if early else rng.uniform(start_s, whole_s)
+        at_work = rng.random() < 0.5
+        after_s = rng.uniform(0.0, whole_s - start_s if at_work else start_s)
         (target,) = rng.choices(list(TARGETS), list(TARGETS.values()))
-        if not campaign.kill_at(after_s, target) or campaign.faults:
+        if not campaign.kill(after_s, target, at_work=at_work) or campaign.faults:
             break
     campaign.finish()
     return campaign

@@ -158,6 +158,7 @@ async def world(
                     boot_s=5,
                     harness_s=5,
                     turn_s=5,
+                    patch_s=5,
                     grade_s=5,
                     teardown_s=5,
                     guard_s=30,
@@ -357,7 +358,7 @@ async def test_sandboxes_that_push_back_lower_the_number_in_flight(
 async def test_queueing_eats_no_deadline_and_is_timed(tmp_path: Path, task: Task) -> None:
     async with world(tmp_path, task) as here:
         here.tools = replace(here.tools, sandbox_starts=TokenBucket(5.0))
-        deadlines = here.tools.deadlines.model_copy(update={"boot_s": 0.3})
+        deadlines = here.tools.deadlines.model_copy(update={"boot_s": 0.3, "guard_s": 0.5})
         here.tools = replace(here.tools, deadlines=deadlines)
         records = await here.pool(attempts=1).run(here.specs(4))
         assert all(record.solved for record in records)

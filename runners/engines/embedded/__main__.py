@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import uvloop
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -44,6 +44,9 @@ class Settings(BaseModel):
     threads: int = Field(1, ge=1)
     tokenizer: Path | None = None
     weight_version: int = Field(0, ge=0)
+    weights: Literal["float32", "bfloat16", "int8"] = "float32"
+    """As ``Precision.weights``."""
+    router_noise: float = Field(0.0, ge=0)
     run_dir: Path | None = None
     """Where diagnostics go; None: nowhere."""
     watchdog_s: float = Field(0.0, ge=0)
@@ -58,6 +61,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     from aiohttp import web
 
     from runners.engines.embedded.core import EngineCore
+    from runners.engines.embedded.rounding import Precision
     from runners.engines.embedded.server import EngineServer
 
     core = EngineCore(
@@ -68,6 +72,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
         weight_version=settings.weight_version,
         tokenizer=settings.tokenizer,
         threads=settings.threads,
+        precision=Precision(settings.weights, settings.router_noise),
     )
     app = EngineServer(core).application()
     runner = web.AppRunner(

@@ -24,8 +24,9 @@ import torch
 from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.embedded.model import Qwen3Moe
 from runners.engines.embedded.request import Finished, Request, Sampling, load_tokenizer
+from runners.engines.embedded.rounding import EXACT, Precision, rounded
 from runners.engines.embedded.scheduler import Scheduler
-from runners.engines.embedded.weights import load_weights
+from runners.engines.embedded.weights import Weights, load_weights
 from runners.trajectory.record import IdArray
 
 Answer = TypeVar("Answer")
@@ -56,6 +57,7 @@ class EngineCore:
         weight_version: int = 0,
         tokenizer: Path | None = None,
         threads: int | None = None,
+        precision: Precision = EXACT,
     ) -> None:
         """Load the model, start the worker; ``threads`` sets torch's process-wide thread count."""
         if threads is not None:
@@ -66,7 +68,8 @@ class EngineCore:
         self.cache_tokens = cache_tokens
         self.tokenizer_path = tokenizer
         self.tokenizer = None if tokenizer is None else load_tokenizer(tokenizer)
-        weights = load_weights(model_path)
+        self.precision = precision
+        weights = self._load(model_path)
         self.config = weights.config
         if max_context_tokens > self.config.max_position:
             raise EngineError(
@@ -142,7 +145,8 @@ class EngineCore:
             stop_ids=tuple({*params.stop_token_ids, *self.config.eos_token_ids}),
             seed=params.sampling_seed,
         )
-        done = await self.run(rid, np.asarray(input_ids, dtype=np.int32), sampling)
+        prompt = np.asarray(input_ids, dtype=np.int32)
+        done = await self.run(rid, prompt, sampling, params.routing_start)
         return Generation(
             output_ids=done.output_ids,
             logprobs=done.logprobs,
@@ -152,6 +156,7 @@ class EngineCore:
             cached_tokens=done.cached_tokens,
             weight_version=done.weight_version,
             engine_s=done.total_s,
+            routing=None if done.routing is None else done.routing.astype(np.int32).ravel(),
             queue_s=done.queue_s,
         )
 
@@ -172,7 +177,7 @@ class EngineCore:
         On any error (EngineError 400) nothing changes. Without a ``version`` the present one is
         kept.
         """
-        weights = await asyncio.to_thread(load_weights, path)
+        weights = await asyncio.to_thread(self._load, path)
         if weights.config != self.config:
             raise EngineError(f"{path} holds a model of another shape", status=400)
         model = Qwen3Moe(weights, self.max_context_tokens)
@@ -299,6 +304,9 @@ class EngineCore:
                 self._commands.popleft()()
             if self._has_work():
                 return True
+
+    def _load(self, directory: Path) -> Weights:
+        return rounded(load_weights(directory), self.precision)
 
     def _has_work(self) -> bool:
         return not self.paused and not self._scheduler.idle

@@ -22,8 +22,8 @@ from e2b.sandbox.sandbox_api import SandboxNetworkOpts
 
 from conf import schema
 from runners.sandboxes.contract import SandboxError, SandboxSpec
+from runners.sandboxes.e2b.calls import Calls, Gone
 from runners.sandboxes.e2b.machine import CALL_S, E2bMachine
-from runners.sandboxes.e2b.persistence import Calls, Gone
 from runners.sandboxes.remote import RemoteSandbox, run_mark, transit
 from runners.sandboxes.tree import remove_tree
 

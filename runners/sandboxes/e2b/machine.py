@@ -7,7 +7,7 @@ from pathlib import Path
 
 from e2b import AsyncSandbox
 
-from runners.sandboxes.e2b.persistence import Calls, Gone
+from runners.sandboxes.e2b.calls import Calls, Gone
 
 CALL_S = 60.0
 """A call of the control plane."""

@@ -17,14 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from conf.errors import AgentrlError
+from runners.trajectory.routing import RoutingError
 
 RouterOutput = tuple[Tensor, Tensor, Tensor]
 """Logits [N, E], weights [N, K] and experts [N, K]."""
-
-
-class RoutingError(AgentrlError):
-    """Routing cannot be replayed, or was not replayed as it had to be."""
 
 
 def _softmax_weights(router: Any, logits: Tensor, experts: Tensor) -> Tensor:

@@ -7,18 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from runners.training.sample import Routing
 from runners.trajectory.routing import RoutingShape
-
-
-def unrouted(shape: RoutingShape, tokens: int) -> Routing:
-    """Return routing of so many tokens that says nothing: all invalid, its ids distinct, since
-    dispatchers count on that.
-    """
-    rows = np.broadcast_to(np.arange(shape.top_k), (tokens, shape.layers, shape.top_k))
-    return Routing(shape.narrow(rows), np.zeros(tokens, bool))
 
 
 def routing_shape(model: Path) -> RoutingShape | None:

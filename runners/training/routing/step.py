@@ -7,7 +7,7 @@ it differs from training's own choices after. A violation names layer and sample
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,9 +20,9 @@ from conf import schema
 from runners.training.batching import MicroBatch
 from runners.training.prefix import Around
 from runners.training.routing.check import routing_fault
-from runners.training.routing.replay import Fired, RouterReplay, RoutingError
-from runners.training.sample import Routing, Sample
-from runners.trajectory.routing import RoutingShape
+from runners.training.routing.replay import Fired, RouterReplay
+from runners.training.sample import Sample
+from runners.trajectory.routing import Routing, RoutingError, RoutingShape
 
 FEWEST_SLOTS = 256
 """Fewer choices of a layer say nothing about whether they are its own."""
@@ -71,6 +71,11 @@ class ReplayedStep:
                 self._totals.captured += int(sample.routing.valid.sum())
             self._totals.tokens += len(sample.tokens) - 1  # the last has no routing
             admitted.append(sample)
+        if admitted and not self._totals.captured and self.config.on_fault == "stop":
+            raise RoutingError(
+                f"not one token of {len(admitted)} samples came with its routing: the engine, or "
+                "what stands before it, drops `return_routed_experts`; `agentrl check` says which"
+            )
         return admitted
 
     @contextmanager
@@ -123,13 +128,18 @@ class ReplayedStep:
             known = np.arange(tokens) < tokens - 1
             recorded[index] = Routing(self.shape.narrow(experts[row, :tokens]), known)
 
-    def figures(self, k3: float, k3_native: float | None) -> dict[str, Any]:
-        """Return the step's figures under ``r3/``, and take part in judging them: the mismatch with
-        replay, and without if it was measured; raises RoutingError if replay made it much worse.
+    def figures(
+        self, here: Mapping[str, float], native: Mapping[str, float] | None
+    ) -> dict[str, Any]:
+        """Return the step's figures under ``r3/``: those of the mismatch with replay (``here``),
+        what it is without (``native``) if that was measured, and what was replayed.
+
+        Raises RoutingError if replay made it much worse.
         """
         totals = self._totals
         share = None
-        if k3_native is not None:
+        if native is not None:
+            k3, k3_native = here["k3"], native["k3"]
             share = 1.0 - k3 / k3_native if k3_native > 0 else 0.0
             if k3 > WORSE * max(k3_native, SMALLEST):
                 raise RoutingError(
@@ -137,6 +147,8 @@ class ReplayedStep:
                     f"without ({k3_native:.2e}): the rows belong to other tokens or layers"
                 )
         return {
+            **{f"r3/{name}": value for name, value in here.items()},
+            **{f"r3/{name}_native": native and native[name] for name in COMPARED},
             "r3/captured": totals.captured / max(1, totals.tokens),
             "r3/replayed": totals.replayed / max(1, totals.rows),
             "r3/disagree_slot": totals.other_slots / max(1, totals.slots),
@@ -144,7 +156,6 @@ class ReplayedStep:
             "r3/invalid_rows": float(totals.tokens - totals.captured),
             "r3/refused_samples": float(totals.refused),
             "r3/gate_grad_norm": totals.gate_norm,
-            "r3/k3_native": k3_native,
             "r3/routing_share": share,
         }
 
@@ -190,6 +201,8 @@ class ReplayedStep:
                 )
 
 
+COMPARED = ("k3", "p999_abs", "F_1.1")
+"""What is also told without replay: replay's worth is in the tail."""
 WORSE = 10.0
 SMALLEST = 1e-8
 """Below it, a difference is rounding."""

@@ -240,6 +240,7 @@ def in_seconds(seconds: float) -> str:
         ("-3", 0, 0),
         ("", 0, 0),
     ],
+    ids=["seconds", "date", "past", "word", "negative", "empty"],  # xdist: the same in every worker
 )
 async def test_retry_after_is_read_in_seconds_and_as_a_date(
     scripted: Scripted, engine: HttpEngine, asked: str, least: float, most: float

@@ -11,7 +11,10 @@ import pyarrow.parquet
 import pytest
 
 from conf import schema
+from conf.compose import compose
+from conf.errors import ConfigError
 from runners.tasks.contract import EvalCommand, EvalScript, ProScripts
+from runners.tasks.datasets import load_tasks
 from runners.tasks.files import DatasetError
 from runners.tasks.loading import load, validate
 from runners.tasks.repositories import SourceError, find_source
@@ -174,3 +177,13 @@ def test_rows_that_pytest_does_not_run_need_the_official_package(
     assert "task.grader=official" in validate(config(file), str(file)).faults[0]
     official = load(config(file, grader="official"), str(file))[0]
     assert official.grading.kind == "swebench"
+
+
+def test_too_few_tasks_to_train_on_are_refused(tmp_path: Path, here: dict[str, Any]) -> None:
+    file = write(tmp_path / "r.jsonl", [{**here, "instance_id": f"t-{n}"} for n in range(4)])
+    fits = ("task=jsonl", f"task.path='{file}'", "run.eval_tasks=1", "run.tasks_per_step=3")
+    assert len(load_tasks(compose([*fits]))) == 4
+    with pytest.raises(ConfigError, match=r"has 3 tasks to train on, run\.tasks_per_step=4"):
+        load_tasks(compose([*fits, "run.tasks_per_step=4"]))
+    with pytest.raises(ConfigError, match="train on task=jsonl"):
+        load_tasks(compose(["task=swebench", f"task.path='{file}'"]))

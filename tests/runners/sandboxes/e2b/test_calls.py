@@ -11,8 +11,8 @@ from e2b import AsyncSandbox
 
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.e2b.backend import E2bBackend
+from runners.sandboxes.e2b.calls import Calls
 from runners.sandboxes.e2b.machine import E2bMachine
-from runners.sandboxes.e2b.persistence import Calls
 from runners.sandboxes.remote import RemoteSandbox
 from tests.fakes.e2b.server import KEY, E2bServer
 from tests.runners.sandboxes.places import e2b_settings

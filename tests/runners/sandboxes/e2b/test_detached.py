@@ -14,8 +14,8 @@ from runners.sandboxes import detached
 from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
 from runners.sandboxes.detached import Command, execute, read_report
 from runners.sandboxes.e2b.backend import E2bBackend
+from runners.sandboxes.e2b.calls import Calls
 from runners.sandboxes.e2b.machine import E2bMachine
-from runners.sandboxes.e2b.persistence import Calls
 from runners.sandboxes.machine import STATE
 from tests.fakes.e2b.server import KEY, E2bServer
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from runners.training.routing.check import routing_fault
-from runners.training.sample import Routing, Sample
-from runners.trajectory.routing import RoutingShape
+from runners.training.sample import Sample
+from runners.trajectory.routing import Routing, RoutingShape
 
 SHAPE = RoutingShape(layers=3, top_k=2, experts=8, routed=(1, 2))
 

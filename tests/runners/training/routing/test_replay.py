@@ -17,7 +17,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from runners.training.routing.replay import Fired, RouterReplay, RoutingError
+from runners.training.routing.replay import Fired, RouterReplay
+from runners.trajectory.routing import RoutingError
 
 SMALL: dict[str, Any] = {
     "vocab_size": 40,

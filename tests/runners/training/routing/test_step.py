@@ -12,9 +12,8 @@ import torch
 
 from conf.schema import RoutingRecompute, RoutingReplay, RoutingRollout
 from runners.training.local import LocalTrainer
-from runners.training.routing.replay import RoutingError
-from runners.training.sample import Routing, Sample
-from runners.trajectory.routing import RoutingShape
+from runners.training.sample import Sample
+from runners.trajectory.routing import Routing, RoutingError, RoutingShape
 from tests.fakes.tiny_model import write_tiny_model
 from tests.runners.training.test_local import VOCAB, logprobs, make_trainer
 

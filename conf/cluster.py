@@ -1,0 +1,125 @@
+"""A campaign on a cluster: slime as the trainer, and what starts it there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from conf.section import Section
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Assignment = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=")]
+JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$")]
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class SlimeTrainer(Section):
+    """slime on Ray: Megatron trains, SGLang samples; `model.layout` says how both are spread."""
+
+    kind: Literal["slime"]
+    estimator: Literal["grpo", "gspo"]
+    learning_rate: PositiveFloat
+    betas: tuple[_Beta, _Beta]
+    weight_decay: Annotated[float, Field(ge=0)]
+    clip_low: PositiveFloat
+    clip_high: PositiveFloat
+    grad_clip: PositiveFloat
+    minibatches: PositiveInt
+    """Optimizer updates per step (the step's rollouts are split into so many)."""
+    normalize_std: bool
+    """Divide advantages by the group's standard deviation (GRPO); false: Dr. GRPO."""
+    min_group: Annotated[int, Field(ge=2)]
+    """Fewest valid rollouts for a baseline; a smaller group is dropped and counted."""
+    train_unfinished: bool
+    """Train rollouts that ran out of turns, tokens or time; false: they only enter the baseline."""
+    importance_cap: PositiveFloat | None
+    """Truncated importance sampling per token, with this largest weight; null: none."""
+    rollout_nodes: Annotated[int, Field(ge=0)]
+    """Nodes that only sample; 0: engines and training share all GPUs and take turns."""
+    recompute: Literal["full", "selective"]
+    """Activations that the backward pass computes again."""
+    optimizer_offload: bool
+    """Keep the optimizer's state in the nodes' main memory."""
+    logits_chunk: PositiveInt
+    """Tokens whose logprobs are computed at once."""
+    save_every: PositiveInt
+    """Steps between checkpoints; what a lost job repeats."""
+
+
+class ClusterLaunch(Section):
+    """What every launcher needs."""
+
+    name: JobName
+    """Names the job, and its directory below ``shared_dir``."""
+    nodes: PositiveInt
+    gpus_per_node: PositiveInt
+    gpu_memory_gib: PositiveFloat
+    """Memory of one GPU."""
+    shared_dir: Path
+    """Directory that all nodes see under this path: checkpoints, logs, state."""
+    slime_dir: Path
+    megatron_dir: Path
+    python: str
+    """The nodes' Python, with slime, Megatron, SGLang and agentrl."""
+    interface: str | None
+    """Network interface of NCCL and Gloo; null: theirs to find."""
+    ray_port: Port
+    dashboard_port: Port
+    join_s: PositiveInt
+    """Seconds in which all nodes must have joined."""
+    free_disk_gb: PositiveInt
+    """Least room on a node's disk."""
+    env: tuple[Assignment, ...]
+    """Further variables of the job, ``NAME=VALUE``."""
+    secrets: tuple[VariableName, ...]
+    """Names of variables that the job needs and that stand in no file; E2B_API_KEY is among them
+    with sandbox=e2b.
+    """
+    extra_flags: tuple[str, ...]
+    """Further words for slime's command line."""
+    ignore_memory: bool
+    """Write the scripts even if the memory estimate says that the job cannot fit."""
+
+
+class SshLaunch(ClusterLaunch):
+    """Nodes that the first one reaches by ssh, without a password."""
+
+    kind: Literal["ssh"]
+    hosts_file: Path
+    """One host per line, the node where launch.sh is started first."""
+
+
+class SlurmLaunch(ClusterLaunch):
+    """A Slurm cluster."""
+
+    kind: Literal["slurm"]
+    partition: str | None
+    """null: the cluster's default."""
+    account: str | None
+    """null: the user's default."""
+    time_limit: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:\d\d){0,2}$")]
+    """As Slurm writes it: [DAYS-]HH:MM:SS."""
+
+
+class RayLaunch(ClusterLaunch):
+    """A Ray cluster that is already running."""
+
+    kind: Literal["ray"]
+    head: str
+    """Address of its head node, where the dashboard listens."""
+
+
+class KubernetesLaunch(ClusterLaunch):
+    """A RayJob for the KubeRay operator."""
+
+    kind: Literal["kubernetes"]
+    image: str
+    """Container image with slime, Megatron, SGLang, Ray and agentrl."""
+    namespace: str
+    secret: str
+    """Kubernetes Secret whose keys are the names of the variables in it."""
+    claim: str
+    """PersistentVolumeClaim that is mounted at ``shared_dir``."""

@@ -1,0 +1,19 @@
+"""Codex itself: the program of the npm package ``@openai/codex``, one static file."""
+
+from __future__ import annotations
+
+from conf import programs, schema
+from runners.harnesses.npm import NpmProgram
+
+
+def program(config: schema.CodexHarness) -> NpmProgram:
+    """Return which program it is, and where."""
+    return NpmProgram(
+        kind=config.kind,
+        version=config.version,
+        binary=config.binary,
+        path=programs.codex(config),
+        package="@openai/codex",
+        platform_package="@openai/codex@{version}-linux-{platform}",
+        members=("vendor/*/bin/codex",),
+    )

@@ -1,0 +1,269 @@
+"""What routing replay is worth: the mismatch between rollout and training, with and without it.
+
+    python -m tests.benchmarks.bench_routing --plot routing.png
+    python -m tests.benchmarks.bench_routing --campaign --seeds 0 1 2 --plot campaigns.png
+
+The policy (the cached tiny one, or ``--model DIR``) samples turns in an engine that is not quite
+training's: weights rounded to bf16 or int8, or 1 % of noise on its routers. Training then computes
+the logprobs of the same tokens, once with its own experts and once with the engine's. ``--campaign``
+runs whole campaigns under an int8 engine instead, with ``routing_replay=rollout`` and ``off``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from conf import schema
+from conf.compose import compose
+from runners.engines.contract import Generation, SamplingParams
+from runners.engines.embedded.core import EngineCore
+from runners.engines.embedded.rounding import Precision
+from runners.gateway.tokenizer import load_renderer, load_tokenizer
+from runners.stack import prepare_policy
+from runners.training.bootstrap.demonstrations import demonstrate, draw_episodes
+from runners.training.local import LocalTrainer
+from runners.training.routing.shape import routing_shape
+from runners.training.sample import Sample
+from runners.trajectory.record import IdArray
+from runners.trajectory.routing import Routing, RoutingShape, turn_routing
+from tests.benchmarks.bench_campaign import campaign
+
+ENGINES = {
+    "identical": Precision(),
+    "bf16 weights": Precision("bfloat16"),
+    "int8 weights": Precision("int8"),
+    "router noise 1 %": Precision(router_noise=0.01),
+}
+NEW_TOKENS = 64
+SEED = 7
+"""Of demonstrations that the policy was not made with."""
+FIGURES = ("k3", "p999_abs", "F_1.1")
+CAMPAIGNS = {"replay": ["routing_replay=rollout"], "native": ["routing_replay=off"]}
+
+
+def prompts(policy: Path, scenario: schema.ScenarioKind, count: int) -> list[list[int]]:
+    """Return prompts of the policy's own trade: episodes, up to each of their turns."""
+    tokenizer = load_tokenizer(policy)
+    renderer = load_renderer(tokenizer, "qwen3")
+    found: list[list[int]] = []
+    for _, lines in draw_episodes(SEED, right=0.5, scenario=scenario):
+        for line in lines:
+            shown = demonstrate(renderer, tokenizer, line)
+            begins = shown.sampled & ~np.roll(shown.sampled, 1)
+            found += [shown.tokens[:at].tolist() for at in np.flatnonzero(begins)]
+        if len(found) >= count:
+            return found[:count]
+    raise AssertionError("episodes have no end")
+
+
+async def _generated(
+    engine: EngineCore, asked: Sequence[list[int]], new_tokens: int
+) -> list[Generation]:
+    def params(seed: int) -> SamplingParams:
+        return SamplingParams(max_new_tokens=new_tokens, sampling_seed=seed, routing_start=0)
+
+    calls = (engine.generate(ids, params(at), rid=f"r{at}") for at, ids in enumerate(asked))
+    try:
+        return list(await asyncio.gather(*calls))
+    finally:
+        await engine.close()
+
+
+def sampled(
+    policy: Path, asked: Sequence[list[int]], precision: Precision, *, new_tokens: int = NEW_TOKENS
+) -> list[list[Sample]]:
+    """Let an engine of a precision answer prompts; return each as a rollout of one sample."""
+    shape = routing_shape(policy)
+    assert shape is not None
+    longest = max(map(len, asked)) + new_tokens + 1
+    engine = EngineCore(policy, max_context_tokens=longest, precision=precision)
+    answers = asyncio.run(_generated(engine, asked, new_tokens))
+    return [
+        [_sample(f"r{at}", prompt, answer, shape, worth=1.0 if at % 2 else -1.0)]
+        for at, (prompt, answer) in enumerate(zip(asked, answers, strict=True))
+    ]
+
+
+def _sample(
+    name: str, prompt: list[int], answer: Generation, shape: RoutingShape, worth: float
+) -> Sample:
+    tokens: IdArray = np.concatenate([np.array(prompt, np.int32), answer.output_ids])
+    assert answer.routing is not None
+    rows = turn_routing(answer.routing, tokens, 0, shape, answer.weight_version).experts
+    last = np.resize(shape.narrow(np.arange(shape.top_k)), (1, *rows.shape[1:]))
+    mask = np.arange(len(tokens)) >= len(prompt)
+    logprobs = np.zeros(len(tokens), np.float32)
+    logprobs[mask] = answer.logprobs
+    valid = np.arange(len(tokens)) < len(tokens) - 1
+    routing = Routing(np.concatenate([rows, last]), valid)
+    return Sample(name, tokens, mask, logprobs, worth, routing=routing)
+
+
+def compared(policy: Path, rollouts: list[list[Sample]]) -> dict[str, float]:
+    """Return the mismatch with replay, and without it (``…_native``), and the disagreement."""
+    config = compose(["routing_replay=rollout", "routing_replay.shadow_every=1"])
+    trainer = LocalTrainer(
+        config.trainer, weights=policy, temperature=1.0, seed=0, routing=config.routing_replay
+    )
+    metrics = trainer.step(rollouts)
+    return {key.removeprefix("r3/"): value for key, value in metrics.items() if "r3/" in key}
+
+
+def show(results: Mapping[str, Mapping[str, float]], tokens: int) -> None:
+    """Print the table."""
+    table = Table(title=f"rollout against training, {tokens} sampled tokens: native → with replay")
+    for column in ("engine", "slots that differ", "tokens that differ", "k3", "", "p99.9 |Δ|", ""):
+        table.add_column(column, justify="left" if column == "engine" else "right")
+    table.add_column("F(1.1)", justify="right")
+    for name, found in results.items():
+        k3, tail, far = ((found[f"{figure}_native"], found[figure]) for figure in FIGURES)
+        table.add_row(
+            name,
+            f"{found['disagree_slot']:.2%}",
+            f"{found['disagree_token']:.1%}",
+            f"{k3[0]:.2e} → {k3[1]:.2e}",
+            _times(*k3),
+            f"{tail[0]:.3g} → {tail[1]:.3g}",
+            _times(*tail),
+            f"{far[0]:.2e} → {far[1]:.2e}",
+        )
+    Console(stderr=True, width=140).print(table)
+
+
+def _times(before: float, after: float) -> str:
+    return f"{before / after:.1f}×" if before > 1e-9 and after > 0 else "="
+
+
+def plot(results: Mapping[str, Mapping[str, float]], path: Path) -> None:
+    """Draw k3 and the tail, native beside replayed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
+    for axes, name, title in zip(
+        figure.subplots(1, 2), ("k3", "p999_abs"), ("k3", "99.9th percentile of |Δ logprob|"),
+        strict=True,
+    ):  # fmt: skip
+        places = np.arange(len(results))
+        for shift, suffix, label in ((-0.2, "_native", "native"), (0.2, "", "with replay")):
+            heights = [max(found[name + suffix], 1e-14) for found in results.values()]
+            axes.bar(places + shift, heights, 0.38, label=label)
+        axes.set_xticks(places, [key.replace(" ", "\n", 1) for key in results], fontsize=8)
+        axes.set_yscale("log")
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def campaigns(seeds: Sequence[int], overrides: list[str]) -> list[dict[str, Any]]:
+    """Run campaigns under an int8 engine, with replay and without, one after the other."""
+    results = []
+    with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as directory:
+        for seed in seeds:
+            for name, replay in CAMPAIGNS.items():
+                place = Path(directory) / name
+                place.mkdir(exist_ok=True)
+                given = ["engine.weights=int8", *replay, *overrides]
+                summary = campaign(seed, place, cold=False, overrides=given)
+                lines = (place / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
+                results.append(
+                    {"seed": seed, "routing": name, "steps": list(map(json.loads, lines))}
+                    | {"eval": summary["eval"], "wall_s": summary["wall_s"]}
+                )
+    return results
+
+
+def curve(result: Mapping[str, Any], name: str) -> list[float]:
+    """Return a metric of each step of a campaign, NaN where it is unknown."""
+    return [float("nan") if step[name] is None else step[name] for step in result["steps"]]
+
+
+def show_campaigns(results: Sequence[Mapping[str, Any]]) -> None:
+    """Print the table."""
+    table = Table(title="campaigns under an int8 engine")
+    for column in ("routing", "seed", "held-out", "mean reward", "mean k3", "wall s"):
+        table.add_column(column, justify="right")
+    for result in sorted(results, key=lambda one: (one["routing"], one["seed"])):
+        first, last = result["eval"]["first"], result["eval"]["last"]
+        table.add_row(
+            result["routing"],
+            str(result["seed"]),
+            f"{first:.2f} → {last:.2f}" if last is not None else "",
+            f"{np.nanmean(curve(result, 'train/reward_mean')):.3f}",
+            f"{np.nanmean(curve(result, 'policy/k3')):.2e}",
+            f"{result['wall_s']:.0f}",
+        )
+    Console(stderr=True, width=100).print(table)
+
+
+def plot_campaigns(results: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw reward and k3 by step: each campaign thin, the mean of the seeds thick."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
+    colors = dict(zip(CAMPAIGNS, ("#2a7de1", "#e07b00"), strict=True))
+    for axes, name in zip(figure.subplots(1, 2), ("train/reward_mean", "policy/k3"), strict=True):
+        for routing, color in colors.items():
+            own = [curve(result, name) for result in results if result["routing"] == routing]
+            for one in own:
+                axes.plot(range(1, len(one) + 1), one, color=color, alpha=0.3, linewidth=0.8)
+            mean = np.nanmean(np.array(own), axis=0)
+            axes.plot(range(1, len(mean) + 1), mean, color=color, linewidth=2, label=routing)
+        axes.set_title(name, loc="left", fontsize=10)
+        axes.set_xlabel("step")
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.set_yscale("log")
+    axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Measure, print a table and one JSON line, and draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sequences", type=int, default=256, help="turns that are sampled")
+    parser.add_argument("--model", type=Path, help="a Qwen3-MoE with its tokenizer")
+    parser.add_argument("--campaign", action="store_true")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--plot", type=Path, help="PNG to write")
+    parser.add_argument("overrides", nargs="*", help="KEY=VALUE, as for agentrl run")
+    options = parser.parse_args()
+    if options.campaign:
+        found = campaigns(options.seeds, options.overrides)
+        show_campaigns(found)
+        if options.plot:
+            plot_campaigns(found, options.plot)
+        print(json.dumps({"benchmark": "routing_campaign", "results": found}))
+        return
+    torch.set_num_threads(1)
+    config = compose([])
+    made = options.model or prepare_policy(
+        config.model, config.scenario, progress=lambda *_: None
+    ).weights
+    asked = prompts(made, config.scenario.kind, options.sequences)
+    results, tokens = {}, 0
+    for name, precision in ENGINES.items():
+        rollouts = sampled(made, asked, precision)
+        tokens = sum(int(sample.loss_mask.sum()) for [sample] in rollouts)
+        results[name] = compared(made, rollouts)
+    show(results, tokens)
+    if options.plot:
+        plot(results, options.plot)
+    print(json.dumps({"benchmark": "routing", "tokens": tokens, "results": results}))
+
+
+if __name__ == "__main__":
+    main()
