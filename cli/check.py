@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from conf.schema import Config
     from launch.preflight import Problem
     from runners.check import DialBack
+    from runners.engines.sglang.probe import Finding
     from runners.tasks.loading import Report
 
 EXAMPLES = examples(
@@ -39,7 +40,7 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
 
     from cli.jobs import new_job
     from launch.preflight import preflight, refuse_fatal
-    from runners.check import dial_back
+    from runners.check import dial_back, probe_engine, refuse_trouble
     from runners.harnesses.registry import install_harness
     from runners.tasks.datasets import check_tasks
 
@@ -51,21 +52,31 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
     refuse_fatal(problems)
     for problem in problems:
         report_warning(problem.message)
+    with stderr().status(f"engine={job.config.engine.kind}: trying what a run needs…"):
+        engine = uvloop.run(probe_engine(job.config))
+    if not as_json:
+        _show_engine(engine)
+    refuse_trouble(engine)
     with (
         tempfile.TemporaryDirectory(prefix="agentrl-check-") as work,
         stderr().status(f"harness={job.config.harness.kind}: one turn…"),
     ):
         found = uvloop.run(dial_back(job.config, Path(work)))
     if as_json:
-        print_json(_document(job.config, problems, found, tasks))
+        print_json(_document(job.config, problems, found, tasks, engine))
     else:
         _show(job.config, found, tasks)
 
 
 def _document(
-    config: Config, problems: list[Problem], found: DialBack, tasks: Report | None
+    config: Config,
+    problems: list[Problem],
+    found: DialBack,
+    tasks: Report | None,
+    engine: list[Finding],
 ) -> dict[str, Any]:
     return {
+        "engine": {finding.name: finding.detail for finding in engine},
         "tasks": tasks
         and {
             "path": tasks.path,
@@ -82,6 +93,12 @@ def _document(
         "problems": [{"fatal": p.fatal, "message": p.message} for p in problems],
         "exit_code": 0,
     }
+
+
+def _show_engine(findings: list[Finding]) -> None:
+    for finding in findings:
+        verdict = "ok" if finding.ok else "problem"
+        stdout().print(f"engine: {finding.name}  {verdict}: {finding.detail}", markup=False)
 
 
 def _show(config: Config, found: DialBack, tasks: Report | None) -> None:

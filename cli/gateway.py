@@ -66,7 +66,7 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
     from runners.faults.process import gateway_parts
     from runners.gateway.service import serve
     from runners.observe.diagnostics import diagnostics
-    from runners.stack import gateway_settings, start_engine
+    from runners.stack import captured_shape, gateway_settings, start_engine
     from runners.trajectory.run_state import State
     from runners.trajectory.store import RunStore
 
@@ -90,7 +90,11 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
                     config, exits, policy.weights, policy.tokenizer, 0, run_dir, engine_died
                 )
                 settings = gateway_settings(
-                    config, run_dir=run_dir, engine_url=url, tokenizer=policy.tokenizer
+                    config,
+                    run_dir=run_dir,
+                    engine_url=url,
+                    tokenizer=policy.tokenizer,
+                    routing=captured_shape(config, policy.weights),
                 )
                 await serve(
                     settings,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import check, dump, eval, gateway, regrade, run, show, status
+from cli import check, dump, eval, gateway, launch, regrade, replay, run, show, status
 from cli.invocation import Invocation
 
 app = typer.Typer(
@@ -51,6 +51,8 @@ _RUN, _LOOK, _SERVE = "Run", "Look", "Serve"
 app.command(epilog=run.EXAMPLES, rich_help_panel=_RUN)(run.run)
 app.command("eval", epilog=eval.EXAMPLES, rich_help_panel=_RUN)(eval.evaluate)
 app.command(epilog=regrade.EXAMPLES, rich_help_panel=_RUN)(regrade.regrade)
+app.command(epilog=replay.EXAMPLES, rich_help_panel=_RUN)(replay.replay)
+app.command(epilog=launch.EXAMPLES, rich_help_panel=_RUN)(launch.launch)
 app.command(epilog=show.EXAMPLES, rich_help_panel=_RUN)(show.show)
 app.command(epilog=check.EXAMPLES, rich_help_panel=_RUN)(check.check)
 app.command(epilog=status.EXAMPLES, rich_help_panel=_LOOK)(status.status)

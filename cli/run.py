@@ -73,6 +73,9 @@ def run(
 
     lines = overrides or []
     jobs = [resumed_job(resume, lines)] if resume is not None else new_jobs(lines, config)
+    if any(job.config.launch.kind != "local" for job in jobs):
+        _write_jobs(jobs, dry_run=dry_run, as_json=as_json)
+        return
     plans = [plan(job.config, job.run_dir) for job in jobs]
     if dry_run:
         _show_plans(jobs, plans, as_json=as_json)
@@ -84,6 +87,28 @@ def run(
     if len(jobs) == 1:
         raise typer.Exit(_single(jobs[0], invocation))
     raise typer.Exit(_sweep(jobs, invocation))
+
+
+def _write_jobs(jobs: list[Job], *, dry_run: bool, as_json: bool) -> None:
+    """Write the scripts of jobs on a cluster, all of them checked before."""
+    from cli.launch import show_job
+    from conf.errors import ConfigError
+    from launch.plan import plan_job
+    from launch.write import write_job
+
+    plans = [plan_job(job.config) for job in jobs]
+    if not dry_run:
+        raise ConfigError(
+            [
+                f"launch={jobs[0].config.launch.kind} is started by its script: add --dry-run to "
+                "write it, and start what it names"
+            ]
+        )
+    for job, found in zip(jobs, plans, strict=True):
+        words = [f"{key}={value}" for key, value in job.changes().items()]
+        command = ["agentrl", "run", *words, "--dry-run"]
+        start = write_job(found, job.run_dir / "launch", command=command)
+        show_job(found, start, as_json=as_json)
 
 
 def _campaign(job: Job, invocation: Invocation) -> tuple[dict[str, Any], bool]:

@@ -13,24 +13,23 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     PositiveFloat,
     PositiveInt,
     model_validator,
 )
 
+from conf.cluster import (
+    ClusterLaunch,
+    KubernetesLaunch,
+    RayLaunch,
+    SlimeTrainer,
+    SlurmLaunch,
+    SshLaunch,
+)
 from conf.fault_table import What, Where, illegal
-
-
-class Section(BaseModel):
-    """One section of the configuration."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
-    )
-
+from conf.models import MoeModel
+from conf.section import Section
 
 CHAT_TEMPLATE = "chat_template"
 """``model.renderer`` for a family that the `renderers` library does not know."""
@@ -141,7 +140,7 @@ class LocalModel(Section):
     """Longest prompt + completion, in tokens."""
 
 
-Model = Annotated[TinyModel | LocalModel, Field(discriminator="kind")]
+Model = Annotated[TinyModel | LocalModel | MoeModel, Field(discriminator="kind")]
 
 
 class Sampling(Section):
@@ -217,9 +216,7 @@ class SglangLaunchEngine(Section):
     """Further arguments of ``sglang.launch_server``, as on its command line."""
 
 
-Engine = Annotated[
-    EmbeddedEngine | SglangEngine | SglangLaunchEngine, Field(discriminator="kind")
-]
+Engine = Annotated[EmbeddedEngine | SglangEngine | SglangLaunchEngine, Field(discriminator="kind")]
 
 
 class Gateway(Section):
@@ -370,7 +367,7 @@ Harness = Annotated[
     Field(discriminator="kind"),
 ]
 
-PROMPT_TOKENS = {"claude_code": 7000, "codex": 4000, "mini_swe_agent": 1000}
+PROMPT_TOKENS = {"claude_code": 7000, "codex": 6000, "mini_swe_agent": 1000}
 """About what a program's system prompt and tools are, before any work."""
 
 
@@ -603,10 +600,19 @@ class LocalTrainer(Section):
     correction: Correction
 
 
+Trainer = Annotated[LocalTrainer | SlimeTrainer, Field(discriminator="kind")]
+
+
 class LocalLaunch(Section):
     """One process tree on the machine where it is started."""
 
     kind: Literal["local"]
+
+
+Launch = Annotated[
+    LocalLaunch | SshLaunch | SlurmLaunch | RayLaunch | KubernetesLaunch,
+    Field(discriminator="kind"),
+]
 
 
 class FaultWhen(Section):
@@ -711,8 +717,8 @@ class Config(Section):
     fanout: Fanout
     routing_replay: RoutingReplay
     rollout: Rollout
-    trainer: LocalTrainer
-    launch: LocalLaunch
+    trainer: Trainer
+    launch: Launch
     faults: Faults
     eval: Eval
     observe: Observe
@@ -773,9 +779,7 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
         "full answer; raise fanout.max_segment_tokens",
     )
     limits = c.rollout.deadlines
-    needed = (
-        limits.boot_s + limits.harness_s + limits.patch_s + limits.grade_s + limits.teardown_s
-    )
+    needed = limits.boot_s + limits.harness_s + limits.patch_s + limits.grade_s + limits.teardown_s
     yield (
         limits.guard_s < needed,
         f"rollout.deadlines.guard_s={limits.guard_s:g} is less than boot_s + harness_s + patch_s + "
@@ -790,17 +794,55 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     )
     yield from _sandbox_rules(c)
     yield from _harness_rules(c)
-    if isinstance(c.engine, EmbeddedEngine):
+    yield from _cluster_rules(c)
+    if isinstance(c.engine, EmbeddedEngine) and not isinstance(c.trainer, SlimeTrainer):
         yield (
-            c.engine.cache_tokens < context,
+            c.engine.cache_tokens < context and not isinstance(c.model, MoeModel),
             f"engine.cache_tokens={c.engine.cache_tokens} is less than model.max_context_tokens="
             f"{context}: one long rollout would not fit; raise engine.cache_tokens",
         )
         yield (
-            isinstance(c.model, LocalModel) and c.model.path is None,
+            not isinstance(c.model, TinyModel) and c.model.path is None,
             "model.path=null leaves engine=embedded without weights: set model.path, or use an "
             "engine that has them (engine=sglang)",
         )
+
+
+def _cluster_rules(c: Config) -> Iterator[tuple[bool, str]]:
+    remote = isinstance(c.launch, ClusterLaunch)
+    yield (
+        remote and not isinstance(c.trainer, SlimeTrainer),
+        f"trainer={c.trainer.kind} trains on one machine, and launch={c.launch.kind} is for "
+        "several: choose trainer=slime",
+    )
+    if not isinstance(c.trainer, SlimeTrainer):
+        return
+    yield (
+        not isinstance(c.model, MoeModel),
+        f"model={c.model.kind} is not in the table that trainer=slime takes layers and layout "
+        "from: choose one with an architecture, e.g. model=qwen3_30b_a3b",
+    )
+    yield (
+        isinstance(c.model, MoeModel) and c.model.path is None,
+        "model.path=null, and trainer=slime needs the Hugging Face checkpoint: set model.path to "
+        "its directory as the nodes see it",
+    )
+    yield (
+        not remote,
+        f"launch={c.launch.kind} cannot start trainer=slime, which runs on Ray: choose "
+        "launch=ssh, slurm, ray or kubernetes",
+    )
+    yield (
+        not isinstance(c.task, JsonlTask),
+        f"task={c.task.kind} has no file that slime's data source could read: choose task=jsonl "
+        "and set task.path as the nodes see it",
+    )
+    window = getattr(c.scenario, "window_tokens", None)
+    yield (
+        window is not None and window >= c.model.max_context_tokens,
+        f"scenario.window_tokens={window} is never reached below model.max_context_tokens="
+        f"{c.model.max_context_tokens}: lower scenario.window_tokens",
+    )
 
 
 def _sandbox_rules(c: Config) -> Iterator[tuple[bool, str]]:

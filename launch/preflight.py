@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
+from conf.models import MoeModel
 from conf.programs import TITLES, given, place
 from conf.schema import (
     PROMPT_TOKENS,
@@ -24,10 +25,11 @@ from conf.schema import (
     DockerSandbox,
     E2bSandbox,
     EmbeddedEngine,
-    LocalModel,
     LocalSandbox,
     NativeHarness,
+    TinyModel,
 )
+from launch.architecture import compare
 
 PORT_GRACE_S = 5.0
 """A port in use is no fault if it is free within this: the services of a run that was just killed
@@ -61,6 +63,7 @@ def preflight(
         *_programs(config),
         *_harness(config),
         *_paths(config, run_dir, trains),
+        *_architecture(config),
         *_ports(config, port_grace_s),
     ]
 
@@ -179,8 +182,20 @@ def _paths(config: Config, run_dir: Path, trains: bool) -> Iterator[Problem]:
         path = getattr(config.model, key)
         if path is not None and not path.is_dir():
             yield Problem(True, f"model.{key}={path} is no directory")
-    if trains and isinstance(config.model, LocalModel) and config.model.path is None:
+    if trains and not isinstance(config.model, TinyModel) and config.model.path is None:
         yield Problem(True, "model.path=null: a run needs the starting weights; set model.path")
+
+
+def _architecture(config: Config) -> Iterator[Problem]:
+    """Compare a model of the table with its checkpoint."""
+    model = config.model
+    if not isinstance(model, MoeModel) or model.path is None:
+        return
+    file = model.path / "config.json"
+    if not file.is_file():
+        yield Problem(True, f"model.path={model.path} has no config.json: is it a checkpoint?")
+        return
+    yield from (Problem(True, line) for line in compare(model, file))
 
 
 def _ports(config: Config, grace_s: float) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,8 @@ import numpy as np
 from conf import schema
 from conf.errors import AgentrlError, ExitCode
 from runners.engines.contract import Engine, Generation, SamplingParams
+from runners.engines.sglang.probe import Finding, Wanted, probe
+from runners.gateway.chat_template import make_renderer
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import Parts, serve
 from runners.gateway.tokenizer import load_tokenizer
@@ -27,7 +29,7 @@ from runners.harnesses.registry import make_harness
 from runners.outcome import OutcomeClass
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxSpec
-from runners.stack import gateway_settings
+from runners.stack import captured_shape, gateway_settings
 from runners.training.bootstrap.tiny import tiny_directory
 from runners.training.bootstrap.vocabulary import BYTES_ONLY, save_tokenizer, train_tokenizer
 from runners.trajectory.store import RunStore
@@ -41,6 +43,12 @@ SESSION = "check"
 
 class DialBackError(AgentrlError):
     """The agent program did not take its turn."""
+
+    exit_code = ExitCode.PREFLIGHT
+
+
+class EngineUnfit(AgentrlError):
+    """The engine cannot do what a run needs."""
 
     exit_code = ExitCode.PREFLIGHT
 
@@ -102,14 +110,40 @@ async def dial_back(config: schema.Config, work: Path) -> DialBack:
     return DialBack(result, len(turns), prompt, seconds, backend.guarantees())
 
 
+async def probe_engine(config: schema.Config) -> list[Finding]:
+    """Try what a run needs of an engine that runs already; nothing for one that a run starts, or
+    without the model's tokenizer.
+    """
+    engine, directory = config.engine, config.model.tokenizer
+    if not isinstance(engine, schema.SglangEngine) or directory is None:
+        return []
+    tokenizer = load_tokenizer(directory)
+    wanted = Wanted(
+        tokenizer=tokenizer,
+        renderer=make_renderer(tokenizer, config.model.renderer, directory),
+        context_tokens=config.model.max_context_tokens,
+        routing=captured_shape(config, config.model.path),
+        tool_call_parser=engine.tool_call_parser,
+    )
+    return await probe(engine.url, engine.workers, wanted)
+
+
+def refuse_trouble(findings: Iterable[Finding]) -> None:
+    """Raise EngineUnfit with everything that the engine cannot do, if there is anything."""
+    trouble = [f"engine: {f.name}: {f.detail}" for f in findings if not f.ok]
+    if trouble:
+        raise EngineUnfit("\n".join(trouble))
+
+
 def _tokenizer(config: schema.Config, work: Path) -> tuple[Path, bool]:
     """Return the model's tokenizer if it is there, else one of bytes; and whether it is its own."""
     model = config.model
     if model.tokenizer is not None:
         return model.tokenizer, True
-    made = tiny_directory(model, config.scenario.kind)
-    if made.is_dir():
-        return made, True
+    if isinstance(model, schema.TinyModel):
+        made = tiny_directory(model, config.scenario.kind)
+        if made.is_dir():
+            return made, True
     stand_in = work / "tokenizer"
     stand_in.mkdir(parents=True)
     save_tokenizer(train_tokenizer((), size=BYTES_ONLY), stand_in)
@@ -123,7 +157,7 @@ async def _gateway(
     """Serve a gateway of its own run in this loop; yields what it announces."""
     RunStore.create(run_dir, {}).close()
     engine, parts = config.engine, Parts()
-    if isinstance(engine, schema.EmbeddedEngine):
+    if not isinstance(engine, schema.SglangEngine):
         reply = load_tokenizer(tokenizer).encode(REPLY)
         url = "http://127.0.0.1:1"
         parts = replace(parts, engine=lambda client, journal: CannedEngine(client, reply))

@@ -84,6 +84,14 @@ class Ledger:
         """Take a thing off that is gone; one that is not registered is fine."""
         self._db.execute("DELETE FROM ledger WHERE kind = ? AND name = ?", (kind, name))
 
+    def leave_all(self, kind: Kind) -> None:
+        """Take off everything of a kind that this process entered: what held it is gone."""
+        me = self._driver
+        self._db.execute(
+            "DELETE FROM ledger WHERE kind = ? AND host = ? AND pid = ? AND pid_started_at = ?",
+            (kind, me.host, me.pid, me.started_at),
+        )
+
     def alive(self) -> list[Entry]:
         """Return what is registered now, oldest first; nothing for a store of before the ledger."""
         if not self._db.rows("SELECT 1 FROM sqlite_schema WHERE name = 'ledger'"):

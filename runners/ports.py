@@ -36,3 +36,9 @@ def port_of(listener: socket.socket) -> int:
     """Return the port that a socket is bound to."""
     port: int = listener.getsockname()[1]
     return port
+
+
+def free_port(host: str) -> int:
+    """Return a port that nothing listens on now, for a program that cannot take a socket."""
+    with listen(host, 0, patience_s=0.0) as listener:
+        return port_of(listener)

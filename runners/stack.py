@@ -15,7 +15,10 @@ from typing import Any
 from conf import schema
 from conf.cache import cache_root
 from conf.errors import ConfigError
-from runners.engines.client import HttpEngine
+from runners.engines.contract import ServedEngine
+from runners.engines.routing_probe import probe_routing
+from runners.engines.sglang.launch import server_settings
+from runners.engines.sglang.workers import connect
 from runners.faults.around import driver_faults
 from runners.faults.process import gateway_module
 from runners.gateway.client import GatewayAdmin
@@ -54,7 +57,7 @@ class Policy:
 class RolloutStack:
     """Everything that rollouts use, running."""
 
-    engine: HttpEngine
+    engine: ServedEngine
     tools: RolloutTools
 
 
@@ -93,6 +96,7 @@ async def rollout_stack(
     """
     run_dir = store.run_dir
     ledger = Ledger(store)
+    routing = captured_shape(config, weights or config.model.path)
     await reap(ledger)  # before anything starts: an old service may hold a port or the turn file
     async with AsyncExitStack() as exits:
         async with task_group() as starting:
@@ -105,6 +109,7 @@ async def rollout_stack(
         faults = exits.enter_context(driver_faults(config.faults, store))
         backend = faults.backend(RegisteredBackend(sandboxes.result(), ledger))
         await reap(ledger, backend)
+        exits.callback(ledger.leave_all, "session")  # they end with their gateway
         gateway = await _gateway(
             config,
             exits,
@@ -113,14 +118,20 @@ async def rollout_stack(
             run_dir,
             on_service_exit,
             ledger,
-            captured_shape(config, weights),
+            routing,
         )
         admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
         exits.push_async_callback(admin.close)
-        engine = HttpEngine(engine_url.result(), deadline_s=config.rollout.deadlines.turn_s)
+        engine = connect(
+            engine_url.result(),
+            workers_of(config.engine),
+            deadline_s=config.rollout.deadlines.turn_s,
+        )
         exits.push_async_callback(engine.close)
         if isinstance(config.engine, schema.SglangEngine) and weights is not None:
             await engine.update_weights(weights, version)
+        if routing is not None:
+            await probe_routing(engine, routing, f"engine={config.engine.kind}")
         workspaces = Workspaces(backend, cache_root() / "workspaces")
         yield RolloutStack(
             engine=faults.engine(engine),
@@ -178,7 +189,41 @@ async def start_engine(
     engine = config.engine
     if isinstance(engine, schema.SglangEngine):
         return engine.url
-    settings = {
+    if isinstance(engine, schema.SglangLaunchEngine):
+        module, start_s = "runners.engines.sglang", engine.start_s
+        settings = server_settings(
+            config, engine, weights=weights, tokenizer=tokenizer, version=version
+        )
+    else:
+        module, start_s = "runners.engines.embedded", START_DEADLINE_S
+        settings = _embedded_settings(config, engine, weights, tokenizer, version, run_dir)
+    service = await Service.start(
+        "engine",
+        module,
+        settings,
+        log=run_dir / "logs" / "engine.log",
+        deadline_s=start_s,
+        ledger=ledger,
+    )
+    exits.push_async_callback(service.stop)
+    service.watch(on_service_exit)
+    return str(service.info["url"])
+
+
+def workers_of(engine: schema.Engine) -> list[str]:
+    """Return the servers that make up the engine, if the configuration names them."""
+    return engine.workers if isinstance(engine, schema.SglangEngine) else []
+
+
+def _embedded_settings(
+    config: schema.Config,
+    engine: schema.EmbeddedEngine,
+    weights: Path | None,
+    tokenizer: Path,
+    version: int,
+    run_dir: Path,
+) -> dict[str, Any]:
+    return {
         "model_path": str(weights),
         "tokenizer": str(tokenizer),
         "host": engine.host,
@@ -193,38 +238,33 @@ async def start_engine(
         "run_dir": str(run_dir),
         "watchdog_s": config.observe.watchdog_s,
     }
-    service = await Service.start(
-        "engine",
-        "runners.engines.embedded",
-        settings,
-        log=run_dir / "logs" / "engine.log",
-        deadline_s=START_DEADLINE_S,
-        ledger=ledger,
-    )
-    exits.push_async_callback(service.stop)
-    service.watch(on_service_exit)
-    return str(service.info["url"])
 
 
 def captured_shape(config: schema.Config, weights: Path | None) -> RoutingShape | None:
     """Return the shape of the routing that the gateway captures, None if it captures none; raises
-    ConfigError if the policy has none.
+    ConfigError if it is to be replayed and the policy has none.
     """
-    if not isinstance(config.routing_replay, schema.RoutingRollout):
+    mode = config.routing_replay
+    if isinstance(mode, schema.RoutingOff):
         return None
-    shape, reason = None, "it is a dense policy"
+    shape, reason = None, "the policy in it is dense"
     try:
-        shape = routing_shape(weights) if weights is not None else None
+        if weights is None:
+            reason = "its config.json says what the routing looks like"
+        else:
+            shape = routing_shape(weights)
     except (OSError, ValueError) as error:
         reason = str(error)
     if shape is None:
+        at = "null" if weights is None else weights
+        mend = "set model.path, or" if weights is None else "set"
         raise ConfigError(
             [
-                f"routing_replay=rollout needs the routing of the policy in {weights}, and there "
-                f"is none: {reason}; set routing_replay=off"
+                f"routing_replay={mode.kind} needs a policy that routes, and model.path={at}: "
+                f"{reason}; {mend} routing_replay=off"
             ]
         )
-    return shape
+    return shape if isinstance(mode, schema.RoutingRollout) else None
 
 
 def gateway_settings(
@@ -241,6 +281,8 @@ def gateway_settings(
         "host": config.gateway.host,
         "port": config.gateway.port,
         "engine_url": engine_url,
+        "engine_workers": workers_of(config.engine),
+        **_parsers(config.engine),
         "tokenizer": str(tokenizer),
         "renderer": config.model.renderer,
         "max_context_tokens": config.model.max_context_tokens,
@@ -253,6 +295,12 @@ def gateway_settings(
             include={"engine_attempts", "engine_calls_per_s", "adaptive"}
         ),
     }
+
+
+def _parsers(engine: schema.Engine) -> dict[str, Any]:
+    if isinstance(engine, schema.EmbeddedEngine):
+        return {}
+    return engine.model_dump(include={"tool_call_parser", "reasoning_parser"})
 
 
 async def _gateway(

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf import schema
-from runners.engines.client import HttpEngine
+from conf.errors import ConfigError
+from runners.engines.contract import ServedEngine
 from runners.observe.attempts import AttemptWatch
 from runners.rollout import RolloutTools
 from runners.stack import OnServiceExit, Policy, captured_shape, rollout_stack
@@ -30,7 +31,7 @@ class Stack:
     """Everything a campaign uses, running."""
 
     trainer: LocalTrainer
-    engine: HttpEngine
+    engine: ServedEngine
     tools: RolloutTools
     routing: RoutingShape | None
     """What the policy's routing looks like, if it is captured."""
@@ -90,6 +91,10 @@ async def running_stack(
 def _trainer(
     config: schema.Config, policy: Policy, saved: checkpoint.Checkpoint | None
 ) -> LocalTrainer:
+    if not isinstance(config.trainer, schema.LocalTrainer):
+        raise ConfigError(
+            [f"trainer={config.trainer.kind} trains on a cluster: start it with `agentrl launch`"]
+        )
     trainer = LocalTrainer(
         config.trainer,
         weights=policy.weights,

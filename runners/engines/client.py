@@ -128,14 +128,16 @@ class HttpEngine:
         """Abort a request; never raises: an engine that cannot be told anything runs nothing for
         us.
         """
-        body = orjson.dumps({"rid": rid})
         with suppress(EngineError):
-            await self._request("POST", "/abort_request", body, ABORT_DEADLINE_S)
+            await self.tell("/abort_request", {"rid": rid}, deadline_s=ABORT_DEADLINE_S)
 
     async def abort_all(self) -> None:
         """Abort every request, whoever made it."""
-        body = orjson.dumps({"abort_all": True})
-        await self._request("POST", "/abort_request", body, ABORT_DEADLINE_S)
+        await self.tell("/abort_request", {"abort_all": True}, deadline_s=ABORT_DEADLINE_S)
+
+    async def tell(self, path: str, body: Mapping[str, Any], *, deadline_s: float) -> None:
+        """POST ``body``, whatever is answered; raises EngineError."""
+        await self._request("POST", path, orjson.dumps(body), deadline_s)
 
     async def ask(
         self, path: str, body: Mapping[str, Any] | None = None, *, deadline_s: float

@@ -24,14 +24,17 @@ from pydantic import (
 )
 
 from conf.errors import AgentrlError, ExitCode
+from conf.schema import CHAT_TEMPLATE
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine
 from runners.engines.resilient import ResilientEngine
+from runners.engines.sglang.workers import connect
+from runners.gateway.chat_template import ReplyReader, ServerParsers, make_renderer
 from runners.gateway.control import Control
 from runners.gateway.registry import Registry
 from runners.gateway.server import GatewayServer
 from runners.gateway.session import Sampling, Services
-from runners.gateway.tokenizer import load_renderer, load_tokenizer
+from runners.gateway.tokenizer import load_tokenizer
 from runners.gateway.turn_log import Journal, TurnLog
 from runners.limits import Admission, TokenBucket
 from runners.ports import BACKLOG, PATIENCE_S, listen, port_of
@@ -83,6 +86,11 @@ class GatewaySettings(BaseModel):
     host: str
     port: NonNegativeInt
     engine_url: str
+    engine_workers: tuple[str, ...] = ()
+    """As ``engine.workers``."""
+    tool_call_parser: str | None = None
+    """Set if the renderer is the chat template: then the engine's servers read what is sampled."""
+    reasoning_parser: str | None = None
     tokenizer: Path
     renderer: str
     max_context_tokens: PositiveInt
@@ -125,11 +133,12 @@ async def serve(
     """
     checked = GatewaySettings.model_validate(settings)
     tokenizer = load_tokenizer(checked.tokenizer)
-    renderer = load_renderer(tokenizer, checked.renderer)
+    renderer = make_renderer(tokenizer, checked.renderer, checked.tokenizer)
+    reader = _reader(checked) if checked.renderer == CHAT_TEMPLATE else None
     journal = Journal()
     engine = _engine(checked, parts, journal)
     shape = RoutingShape(**checked.routing.model_dump()) if checked.routing else None
-    services = Services(engine, tokenizer, renderer, journal, shape)
+    services = Services(engine, tokenizer, renderer, journal, shape, reader)
     registry = Registry(
         services,
         Sampling(**checked.sampling.model_dump()),
@@ -151,6 +160,8 @@ async def serve(
                 raise journal.failure
             await registry.close()
     finally:
+        if reader is not None:
+            await reader.close()
         await engine.close()
         await journal.close()
 
@@ -165,13 +176,27 @@ async def _first(*events: asyncio.Event) -> None:
 
 
 def _engine(settings: GatewaySettings, parts: Parts, journal: Journal) -> ResilientEngine:
-    client = HttpEngine(settings.engine_url, deadline_s=settings.turn_s + ENGINE_GRACE_S)
+    client = connect(
+        settings.engine_url,
+        settings.engine_workers,
+        deadline_s=settings.turn_s + ENGINE_GRACE_S,
+    )
     return ResilientEngine(
         parts.engine(client, journal),
         attempts=settings.engine_attempts,
         deadline_s=settings.turn_s,
         bucket=TokenBucket(settings.engine_calls_per_s),
         admission=Admission(MOST_CALLS, adaptive=settings.adaptive, gain=1.0),
+    )
+
+
+def _reader(settings: GatewaySettings) -> ReplyReader:
+    assert settings.tool_call_parser is not None  # a rule of the configuration
+    servers = settings.engine_workers or (settings.engine_url,)
+    return ServerParsers(
+        [HttpEngine(server) for server in servers],
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
     )
 
 

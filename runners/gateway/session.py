@@ -20,6 +20,7 @@ import numpy as np
 from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.resilient import ResilientEngine, Tally
 from runners.gateway.branches import Branches, Place
+from runners.gateway.chat_template import ReplyReader
 from runners.gateway.conversation import (
     Answer,
     TurnRequest,
@@ -81,6 +82,8 @@ class Services:
     journal: Journal
     routing: RoutingShape | None = None
     """What the policy's routing looks like; None: it is not captured."""
+    reader: ReplyReader | None = None
+    """Reads what is sampled, where the renderer cannot."""
 
 
 @dataclass(slots=True)
@@ -100,6 +103,8 @@ class Counters(Tally):
     """Generations given up, since nobody waited for them any more."""
     failed: int = 0
     """Generations that the engine failed for good."""
+    unread: int = 0
+    """Turns whose text is as it was sampled, since the server's parsers did not answer."""
     tools_changed: int = 0
     """Turns whose tools differ from those of the turn that they continue."""
     tito_mismatches: int = 0
@@ -247,7 +252,7 @@ class Session:
             place, started_at = plan.place, time.time()
             generation = await self._generate(ask, place)
             flight.sampled = True
-            parsed = self._parse(ask, place.prompt, generation)
+            parsed = await self._parse(ask, place.prompt, generation)
             answer = read_answer(parsed, generation, ask.dialect.new_call_id)
             response = ask.dialect.message(answer, ask.request, flight.message_id)
             kept = place.after.node.length if place.after else 0
@@ -320,13 +325,19 @@ class Session:
         digest = blake2b(name.encode(), digest_size=4).digest()
         return int.from_bytes(digest) >> 1  # 31 bits: what every engine takes for a seed
 
-    def _parse(self, ask: _Ask, prompt: list[int], generation: Generation) -> ParsedResponse:
-        ids = generation.output_ids.tolist()
+    async def _parse(self, ask: _Ask, prompt: list[int], generation: Generation) -> ParsedResponse:
+        ids, services = generation.output_ids.tolist(), self._services
         tools = ask.request.tools or None
         try:
-            return self._services.renderer.parse_response(ids, tools=tools, prompt_ids=prompt)
+            parsed = services.renderer.parse_response(ids, tools=tools, prompt_ids=prompt)
+            if services.reader is not None:
+                parsed = await services.reader.read(parsed.content, ask.request.tools)
+            return parsed
+        except EngineError:  # what was sampled is kept: the agent may judge the words themselves
+            self.counters.unread += 1
+            return parsed
         except (RecursionError, ValueError):  # a policy may say what no JSON parser takes
-            return Unparsed(self._services.tokenizer.decode(ids, skip_special_tokens=True))
+            return Unparsed(services.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _remember(
         self, turn: Turn, answer: Answer, ask: _Ask, place: Place, response: dict[str, Any]

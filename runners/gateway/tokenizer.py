@@ -16,6 +16,7 @@ from typing import Any, Protocol, get_args
 import tokenizers
 
 from conf.errors import ConfigError
+from conf.schema import CHAT_TEMPLATE
 
 
 class Tokenizer:
@@ -193,7 +194,10 @@ def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
         near = difflib.get_close_matches(family, configs, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
-            [f"model.renderer={family!r} is unknown.{hint} Known: {', '.join(sorted(configs))}"]
+            [
+                f"model.renderer={family!r} is unknown.{hint} Known: {', '.join(sorted(configs))}; "
+                f"or {CHAT_TEMPLATE}, whose replies SGLang's parsers read"
+            ]
         )
     config = configs[family](thinking_retention="all")
     try:

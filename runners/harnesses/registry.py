@@ -6,18 +6,32 @@ from collections.abc import Callable
 from typing import Any
 
 from conf import schema
-from runners.harnesses.claude_code import ClaudeCodeHarness, program
+from runners.harnesses import claude_code, codex, mini_swe_agent, npm
+from runners.harnesses.claude_code.program import program as claude_code_program
+from runners.harnesses.codex.program import program as codex_program
 from runners.harnesses.contract import Harness
+from runners.harnesses.mini_swe_agent import program as mini
 from runners.harnesses.native import NativeHarness
 
 
 def _claude_code(config: schema.ClaudeCodeHarness, scenario: schema.Scenario) -> Harness:
-    return ClaudeCodeHarness(config, scenario, program.ready(config))
+    path = npm.ready(claude_code_program(config))
+    return claude_code.ClaudeCodeHarness(config, scenario, path)
+
+
+def _codex(config: schema.CodexHarness, scenario: schema.Scenario) -> Harness:
+    return codex.CodexHarness(config, scenario, npm.ready(codex_program(config)))
+
+
+def _mini_swe_agent(config: schema.MiniSweAgentHarness, _: schema.Scenario) -> Harness:
+    return mini_swe_agent.MiniSweAgentHarness(config, mini.ready(config))
 
 
 HARNESSES: dict[str, Callable[[Any, schema.Scenario], Harness]] = {
     "native": NativeHarness,
     "claude_code": _claude_code,
+    "codex": _codex,
+    "mini_swe_agent": _mini_swe_agent,
 }
 
 
@@ -31,5 +45,10 @@ def install_harness(config: schema.Harness) -> None:
 
     Blocks; raises AgentrlError.
     """
-    if isinstance(config, schema.ClaudeCodeHarness):
-        program.install(config)
+    match config:
+        case schema.ClaudeCodeHarness():
+            npm.install(claude_code_program(config))
+        case schema.CodexHarness():
+            npm.install(codex_program(config))
+        case schema.MiniSweAgentHarness():
+            mini.install(config)

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from runners.trajectory.exporters.account import account
-from runners.trajectory.exporters.contract import Decode, Run
+from runners.trajectory.exporters.contract import Decode, Rollout, Run
 from runners.trajectory.exporters.formats import FORMATS
 from runners.trajectory.jsontext import dumps
 from runners.trajectory.record import RolloutRecord
@@ -128,7 +129,8 @@ def dump(
     What an earlier export of the same formats left there is replaced.
     """
     chosen = choice or Choice()
-    run = Run(store.run_dir.resolve().name, store.config(), decode)
+    shape = store.routing_shape()
+    run = Run(store.run_dir.resolve().name, store.config(), decode, shape)
     summary = Summary()
     for name in formats:
         _refuse_foreign(out_dir / name)
@@ -142,7 +144,7 @@ def dump(
             ]
             for record in store.each_rollout(counts=True):
                 if chosen.keeps(record):
-                    rollout = account(record, store.turns(record.session_id), run)
+                    rollout = _rollout(store, record, run)
                     summary.add(rollout)
                     for add in takers:
                         add(rollout)
@@ -153,6 +155,12 @@ def dump(
             file for name, folder in folders.items() for file in _publish(name, folder, out_dir)
         ]
     return DumpReport(summary.rollouts, tuple(files))
+
+
+def _rollout(store: RunStore, record: RolloutRecord, run: Run) -> Rollout:
+    session = record.session_id
+    routed = store.routed_turns(session) if run.routing else frozenset()
+    return account(record, store.turns(session), run, partial(store.routing, session), routed)
 
 
 def dump_error(error: OSError, path: Path) -> DumpError:

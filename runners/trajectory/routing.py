@@ -113,7 +113,8 @@ def unrouted(shape: RoutingShape, tokens: int) -> Routing:
     are distinct, which dispatchers count on, and no expert has more than its share.
     """
     each = shape.narrow(np.arange(shape.experts))
-    filled = np.resize(each, (tokens, shape.layers, shape.top_k))  # over and over
+    size = (tokens, shape.layers, shape.top_k)
+    filled: RoutingArray = np.resize(each, size)  # type: ignore[assignment]  # over and over
     return Routing(filled, np.zeros(tokens, bool))
 
 

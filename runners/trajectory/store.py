@@ -20,7 +20,7 @@ from runners.trajectory.arrays import TurnArrays
 from runners.trajectory.database import Database
 from runners.trajectory.jsontext import clean_text, dumps, loads
 from runners.trajectory.record import RolloutRecord, Turn
-from runners.trajectory.routing import TurnRouting
+from runners.trajectory.routing import RoutingShape, TurnRouting
 from runners.trajectory.rows import (
     ROLLOUT,
     ROUTING,
@@ -175,7 +175,7 @@ class RunStore:
 
     def routing(self, session_id: str) -> dict[int, TurnRouting]:
         """Return the routing of a session's turns, by turn; those without any are left out."""
-        if self._db.rows("PRAGMA user_version")[0][0] < ROUTING_SINCE:
+        if not self._holds_routing():
             return {}
         rows = self._db.rows(
             "SELECT routing.*, turn.weight_version FROM routing "
@@ -184,6 +184,29 @@ class RunStore:
         )
         with self._db.guarded():
             return {row["turn_index"]: routing_from_row(row, self._arrays) for row in rows}
+
+    def routed_turns(self, session_id: str) -> frozenset[int]:
+        """Return which of a session's turns have routing."""
+        if not self._holds_routing():
+            return frozenset()
+        rows = self._db.rows("SELECT turn_index FROM routing WHERE session_id = ?", (session_id,))
+        return frozenset(row[0] for row in rows)
+
+    def routing_shape(self) -> RoutingShape | None:
+        """Return what the turns' routing looks like, every layer taken for one that routes; None if
+        no turn has any.
+        """
+        if not self._holds_routing():
+            return None
+        for layers, top_k, choices in self._db.rows(
+            "SELECT layers, top_k, choices FROM routing LIMIT 1"
+        ):
+            return RoutingShape(layers, top_k, choices, routed=tuple(range(layers)))
+        return None
+
+    def _holds_routing(self) -> bool:
+        version: int = self._db.rows("PRAGMA user_version")[0][0]
+        return version >= ROUTING_SINCE
 
     def turns(self, session_id: str) -> list[Turn]:
         """Return a session's turns, in order."""

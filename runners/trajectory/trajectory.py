@@ -115,6 +115,9 @@ class TurnPart(Part):
     break_reason: str | None
     """Why the chain before it could not be continued."""
     malformed_calls: int
+    routed: bool = False
+    """Whether the store holds the experts that its engine chose; absent before there was a choice.
+    """
     started_at: float
     engine_s: float
     total_s: float

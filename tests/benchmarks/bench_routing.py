@@ -3,10 +3,12 @@
     python -m tests.benchmarks.bench_routing --plot routing.png
     python -m tests.benchmarks.bench_routing --campaign --seeds 0 1 2 --plot campaigns.png
 
-The policy (the cached tiny one, or ``--model DIR``) samples turns in an engine that is not quite
-training's: weights rounded to bf16 or int8, or 1 % of noise on its routers. Training then computes
-the logprobs of the same tokens, once with its own experts and once with the engine's. ``--campaign``
-runs whole campaigns under an int8 engine instead, with ``routing_replay=rollout`` and ``off``.
+A policy samples in an engine that is not quite training's: weights rounded to bf16 or int8, or 1 %
+of noise on its routers. Training then computes the logprobs of the same tokens, once with its own
+experts and once with the engine's. Two policies bound what to expect: a random one, in which the
+experts matter and every token is open, and the tiny one of campaigns (or ``--model DIR``) at its
+trade, which is nearly sure of every token. ``--campaign`` runs whole campaigns under an int8 engine
+instead, with ``routing_replay=rollout`` and ``off``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from runners.training.sample import Sample
 from runners.trajectory.record import IdArray
 from runners.trajectory.routing import Routing, RoutingShape, turn_routing
 from tests.benchmarks.bench_campaign import campaign
+from tests.fakes.tiny_model import write_tiny_model
 
 ENGINES = {
     "identical": Precision(),
@@ -47,10 +49,23 @@ ENGINES = {
     "router noise 1 %": Precision(router_noise=0.01),
 }
 NEW_TOKENS = 64
+RANDOM_VOCABULARY = 200
 SEED = 7
 """Of demonstrations that the policy was not made with."""
 FIGURES = ("k3", "p999_abs", "F_1.1")
 CAMPAIGNS = {"replay": ["routing_replay=rollout"], "native": ["routing_replay=off"]}
+
+
+def random_policy(directory: Path) -> Path:
+    """Write a Qwen3-MoE of random weights, the same every time."""
+    return write_tiny_model(directory, vocab_size=RANDOM_VOCABULARY)
+
+
+def random_prompts(count: int) -> list[list[int]]:
+    """Return short prompts of random tokens."""
+    rng = np.random.default_rng(SEED)
+    found: list[list[int]] = rng.integers(0, RANDOM_VOCABULARY, (count, 8)).tolist()
+    return found
 
 
 def prompts(policy: Path, scenario: schema.ScenarioKind, count: int) -> list[list[int]]:
@@ -114,6 +129,7 @@ def _sample(
 def compared(policy: Path, rollouts: list[list[Sample]]) -> dict[str, float]:
     """Return the mismatch with replay, and without it (``…_native``), and the disagreement."""
     config = compose(["routing_replay=rollout", "routing_replay.shadow_every=1"])
+    assert isinstance(config.trainer, schema.LocalTrainer)
     trainer = LocalTrainer(
         config.trainer, weights=policy, temperature=1.0, seed=0, routing=config.routing_replay
     )
@@ -121,9 +137,24 @@ def compared(policy: Path, rollouts: list[list[Sample]]) -> dict[str, float]:
     return {key.removeprefix("r3/"): value for key, value in metrics.items() if "r3/" in key}
 
 
-def show(results: Mapping[str, Mapping[str, float]], tokens: int) -> None:
+Found = dict[str, dict[str, float]]
+"""By engine: the figures of ``compared``, and ``tokens``."""
+
+
+def measure(policy: Path, asked: Sequence[list[int]]) -> Found:
+    """Compare every engine with training."""
+    results = {}
+    for name, precision in ENGINES.items():
+        rollouts = sampled(policy, asked, precision)
+        tokens = sum(int(sample.loss_mask.sum()) for [sample] in rollouts)
+        results[name] = compared(policy, rollouts) | {"tokens": float(tokens)}
+    return results
+
+
+def show(policy: str, results: Found) -> None:
     """Print the table."""
-    table = Table(title=f"rollout against training, {tokens} sampled tokens: native → with replay")
+    tokens = int(next(iter(results.values()))["tokens"])
+    table = Table(title=f"{policy}, {tokens} sampled tokens: native → with replay")
     for column in ("engine", "slots that differ", "tokens that differ", "k3", "", "p99.9 |Δ|", ""):
         table.add_column(column, justify="left" if column == "engine" else "right")
     table.add_column("F(1.1)", justify="right")
@@ -146,24 +177,24 @@ def _times(before: float, after: float) -> str:
     return f"{before / after:.1f}×" if before > 1e-9 and after > 0 else "="
 
 
-def plot(results: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Draw k3 and the tail, native beside replayed."""
+def plot(measured: Mapping[str, Found], path: Path) -> None:
+    """Draw k3 and the tail, native beside replayed; a row per policy."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
-    for axes, name, title in zip(
-        figure.subplots(1, 2), ("k3", "p999_abs"), ("k3", "99.9th percentile of |Δ logprob|"),
-        strict=True,
-    ):  # fmt: skip
-        places = np.arange(len(results))
-        for shift, suffix, label in ((-0.2, "_native", "native"), (0.2, "", "with replay")):
-            heights = [max(found[name + suffix], 1e-14) for found in results.values()]
-            axes.bar(places + shift, heights, 0.38, label=label)
-        axes.set_xticks(places, [key.replace(" ", "\n", 1) for key in results], fontsize=8)
-        axes.set_yscale("log")
-        axes.set_title(title, loc="left", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    figure = Figure(figsize=(9, 3.6 * len(measured)), dpi=150, layout="constrained")
+    rows = figure.subplots(len(measured), 2, squeeze=False)
+    titles = {"k3": "k3", "p999_abs": "99.9th percentile of |Δ logprob|"}
+    for row, (policy, results) in zip(rows, measured.items(), strict=True):
+        for axes, (name, title) in zip(row, titles.items(), strict=True):
+            places = np.arange(len(results))
+            for shift, suffix, label in ((-0.2, "_native", "native"), (0.2, "", "with replay")):
+                heights = [found[name + suffix] for found in results.values()]
+                axes.bar(places + shift, heights, 0.38, label=label)
+            axes.set_xticks(places, [key.replace(" ", "\n", 1) for key in results], fontsize=8)
+            axes.set_yscale("log")
+            axes.set_title(f"{policy}: {title}", loc="left", fontsize=10)
+            axes.spines[["top", "right"]].set_visible(False)
+    rows[0][0].legend(frameon=False)
     figure.savefig(path)
 
 
@@ -250,19 +281,22 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     config = compose([])
-    made = options.model or prepare_policy(
-        config.model, config.scenario, progress=lambda *_: None
-    ).weights
-    asked = prompts(made, config.scenario.kind, options.sequences)
-    results, tokens = {}, 0
-    for name, precision in ENGINES.items():
-        rollouts = sampled(made, asked, precision)
-        tokens = sum(int(sample.loss_mask.sum()) for [sample] in rollouts)
-        results[name] = compared(made, rollouts)
-    show(results, tokens)
+    made = (
+        options.model
+        or prepare_policy(config.model, config.scenario, progress=lambda *_: None).weights
+    )
+    measured: dict[str, Found] = {}
+    with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as directory:
+        measured["random policy"] = measure(
+            random_policy(Path(directory)), random_prompts(options.sequences)
+        )
+    own = prompts(made, config.scenario.kind, options.sequences)
+    measured["tiny policy" if options.model is None else made.name] = measure(made, own)
+    for policy, results in measured.items():
+        show(policy, results)
     if options.plot:
-        plot(results, options.plot)
-    print(json.dumps({"benchmark": "routing", "tokens": tokens, "results": results}))
+        plot(measured, options.plot)
+    print(json.dumps({"benchmark": "routing", "results": measured}))
 
 
 if __name__ == "__main__":

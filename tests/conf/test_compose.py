@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -13,14 +14,32 @@ from hypothesis import strategies as st
 from conf.compose import compose, from_json, to_json, to_yaml
 from conf.errors import ConfigError, ExitCode
 from conf.keys import CONF, choice_content, groups
+from conf.models import MoeModel
 from conf.schema import Config
 
+SLIME = [
+    *("trainer=slime", "model=qwen3_30b_a3b", "model.path=weights", "launch=ssh"),
+    *("launch.shared_dir=/shared", "launch.hosts_file=hosts", "task=jsonl", "task.path=t.jsonl"),
+]
 NEEDED = {
     ("faults", "file"): [f"faults.path={CONF / 'faults' / 'slow.yaml'}"],
     ("engine", "sglang"): ["engine.url=http://127.0.0.1:30000"],
     ("task", "jsonl"): ["task.path=tasks.jsonl"],
     ("model", "local"): ["model.path=weights", "model.tokenizer=tok", "model.renderer=qwen3"],
     ("sandbox", "e2b"): ["gateway.public_url=https://g.example", "gateway.port=8080"],
+    **{
+        ("model", name): ["model.path=weights"]
+        for name in get_args(MoeModel.model_fields["kind"].annotation)
+    },
+    ("trainer", "slime"): SLIME[1:],
+    ("launch", "ssh"): [*SLIME[4:6], *SLIME[:3], *SLIME[6:]],
+    ("launch", "slurm"): [SLIME[4], *SLIME[:3], *SLIME[6:]],
+    ("launch", "ray"): [SLIME[4], "launch.head=10.0.0.1", *SLIME[:3], *SLIME[6:]],
+    ("launch", "kubernetes"): [
+        *(SLIME[4], "launch.image=i", "launch.claim=c"),
+        *SLIME[:3],
+        *SLIME[6:],
+    ],
     ("sandbox", "docker"): ["gateway.public_url=http://172.17.0.1:8080", "gateway.port=8080"],
 }
 """Keys without a default, by the choice that has them."""

@@ -8,15 +8,19 @@ by disconnecting, SGLang's errors.
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 import orjson
 from aiohttp import web
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from runners.trajectory.routing import RoutingShape
 from tests.fakes.tiny_tokenizer import tiny_tokenizer
 
 END = "<|im_end|>"
@@ -37,6 +41,12 @@ class Completion:
     """Another one answers with SGLang's error body."""
     raw: bytes | None = None
     """Answered instead of everything else."""
+    routing: str = "sent"
+    """``sent``: what is asked for; ``none``: dropped, as a router does; ``short``: a row too few;
+    ``whole``: from position 0, whatever was asked for.
+    """
+    weight_version: str | None = None
+    """The engine's from this answer on; None: as before."""
 
 
 @dataclass(slots=True)
@@ -48,6 +58,19 @@ class Seen:
     """Ids and logprobs sent, per successful request."""
     aborted: list[str] = field(default_factory=list)
     """Request ids whose client left or that were aborted."""
+
+
+def routed(shape: RoutingShape, tokens: Iterable[int], version: int) -> NDArray[np.int32]:
+    """Return what weights of a version choose for tokens at their positions, [T, layers, top_k]:
+    distinct experts that a shift by a token or by a layer, or another version, changes; zeros in
+    dense layers.
+    """
+    ids = np.fromiter(tokens, np.int64)
+    first = 5 * ids + 3 * np.arange(len(ids)) + 11 * version
+    layers, slots = np.arange(shape.layers), np.arange(shape.top_k)
+    experts = (first[:, None, None] + 7 * layers[:, None] + slots) % shape.experts
+    experts[:, [layer for layer in layers if layer not in shape.routed]] = 0
+    return experts.astype(np.int32)
 
 
 def spoken(content: Iterable[Mapping[str, Any]], *, thinking: str | None = None) -> str:
@@ -73,6 +96,10 @@ class ScriptedEngine:
         self.always: Completion | None = None
         """Answers every request once the script is empty."""
         self.weight_version = "1"
+        self.shape: RoutingShape | None = None
+        """What its routing looks like; None: it was started without
+        ``--enable-return-routed-experts``.
+        """
         self.seen = Seen()
         self.url = ""
         self.arrived = asyncio.Event()
@@ -151,6 +178,7 @@ class ScriptedEngine:
         self, body: dict[str, Any], completion: Completion, *, aborted: bool
     ) -> dict[str, Any]:
         ids = self.tokenizer.encode(completion.text, add_special_tokens=False).ids
+        self.weight_version = completion.weight_version or self.weight_version
         limit = body["sampling_params"]["max_new_tokens"]
         finish: dict[str, Any] = {"type": completion.finish}
         if completion.finish == "stop":
@@ -163,6 +191,7 @@ class ScriptedEngine:
         logprobs = [-((7 * token + place) % 64 + 1) / 64 for place, token in enumerate(ids)]
         self.seen.answered.append((ids, logprobs))
         prompt = len(body["input_ids"])
+        encoded = self._routing(body, ids, completion)
         return {
             "text": self.tokenizer.decode(ids, skip_special_tokens=False),
             "output_ids": ids,
@@ -175,13 +204,28 @@ class ScriptedEngine:
                 "weight_version": self.weight_version,
                 "e2e_latency": completion.delay_s,
                 "output_token_logprobs": [[p, i, None] for p, i in zip(logprobs, ids, strict=True)],
+                **({} if encoded is None else {"routed_experts": encoded}),
             },
         }
+
+    def _routing(self, body: dict[str, Any], ids: list[int], completion: Completion) -> str | None:
+        """Return the rows of all tokens but the last, from the first that is asked for."""
+        if self.shape is None or not body.get("return_routed_experts"):
+            return None
+        tokens = [*body["input_ids"], *ids]
+        rows = routed(self.shape, tokens, int(self.weight_version))[:-1]
+        start = 0 if completion.routing == "whole" else body["routed_experts_start_len"]
+        end = len(rows) - 1 if completion.routing == "short" else len(rows)
+        if completion.routing == "none":
+            return None
+        return base64.b64encode(rows[start:end].astype("<i4").tobytes()).decode()
 
 
 def _check(body: dict[str, Any]) -> None:
     """Refuse what SGLang would refuse or answer differently."""
-    assert set(body) <= {"rid", "input_ids", "sampling_params", "return_logprob", "stream"}, body
+    asked = {"rid", "input_ids", "sampling_params", "return_logprob", "stream"}
+    assert set(body) <= asked | {"return_routed_experts", "routed_experts_start_len"}, body
+    assert 0 <= body.get("routed_experts_start_len", 0) <= len(body["input_ids"])
     assert body["return_logprob"] is True
     assert body["input_ids"]
     assert all(type(token) is int for token in body["input_ids"])

@@ -111,6 +111,19 @@ def test_what_its_own_driver_looks_after_is_no_leak_until_it_is_too_old(store: R
     assert {entry.kind for entry in ledger.leaks(-1.0)} == {"session", "sandbox"}
 
 
+def test_all_of_a_kind_leave_together_but_only_this_process_s(store: RunStore) -> None:
+    ledger = Ledger(store)
+    ledger.enter("session", "s1")
+    ledger.enter("session", "s2")
+    ledger.enter("sandbox", "s1")
+    store.database.execute("UPDATE ledger SET pid = pid + 1 WHERE name = 's2'")
+    ledger.leave_all("session")
+    assert {(entry.kind, entry.name) for entry in ledger.alive()} == {
+        ("sandbox", "s1"),
+        ("session", "s2"),
+    }
+
+
 async def test_what_a_killed_driver_left_is_shown_ended_and_taken_off(store: RunStore) -> None:
     pid = killed_driver(store.run_dir)
     service = psutil.Process(pid)

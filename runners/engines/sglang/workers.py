@@ -133,9 +133,7 @@ class WorkerEngine:
             reverse=True,
         )
 
-    async def _everywhere(
-        self, call: Callable[[HttpEngine], Coroutine[Any, Any, T]]
-    ) -> list[T]:
+    async def _everywhere(self, call: Callable[[HttpEngine], Coroutine[Any, Any, T]]) -> list[T]:
         """Return what the workers that are there answer; raises the first EngineError else."""
         answers = await asyncio.gather(
             *(call(worker) for worker in self._workers), return_exceptions=True

@@ -5,11 +5,10 @@ It prints one JSON event per line: ``system/init`` first, ``result`` last.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 from runners.harnesses.contract import HarnessResult
+from runners.harnesses.events import Event, events, tail
 from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult
 
@@ -27,15 +26,12 @@ CODES = {
 """By ``terminal_reason``, and by the last three of ours; any other is the program's failure."""
 OVERLOADED = (429, 500, 502, 503, 504, 529)
 """Statuses with which the gateway says that the engine does not answer."""
-TAIL = 2000
-
-Event = dict[str, Any]
 
 
 def read_result(command: CommandResult) -> HarnessResult:
     """Turn the end of the program into a result."""
-    events = list(_events(command.stdout))
-    last = events[-1] if events else {}
+    said = list(events(command.stdout))
+    last = said[-1] if said else {}
     ended = last if last.get("type") == "result" else {}
     if ended:
         reason, message = _reason(ended), _text(ended)
@@ -53,20 +49,9 @@ def read_result(command: CommandResult) -> HarnessResult:
         raw_finish_reason=_word(ended),
         exit_code=command.exit_code,
         duration_s=command.duration_s,
-        output=f"{_tail(command.stdout)}\n{_tail(command.stderr)}\n{message}".strip(),
-        facts=_facts(events, ended),
+        output=f"{tail(command.stdout, command.stderr)}\n{message}".strip(),
+        facts=_facts(said, ended),
     )
-
-
-def _events(stdout: bytes) -> Iterator[Event]:
-    """Yield every whole event; the output's middle may be missing."""
-    for line in stdout.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            yield event
 
 
 def _word(ended: Event) -> str | None:
@@ -96,10 +81,10 @@ def _text(ended: Event) -> str:
     return "\n".join(map(str, errors)) if isinstance(errors, list) else ""
 
 
-def _facts(events: list[Event], ended: Event) -> dict[str, Any]:
+def _facts(said: list[Event], ended: Event) -> dict[str, Any]:
     """Return what the record keeps of what it said of itself."""
-    start = next((event for event in events if event.get("subtype") == "init"), {})
-    boundaries = [event for event in events if event.get("subtype") == "compact_boundary"]
+    start = next((event for event in said if event.get("subtype") == "init"), {})
+    boundaries = [event for event in said if event.get("subtype") == "compact_boundary"]
     stats, usage = ended.get("subagent_stats"), ended.get("usage")
     return {
         "program": "claude_code",
@@ -110,7 +95,3 @@ def _facts(events: list[Event], ended: Event) -> dict[str, Any]:
         "input_tokens": usage.get("input_tokens") if isinstance(usage, dict) else None,
         "output_tokens": usage.get("output_tokens") if isinstance(usage, dict) else None,
     }
-
-
-def _tail(output: bytes) -> str:
-    return output[-TAIL:].decode(errors="replace").strip()

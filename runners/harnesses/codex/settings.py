@@ -29,6 +29,8 @@ FEATURES_OFF = (
     "tool_suggest",
     "view_image",
 )
+ENDLESS = 1_000_000_000
+"""Tokens: it never thinks that a conversation is long; the gateway knows what fits the model."""
 SUBAGENT_DEPTH = 1
 """Sub-agents send no sub-agents."""
 RETRIES = 5
@@ -37,10 +39,8 @@ IDLE_MS = 300_000
 """Without a word of the stream, not even a ping, it asks again after so long."""
 
 
-def command(
-    config: schema.CodexHarness, scenario: schema.Scenario, *, url: str, model: str, room: int
-) -> list[str]:
-    """Return the command line; the task comes on stdin. ``room``: longest prompt + completion."""
+def command(scenario: schema.Scenario, *, url: str, model: str) -> list[str]:
+    """Return the command line; the task comes on stdin."""
     dispatches = isinstance(scenario, schema.SubagentScenario | schema.MixedScenario)
     off = [name for name in FEATURES_OFF if not (dispatches and name == "multi_agent")]
     line = [
@@ -51,7 +51,7 @@ def command(
     ]
     for name in off:
         line += ["--disable", name]
-    for key, value in _settings(scenario, url, room).items():
+    for key, value in _settings(scenario, url).items():
         line += ["-c", f"{key}={json.dumps(value)}"]
     return [*line, "-"]
 
@@ -61,7 +61,7 @@ def environment(api_key: str) -> Mapping[str, str]:
     return {KEY: api_key}
 
 
-def _settings(scenario: schema.Scenario, url: str, room: int) -> dict[str, str | int | bool]:
+def _settings(scenario: schema.Scenario, url: str) -> dict[str, str | int | bool]:
     """Return what ``config.toml`` would hold; JSON scalars are TOML ones."""
     provider = f"model_providers.{PROVIDER}"
     chosen: dict[str, str | int | bool] = {
@@ -73,8 +73,8 @@ def _settings(scenario: schema.Scenario, url: str, room: int) -> dict[str, str |
         f"{provider}.request_max_retries": RETRIES,
         f"{provider}.stream_max_retries": RETRIES,
         f"{provider}.stream_idle_timeout_ms": IDLE_MS,
-        "model_context_window": room,
-        "model_auto_compact_token_limit": room,
+        "model_context_window": ENDLESS,
+        "model_auto_compact_token_limit": ENDLESS,
         "web_search": "disabled",
         "project_doc_max_bytes": 0,  # the repository's AGENTS.md is not its user's
         "analytics.enabled": False,

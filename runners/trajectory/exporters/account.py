@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,21 @@ from runners.trajectory.conversation import messages, tools
 from runners.trajectory.exporters.contract import Rollout, Run
 from runners.trajectory.graph import TurnGraph
 from runners.trajectory.record import IdArray, RolloutRecord, Segment, Turn
+from runners.trajectory.routing import TurnRouting
 from runners.trajectory.trajectory import SCHEMA_VERSION
 
 
-def account(record: RolloutRecord, turns: list[Turn], run: Run) -> Rollout:
-    """Return a rollout as exporters take it; raises ChainError if its turns do not fit."""
+def account(
+    record: RolloutRecord,
+    turns: list[Turn],
+    run: Run,
+    routing: Callable[[], Mapping[int, TurnRouting]] = dict,
+    routed: Set[int] = frozenset(),
+) -> Rollout:
+    """Return a rollout as exporters take it; raises ChainError if its turns do not fit.
+
+    ``routing`` reads that of the turns; those that have any are ``routed``.
+    """
     graph = TurnGraph(turns)
     chains = graph.segments()
     final = next((chain for chain in chains if chain.kind == "final"), None)
@@ -48,7 +59,7 @@ def account(record: RolloutRecord, turns: list[Turn], run: Run) -> Rollout:
         "raw_prompt": {"ids": prompt, "text": text},
         "segments": [_segment(chain) for chain in chains],
         "branches": [_branch(chain, turns, offered) for chain in chains],
-        "turns": [_turn(turn) for turn in turns],
+        "turns": [_turn(turn, turn.index in routed) for turn in turns],
         "tokens": {
             "prompt": len(prompt),
             "sampled": sampled,
@@ -62,7 +73,7 @@ def account(record: RolloutRecord, turns: list[Turn], run: Run) -> Rollout:
         "verdict": record.verdict,
         "extra": record.extra,
     }
-    return Rollout(record, turns, chains, trajectory)
+    return Rollout(record, turns, chains, trajectory, routing)
 
 
 def _first_prompt(graph: TurnGraph, turns: list[Turn]) -> IdArray:
@@ -116,7 +127,7 @@ def _branch(chain: Segment, turns: list[Turn], offered: list[dict[str, Any]]) ->
     }
 
 
-def _turn(turn: Turn) -> dict[str, Any]:
+def _turn(turn: Turn, routed: bool) -> dict[str, Any]:
     return {
         "index": turn.index,
         "thread": turn.thread,
@@ -130,6 +141,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "finish_reason": turn.finish_reason,
         "break_reason": turn.break_reason,
         "malformed_calls": turn.malformed_calls,
+        "routed": routed,
         "started_at": turn.started_at,
         "engine_s": turn.engine_s,
         "total_s": turn.total_s,

@@ -6,13 +6,14 @@ export of any length needs the memory of its largest rollout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runners.trajectory.record import RolloutRecord, Segment, Turn
+from runners.trajectory.routing import RoutingShape, TurnRouting
 
 Decode = Callable[[Sequence[int]], str]
 """A tokenizer's ``decode``, special tokens kept."""
@@ -26,6 +27,8 @@ class Run:
     config: dict[str, Any]
     decode: Decode | None
     """None: no tokenizer is at hand, and tokens stay numbers."""
+    routing: RoutingShape | None = None
+    """What its turns' routing looks like; None: no turn has any."""
 
     def kind(self, group: str, unknown: str) -> str:
         """Return what was chosen of a configuration group."""
@@ -42,6 +45,8 @@ class Rollout:
     chains: list[Segment]
     trajectory: dict[str, Any]
     """In the form of ``Trajectory``, arrays as numpy."""
+    routing: Callable[[], Mapping[int, TurnRouting]] = dict
+    """Reads the routing of its turns, by turn; large, so only for whoever writes it."""
 
 
 Add = Callable[[Rollout], None]

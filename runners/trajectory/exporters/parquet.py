@@ -118,6 +118,7 @@ def _schema(pa: Any) -> pa.Schema:
         "finish_reason": text,
         "break_reason": text,
         "malformed_calls": number,
+        "routed": pa.bool_(),
         "started_at": real,
         "engine_s": real,
         "total_s": real,

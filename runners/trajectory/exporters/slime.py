@@ -10,18 +10,22 @@ in ``arrays-00000.npz``, ``arrays-00001.npz``, …, one entry per sample and fie
     7/tokens             int32   [T]  the leading prompt, then the response region
     7/loss_mask          uint8   [response_length]  1 exactly on the tokens sampled in this segment
     7/rollout_log_probs  float32 [response_length]  0.0 where the mask is 0
+    7/rollout_routed_experts  int32 [T - 1, layers, top_k]  if the run has routing
 
 ``read_samples`` yields each as one dictionary; in slime, ``Sample.from_dict`` takes it as it is,
 after ``.tolist()`` on the arrays. The response region begins at the first token that was sampled
 in the segment; a prefix shared with a sibling is prompt. Siblings share ``rollout_id`` and carry
 the rollout's whole reward: how it is shared is the trainer's choice. What must not be trained has
 ``remove_sample``: rollouts without a grade, and side queries.
+
+slime's trainer wants routing of all samples or of none: where a token has none, distinct experts
+stand in, each as often as any, which its validator and its dispatchers take.
 """
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
@@ -36,6 +40,7 @@ from runners.trajectory.conversation import messages
 from runners.trajectory.exporters.contract import Add, Rollout, Run
 from runners.trajectory.jsontext import dumps, loads
 from runners.trajectory.record import RolloutRecord, Segment, Turn
+from runners.trajectory.routing import RoutingShape, TurnRouting, segment_routing
 
 ROLLOUTS_PER_FILE = 64
 """The table of an open file's entries is in memory, about 10 kB a rollout."""
@@ -48,6 +53,7 @@ _STATUS = {
     OutcomeClass.INTERNAL: "failed",
 }
 _ARRAYS = ("tokens", "loss_mask", "rollout_log_probs")
+_ROUTING = "rollout_routed_experts"
 
 Array = NDArray[Any]
 
@@ -68,10 +74,13 @@ def slime(folder: Path, run: Run) -> Iterator[Add]:
             key = (record.step, record.split, record.group)
             if key != last:  # groups come one after the other
                 group, last = group + 1, key
+            turns = rollout.routing() if run.routing is not None else {}
             for chain in rollout.chains:
                 if not chain.loss_mask.any():
                     continue
                 line, arrays = _sample(record, chain, rollout, run)
+                if run.routing is not None:
+                    arrays[_ROUTING] = _routed_experts(chain, turns, run.routing)
                 shard = shards.write(rollouts // ROLLOUTS_PER_FILE, samples, arrays)
                 head = {"index": samples, "group_index": group, "rollout_id": rollouts}
                 index.write(dumps({**head, **line, "arrays": shard}).encode() + b"\n")
@@ -91,7 +100,10 @@ def read_samples(folder: Path) -> Iterator[dict[str, Any]]:
             with np.load(folder / shard, allow_pickle=False) as arrays:
                 for line in lines:
                     del line["arrays"]
-                    yield line | {field: arrays[f"{line['index']}/{field}"] for field in _ARRAYS}
+                    fields = {field: f"{line['index']}/{field}" for field in (*_ARRAYS, _ROUTING)}
+                    yield line | {
+                        field: arrays[entry] for field, entry in fields.items() if entry in arrays
+                    }
 
 
 def _sample(
@@ -133,6 +145,11 @@ def _sample(
         "rollout_log_probs": chain.logprobs[start:],
     }
     return line, arrays
+
+
+def _routed_experts(chain: Segment, turns: Mapping[int, TurnRouting], shape: RoutingShape) -> Array:
+    """Return a chain's routing in slime's layout: the last token never went through the model."""
+    return segment_routing(chain, turns, shape).experts[:-1].astype(np.int32)
 
 
 def _status(record: RolloutRecord, own: list[Turn]) -> str:

@@ -7,10 +7,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,21 +16,29 @@ from conf.compose import compose
 from conf.schema import (
     ClaudeCodeHarness,
     CompactScenario,
-    LinearScenario,
     MixedScenario,
     Scenario,
     SubagentScenario,
 )
 from runners.harnesses.claude_code.result import read_result
 from runners.harnesses.claude_code.settings import command, environment
-from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.harnesses.registry import install_harness, make_harness
 from runners.outcome import OutcomeCode
 from runners.sandboxes.backends import make_backend
-from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
-from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
-from tests.runners.gateway.running import Agent, running_gateway
+from runners.sandboxes.contract import SandboxBackend
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
+from tests.runners.harnesses.real_agent import (
+    LINEAR,
+    MAIN,
+    SUB,
+    call,
+    chains_of,
+    check_tokens,
+    gateway_session,
+    opened,
+    say,
+    work,
+)
 
 pytestmark = pytest.mark.agents
 
@@ -41,17 +46,6 @@ OVERRIDES = ["harness=claude_code", "harness.max_turns=9", "harness.max_tokens=4
 CONFIG = compose(OVERRIDES)
 assert isinstance(CONFIG.harness, ClaudeCodeHarness)
 HARNESS = CONFIG.harness
-LINEAR = LinearScenario(kind="linear")
-
-
-def call(name: str, **arguments: str) -> str:
-    """Return a tool call as the policy samples it."""
-    return spoken([{"type": "tool_use", "name": name, "input": arguments}])
-
-
-def say(text: str) -> str:
-    """Return an answer without a call."""
-    return spoken([{"type": "text", "text": text}])
 
 
 READ = call("Read", file_path="/workspace/a.py")
@@ -63,17 +57,6 @@ REPORT = say("it subtracts")
 LONG_REPORT = say("it subtracts\n" + "lorem ipsum\n" * 250)
 SUMMARY = say("<summary>add in a.py subtracts</summary>")
 DONE = say("done")
-
-
-@dataclass
-class Work:
-    """What came of one run of the agent."""
-
-    result: HarnessResult
-    finished: dict[str, Any]
-    a_py: str
-    changed: list[str]
-    """Names in the workspace that were not there before."""
 
 
 @pytest.fixture(scope="module")
@@ -105,67 +88,6 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxBackend
 async def engine() -> AsyncIterator[ScriptedEngine]:
     async with ScriptedEngine() as engine:
         yield engine
-
-
-@asynccontextmanager
-async def gateway_session(
-    engine: ScriptedEngine, tmp_path: Path, **changes: Any
-) -> AsyncIterator[Agent]:
-    """Open a session of a gateway in this loop."""
-    tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
-    async with running_gateway(engine.url, tokenizer, tmp_path / "run", **changes) as gateway:
-        yield await gateway.session()
-
-
-@asynccontextmanager
-async def opened(
-    backend: SandboxBackend, session: Agent, tmp_path: Path, harness: Harness
-) -> AsyncIterator[Sandbox]:
-    """Make a sandbox over a small repository."""
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "a.py").write_text("def add(a, b):\n    return a - b\n")
-    (source / "big.txt").write_text("lorem ipsum\n" * 250)
-    spec = SandboxSpec(
-        "agent",
-        source,
-        "gateway",
-        gateway_control=Path(session.gateway.control),
-        gateway_url=session.gateway.url,
-        session_key=session.key,
-        mounts=harness.mounts(),
-    )
-    sandbox = await backend.create(spec)
-    try:
-        yield sandbox
-    finally:
-        await sandbox.close()
-
-
-async def work(
-    backend: SandboxBackend,
-    session: Agent,
-    tmp_path: Path,
-    scenario: Scenario = LINEAR,
-    *,
-    key: str | None = None,
-    deadline_s: float = 60,
-) -> Work:
-    """Let the agent work on a small repository."""
-    harness = make_harness(HARNESS, scenario)
-    context = HarnessContext("Fix add in a.py.", key or session.key, "policy", deadline_s)
-    async with opened(backend, session, tmp_path, harness) as sandbox:
-        result = await harness.run(sandbox, context)
-        async with sandbox.on_host() as workspace:
-            return Work(
-                result,
-                await session.finish(),
-                (workspace / "a.py").read_text(),
-                sorted({path.name for path in workspace.iterdir()} - {"a.py", "big.txt"}),
-            )
-
-
-MAIN, SUB = "main", "sub"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +130,7 @@ async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_ar
 ) -> None:
     engine.say(*script)
     async with gateway_session(engine, tmp_path) as session:
-        done = await work(backend, session, tmp_path, scenario)
+        done = await work(HARNESS, backend, session, tmp_path, scenario)
     result, stats = done.result, done.finished["stats"]
     assert (result.code, result.final_message) == (OutcomeCode.POLICY_FINISHED, "done"), result
     assert "a + b" in done.a_py
@@ -216,18 +138,9 @@ async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_ar
     segments = done.finished["segments"]
     subs = {chain["thread"] for chain in segments} - {MAIN}
     assert len(subs) == int(any(thread == SUB for _, thread, _ in chains))
-    found = [
-        (c["kind"], c["thread"] if c["thread"] == MAIN else SUB, tuple(c["own_turns"]))
-        for c in segments
-    ]
-    assert found == chains
-    assert stats["trained_tokens"] == stats["sampled_tokens"]
-    assert stats["sampled_tokens"] == sum(len(ids) for ids, _ in engine.seen.answered)
-    assert (stats["turns"], stats["forks"], stats["ambiguous"]) == (len(script), 0, 0)
-    for chain in segments:
-        last = chain["turns"][-1]
-        saw = engine.seen.requests[last]["input_ids"] + engine.seen.answered[last][0]
-        assert chain["tokens"] == saw
+    assert chains_of(done) == chains
+    assert stats["turns"] == len(script)
+    check_tokens(done, engine)
     facts = result.facts
     assert (facts["program"], facts["version"]) == ("claude_code", HARNESS.version)
     assert facts["subagents"] == len(subs)
@@ -247,7 +160,7 @@ async def test_only_the_investigator_can_search(
 ) -> None:
     engine.say(SENT, REPORT, DONE)
     async with gateway_session(engine, tmp_path) as session:
-        await work(backend, session, tmp_path, SubagentScenario(kind="subagent"))
+        await work(HARNESS, backend, session, tmp_path, SubagentScenario(kind="subagent"))
     assert offered(engine, 0) == {"Agent", "Edit", "Read", "Write"}
     assert offered(engine, 1) == {"Glob", "Grep", "Read"}
 
@@ -282,7 +195,7 @@ async def test_it_runs_in_whatever_isolation_there_is(
     shell = call("Bash", command="sed -i s/-/+/ a.py && cat a.py", description="Mend")
     engine.say(shell, DONE)
     async with gateway_session(engine, tmp_path) as session:
-        done = await work(any_backend, session, tmp_path)
+        done = await work(HARNESS, any_backend, session, tmp_path)
     assert done.result.code is OutcomeCode.POLICY_FINISHED, done.result
     assert ("a + b" in done.a_py, done.changed) == (True, [])
 
@@ -292,7 +205,7 @@ async def test_the_turns_of_the_configuration_are_its_budget(
 ) -> None:
     engine.always = Completion(READ)
     async with gateway_session(engine, tmp_path) as session:
-        done = await work(backend, session, tmp_path)
+        done = await work(HARNESS, backend, session, tmp_path)
     assert done.result.code is OutcomeCode.BUDGET_TURNS
     assert done.finished["stats"]["turns"] == HARNESS.max_turns
 
@@ -302,7 +215,7 @@ async def test_a_history_that_outgrows_the_model_is_a_budget(
 ) -> None:
     engine.say(COUNT)
     async with gateway_session(engine, tmp_path, max_context_tokens=16_000) as session:
-        done = await work(backend, session, tmp_path)
+        done = await work(HARNESS, backend, session, tmp_path)
     assert done.result.code is OutcomeCode.BUDGET_TOKENS
     assert done.finished["stats"]["turns"] == 1
 
@@ -312,7 +225,7 @@ async def test_at_the_deadline_it_is_a_budget(
 ) -> None:
     engine.say(call("Bash", command="tail -f a.py", description="Wait"))
     async with gateway_session(engine, tmp_path) as session:
-        done = await work(backend, session, tmp_path, deadline_s=3)
+        done = await work(HARNESS, backend, session, tmp_path, deadline_s=3)
     assert done.result.code is OutcomeCode.BUDGET_WALL
     assert done.finished["stats"]["turns"] == 1
 
@@ -321,5 +234,5 @@ async def test_a_refused_key_is_the_gateways_failure_even_at_the_deadline(
     installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     async with gateway_session(engine, tmp_path) as session:
-        done = await work(backend, session, tmp_path, key="unknown", deadline_s=3)
+        done = await work(HARNESS, backend, session, tmp_path, key="unknown", deadline_s=3)
     assert done.result.code is OutcomeCode.INFRA_GATEWAY

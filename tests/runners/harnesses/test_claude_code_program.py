@@ -15,7 +15,10 @@ import pytest
 from conf import programs
 from conf.errors import ExitCode
 from conf.schema import ClaudeCodeHarness, LinearScenario
-from runners.harnesses.claude_code.program import LEAST_BYTES, ProgramError, install, ready
+from runners.harnesses import npm as npm_programs
+from runners.harnesses.claude_code.program import program
+from runners.harnesses.installing import ProgramError
+from runners.harnesses.npm import LEAST_BYTES
 from runners.harnesses.registry import make_harness
 
 VERSION = "2.1.328"
@@ -33,6 +36,14 @@ def config(binary: Path | None = None, version: str = VERSION) -> ClaudeCodeHarn
         memory_mb=1,
         cpu_s=1,
     )
+
+
+def install(harness: ClaudeCodeHarness) -> Path:
+    return npm_programs.install(program(harness))
+
+
+def ready(harness: ClaudeCodeHarness) -> Path:
+    return npm_programs.ready(program(harness))
 
 
 def program_text(version: str = VERSION) -> str:

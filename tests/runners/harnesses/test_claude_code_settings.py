@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -18,8 +17,7 @@ from conf.schema import (
 )
 from runners.harnesses.claude_code import ClaudeCodeHarness as Harness
 from runners.harnesses.claude_code.settings import command, environment
-from runners.harnesses.contract import HarnessContext
-from runners.sandboxes.contract import CommandResult, Sandbox
+from tests.runners.harnesses.listener import Listener, started
 
 GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = ClaudeCodeHarness(
@@ -64,36 +62,10 @@ def test_the_window_is_what_a_turn_may_hold_before_it_compacts(
     assert "DISABLE_COMPACT" not in added
 
 
-class Listener:
-    """Of a sandbox, what a harness uses: it keeps what it was asked to run."""
-
-    gateway_url = "http://127.0.0.1:8080"
-
-    def __init__(self) -> None:
-        self.argv: list[str] = []
-        self.env: dict[str, str] = {}
-        self.stdin = b""
-
-    async def run(
-        self,
-        argv: list[str],
-        *,
-        deadline_s: float,
-        env: dict[str, str] | None = None,
-        stdin: bytes = b"",
-        output_limit: int = 65536,
-    ) -> CommandResult:
-        """Keep the arguments."""
-        self.argv, self.env, self.stdin = argv, env or {}, stdin
-        return CommandResult(0, b"", b"", 1.0)
-
-
 async def test_neither_the_key_nor_the_task_is_in_the_command_line() -> None:
     sandbox = Listener()
     harness = Harness(SETTINGS, SCENARIOS["mixed"], Path("claude"))
-    await harness.run(cast("Sandbox", sandbox), HarnessContext("TASK é", "SECRET", "policy", 5))
-    assert not any("SECRET" in word or "TASK" in word for word in sandbox.argv)
+    await started(harness, sandbox)
     assert sandbox.argv[0] in harness.mounts()
     assert sandbox.env["ANTHROPIC_AUTH_TOKEN"] == "SECRET"
     assert sandbox.env["ANTHROPIC_BASE_URL"] == sandbox.gateway_url
-    assert sandbox.stdin == "TASK é".encode()

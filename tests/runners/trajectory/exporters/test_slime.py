@@ -11,13 +11,18 @@ import pytest
 from runners.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.dump import dump
 from runners.trajectory.exporters.slime import ROLLOUTS_PER_FILE, read_samples
+from runners.trajectory.graph import TurnGraph
+from runners.trajectory.record import Turn
+from runners.trajectory.routing import RoutingShape, TurnRouting, turn_routing
 from runners.trajectory.store import RunStore
 from tests.runners.trajectory.records import (
     CONFIG,
     a_rollout,
     a_turn,
     branched_run,
+    branched_turns,
     example_run,
+    write_session,
 )
 
 SAMPLE = {
@@ -109,3 +114,56 @@ def test_a_lost_rollout_has_no_sample(tmp_path: Path) -> None:
     with example_run(tmp_path / "run") as store:
         made = samples(store, tmp_path)
     assert [sample["metadata"]["member"] for sample in made] == [0, 1, 2]
+
+
+SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(1,))
+
+
+def rows_of(turn: Turn, path: np.ndarray, start: int) -> TurnRouting:
+    """Return routing that says which turn it is of: experts 2 · index and the next."""
+    size = (len(path) - 1 - start, SHAPE.layers, SHAPE.top_k)
+    experts = np.broadcast_to([2 * turn.index % 8, 2 * turn.index % 8 + 1], size)
+    return turn_routing(experts.astype(np.int32).ravel(), path, start, SHAPE, turn.weight_version)
+
+
+def routed_run(run_dir: Path, without: int) -> RunStore:
+    """Make a run of one branched rollout, one of whose turns has no routing, and one without."""
+    store = RunStore.create(run_dir, CONFIG)
+    graph, held = TurnGraph(), dict[int, int]()
+    record, bare = a_rollout(turns=8), a_rollout("train-000001-00-01")
+    store.add_session(record.session_id, {})
+    for turn in branched_turns(record.session_id):
+        path = graph.add(turn).tokens()
+        start = 0 if turn.parent is None else held[turn.parent]
+        held[turn.index] = start if turn.index == without else len(path) - 1
+        rows = None if turn.index == without else rows_of(turn, path, start)
+        store.add_turn(turn, rows)
+    store.put_rollout(record)
+    write_session(store, bare.session_id, 1)
+    store.put_rollout(bare)
+    return store
+
+
+def test_routing_comes_in_slimes_layout_for_every_sample_or_for_none(tmp_path: Path) -> None:
+    with routed_run(tmp_path / "run", without=1) as store:
+        made = samples(store, tmp_path)
+    assert {*made[0]} == SAMPLE | {"rollout_routed_experts"}
+    for sample in made:
+        experts = sample["rollout_routed_experts"]
+        assert experts.shape == (len(sample["tokens"]) - 1, SHAPE.layers, SHAPE.top_k)
+        assert experts.dtype == np.int32
+        assert (experts[..., 0] != experts[..., 1]).all(), "a dispatcher wants distinct experts"
+        assert (experts.max(axis=(0, 2)) > 0).all(), "slime refuses a layer of zeros"
+    subagent = made[2]["rollout_routed_experts"]
+    kept = made[2]["metadata"]["kind"], subagent[0, 0, 0], subagent[-1, 0, 0]
+    assert kept == ("subagent", 4, 6), "the rows of turn 2, then those of turn 3"
+    [record, _] = [json.loads(line) for line in (tmp_path / "trajectories.jsonl").open()]
+    said = [turn["routed"] for turn in record["turns"]]
+    assert said == [True, False, *[True] * 6]
+    assert "experts" not in (tmp_path / "trajectories.jsonl").read_text()
+
+
+def test_a_run_without_routing_has_samples_without_it(tmp_path: Path) -> None:
+    with branched_run(tmp_path / "run") as store:
+        made = samples(store, tmp_path)
+    assert all("rollout_routed_experts" not in sample for sample in made)

@@ -1,0 +1,62 @@
+"""``agentrl launch``: the scripts of a job on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.arguments import Json, Overrides, examples
+from cli.invocation import print_json, report_warning, stderr, stdout
+
+if TYPE_CHECKING:
+    from launch.plan import JobPlan
+
+_TASKS = "task=jsonl task.path=/shared/tasks.jsonl"
+EXAMPLES = examples(
+    "agentrl launch trainer=slime launch=slurm launch.shared_dir=/shared "
+    f"model=glm4_7_355b_a32b model.path=/shared/GLM-4.7 {_TASKS} --out glm",
+    "agentrl launch trainer=slime launch=ssh launch.hosts_file=/shared/hosts "
+    "launch.shared_dir=/shared model=qwen3_6_35b_a3b model.path=/shared/Qwen3.6-35B-A3B "
+    f"{_TASKS} --out qwen",
+)
+
+
+def launch(
+    context: typer.Context,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Where the scripts are written.", show_default=False),
+    ],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Write the scripts of a job on a cluster, with its plan and its memory.
+
+    Every rule between nodes, GPUs, model and batch is checked, every flag against slime's own
+    parsers, and the GPUs' memory estimated: what cannot work is refused here. Nothing is started;
+    the path on stdout is the script that does. Starting it again goes on from the last checkpoint.
+    """
+    context.obj.json = as_json
+    from conf.compose import compose
+    from launch.plan import plan_job
+    from launch.write import write_job
+
+    lines = overrides or []
+    plan = plan_job(compose(lines))
+    start = write_job(plan, out, command=["agentrl", "launch", *lines, "--out", str(out)])
+    show_job(plan, start, as_json=as_json)
+
+
+def show_job(plan: JobPlan, start: Path, *, as_json: bool) -> None:
+    """Show the plan on stderr and the script that starts the job on stdout."""
+    from launch.table import render_job
+
+    for fault in plan.memory.faults:
+        report_warning(fault)
+    if as_json:
+        print_json({**plan.to_dict(), "start": str(start), "exit_code": 0})
+        return
+    stderr().print(render_job(plan))
+    stdout().print(str(start), soft_wrap=True)

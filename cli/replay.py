@@ -1,0 +1,78 @@
+"""``agentrl replay``: drive an agent program again against what the policy said then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.arguments import Json, Overrides, RunDir, examples
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from runners.replay.run import ReplayResult
+
+EXAMPLES = examples(
+    "agentrl replay runs/20260101-120000-linear --rollout train-000002-001-03",
+    "agentrl replay runs/20260101-120000-linear --rollout train-000002-001-03 "
+    "harness.version=2.1.329",
+)
+
+
+def replay(
+    context: typer.Context,
+    run: RunDir,
+    rollout: Annotated[
+        str,
+        typer.Option(
+            metavar="ID",
+            help="A rollout (its attempt that counts), or an attempt: ID-a0.",
+            show_default=False,
+        ),
+    ],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Replay a stored rollout: the real agent program, the recorded answers of the policy.
+
+    Says which request is the first that differs from the recorded one. KEY=VALUE changes the run's
+    configuration for the replay, e.g. to try another version of the program; the run is only read.
+    Exit code 1: a request differs.
+    """
+    context.obj.json = as_json
+    from cli.invocation import print_json, stderr, stdout
+    from runners.replay.run import replay as drive_again
+
+    with stderr().status(f"{rollout}: the agent program works…"):
+        result = drive_again(run, rollout, overrides or [])
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        stdout().print(_table(result))
+    raise typer.Exit(int(result.exit_code))
+
+
+def _table(result: ReplayResult) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    versions = " → ".join(dict.fromkeys(str(v) for v in result.version.values() if v))
+    table.add_row("agent program", f"{result.harness} {versions}".strip())
+    table.add_row("turns", f"{result.turns['recorded']} recorded, {result.turns['replayed']} now")
+    table.add_row("outcome", f"{result.outcome['recorded']}, now {result.outcome['replayed']}")
+    if not result.differences:
+        table.add_row("requests", "all are the recorded ones")
+        return table
+    first, more = result.differences[0], len(result.differences) - 1
+    where = f"turn {first.turn} of thread {first.thread} ({first.branch})"
+    if first.what == "extra":
+        where = f"turn {first.turn}, which was not recorded"
+    what = first.what if first.message is None else f"new message {first.message} ({first.role})"
+    table.add_row("first difference", Text(f"{where}: {what}"))
+    table.add_row("recorded", Text(first.recorded))
+    table.add_row("now", Text(first.replayed))
+    if more:
+        table.add_row("", f"{more} more: --json shows them")
+    return table

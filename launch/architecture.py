@@ -1,0 +1,246 @@
+"""A model of the table: its parameters by how they are sharded, Megatron's arguments for it, and
+what a checkpoint's ``config.json`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.errors import AgentrlError, ExitCode
+from conf.models import Architecture, GroupedAttention, HybridAttention, LatentAttention, MoeModel
+
+Arguments = dict[str, tuple[str, ...]]
+"""Flags with their words, in the order in which they are written."""
+
+
+class CheckpointError(AgentrlError):
+    """A checkpoint's ``config.json`` cannot be read."""
+
+    exit_code = ExitCode.DATA_REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Numbers of parameters, by what shards them. Norms are left out: less than 0.01 %."""
+
+    attention: int
+    """Of one average layer: tensor parallelism."""
+    dense: int
+    """Of a dense feed-forward layer: tensor parallelism."""
+    shared: int
+    """Of a layer's shared expert and router: tensor parallelism."""
+    routed: int
+    """Of a layer's routed experts: expert parallelism."""
+    embedding: int
+    """Of the embedding, and of the output layer: tensor parallelism."""
+
+
+def parameters(architecture: Architecture) -> Parameters:
+    """Return how many parameters each part has."""
+    a, experts = architecture, architecture.experts
+    return Parameters(
+        attention=_attention_parameters(a),
+        dense=3 * a.hidden * (a.dense_ffn or 0),
+        shared=a.hidden * (3 * experts.shared_ffn + experts.number),
+        routed=3 * a.hidden * experts.ffn * experts.number,
+        embedding=a.hidden * a.vocabulary,
+    )
+
+
+def total_parameters(architecture: Architecture) -> int:
+    """Return how many parameters the model has."""
+    found, dense = parameters(architecture), architecture.experts.dense_layers
+    routed_layers = architecture.layers - dense
+    return (
+        architecture.layers * found.attention
+        + dense * found.dense
+        + routed_layers * (found.shared + found.routed)
+        + 2 * found.embedding
+    )
+
+
+def _attention_parameters(a: Architecture) -> int:
+    match a.attention:
+        case GroupedAttention(heads=heads, groups=groups, head_dim=dim):
+            return 2 * a.hidden * dim * (heads + groups)
+        case LatentAttention() as latent:
+            head = latent.nope_dim + latent.rope_dim
+            queries = latent.q_rank * (a.hidden + latent.heads * head)
+            down = a.hidden * (latent.kv_rank + latent.rope_dim)
+            up = latent.kv_rank * latent.heads * (latent.nope_dim + latent.value_dim)
+            return queries + down + up + latent.heads * latent.value_dim * a.hidden
+        case HybridAttention() as hybrid:
+            full = a.hidden * hybrid.head_dim * (3 * hybrid.heads + 2 * hybrid.groups)
+            keys = hybrid.linear_key_heads * hybrid.linear_head_dim
+            values = hybrid.linear_value_heads * hybrid.linear_head_dim
+            linear = a.hidden * (2 * keys + 3 * values + 2 * hybrid.linear_value_heads)
+            every = hybrid.full_every
+            return (full + (every - 1) * linear) // every
+
+
+def megatron_arguments(model: MoeModel) -> Arguments:
+    """Return Megatron's arguments for the model, as slime's scripts for it have them."""
+    a = model.architecture
+    found: Arguments = {}
+    if isinstance(a.attention, HybridAttention):
+        found["--spec"] = ("slime_plugins.models.qwen3_5", "get_qwen3_5_spec")
+    found |= {
+        "--num-layers": (str(a.layers),),
+        "--hidden-size": (str(a.hidden),),
+        "--ffn-hidden-size": (str(a.dense_ffn or a.experts.ffn),),
+        "--vocab-size": (str(a.vocabulary),),
+        "--disable-bias-linear": (),
+        "--normalization": ("RMSNorm",),
+        "--norm-epsilon": (f"{a.norm_epsilon:g}",),
+        "--swiglu": (),
+        "--untie-embeddings-and-output-weights": (),
+        "--position-embedding-type": ("rope",),
+        "--rotary-base": (str(a.rotary_base),),
+        **_attention_arguments(a),
+        **_expert_arguments(a),
+    }
+    return found
+
+
+def _attention_arguments(a: Architecture) -> Arguments:
+    attention = a.attention
+    found: Arguments = {"--num-attention-heads": (str(attention.heads),)}
+    if isinstance(attention, LatentAttention):
+        return found | {
+            "--multi-latent-attention": (),
+            "--q-lora-rank": (str(attention.q_rank),),
+            "--kv-lora-rank": (str(attention.kv_rank),),
+            "--qk-head-dim": (str(attention.nope_dim),),
+            "--qk-pos-emb-head-dim": (str(attention.rope_dim),),
+            "--v-head-dim": (str(attention.value_dim),),
+            "--kv-channels": (str(attention.nope_dim),),
+            "--qk-layernorm": (),
+            "--no-rope-fusion": (),
+        }
+    found |= {
+        "--group-query-attention": (),
+        "--num-query-groups": (str(attention.groups),),
+        "--kv-channels": (str(attention.head_dim),),
+        "--rotary-percent": (str(attention.rotary_share),),
+    }
+    if isinstance(attention, HybridAttention):
+        plain = ("--qk-layernorm", "--use-gated-attention", "--attention-output-gate")
+        return found | dict.fromkeys((*plain, "--apply-layernorm-1p"), ())
+    if attention.qk_norm:
+        found["--qk-layernorm"] = ()
+    if attention.qkv_bias:
+        found["--add-qkv-bias"] = ()
+    return found
+
+
+def _expert_arguments(a: Architecture) -> Arguments:
+    experts = a.experts
+    routed = a.layers - experts.dense_layers
+    dense = f"[0]*{experts.dense_layers}+" if experts.dense_layers else ""
+    found: Arguments = {
+        "--num-experts": (str(experts.number),),
+        "--moe-router-topk": (str(experts.top_k),),
+        "--moe-ffn-hidden-size": (str(experts.ffn),),
+        "--moe-layer-freq": (f"{dense}[1]*{routed}",),
+        "--moe-router-score-function": (experts.score,),
+        "--moe-router-dtype": ("fp32",),
+        "--moe-grouped-gemm": (),
+        "--moe-permute-fusion": (),
+        "--moe-token-drop-policy": ("probs",),
+        "--moe-aux-loss-coeff": ("0",),
+    }
+    if experts.shared_ffn:
+        found["--moe-shared-expert-intermediate-size"] = (str(experts.shared_ffn),)
+    if experts.shared_gate:
+        found["--moe-shared-expert-gate"] = ()
+    if experts.score == "sigmoid":
+        found |= {
+            "--moe-router-pre-softmax": (),
+            "--moe-router-enable-expert-bias": (),
+            "--moe-router-bias-update-rate": ("0",),
+            "--moe-router-load-balancing-type": ("seq_aux_loss",),
+        }
+    if experts.scaling not in (None, 1.0):
+        found["--moe-router-topk-scaling-factor"] = (str(experts.scaling),)
+    return found
+
+
+def compare(model: MoeModel, config_json: Path) -> list[str]:
+    """Return how the checkpoint's ``config.json`` differs from the table, one line per key; a key
+    that it does not have is not compared.
+
+    Raises CheckpointError if the file cannot be read.
+    """
+    try:
+        said = json.loads(config_json.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"model.path: {config_json} cannot be read: {error}") from error
+    if not isinstance(said, dict):
+        raise CheckpointError(f"model.path: {config_json} holds no JSON object")
+    text = said.get("text_config") or said
+    rope = text.get("rope_parameters") or {}
+    return [
+        f"{config_json}: {name}={value}, but model={model.kind} has {ours}: it is another model's "
+        "checkpoint, or the table is wrong"
+        for names, ours in _expected(model)
+        for name, value in _first(names, rope, text)
+        if value != ours
+    ]
+
+
+def _first(names: tuple[str, ...], *places: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the first of ``names`` that stands in one of the places, with its value."""
+    for name in names:
+        for place in places:
+            if place.get(name) is not None:
+                yield name, place[name]
+                return
+
+
+def _expected(model: MoeModel) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield the keys under which Hugging Face's families say a figure, and ours."""
+    a, experts, attention = (
+        model.architecture,
+        model.architecture.experts,
+        model.architecture.attention,
+    )
+    yield ("num_hidden_layers",), a.layers
+    yield ("hidden_size",), a.hidden
+    yield ("vocab_size",), a.vocabulary
+    yield ("rope_theta",), a.rotary_base
+    yield ("rms_norm_eps",), a.norm_epsilon
+    yield ("tie_word_embeddings",), False
+    yield ("num_attention_heads",), attention.heads
+    yield ("num_local_experts", "num_experts", "n_routed_experts"), experts.number
+    yield ("num_experts_per_tok",), experts.top_k
+    yield ("moe_intermediate_size",), experts.ffn
+    if experts.dense_layers:
+        yield ("first_k_dense_replace",), experts.dense_layers
+        yield ("intermediate_size",), a.dense_ffn
+    if experts.shared_ffn:
+        yield ("shared_expert_intermediate_size",), experts.shared_ffn
+        yield ("n_shared_experts",), experts.shared_ffn // experts.ffn
+    if experts.scaling is not None:
+        yield ("routed_scaling_factor",), experts.scaling
+    if isinstance(attention, LatentAttention):
+        yield ("q_lora_rank",), attention.q_rank
+        yield ("kv_lora_rank",), attention.kv_rank
+        yield ("qk_nope_head_dim",), attention.nope_dim
+        yield ("qk_rope_head_dim",), attention.rope_dim
+        yield ("v_head_dim",), attention.value_dim
+        return
+    yield ("num_key_value_heads",), attention.groups
+    yield ("head_dim",), attention.head_dim
+    yield ("partial_rotary_factor",), attention.rotary_share
+    if isinstance(attention, HybridAttention):
+        yield ("full_attention_interval",), attention.full_every
+        yield ("linear_num_key_heads",), attention.linear_key_heads
+        yield ("linear_num_value_heads",), attention.linear_value_heads
+        yield ("linear_key_head_dim",), attention.linear_head_dim
+        return
+    yield ("attention_bias",), attention.qkv_bias
+    yield ("use_qk_norm",), attention.qk_norm

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# node.sh head|worker HEAD: check this node, then be one of Ray's until told to end.
+set -euo pipefail
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$HERE/settings.sh"
+source "$HERE/common.sh"
+role=$1 head=$2 node=${3:-$HOSTNAME}
+
+if ! reason=$(bash "$HERE/preflight.sh" "$role"); then
+  printf '%s\n' "$reason" >"$STATE_DIR/failed-$node"
+  die 3 "$node: $reason"
+fi
+export_environment "$head"
+export NCCL_NVLS_ENABLE=0
+if grep -Eq '\bNV[0-9]+\b' <<<"$(nvidia-smi topo -m)"; then
+  NCCL_NVLS_ENABLE=1
+fi
+place=(--address "$head:$RAY_PORT")
+if [[ $role == head ]]; then
+  place=(--head --port "$RAY_PORT" --dashboard-host 0.0.0.0 --dashboard-port "$DASHBOARD_PORT")
+fi
+ray start "${place[@]}" --num-gpus "$GPUS_PER_NODE" --disable-usage-stats --block &
+ray_pid=$!
+# stop_node.sh ends this process, and it ends the one Ray that it started.
+trap 'kill -TERM "$ray_pid" 2>/dev/null; wait "$ray_pid" || :; rm -f -- "$STATE_DIR/node-$node.pid"; exit 0' TERM INT
+printf '%s %s\n' "$$" "$(cut -d ' ' -f 22 "/proc/$$/stat")" >"$STATE_DIR/node-$node.pid"
+code=0
+wait "$ray_pid" || code=$?
+rm -f -- "$STATE_DIR/node-$node.pid"
+exit "$code"

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# preflight.sh ROLE: is this node fit for the job? Every fault is said; exit code 3.
+set -euo pipefail
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$HERE/settings.sh"
+faults=()
+
+for program in ray nvidia-smi "$PYTHON"; do
+  command -v "$program" >/dev/null || faults+=("$program is missing")
+done
+if command -v nvidia-smi >/dev/null; then
+  gpus=$(nvidia-smi --list-gpus | wc -l)
+  ((gpus == GPUS_PER_NODE)) || faults+=("$gpus GPUs, launch.gpus_per_node=$GPUS_PER_NODE")
+fi
+free_gb=$(df --output=avail --block-size=1G "${TMPDIR:-/tmp}" | tail -n 1 | tr -d ' ')
+((free_gb >= FREE_DISK_GB)) || faults+=("$free_gb GB free in ${TMPDIR:-/tmp}, launch.free_disk_gb=$FREE_DISK_GB")
+probe=$STATE_DIR/.probe-$HOSTNAME-$$
+if ! (: >"$probe") 2>/dev/null; then
+  faults+=("$STATE_DIR cannot be written: is launch.shared_dir mounted here?")
+fi
+rm -f -- "$probe"
+[[ -r $HF_CHECKPOINT/config.json ]] || faults+=("model.path=$HF_CHECKPOINT has no config.json")
+[[ -r $SLIME_DIR/train.py ]] || faults+=("launch.slime_dir=$SLIME_DIR has no train.py")
+if [[ $1 == head ]]; then
+  for port in "$RAY_PORT" "$DASHBOARD_PORT"; do
+    if (: <>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+      faults+=("port $port is in use: end what listens there, or change launch.ray_port or launch.dashboard_port")
+    fi
+  done
+  if [[ -n $GATEWAY_URL ]]; then
+    "$PYTHON" "$HERE/reach.py" "$GATEWAY_HOST" "$GATEWAY_PORT" "$GATEWAY_URL" ||
+      faults+=("gateway.public_url=$GATEWAY_URL does not lead to port $GATEWAY_PORT of this node")
+  fi
+fi
+((${#faults[@]} == 0)) || {
+  printf '%s; ' "${faults[@]}"
+  exit 3
+}

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# The Slurm job: one node.sh per node, and job.sh here, on the first one.
+set -euo pipefail
+HERE=${AGENTRL_SCRIPTS:?}
+source "$HERE/settings.sh"
+source "$HERE/common.sh"
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+srun --nodes "$NODES" --ntasks "$NODES" --ntasks-per-node 1 --output "$LOG_DIR/node-%N.log" \
+  bash "$SCRIPT_DIR/slurm_node.sh" "$head" &
+nodes=$!
+trap 'kill -TERM "$nodes" 2>/dev/null; wait "$nodes" || :' EXIT
+trap 'exit 143' TERM
+bash "$SCRIPT_DIR/job.sh" "$head" &
+wait "$!"

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# slurm_node.sh HEAD: this task's node; the first task's is Ray's head.
+set -euo pipefail
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+role=worker
+[[ $SLURM_PROCID != 0 ]] || role="head"
+exec bash "$HERE/node.sh" "$role" "$1" "${SLURMD_NODENAME:-$HOSTNAME}"

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# The job on the hosts of launch.hosts_file; start it on the first of them. What it starts it ends.
+set -euo pipefail
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source "$HERE/settings.sh"
+source "$HERE/common.sh"
+trap '' HUP # the terminal may go
+
+require_secrets
+[[ -r $HOSTS_FILE ]] || die 2 "launch.hosts_file=$HOSTS_FILE cannot be read"
+mapfile -t hosts < <(grep -Ev '^[[:space:]]*(#|$)' "$HOSTS_FILE" | tr -d ' \t\r')
+((${#hosts[@]} == NODES)) || die 2 "launch.hosts_file=$HOSTS_FILE names ${#hosts[@]} hosts, launch.nodes=$NODES"
+head=${hosts[0]}
+prepare_job_dir
+
+on() { ssh -T -o BatchMode=yes -o ConnectTimeout=30 "$1" bash -s; }
+
+# Secrets travel on ssh's standard input: neither arguments nor files hold them.
+start_worker() {
+  {
+    local name
+    for name in "${SECRETS[@]}"; do
+      printf 'export %s=%q\n' "$name" "${!name}"
+    done
+    printf 'exec bash %q worker %q %q </dev/null\n' "$SCRIPT_DIR/node.sh" "$head" "$1"
+  } | on "$1"
+}
+
+stop() {
+  local host
+  for host in "${hosts[@]:1}"; do
+    printf 'exec bash %q %q </dev/null\n' "$SCRIPT_DIR/stop_node.sh" "$host" | on "$host" >>"$LOG_DIR/node-$host.log" 2>&1 &
+    stops+=("$!")
+  done
+  bash "$SCRIPT_DIR/stop_node.sh" "$head" || :
+  wait "${stops[@]}" "${nodes[@]}" || :
+}
+nodes=() stops=()
+trap stop EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+bash "$SCRIPT_DIR/node.sh" head "$head" "$head" >>"$LOG_DIR/node-$head.log" 2>&1 &
+nodes+=("$!")
+for host in "${hosts[@]:1}"; do
+  start_worker "$host" >>"$LOG_DIR/node-$host.log" 2>&1 &
+  nodes+=("$!")
+done
+bash "$SCRIPT_DIR/job.sh" "$head" &
+wait "$!"

@@ -1,0 +1,197 @@
+"""slime's command line of a job: every word follows from the configuration, none is unchecked."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from conf.errors import ConfigError
+from conf.schema import JsonlTask
+from launch import flags
+from launch.architecture import Arguments, megatron_arguments
+from launch.topology import ClusterJob, Topology
+
+GENERATE = "runners.backends.slime.generate"
+REWARDS = "runners.backends.slime.post_process_rewards"
+EVALUATE = "runners.backends.slime.evaluate"
+"""What slime calls of agentrl."""
+
+
+def job_dir(job: ClusterJob) -> PurePosixPath:
+    """Return the job's directory, as every node sees it."""
+    return PurePosixPath(job.launch.shared_dir) / job.launch.name
+
+
+def prompts(job: ClusterJob) -> str:
+    """Return the file of tasks that slime reads."""
+    assert isinstance(job.config.task, JsonlTask)  # a rule of the schema
+    return job.config.task.path
+
+
+def converted(job: ClusterJob) -> PurePosixPath:
+    """Return where the checkpoint lies in Megatron's format."""
+    assert job.model.path is not None  # a rule of the schema
+    return PurePosixPath(job.launch.shared_dir) / f"{job.model.path.name}_torch_dist"
+
+
+def slime_arguments(job: ClusterJob, found: Topology) -> Arguments:
+    """Return slime's arguments; raises ConfigError with every flag that its parsers do not take."""
+    arguments = {
+        **_places(job, found),
+        **_checkpoints(job),
+        **megatron_arguments(job.model),
+        **_rollouts(job, found),
+        **_algorithm(job),
+        **_parallelism(job, found),
+        **_engines(job, found),
+    }
+    whole, faults = flags.merged(arguments, job.launch.extra_flags)
+    if faults:
+        raise ConfigError([f"launch.extra_flags: {fault}" for fault in faults])
+    return whole
+
+
+def conversion_arguments(job: ClusterJob) -> Arguments:
+    """Return the arguments of slime's tools/convert_hf_to_torch_dist.py, but for ``--save``."""
+    return {
+        **megatron_arguments(job.model),
+        "--hf-checkpoint": (str(job.model.path),),
+    }
+
+
+def _places(job: ClusterJob, found: Topology) -> Arguments:
+    places: Arguments = {
+        "--actor-num-nodes": (str(found.train_gpus // found.gpus_per_node),),
+        "--actor-num-gpus-per-node": (str(found.gpus_per_node),),
+        "--num-gpus-per-node": (str(found.gpus_per_node),),
+        "--rollout-num-gpus": (str(found.rollout_gpus),),
+    }
+    return places | ({"--colocate": ()} if found.colocated else {})
+
+
+def _checkpoints(job: ClusterJob) -> Arguments:
+    saved = str(job_dir(job) / "checkpoints")
+    return {
+        "--hf-checkpoint": (str(job.model.path),),
+        "--ref-load": (str(converted(job)),),
+        "--load": (saved,),  # empty at first: slime then starts from --ref-load
+        "--save": (saved,),
+        "--save-interval": (str(job.trainer.save_every),),
+    }
+
+
+def _rollouts(job: ClusterJob, found: Topology) -> Arguments:
+    config, trainer = job.config, job.trainer
+    arguments: Arguments = {
+        "--custom-generate-function-path": (GENERATE,),
+        "--custom-reward-post-process-path": (REWARDS,),
+        "--prompt-data": (prompts(job),),
+        "--input-key": ("prompt",),
+        "--label-key": ("label",),
+        "--metadata-key": ("metadata",),
+        "--num-rollout": (str(config.run.steps),),
+        "--rollout-batch-size": (str(config.run.tasks_per_step),),
+        "--n-samples-per-prompt": (str(config.run.rollouts_per_task),),
+        "--num-steps-per-rollout": (str(trainer.minibatches),),
+        "--global-batch-size": (str(found.batch),),
+        "--micro-batch-size": ("1",),
+        "--rollout-max-context-len": (str(job.model.max_context_tokens),),
+        "--rollout-max-response-len": (str(config.sampling.max_new_tokens),),
+        "--rollout-temperature": (f"{config.sampling.temperature:g}",),
+        "--rollout-top-p": (f"{config.sampling.top_p:g}",),
+        "--rollout-top-k": (str(config.sampling.top_k),),
+        "--rollout-stop-token-ids": tuple(map(str, job.model.stop_token_ids)),
+        "--rollout-seed": (str(config.seed),),
+        "--seed": (str(config.seed + 1),),  # Megatron takes no 0
+        "--rollout-shuffle": (),
+        "--use-fault-tolerance": (),
+        "--save-debug-rollout-data": (str(job_dir(job) / "rollouts" / "{rollout_id}.pt"),),
+    }
+    if config.run.eval_tasks and config.run.eval_every:
+        arguments |= {
+            "--eval-function-path": (EVALUATE,),
+            "--eval-interval": (str(config.run.eval_every),),
+            "--eval-prompt-data": ("held_out", *arguments["--prompt-data"]),
+        }
+    match config.routing_replay.kind:
+        case "rollout":
+            arguments["--use-rollout-routing-replay"] = ()
+        case "recompute":
+            arguments["--use-routing-replay"] = ()
+    return arguments
+
+
+def _algorithm(job: ClusterJob) -> Arguments:
+    trainer = job.trainer
+    arguments: Arguments = {
+        "--advantage-estimator": (trainer.estimator,),
+        "--kl-loss-coef": ("0",),
+        "--kl-coef": ("0",),
+        "--entropy-coef": ("0",),
+        "--eps-clip": (f"{trainer.clip_low:g}",),
+        "--eps-clip-high": (f"{trainer.clip_high:g}",),
+        "--optimizer": ("adam",),
+        "--lr": (f"{trainer.learning_rate:g}",),
+        "--lr-decay-style": ("constant",),
+        "--weight-decay": (f"{trainer.weight_decay:g}",),
+        "--adam-beta1": (f"{trainer.betas[0]:g}",),
+        "--adam-beta2": (f"{trainer.betas[1]:g}",),
+        "--clip-grad": (f"{trainer.grad_clip:g}",),
+    }
+    if not trainer.normalize_std:
+        arguments["--disable-grpo-std-normalization"] = ()
+    if trainer.importance_cap is not None:
+        arguments |= {"--use-tis": (), "--tis-clip": (f"{trainer.importance_cap:g}",)}
+    if trainer.optimizer_offload:
+        offload = ("optimizer-cpu-offload", "overlap-cpu-optimizer-d2h-h2d")
+        arguments |= {f"--{name}": () for name in (*offload, "use-precision-aware-optimizer")}
+    return arguments
+
+
+def _parallelism(job: ClusterJob, found: Topology) -> Arguments:
+    layout, trainer = job.model.layout, job.trainer
+    arguments: Arguments = {
+        "--tensor-model-parallel-size": (str(found.tensor),),
+        "--pipeline-model-parallel-size": (str(found.pipeline),),
+        "--context-parallel-size": (str(found.context),),
+        "--expert-model-parallel-size": (str(found.expert),),
+        "--expert-tensor-parallel-size": (str(found.expert_tensor),),
+        "--recompute-granularity": (trainer.recompute,),
+        "--use-dynamic-batch-size": (),
+        "--max-tokens-per-gpu": (str(layout.tokens_per_gpu),),
+        "--log-probs-chunk-size": (str(trainer.logits_chunk),),
+        "--balance-data": (),
+        "--attention-dropout": ("0",),
+        "--hidden-dropout": ("0",),
+        "--accumulate-allreduce-grads-in-fp32": (),
+        "--attention-softmax-in-fp32": (),
+        "--attention-backend": ("flash",),
+        "--moe-token-dispatcher-type": ("alltoall",),
+    }
+    if trainer.recompute == "full":
+        arguments |= {"--recompute-method": ("uniform",), "--recompute-num-layers": ("1",)}
+    if found.tensor > 1:
+        arguments["--sequence-parallel"] = ()
+    if layout.last_stage_layers is not None:
+        arguments["--decoder-last-pipeline-num-layers"] = (str(layout.last_stage_layers),)
+    if layout.dispatcher == "deepep":
+        arguments |= {"--moe-token-dispatcher-type": ("flex",), "--moe-enable-deepep": ()}
+    return arguments
+
+
+def _engines(job: ClusterJob, found: Topology) -> Arguments:
+    parsers = job.model.parsers
+    arguments: Arguments = {
+        "--rollout-num-gpus-per-engine": (str(found.engine_gpus),),
+        "--sglang-mem-fraction-static": (f"{job.model.layout.engine_memory:g}",),
+        "--sglang-ep-size": (str(found.engine_expert),),
+        "--sglang-tool-call-parser": (parsers.tool,),
+        "--sglang-reasoning-parser": (parsers.reasoning,),
+    }
+    if found.engine_data > 1:
+        arguments |= {
+            "--sglang-enable-dp-attention": (),
+            "--sglang-dp-size": (str(found.engine_data),),
+            "--sglang-enable-dp-lm-head": (),
+            "--sglang-moe-dense-tp-size": ("1",),
+        }
+    return arguments

@@ -1,0 +1,74 @@
+"""A job's plan for humans: topology, memory by phase, what starts it."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from launch.architecture import total_parameters
+from launch.memory import MemoryPlan, Phase
+from launch.plan import JobPlan
+from launch.topology import Topology
+
+
+def render_job(plan: JobPlan) -> RenderableType:
+    """Return the plan as tables."""
+    job, run = plan.job, plan.job.config.run
+    facts = Table(title=f"job {job.launch.name}", title_justify="left", show_header=False)
+    facts.add_column(style="bright_black", no_wrap=True)
+    facts.add_column(overflow="fold")
+    billions = total_parameters(job.model.architecture) / 1e9
+    rows = {
+        "model": f"{job.model.kind}, {billions:.1f} B parameters, from {job.model.path}",
+        "launcher": job.config.launch.kind,
+        "training": _training(plan.topology),
+        "engines": _engines(plan.topology),
+        "a step": f"{plan.topology.rollouts:,} rollouts: {run.tasks_per_step} tasks × "
+        f"{run.rollouts_per_task}; at most {plan.step_tokens / 1e6:.1f} M tokens, if each "
+        f"fills its context of {job.model.max_context_tokens:,}",
+        "longest sample": f"{plan.memory.segment_tokens:,} tokens have room in training",
+        "engine's cache": f"{plan.memory.cache_tokens:,} tokens",
+        "main memory": f"{plan.memory.host_gib:.0f} GiB per node for the optimizer",
+        "secrets": ", ".join(plan.secrets) or "none",
+    }
+    for name, value in rows.items():
+        facts.add_row(name, value)
+    return Group(facts, render_memory(plan.memory))
+
+
+def _training(found: Topology) -> str:
+    stages = "+".join(map(str, found.stage_layers))
+    return (
+        f"{found.train_gpus} GPUs: TP {found.tensor} × PP {found.pipeline} × CP {found.context} × "
+        f"DP {found.data}; experts EP {found.expert} × ETP {found.expert_tensor} × "
+        f"{found.expert_data}; layers {stages}"
+    )
+
+
+def _engines(found: Topology) -> str:
+    place = "on the same GPUs" if found.colocated else "on nodes of their own"
+    return (
+        f"{found.engines} on {found.rollout_gpus} GPUs, {place}: {found.engine_gpus} GPUs each, "
+        f"attention TP {found.engine_tensor} × DP {found.engine_data}, EP {found.engine_expert}"
+    )
+
+
+def render_memory(memory: MemoryPlan) -> Table:
+    """Return a row per part of each phase's memory on its fullest rank."""
+    table = Table(title="GPU memory of the fullest rank, GiB", title_justify="left")
+    table.add_column("phase")
+    table.add_column("part")
+    table.add_column("GiB", justify="right")
+    for name, phase in (("training", memory.training), ("sampling", memory.sampling)):
+        for part, size in phase.parts:
+            if size:
+                table.add_row(name, part, f"{size:.1f}")
+                name = ""
+        table.add_row("", _total(phase), f"{phase.total:.1f}", end_section=True)
+    return table
+
+
+def _total(phase: Phase) -> Text:
+    style = "green" if phase.fits else "bold red"
+    return Text(f"of {phase.available:g}: {'fits' if phase.fits else 'does not fit'}", style=style)

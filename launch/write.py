@@ -1,0 +1,157 @@
+"""Write a job's directory: the scripts as they are, and what they read of this job.
+
+The scripts are fixed; ``settings.sh`` holds every value, quoted. Writing twice writes the same.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from conf.cluster import KubernetesLaunch, RayLaunch, SlurmLaunch, SshLaunch
+from conf.errors import AgentrlError, ExitCode
+from launch import flags
+from launch.kubernetes import rayjob
+from launch.plan import JobPlan
+from launch.slime_arguments import converted, job_dir
+from launch.table import render_job
+
+SCRIPTS = Path(__file__).with_name("scripts")
+_WIDTH = 110
+
+
+class WriteError(AgentrlError):
+    """The job's directory cannot be written."""
+
+    exit_code = ExitCode.USAGE
+
+
+def write_job(plan: JobPlan, out: Path, *, command: Sequence[str]) -> Path:
+    """Write the job's directory ``out``; return the script that starts the job.
+
+    Raises WriteError.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in files(plan, command=command).items():
+            (out / name).write_text(text, "utf-8")
+        start = out / f"{plan.job.config.launch.kind}.sh"
+        start.chmod(0o755)
+    except OSError as error:
+        raise WriteError(f"--out {out} cannot be written: {error}") from error
+    return start
+
+
+def files(plan: JobPlan, *, command: Sequence[str]) -> dict[str, str]:
+    """Return the files of the job's directory by name."""
+    found = {file.name: file.read_text("utf-8") for file in _scripts(plan)}
+    found |= {
+        "settings.sh": settings(plan, command),
+        "runtime_env.json": _json({"env_vars": plan.environment}),
+        "config.json": plan.job.config.model_dump_json(indent=2) + "\n",
+        "plan.json": _json(plan.to_dict()),
+        "plan.txt": _plan_text(plan),
+    }
+    if isinstance(plan.job.config.launch, KubernetesLaunch):
+        kept = ("settings.sh", "common.sh", "entry.sh", "convert.py", "config.json")
+        inside = {name: found[name] for name in kept}
+        found["rayjob.json"] = _json(rayjob(plan, plan.job.config.launch, inside))
+    return found
+
+
+def _scripts(plan: JobPlan) -> list[Path]:
+    kinds = {"ssh", "slurm", "ray", "kubernetes"} - {plan.job.config.launch.kind}
+    others = {f"{kind}.sh" for kind in kinds}
+    if plan.job.config.launch.kind != "slurm":
+        others |= {"slurm_job.sh", "slurm_node.sh"}
+    return [
+        file
+        for file in sorted(SCRIPTS.iterdir())
+        if file.suffix in (".sh", ".py") and file.name not in others
+    ]
+
+
+def _json(document: Any) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _plan_text(plan: JobPlan) -> str:
+    console = Console(file=StringIO(), width=_WIDTH, highlight=False, markup=False, emoji=False)
+    with console.capture() as captured:
+        console.print(render_job(plan))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def settings(plan: JobPlan, command: Sequence[str]) -> str:
+    """Return ``settings.sh``: what the scripts know of this job."""
+    launch, root = plan.job.launch, job_dir(plan.job)
+    gateway = plan.job.config.gateway
+    values: Mapping[str, object] = {
+        "LAUNCHER": plan.job.config.launch.kind,
+        "NAME": launch.name,
+        "NODES": launch.nodes,
+        "GPUS_PER_NODE": launch.gpus_per_node,
+        "JOB_DIR": root,
+        "SCRIPT_DIR": root / "launch",
+        "STATE_DIR": root / "state",
+        "LOG_DIR": root / "logs",
+        "SLIME_DIR": launch.slime_dir,
+        "HF_CHECKPOINT": plan.job.model.path,
+        "TORCH_DIST": converted(plan.job),
+        "CONVERT_NODES": plan.job.model.layout.convert_nodes,
+        "PYTHON": launch.python,
+        "RAY_PORT": launch.ray_port,
+        "DASHBOARD_PORT": launch.dashboard_port,
+        "JOIN_S": launch.join_s,
+        "FREE_DISK_GB": launch.free_disk_gb,
+        "GATEWAY_HOST": gateway.host,
+        "GATEWAY_PORT": gateway.port,
+        "GATEWAY_URL": gateway.public_url or "",
+        "SECRETS": plan.secrets,
+        "ENVIRONMENT": tuple(f"{name}={value}" for name, value in plan.environment.items()),
+        **_launcher_settings(plan),
+        "CONVERT_ARGS": tuple(flags.words(plan.conversion)),
+        "TRAIN_ARGS": tuple(flags.words(plan.arguments)),
+    }
+    # A line break in an argument would end the comment.
+    written_by = " ".join(shlex.quote(word) for word in command).replace("\n", " ")
+    head = ["# shellcheck shell=bash disable=SC2034", "# What the scripts know of this job."]
+    lines = [*head, f"# Written by: {written_by}", *map(_assignment, values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _launcher_settings(plan: JobPlan) -> dict[str, object]:
+    match plan.job.config.launch:
+        case SshLaunch() as ssh:
+            return {"HOSTS_FILE": ssh.hosts_file}
+        case RayLaunch() as ray:
+            return {"RAY_HEAD": ray.head}
+        case SlurmLaunch() as slurm:
+            return {"SBATCH_ARGS": _sbatch(slurm)}
+    return {}
+
+
+def _sbatch(slurm: SlurmLaunch) -> tuple[str, ...]:
+    found = {
+        "--job-name": slurm.name,
+        "--nodes": str(slurm.nodes),
+        "--ntasks-per-node": "1",
+        "--gpus-per-node": str(slurm.gpus_per_node),
+        "--time": slurm.time_limit,
+        "--partition": slurm.partition,
+        "--account": slurm.account,
+    }
+    return ("--exclusive", *(f"{name}={value}" for name, value in found.items() if value))
+
+
+def _assignment(item: tuple[str, object]) -> str:
+    name, value = item
+    if isinstance(value, tuple):
+        return f"{name}=({' '.join(shlex.quote(str(word)) for word in value)})"
+    return f"{name}={shlex.quote(str(value))}"

@@ -1,0 +1,47 @@
+"""The SGLang server of a run: which command line it gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conf import schema
+from conf.errors import ConfigError
+
+
+def server_settings(
+    config: schema.Config,
+    engine: schema.SglangLaunchEngine,
+    *,
+    weights: Path | None,
+    tokenizer: Path,
+    version: int,
+) -> dict[str, Any]:
+    """Return what ``python -m runners.engines.sglang`` is told; raises ConfigError without weights.
+
+    What other sections decide comes from them: context, routing, the seed.
+    """
+    if weights is None:
+        raise ConfigError(["engine=sglang_launch serves model.path, which is null: set it"])
+    arguments = [
+        *("--model-path", str(weights)),
+        *("--tokenizer-path", str(tokenizer)),
+        *("--context-length", str(config.model.max_context_tokens)),
+        *("--weight-version", str(version)),
+        *("--tp-size", str(engine.tensor_parallel)),
+        *("--mem-fraction-static", str(engine.memory_fraction)),
+        *("--random-seed", str(config.seed)),
+    ]
+    if isinstance(config.routing_replay, schema.RoutingRollout):
+        arguments.append("--enable-return-routed-experts")
+    for flag, parser in (
+        ("--tool-call-parser", engine.tool_call_parser),
+        ("--reasoning-parser", engine.reasoning_parser),
+    ):
+        if parser is not None:
+            arguments += [flag, parser]
+    return {
+        "host": engine.host,
+        "port": engine.port,
+        "arguments": [*arguments, *engine.arguments],
+    }

@@ -1,0 +1,242 @@
+"""A model family that the `renderers` library does not know: its own chat template renders, and
+SGLang's parsers read.
+
+What is lost is exact continuation: a template renders a history anew, so every turn after the first
+of its thread is a break, which is counted with its first differing token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from conf.errors import ConfigError
+from conf.schema import CHAT_TEMPLATE
+from runners.engines.client import HttpEngine
+from runners.engines.contract import EngineError
+from runners.gateway.tokenizer import (
+    ParsedResponse,
+    RenderedTokens,
+    Renderer,
+    Tokenizer,
+    load_renderer,
+)
+
+PARSE_S = 30.0
+"""SGLang parses in a fraction of a millisecond, but its process may be busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCall:
+    """A tool call that a server read."""
+
+    raw: str
+    name: str | None
+    arguments: dict[str, Any] | str | None
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResponse:
+    """What a server read."""
+
+    content: str
+    reasoning_content: str | None = None
+    tool_calls: Sequence[ReadCall] = ()
+
+
+class ChatTemplate:
+    """A ``Renderer`` by a model directory's Jinja template, in Jinja's sandbox."""
+
+    def __init__(self, tokenizer: Tokenizer, directory: Path) -> None:
+        """Compile the template; raises ConfigError if there is none."""
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        settings = _json(directory / "tokenizer_config.json")
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        # as transformers has them: `tojson` of Jinja escapes for HTML
+        environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+        environment.globals["raise_exception"] = _refuse
+        try:
+            self._template = environment.from_string(_template(directory, settings))
+        except TemplateError as error:
+            raise ConfigError(
+                [f"model.tokenizer={directory}: its chat template: {error}"]
+            ) from error
+        self._errors = TemplateError
+        self._tokenizer = tokenizer
+        self._special = {
+            name: _text(settings[name])
+            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+            if settings.get(name)
+        }
+        self._stop = _stop_ids(tokenizer, _json(directory / "generation_config.json"))
+
+    def render_ids(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> list[int]:
+        """Render a whole conversation; raises ValueError if the template refuses it."""
+        try:
+            text = self._template.render(
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **self._special,
+            )
+        except self._errors as error:
+            raise ValueError(str(error)) from error
+        return self._tokenizer.encode(text)
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> RenderedTokens | None:
+        """Return None: of a template nothing can be proven."""
+        return None
+
+    def parse_response(
+        self,
+        token_ids: list[int],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        prompt_ids: list[int] | None = None,
+    ) -> ParsedResponse:
+        """Return it as text: what it says is for the server's parsers to read."""
+        while token_ids and token_ids[-1] in self._stop:
+            token_ids = token_ids[:-1]
+        return ReadResponse(self._tokenizer.decode(token_ids))
+
+    def get_stop_token_ids(self) -> list[int]:
+        """Return the ids that end a turn."""
+        return list(self._stop)
+
+
+def make_renderer(tokenizer: Tokenizer, family: str, directory: Path) -> Renderer:
+    """Return the renderer of ``model.renderer``; raises ConfigError if it cannot be made."""
+    if family == CHAT_TEMPLATE:
+        return ChatTemplate(tokenizer, directory)
+    return load_renderer(tokenizer, family)
+
+
+class ReplyReader(Protocol):
+    """Who reads sampled text where no renderer can."""
+
+    async def read(self, text: str, tools: list[dict[str, Any]]) -> ParsedResponse:
+        """Return what ``text`` says; raises EngineError."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class ServerParsers:
+    """SGLang's ``/separate_reasoning`` and ``/parse_function_call``; any of the servers will do."""
+
+    def __init__(
+        self, servers: Sequence[HttpEngine], *, tool_call_parser: str, reasoning_parser: str | None
+    ) -> None:
+        self._servers = list(servers)
+        self._tool_call_parser = tool_call_parser
+        self._reasoning_parser = reasoning_parser
+
+    async def read(self, text: str, tools: list[dict[str, Any]]) -> ParsedResponse:
+        """Return what ``text`` says; raises EngineError.
+
+        Calls without tools are text, as in SGLang.
+        """
+        reasoning = ""
+        if self._reasoning_parser is not None:
+            asked = {"text": text, "reasoning_parser": self._reasoning_parser}
+            parts = await self._ask("/separate_reasoning", asked)
+            reasoning, text = parts.get("reasoning_text") or "", parts.get("text") or ""
+        if not tools:
+            return ReadResponse(text, reasoning or None)
+        wanted = {"text": text, "tools": tools, "tool_call_parser": self._tool_call_parser}
+        read = await self._ask("/parse_function_call", wanted)
+        calls = [_call(item) for item in read.get("calls") or ()]
+        return ReadResponse(read.get("normal_text") or "", reasoning or None, calls)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for server in self._servers:
+            await server.close()
+
+    async def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        for server in self._servers[:-1]:
+            try:
+                return await server.ask(path, body, deadline_s=PARSE_S)
+            except EngineError as error:
+                if not error.unreachable:
+                    raise
+        return await self._servers[-1].ask(path, body, deadline_s=PARSE_S)
+
+
+def _call(item: Mapping[str, Any]) -> ReadCall:
+    name, written = item.get("name"), item.get("parameters")
+    try:
+        arguments = json.loads(written) if isinstance(written, str) else written
+    except (RecursionError, ValueError):
+        arguments = written
+    fine = isinstance(arguments, dict)
+    raw = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return ReadCall(raw, name, arguments, "ok" if fine else "invalid_json")
+
+
+def _template(directory: Path, settings: Mapping[str, Any]) -> str:
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text("utf-8")
+    found = settings.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        found = {part["name"]: part["template"] for part in found}.get("default")
+    if not isinstance(found, str):
+        raise ConfigError(
+            [
+                f"model.renderer=chat_template, but model.tokenizer={str(directory)!r} has neither "
+                "chat_template.jinja nor a chat_template in tokenizer_config.json"
+            ]
+        )
+    return found
+
+
+def _stop_ids(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> list[int]:
+    """Return what ``generation_config.json`` stops at, else the end-of-sequence token."""
+    found = generation.get("eos_token_id", tokenizer.eos_token_id)
+    if found is None:
+        return []
+    return [int(token) for token in found] if isinstance(found, list) else [int(found)]
+
+
+def _json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError([f"model.tokenizer: {file} cannot be read: {error}"]) from error
+    return found
+
+
+def _text(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _refuse(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)

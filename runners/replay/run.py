@@ -1,0 +1,198 @@
+"""Drive the real agent program again against what the policy said in a stored rollout.
+
+Everything is as in the rollout, the task's repository, a fresh sandbox, a gateway, the program, but
+for the engine, which answers from the recording. To reproduce a bug, and to try another version of
+the program. The run is only read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conf import schema
+from conf.cache import cache_root
+from conf.compose import compose
+from conf.errors import AgentrlError, ExitCode
+from runners.gateway.client import GatewayAdmin
+from runners.gateway.inline import serving
+from runners.gateway.service import Parts
+from runners.gateway.tokenizer import load_tokenizer
+from runners.harnesses.contract import HarnessContext, HarnessResult
+from runners.harnesses.registry import make_harness
+from runners.replay.comparison import Difference, compare
+from runners.replay.recording import RecordedEngine
+from runners.sandboxes.backends import make_backend
+from runners.sandboxes.contract import SandboxSpec
+from runners.stack import gateway_settings
+from runners.tasks.contract import Task
+from runners.tasks.datasets import load_tasks
+from runners.tasks.toolbox import agent_environment, agent_mounts
+from runners.tasks.workspaces import Workspaces
+from runners.training.bootstrap.tiny import tiny_directory
+from runners.trajectory.record import RolloutRecord, Turn
+from runners.trajectory.store import RunStore
+
+NOWHERE = "http://127.0.0.1:1"
+"""The engine's URL, which nobody asks."""
+
+
+class ReplayError(AgentrlError):
+    """The rollout cannot be replayed."""
+
+    exit_code = ExitCode.USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What came of a replay."""
+
+    run_dir: str
+    rollout_id: str
+    attempt: int
+    harness: str
+    version: dict[str, str | None]
+    """Of the program: ``recorded`` and ``replayed``; None: it does not say."""
+    outcome: dict[str, str]
+    """How it ended, likewise; the recorded one includes what came after the program's end."""
+    turns: dict[str, int]
+    differences: tuple[Difference, ...]
+    """In the recorded order; none: every request was the recorded one."""
+    exit_code: ExitCode
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        first = asdict(self.differences[0]) if self.differences else None
+        return asdict(self) | {"first": first, "exit_code": int(self.exit_code)}
+
+
+def replay(run_dir: Path, rollout: str, overrides: list[str]) -> ReplayResult:
+    """Replay a rollout's attempt that counts (else its last), or the attempt ``{rollout}-a{n}``.
+
+    ``overrides`` change the stored configuration for this replay only. Raises AgentrlError.
+    """
+    with RunStore.open(run_dir, read_only=True) as store:
+        record = _record(store, rollout)
+        turns = store.turns(record.session_id)
+        stored = compose([], base=store.config())
+        config = compose(overrides, base=store.config())
+    if not turns:
+        raise ReplayError(f"{record.session_id} has no turns: there is nothing to say again")
+    tokenizer = _tokenizer(stored)
+    task = _task(config, record.task_id)
+    with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as work:
+        replayer = _Replay(config, task, record, turns, tokenizer, Path(work))
+        result = asyncio.run(replayer.run())
+        with RunStore.open(Path(work) / "run", read_only=True) as store:
+            replayed = store.turns(record.session_id)
+    engine = replayer.engine
+    found = compare(turns, replayed, engine.asked, engine.unanswered, load_tokenizer(tokenizer))
+    recorded_version = record.extra.get("harness", {}).get("version")
+    return ReplayResult(
+        run_dir=str(run_dir),
+        rollout_id=record.rollout_id,
+        attempt=record.attempt,
+        harness=config.harness.kind,
+        version={"recorded": recorded_version, "replayed": result.facts.get("version")},
+        outcome={"recorded": record.outcome.code.value, "replayed": result.code.value},
+        turns={"recorded": len(turns), "replayed": len(replayed)},
+        differences=tuple(found),
+        exit_code=ExitCode.FAILURE_BUDGET if found else ExitCode.DONE,
+    )
+
+
+class _Replay:
+    """One drive of the program; used once."""
+
+    def __init__(
+        self,
+        config: schema.Config,
+        task: Task,
+        record: RolloutRecord,
+        turns: list[Turn],
+        tokenizer: Path,
+        work: Path,
+    ) -> None:
+        self.engine = RecordedEngine(turns)
+        self._config = config
+        self._task = task
+        self._record = record
+        self._tokenizer = tokenizer
+        self._work = work
+
+    async def run(self) -> HarnessResult:
+        """Drive it to its end; raises AgentrlError."""
+        config, deadlines = self._config, self._config.rollout.deadlines
+        session_id, run = self._record.session_id, self._work / "run"
+        harness = make_harness(config.harness, config.scenario)
+        async with AsyncExitStack() as exits:
+            backend = await asyncio.to_thread(
+                make_backend, config.sandbox, self._work / "sandboxes"
+            )
+            exits.push_async_callback(backend.close)
+            workspaces = Workspaces(backend, cache_root() / "workspaces")
+            task = await workspaces.ready(self._task)
+            RunStore.create(run, {}).close()
+            settings = gateway_settings(
+                config, run_dir=run, engine_url=NOWHERE, tokenizer=self._tokenizer
+            )
+            parts = Parts(engine=lambda client, journal: self.engine)
+            gateway = await exits.enter_async_context(serving(settings, parts))
+            admin = GatewayAdmin(gateway["url"], gateway["admin_key"])
+            exits.push_async_callback(admin.close)
+            _, key = await admin.create_session(session_id, scenario=config.scenario.kind)
+            spec = SandboxSpec(
+                name=session_id,
+                source=task.repo,
+                network="gateway",
+                gateway_control=Path(gateway["control"]),
+                gateway_url=config.gateway.public_url or gateway["url"],
+                session_key=key,
+                mounts={**harness.mounts(), **agent_mounts(task)},
+                env=agent_environment(task),
+            )
+            async with asyncio.timeout(deadlines.boot_s):
+                sandbox = await backend.create(spec)
+            exits.push_async_callback(sandbox.close)
+            context = HarnessContext(task.problem_statement, key, "policy", deadlines.harness_s)
+            result = await harness.run(sandbox, context)
+            await admin.finish(session_id)
+        return result
+
+
+def _record(store: RunStore, rollout: str) -> RolloutRecord:
+    attempts = [
+        record
+        for record in store.each_rollout()
+        if rollout in (record.rollout_id, record.session_id)
+    ]
+    if not attempts:
+        raise ReplayError(
+            f"{store.run_dir} has no rollout {rollout}: `agentrl status {store.run_dir}` shows "
+            "which there are"
+        )
+    return next((record for record in attempts if record.counts), attempts[-1])
+
+
+def _task(config: schema.Config, task_id: str) -> Task:
+    for task in load_tasks(config):
+        if task.id == task_id:
+            return task
+    raise ReplayError(f"there is no task {task_id} any more: the run's dataset has changed")
+
+
+def _tokenizer(stored: schema.Config) -> Path:
+    """Return the tokenizer that the recorded tokens are of."""
+    model = stored.model
+    path = model.tokenizer
+    if path is None and isinstance(model, schema.TinyModel):
+        path = tiny_directory(model, stored.scenario.kind)
+    if path is None or not path.is_dir():
+        raise ReplayError(
+            f"the tokenizer of the recorded run is not at {path}: replay where the run was made"
+        )
+    return path

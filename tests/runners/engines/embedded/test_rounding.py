@@ -1,0 +1,126 @@
+"""Weights of lower precision: what is rounded, by how much, and that an update is rounded too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from runners.engines.contract import SamplingParams
+from runners.engines.embedded.core import EngineCore
+from runners.engines.embedded.rounding import EXACT, Precision, int8, rounded
+from runners.engines.embedded.weights import MoeMlp, Weights, load_weights
+
+
+def tensors(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor by name."""
+    for name in ("embeddings", "norm", "head"):
+        yield name, getattr(weights, name)
+    for layer in weights.layers:
+        assert isinstance(layer.mlp, MoeMlp)
+        for name in ("input_norm", "qkv", "qk_norm", "out", "post_norm"):
+            yield name, getattr(layer, name)
+        for name in ("router", "gate_up", "down"):
+            yield name, getattr(layer.mlp, name)
+
+
+def changed(weights: Weights, precision: Precision) -> set[str]:
+    """Return the names of tensors that a precision changes."""
+    pairs = zip(tensors(weights), tensors(rounded(weights, precision)), strict=True)
+    return {name for (name, before), (_, after) in pairs if not torch.equal(before, after)}
+
+
+def test_each_precision_rounds_what_a_server_of_it_rounds(model_dir: Path) -> None:
+    weights = load_weights(model_dir)
+    assert changed(weights, EXACT) == set()
+    assert changed(weights, Precision("int8")) == {"qkv", "out", "gate_up", "down"}
+    assert changed(weights, Precision("bfloat16")) == {name for name, _ in tensors(weights)}
+    assert changed(weights, Precision(router_noise=0.01)) == {"router"}
+
+
+def test_bfloat16_weights_are_bfloat16_numbers(model_dir: Path) -> None:
+    for _, tensor in tensors(rounded(load_weights(model_dir), Precision("bfloat16"))):
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, tensor.bfloat16().float())
+
+
+def test_int8_has_one_scale_per_output_channel() -> None:
+    # one row is a thousand times the other: a scale for both would lose the smaller
+    matrix = torch.stack([torch.linspace(-1, 1, 9), torch.linspace(-1e-3, 1e-3, 9)])
+    for given, inputs in ((matrix, 1), (matrix.t(), 0)):
+        back = int8(given, inputs)
+        scale = given.abs().amax(dim=inputs, keepdim=True) / 127
+        assert ((back - given).abs() <= scale / 2 * 1.001).all()
+        steps = back / scale
+        assert torch.allclose(steps, steps.round(), atol=1e-3)
+    assert torch.equal(int8(torch.zeros(2, 3), 1), torch.zeros(2, 3))
+
+
+def test_the_experts_output_channels_are_those_of_the_product(model_dir: Path) -> None:
+    """``down`` is kept transposed: its inputs are dimension 1."""
+    weights = load_weights(model_dir)
+    mlp = weights.layers[0].mlp
+    after = rounded(weights, Precision("int8")).layers[0].mlp
+    assert isinstance(mlp, MoeMlp)
+    assert isinstance(after, MoeMlp)
+    for before, found, inputs in ((mlp.gate_up, after.gate_up, 2), (mlp.down, after.down, 1)):
+        scale = before.abs().amax(dim=inputs, keepdim=True) / 127
+        assert torch.equal(found, int8(before, inputs))
+        assert ((found - before).abs() <= scale / 2 * 1.001).all()
+
+
+def test_router_noise_is_relative_and_the_same_every_time(model_dir: Path) -> None:
+    weights = load_weights(model_dir)
+    first, again = (rounded(weights, Precision(router_noise=0.05)) for _ in range(2))
+    for before, after, second in zip(weights.layers, first.layers, again.layers, strict=True):
+        assert isinstance(before.mlp, MoeMlp)
+        assert isinstance(after.mlp, MoeMlp)
+        assert isinstance(second.mlp, MoeMlp)
+        assert torch.equal(after.mlp.router, second.mlp.router)
+        noise = after.mlp.router - before.mlp.router
+        assert 0.03 < float(noise.std() / before.mlp.router.std()) < 0.07
+
+
+async def test_an_engine_rounds_new_weights_as_it_rounded_the_first(
+    model_dir: Path, other_model_dir: Path
+) -> None:
+    async def logprobs(engine: EngineCore) -> np.ndarray:
+        params = SamplingParams(max_new_tokens=8, sampling_seed=1)
+        return (await engine.generate([1, 2, 3], params, rid="r")).logprobs
+
+    exact = EngineCore(other_model_dir)
+    there = EngineCore(other_model_dir, precision=Precision("int8"))
+    updated = EngineCore(model_dir, precision=Precision("int8"))
+    try:
+        await updated.update_weights(other_model_dir, 1)
+        assert np.array_equal(await logprobs(updated), await logprobs(there))
+        assert not np.array_equal(await logprobs(exact), await logprobs(there))
+    finally:
+        for engine in (exact, there, updated):
+            await engine.close()
+
+
+async def test_the_core_used_directly_returns_routing_as_over_http(model_dir: Path) -> None:
+    engine = EngineCore(model_dir)
+    try:
+        params = SamplingParams(max_new_tokens=5, sampling_seed=1, routing_start=2)
+        answer = await engine.generate([1, 2, 3, 4], params, rid="r")
+        assert answer.routing is not None
+        assert answer.routing.dtype == np.int32
+        assert answer.routing.shape == ((4 + 5 - 1 - 2) * 2 * 2,)
+        bare = await engine.generate([1, 2], SamplingParams(max_new_tokens=1), rid="s")
+        assert bare.routing is None
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("weights", ["int4", "float16"])
+def test_a_precision_that_there_is_not_is_refused_by_the_process(weights: str) -> None:
+    from runners.engines.embedded.__main__ import Settings
+
+    with pytest.raises(ValueError, match="weights"):
+        Settings.model_validate({"model_path": "x", "weights": weights})

@@ -1,0 +1,117 @@
+"""The SGLang server of a run, with a stand-in for the program."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from conf.schema import Config
+from runners.engines.client import HttpEngine
+from runners.ledger import Ledger
+from runners.service import ServiceError
+from runners.stack import start_engine
+from runners.trajectory.store import RunStore
+
+PROGRAM = Path(__file__).parents[3] / "fakes" / "sglang_package"
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let child processes find the stand-in under the name of the package."""
+    monkeypatch.setenv("PYTHONPATH", str(PROGRAM))
+
+
+def config_for(*overrides: str) -> Config:
+    return compose(["engine=sglang_launch", "seed=7", *overrides])
+
+
+class Started:
+    """Starts a server for a run, and keeps what is told of its end."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.store = RunStore.create(run_dir, {})
+        self.ledger = Ledger(self.store)
+        self.exits = AsyncExitStack()
+        self.gone: asyncio.Queue[ServiceError] = asyncio.Queue()
+
+    async def start(self, config: Config, weights: Path | None = Path("weights")) -> str:
+        return await start_engine(
+            config, self.exits, weights, Path("tok"), 4, self.run_dir, self.gone.put_nowait,
+            self.ledger,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        await self.exits.aclose()
+        self.store.close()
+
+
+async def test_it_is_told_what_the_configuration_says_and_ends_with_the_run(
+    tmp_path: Path,
+) -> None:
+    run = Started(tmp_path / "run")
+    config = config_for(
+        "engine.tensor_parallel=4", "engine.reasoning_parser=qwen3",
+        "routing_replay=rollout", "engine.arguments=[--dp-size,'2']",
+    )  # fmt: skip
+    url = await run.start(config)
+    client = HttpEngine(url)
+    told = await client.ask("/server_info", deadline_s=10)
+    await client.close()
+    assert told["model_path"] == "weights"
+    assert told["tokenizer_path"] == "tok"
+    assert told["context_length"] == config.model.max_context_tokens
+    assert (told["tp_size"], told["dp_size"], told["random_seed"]) == (4, 2, 7)
+    assert (told["weight_version"], told["reasoning_parser"]) == ("4", "qwen3")
+    assert told["enable_return_routed_experts"] is True
+    assert [entry.kind for entry in run.ledger.alive()] == ["process"]
+    log = (tmp_path / "run" / "logs" / "engine.log").read_text()
+    assert "fired up" in log
+    await run.close()
+    assert not psutil.pid_exists(told["scheduler"])
+    with RunStore.open(tmp_path / "run", read_only=True) as store:
+        assert Ledger(store).alive() == []
+
+
+async def test_one_that_dies_while_it_loads_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SGLANG", "die")
+    run = Started(tmp_path / "run")
+    with pytest.raises(ServiceError, match="CUDA out of memory.*ended by itself \\(exit 3\\)"):
+        await run.start(config_for())
+    await run.close()
+
+
+async def test_one_that_dies_later_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SGLANG", "die_later")
+    run = Started(tmp_path / "run")
+    await run.start(config_for())
+    error = await asyncio.wait_for(run.gone.get(), 30)
+    assert "SGLang ended by itself (exit 9)" in str(error)
+    await run.close()
+
+
+async def test_without_the_package_it_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    run = Started(tmp_path / "run")
+    with pytest.raises(ServiceError, match=r"pip install 'agentrl\[sglang\]'"):
+        await run.start(config_for())
+    await run.close()
+
+
+async def test_without_weights_there_is_nothing_to_serve(tmp_path: Path) -> None:
+    run = Started(tmp_path / "run")
+    with pytest.raises(ConfigError, match="model.path"):
+        await run.start(config_for(), weights=None)
+    await run.close()

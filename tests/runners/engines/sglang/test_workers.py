@@ -1,0 +1,187 @@
+"""Several workers as one engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.drain import drained
+from runners.engines.client import HttpEngine
+from runners.engines.contract import EngineError, Load, SamplingParams
+from runners.engines.resilient import Pause
+from runners.engines.sglang.workers import WorkerEngine, connect
+from runners.gateway.client import GatewayAdmin
+from tests.fakes.scripted_engine import Completion
+from tests.fakes.sglang_server import Router, SglangServer
+
+PARAMS = SamplingParams(max_new_tokens=8)
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[list[SglangServer]]:
+    async with AsyncExitStack() as exits:
+        running = [await exits.enter_async_context(SglangServer()) for _ in range(3)]
+        for server in running:
+            server.always = Completion("ok<|im_end|>")
+        yield running
+
+
+@pytest.fixture
+async def engine(servers: list[SglangServer]) -> AsyncIterator[HttpEngine | WorkerEngine]:
+    urls = [server.url for server in servers]
+    fleet = connect(urls[0], urls, deadline_s=20)
+    yield fleet
+    await fleet.close()
+
+
+def asked(servers: list[SglangServer]) -> list[int]:
+    return [len(server.seen.requests) for server in servers]
+
+
+def server_of(servers: list[SglangServer], session: str) -> SglangServer:
+    (found,) = (
+        server
+        for server in servers
+        if any(body["rid"].startswith(f"{session}:") for body in server.seen.requests)
+    )
+    return found
+
+
+async def test_a_session_stays_at_its_worker_and_sessions_are_spread(
+    servers: list[SglangServer], engine: WorkerEngine
+) -> None:
+    for session in range(30):
+        for turn in range(2):
+            await engine.generate([1, 2], PARAMS, rid=f"s{session}:main:{turn}")
+    assert sum(asked(servers)) == 60
+    assert all(count % 2 == 0 and count for count in asked(servers))
+
+
+async def test_the_sessions_of_a_worker_that_is_gone_move_and_no_others(
+    servers: list[SglangServer], engine: WorkerEngine
+) -> None:
+    for session in range(12):
+        await engine.generate([1], PARAMS, rid=f"s{session}:main:0")
+    before = {session: server_of(servers, f"s{session}") for session in range(12)}
+    gone = before[0]
+    await gone.__aexit__()
+    left = [server for server in servers if server is not gone]
+    for server in left:
+        server.seen.requests.clear()
+    for session in range(12):
+        await engine.generate([1], PARAMS, rid=f"s{session}:main:1")
+    for session, server in before.items():
+        if server is not gone:
+            assert server_of(left, f"s{session}") is server
+
+
+async def test_when_all_are_gone_it_is_an_error_that_may_pass(
+    servers: list[SglangServer], engine: WorkerEngine
+) -> None:
+    for server in servers:
+        await server.__aexit__()
+    with pytest.raises(EngineError) as error:
+        await engine.generate([1], PARAMS, rid="s:main:0")
+    assert error.value.retryable
+    with pytest.raises(EngineError):
+        await engine.loads()
+    assert not await engine.healthy()
+
+
+async def test_weights_loads_and_aborts_go_to_all(
+    servers: list[SglangServer], engine: WorkerEngine
+) -> None:
+    await engine.update_weights(Path("w"), 7)
+    assert [server.weight_version for server in servers] == ["7"] * 3
+    for server in servers:
+        server.always = Completion("ok<|im_end|>", delay_s=60)
+    running = [
+        asyncio.create_task(engine.generate([1], PARAMS, rid=f"s{n}:main:0")) for n in range(9)
+    ]
+    await asyncio.gather(*(asyncio.wait_for(server.arrived.wait(), 20) for server in servers))
+    while (await engine.loads()).running < 9:
+        await asyncio.sleep(0.01)
+    await engine.abort_all()
+    assert {one.finish_reason for one in await asyncio.gather(*running)} == {"abort"}
+    assert await engine.loads() == Load(0, 0)
+
+
+async def test_a_worker_that_missed_an_update_is_not_believed(
+    servers: list[SglangServer], engine: WorkerEngine
+) -> None:
+    await engine.generate([1], PARAMS, rid="s:main:0")
+    behind = server_of(servers, "s")
+    await engine.update_weights(Path("w"), 7)
+    behind.weight_version = "default"  # it was started anew
+    generation = await engine.generate([1], PARAMS, rid="s:main:1")
+    assert generation.weight_version == 7
+    assert sum(asked(servers)) == 3
+
+
+async def test_an_error_of_a_worker_is_no_reason_to_ask_another(
+    servers: list[SglangServer], engine: WorkerEngine
+) -> None:
+    for server in servers:
+        server.always = Completion(status=400)
+    with pytest.raises(EngineError) as error:
+        await engine.generate([1], PARAMS, rid="s:main:0")
+    assert error.value.status == 400
+    assert sum(asked(servers)) == 1
+
+
+async def test_behind_a_router_aborts_go_to_the_workers(servers: list[SglangServer]) -> None:
+    async with Router(servers[0]) as router:
+        engine = connect(router.url, [server.url for server in servers], deadline_s=20)
+        servers[0].always = Completion("ok<|im_end|>", delay_s=60)
+        running = asyncio.create_task(engine.generate([1], PARAMS, rid="s1:main:0"))
+        await asyncio.wait_for(servers[0].arrived.wait(), 20)
+        assert (await engine.loads()).running == 1
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await engine.close()
+        assert router.keys == ["s1"]
+        assert [server.seen.aborted.count("s1:main:0") for server in servers[1:]] == [1, 1]
+
+
+async def test_a_drain_behind_a_router_is_proved_by_the_workers(
+    servers: list[SglangServer],
+) -> None:
+    class Gateway(GatewayAdmin):
+        async def pause(self, deadline_s: float) -> Pause:
+            return Pause(0, 0)
+
+        async def resume(self) -> None:
+            pass
+
+    gateway = Gateway("http://127.0.0.1:9", "")
+    async with Router(servers[0]) as router:
+        alone = connect(router.url)
+        with pytest.raises(EngineError, match="/v1/loads: HTTP 404"):
+            async with drained(gateway, alone, deadline_s=1):
+                raise AssertionError
+        fleet = connect(router.url, [server.url for server in servers])
+        async with drained(gateway, fleet, deadline_s=1):
+            pass
+        await alone.close()
+        await fleet.close()
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=40, unique=True))
+def test_a_worker_more_takes_sessions_and_moves_none_between_the_others(
+    sessions: list[str],
+) -> None:
+    async def first(count: int) -> dict[str, str]:
+        fleet = WorkerEngine([HttpEngine(f"http://w{n}") for n in range(count)])
+        return {session: fleet._in_order(session)[0].name for session in sessions}
+
+    few, many = asyncio.run(first(3)), asyncio.run(first(4))
+    moved = {many[session] for session in sessions if few[session] != many[session]}
+    assert moved <= {"http://w3"}
+    assert Counter(few.values()).total() == len(sessions)

@@ -1,0 +1,151 @@
+"""How mini-swe-agent is had and started, and how its end is read, without the program."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf import programs
+from conf.schema import LinearScenario, MiniSweAgentHarness
+from runners.harnesses import mini_swe_agent
+from runners.harnesses.installing import ProgramError
+from runners.harnesses.mini_swe_agent.program import install, ready
+from runners.harnesses.mini_swe_agent.result import read_result
+from runners.harnesses.mini_swe_agent.settings import command, environment, settings
+from runners.harnesses.registry import make_harness
+from runners.outcome import OutcomeCode
+from runners.sandboxes.contract import CommandResult
+from tests.runners.harnesses.listener import Listener, started
+
+GOLDEN = Path(__file__).parent / "golden" / "mini_swe_agent.json"
+VERSION = "2.4.6"
+
+
+def config(directory: Path | None = None) -> MiniSweAgentHarness:
+    return MiniSweAgentHarness(
+        kind="mini_swe_agent",
+        version=VERSION,
+        directory=directory,
+        max_turns=40,
+        max_tokens=8192,
+        command_s=60,
+        memory_mb=4096,
+        cpu_s=600,
+    )
+
+
+def installed(directory: Path, version: str = VERSION) -> Path:
+    """Make a directory that looks like one that pip made."""
+    (directory / f"mini_swe_agent-{version}.dist-info").mkdir(parents=True)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Use an empty cache, and let pip find nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
+    return tmp_path / "cache"
+
+
+def test_the_command_line_and_the_environment_are_as_agreed(
+    request: pytest.FixtureRequest,
+) -> None:
+    chosen = settings(config(), url="http://gateway", model="policy", workdir="/workspace")
+    found = {"argv": command("/start.py", chosen), "env": dict(environment("KEY"))}
+    text = json.dumps(found, indent=2) + "\n"
+    if request.config.getoption("--update-golden"):
+        GOLDEN.write_text(text, "utf-8")
+    assert GOLDEN.read_text("utf-8") == text
+
+
+async def test_neither_the_key_nor_the_task_is_in_the_command_line(tmp_path: Path) -> None:
+    sandbox = Listener()
+    harness = mini_swe_agent.MiniSweAgentHarness(config(), tmp_path)
+    await started(harness, sandbox)
+    assert set(harness.mounts()) <= set(sandbox.argv)
+    assert "SECRET" in sandbox.env.values()
+
+
+def test_what_pip_says_is_repeated_and_nothing_is_left(cache: Path) -> None:
+    with pytest.raises(ProgramError, match="No matching distribution") as caught:
+        install(config())
+    assert "pip install --target DIR" in str(caught.value)
+    assert "harness.directory=DIR" in str(caught.value)
+    assert list((cache / "agentrl" / "programs").iterdir()) == []
+
+
+def test_a_given_directory_is_used_where_it_lies(tmp_path: Path) -> None:
+    given = installed(tmp_path / "given")
+    assert install(config(given)) == given
+    harness = make_harness(config(given), LinearScenario(kind="linear"))
+    assert given in harness.mounts().values()
+
+
+@pytest.mark.parametrize("held", ["2.3.0", None])
+def test_a_given_directory_of_another_version_is_refused(held: str | None, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    if held:
+        installed(given, held)
+    with pytest.raises(ProgramError, match=f"holds mini-swe-agent {held or 'none'}"):
+        ready(config(given))
+
+
+def test_a_run_without_it_says_what_to_do() -> None:
+    with pytest.raises(ProgramError, match="agentrl check harness=mini_swe_agent"):
+        make_harness(config(), LinearScenario(kind="linear"))
+
+
+def test_it_is_in_the_cache_once_it_is_installed() -> None:
+    place = installed(programs.mini_swe_agent(config()))
+    assert install(config()) == place
+
+
+def printed(code: int = 0, *, timed_out: bool = False, **ended: Any) -> CommandResult:
+    """Return the end of a program that printed these words."""
+    said = {"submission": "", "version": VERSION, "turns": 3, "error": "", **ended}
+    stdout = f"mini-swe-agent (step 1)\n{{\n7\n{json.dumps(said)}\n".encode()
+    return CommandResult(code, stdout, b"warning: x", 2.0, timed_out)
+
+
+TOO_LONG = "BadRequestError: litellm.BadRequestError: OpenAIException - prompt is too long: 9 > 8"
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code"),
+    [
+        ("Submitted", "", OutcomeCode.POLICY_FINISHED),
+        ("RepeatedFormatError", "", OutcomeCode.POLICY_FORMAT_ERROR),
+        ("LimitsExceeded", "", OutcomeCode.BUDGET_TURNS),
+        ("TimeExceeded", "", OutcomeCode.BUDGET_WALL),
+        ("BadRequestError", TOO_LONG, OutcomeCode.BUDGET_TOKENS),
+        ("BadRequestError", "BadRequestError: no", OutcomeCode.INFRA_GATEWAY),
+        ("AuthenticationError", "AuthenticationError: key", OutcomeCode.INFRA_GATEWAY),
+        ("InternalServerError", "InternalServerError: 500", OutcomeCode.INFRA_MODEL),
+        ("KeyError", "KeyError: 'x'", OutcomeCode.INFRA_HARNESS),
+        (7, "", OutcomeCode.INFRA_HARNESS),
+    ],
+)
+def test_its_own_word_for_the_end_decides(status: object, error: str, code: OutcomeCode) -> None:
+    result = read_result(printed(exit_status=status, error=error, submission="mended"))
+    assert result.code is code
+    assert result.final_message == (error or "mended")
+    assert result.facts == {"program": "mini_swe_agent", "version": VERSION, "turns": 3}
+    assert "warning: x" in result.output
+
+
+def test_at_the_deadline_it_is_a_budget() -> None:
+    result = read_result(CommandResult(124, b"step 1\n", b"", 60.0, timed_out=True))
+    assert result.code is OutcomeCode.BUDGET_WALL
+
+
+@pytest.mark.parametrize("stdout", [b"", b"{}", b"[]", b"\xff", b'{"exit_status": "Submi'])
+def test_an_end_without_a_result_is_the_harnesss_failure(stdout: bytes) -> None:
+    result = read_result(CommandResult(1, stdout, b"\xff", 1.0))
+    assert result.code is OutcomeCode.INFRA_HARNESS
+    assert "exit code 1" in result.final_message

@@ -1,0 +1,218 @@
+"""Routing from the engine's answer to the gradient, over the real store, batch and trainer: the
+bugs that others had on this way, by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.compose import compose
+from conf.schema import Config
+from runners.campaign.batch import Batch, Sessions, make_batch
+from runners.engines.contract import SamplingParams
+from runners.engines.embedded.core import EngineCore
+from runners.training.routing.shape import routing_shape
+from runners.training.sample import Sample
+from runners.trajectory.graph import segments
+from runners.trajectory.record import RolloutRecord
+from runners.trajectory.routing import RoutingError, RoutingShape, TurnRouting, turn_routing
+from runners.trajectory.store import RunStore
+from tests.fakes.tiny_model import write_tiny_model
+from tests.runners.training.routing.test_step import corrupt, r3
+from tests.runners.training.test_local import VOCAB, make_trainer
+from tests.runners.trajectory.records import CONFIG, LOST, a_rollout, a_turn
+
+TURNS, NEW, SAMPLED = 3, 6, 12
+CONFIGS = {kind: compose(["routing_replay=rollout", f"routing_replay.on_fault={kind}"])
+           for kind in ("stop", "mask")}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random policy."""
+    return write_tiny_model(tmp_path_factory.mktemp("policy"), vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def shape(weights: Path) -> RoutingShape:
+    """Its routing's."""
+    found = routing_shape(weights)
+    assert found is not None
+    return found
+
+
+async def play(
+    engine: EngineCore, store: RunStore, shape: RoutingShape, record: RolloutRecord, lost: Set[int]
+) -> None:
+    """Take a rollout's turns; the rows of ``lost`` ones are dropped after they came."""
+    rng = np.random.default_rng(record.member)
+    store.add_session(record.session_id, {})
+    path = np.zeros(0, np.int32)
+    held = 0
+    for index in range(TURNS):
+        news = rng.integers(0, VOCAB, NEW).astype(np.int32)
+        prompt = np.concatenate([path, news])
+        params = SamplingParams(
+            max_new_tokens=SAMPLED, temperature=0.7, sampling_seed=7 * record.member + index,
+            routing_start=held,
+        )  # fmt: skip
+        answer = await engine.generate(prompt.tolist(), params, rid=f"{record.rollout_id}:{index}")
+        turn = a_turn(
+            record.session_id, index, prompt_kept=len(path), prompt_new=news,
+            output_ids=answer.output_ids, output_logprobs=answer.logprobs,
+            weight_version=answer.weight_version,
+        )  # fmt: skip
+        path = np.concatenate([prompt, answer.output_ids])
+        assert answer.routing is not None
+        rows = turn_routing(answer.routing, path, held, shape, answer.weight_version)
+        held = len(path) - 1
+        store.add_turn(turn, None if index in lost else rows)
+    store.put_rollout(record)
+
+
+def played(
+    weights: Path,
+    shape: RoutingShape,
+    run_dir: Path,
+    lost: Mapping[int, Set[int]] | None = None,
+    config: Config = CONFIGS["stop"],
+    swap: bool = False,
+) -> Batch:
+    """Return the batch of a group: four rollouts with rewards 1, 0, 1, 0 and one whose sandbox was
+    lost before its first turn. ``swap``: the first two rollouts have each other's routing.
+    """
+    records = [
+        a_rollout(f"train-000001-00-{member:02}", reward=float(member % 2 == 0), advantage=None)
+        for member in range(4)
+    ]
+    failed = a_rollout("train-000001-00-04", outcome=LOST, reward=None, solved=None, turns=0)
+
+    async def run(store: RunStore) -> None:
+        engine = EngineCore(weights)
+        for record in records:
+            await play(engine, store, shape, record, (lost or {}).get(record.member, frozenset()))
+        await engine.close()
+
+    with RunStore.create(run_dir, CONFIG) as store:
+        asyncio.run(run(store))
+        store.add_session(failed.session_id, {})
+        others = {records[0].session_id: records[1].session_id} if swap else {}
+
+        def routing(session_id: str) -> dict[int, TurnRouting]:
+            return store.routing(others.get(session_id, session_id))
+
+        sessions = Sessions(lambda name: segments(store.turns(name)), routing, shape)
+        return make_batch([*records, failed], sessions, config)
+
+
+def test_rows_that_were_fetched_reach_the_gradient(
+    weights: Path, shape: RoutingShape, tmp_path: Path
+) -> None:
+    """Fetched-and-dropped: the rows came with every answer, and training never saw them."""
+    batch = played(weights, shape, tmp_path / "run")
+    metrics = make_trainer(weights, routing=r3()).step(batch.rollouts)
+    assert metrics["r3/captured"] == metrics["r3/replayed"] == 1.0
+    assert metrics["r3/disagree_slot"] == 0.0
+    assert metrics["r3/k3"] < 1e-10
+
+
+def test_a_run_whose_rows_are_dropped_on_the_way_stops_and_says_so(
+    weights: Path, shape: RoutingShape, tmp_path: Path
+) -> None:
+    everything = dict.fromkeys(range(4), frozenset(range(TURNS)))
+    batch = played(weights, shape, tmp_path / "run", everything)
+    with pytest.raises(RoutingError, match="not one token of 4 samples came with its routing"):
+        make_trainer(weights, routing=r3()).step(batch.rollouts)
+    metrics = make_trainer(weights, routing=r3(on_fault="mask")).step(batch.rollouts)
+    assert metrics["r3/captured"] == metrics["r3/replayed"] == 0.0
+
+
+def test_turns_and_samples_that_lack_rows_move_nobody_else_s(
+    weights: Path, shape: RoutingShape, tmp_path: Path
+) -> None:
+    """The misaligned list: rows were collected where there were any, and dealt out by number."""
+    lost = {0: {1}, 2: set(range(TURNS))}
+    batch = played(weights, shape, tmp_path / "run", lost)
+    metrics = make_trainer(weights, routing=r3()).step(batch.rollouts)
+    length = TURNS * (NEW + SAMPLED)
+    gaps = NEW + SAMPLED + length - 1
+    assert metrics["r3/invalid_rows"] == gaps
+    assert metrics["r3/captured"] == pytest.approx(1 - gaps / (4 * (length - 1)))
+    assert metrics["r3/disagree_slot"] == 0.0
+    assert metrics["r3/k3"] < 1e-10
+
+
+def test_rows_of_another_rollout_stop_the_run_or_mask_the_rollout(
+    weights: Path, shape: RoutingShape, tmp_path: Path
+) -> None:
+    with pytest.raises(RoutingError, match="turn 0 of session train-000001-00-00-a0 belongs to"):
+        played(weights, shape, tmp_path / "run", swap=True)
+    batch = played(weights, shape, tmp_path / "again", config=CONFIGS["mask"], swap=True)
+    assert list(batch.unbuilt) == ["train-000001-00-00"]
+    metrics = make_trainer(weights, routing=r3(on_fault="mask")).step(batch.rollouts)
+    assert metrics["r3/captured"] == 1.0
+    assert metrics["r3/disagree_slot"] == 0.0
+
+
+def test_a_failed_sample_beside_normal_ones_has_rows_that_a_dispatcher_takes_and_no_weight(
+    weights: Path, shape: RoutingShape, tmp_path: Path
+) -> None:
+    """Its routing was missing, or zeros: the whole batch could not be put together."""
+    batch = played(weights, shape, tmp_path / "run")
+    placeholder = batch.rows[-1][0]
+    assert placeholder.routing is not None
+    assert (np.diff(np.sort(placeholder.routing.experts, axis=-1), axis=-1) > 0).all()
+    without = make_trainer(weights, routing=r3())
+    beside = make_trainer(weights, routing=r3())
+    metrics = beside.step([*batch.rollouts, [placeholder]])
+    assert metrics["r3/disagree_slot"] == 0.0
+    assert without.step(batch.rollouts)["policy/grad_norm"] == pytest.approx(
+        metrics["policy/grad_norm"] * 5 / 4, rel=1e-4
+    ), "it counts as a rollout of the average, and adds nothing to it"
+
+
+def untouched(batch: Batch, index: int) -> list[list[Sample]]:
+    """Return the batch with one sample's routing taken away: None among others."""
+    found = [list(samples) for samples in batch.rollouts]
+    found[index] = [replace(found[index][0], routing=None)]
+    return found
+
+
+@pytest.mark.parametrize("tokens", [8, 4096])
+def test_a_sample_without_routing_is_routed_natively_whatever_its_micro_batch(
+    tokens: int, weights: Path, shape: RoutingShape, tmp_path: Path
+) -> None:
+    """``None`` mixed into a batch, and state that leaks from one micro-batch into the next."""
+    batch = played(weights, shape, tmp_path / "run")
+    for index in range(4):
+        trainer = make_trainer(weights, routing=r3(), tokens_per_microbatch=tokens)
+        metrics = trainer.step(untouched(batch, index))
+        assert metrics["r3/captured"] == metrics["r3/replayed"] == 0.75
+        assert metrics["r3/k3"] < 1e-10
+
+
+def test_backward_with_recomputed_activations_replays_what_forward_replayed(
+    weights: Path, shape: RoutingShape, tmp_path: Path
+) -> None:
+    """The forward hook in backward: recomputation fell back to the router's own choice, or took
+    the next micro-batch's.
+    """
+    batch = played(weights, shape, tmp_path / "run")
+    # other experts than the routers would choose: native routing in backward would show
+    rollouts = [[corrupt("random", samples[0], samples[0])] for samples in batch.rollouts]
+    found = []
+    for recompute in (False, True):
+        trainer = make_trainer(
+            weights, routing=r3(alarm_disagreement=1.0, shadow_every=0), tokens_per_microbatch=8
+        )
+        if recompute:
+            trainer.model.activation_checkpointing_enable()  # type: ignore[operator]
+        metrics = trainer.step(rollouts)
+        found.append((metrics["policy/grad_norm"], metrics["r3/gate_grad_norm"]))
+    assert found[0] == found[1]
