@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from conf.schema import Config
     from launch.preflight import Problem
     from runners.check import DialBack
-    from runners.engines.sglang.probe import Finding
+    from runners.probe import Finding
     from runners.tasks.loading import Report
 
 EXAMPLES = examples(

@@ -78,7 +78,7 @@ class ClusterLaunch(Section):
     """Names of variables that the job needs and that stand in no file; E2B_API_KEY is among them
     with sandbox=e2b.
     """
-    extra_flags: tuple[str, ...]
+    extra_flags: tuple[str | int | float, ...]
     """Further words for slime's command line."""
     ignore_memory: bool
     """Write the scripts even if the memory estimate says that the job cannot fit."""

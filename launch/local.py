@@ -25,7 +25,7 @@ _TRAINING_MB = 450
 """Activations of one microbatch, and what the allocator keeps."""
 _ENGINE_MB = 280
 _GATEWAY_MB = 90
-_SANDBOX_MB = {"native": 10, "claude_code": 200, "codex": 100, "mini_swe_agent": 250}
+_SANDBOX_MB = {"native": 10, "claude_code": 200, "codex": 150, "mini_swe_agent": 200}
 """By agent program."""
 
 _ROLLOUT_KB = 16

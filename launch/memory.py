@@ -24,7 +24,8 @@ It is an estimate. What it assumes, and where that comes from:
   152k did not.
 * An engine takes ``model.layout.engine_memory`` of the GPU, its weights in bfloat16: attention over
   its attention shards, experts over the engine's GPUs, the vocabulary over the attention shards.
-  What is left of that share is KV cache.
+  What is left of that share is KV cache; the states of linear layers, a constant per request, are
+  left out.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def _harness(config: Config) -> Iterator[Problem]:
             f"`{install}`",
         )
     elif not os.access(program, os.X_OK):
-        yield Problem(True, f"{own} is no program: chmod +x it, or set another")
+        yield Problem(True, f"{own or program} is no program: chmod +x it, or set another")
     room, prompt = config.model.max_context_tokens, PROMPT_TOKENS[harness.kind]
     if room < prompt:
         yield Problem(

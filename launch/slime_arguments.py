@@ -44,7 +44,7 @@ def slime_arguments(job: ClusterJob, found: Topology) -> Arguments:
         **_parallelism(job, found),
         **_engines(job, found),
     }
-    whole, faults = flags.merged(arguments, job.launch.extra_flags)
+    whole, faults = flags.merged(arguments, map(str, job.launch.extra_flags))
     if faults:
         raise ConfigError([f"launch.extra_flags: {fault}" for fault in faults])
     return whole
@@ -104,7 +104,6 @@ def _rollouts(job: ClusterJob, found: Topology) -> Arguments:
         "--seed": (str(config.seed + 1),),  # Megatron takes no 0
         "--rollout-shuffle": (),
         "--use-fault-tolerance": (),
-        "--save-debug-rollout-data": (str(job_dir(job) / "rollouts" / "{rollout_id}.pt"),),
     }
     if config.run.eval_tasks and config.run.eval_every:
         arguments |= {

@@ -59,7 +59,7 @@ def files(plan: JobPlan, *, command: Sequence[str]) -> dict[str, str]:
         "plan.txt": _plan_text(plan),
     }
     if isinstance(plan.job.config.launch, KubernetesLaunch):
-        kept = ("settings.sh", "common.sh", "entry.sh", "convert.py", "config.json")
+        kept = ("settings.sh", "steps.sh", "entry.sh", "convert.py", "config.json")
         inside = {name: found[name] for name in kept}
         found["rayjob.json"] = _json(rayjob(plan, plan.job.config.launch, inside))
     return found

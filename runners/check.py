@@ -19,14 +19,15 @@ import numpy as np
 from conf import schema
 from conf.errors import AgentrlError, ExitCode
 from runners.engines.contract import Engine, Generation, SamplingParams
-from runners.engines.sglang.probe import Finding, Wanted, probe
 from runners.gateway.chat_template import make_renderer
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.service import Parts, serve
+from runners.gateway.inline import serving
+from runners.gateway.service import Parts
 from runners.gateway.tokenizer import load_tokenizer
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.registry import make_harness
 from runners.outcome import OutcomeClass
+from runners.probe import Finding, Wanted, probe
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxSpec
 from runners.stack import captured_shape, gateway_settings
@@ -165,22 +166,8 @@ async def _gateway(
         url = engine.url
     settings = gateway_settings(config, run_dir=run_dir, engine_url=url, tokenizer=tokenizer)
     settings["max_context_tokens"] = CONTEXT_TOKENS
-    ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
-    serving = asyncio.create_task(
-        serve(settings, announce=ready.set_result, stop=stop, parts=parts)
-    )
-    try:
-        serving.add_done_callback(lambda _: ready.cancel())
-        try:
-            info = await ready
-        except asyncio.CancelledError:
-            await serving  # says why it did not start
-            raise
+    async with serving(settings, parts) as info:
         yield info
-    finally:
-        stop.set()
-        await serving
 
 
 class CannedEngine:

@@ -3,10 +3,10 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/settings.sh"
-source "$HERE/common.sh"
+source "$HERE/steps.sh"
 
 require_secrets
-mkdir -p "$JOB_DIR/checkpoints" "$JOB_DIR/rollouts"
+mkdir -p "$JOB_DIR/checkpoints"
 [[ -e $JOB_DIR/config.json ]] || cp -- "$HERE/config.json" "$JOB_DIR/config.json"
 [[ $LAUNCHER != kubernetes ]] || wait_for_nodes auto # others have waited
 if [[ ! -e $TORCH_DIST/latest_checkpointed_iteration.txt ]]; then

@@ -3,7 +3,7 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/settings.sh"
-source "$HERE/common.sh"
+source "$HERE/steps.sh"
 address=http://$1:$DASHBOARD_PORT
 known=$STATE_DIR/submission
 log=$LOG_DIR/job.log

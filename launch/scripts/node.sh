@@ -3,7 +3,7 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/settings.sh"
-source "$HERE/common.sh"
+source "$HERE/steps.sh"
 role=$1 head=$2 node=${3:-$HOSTNAME}
 
 if ! reason=$(bash "$HERE/preflight.sh" "$role"); then
@@ -19,12 +19,19 @@ place=(--address "$head:$RAY_PORT")
 if [[ $role == head ]]; then
   place=(--head --port "$RAY_PORT" --dashboard-host 0.0.0.0 --dashboard-port "$DASHBOARD_PORT")
 fi
+pid_file=$STATE_DIR/node-$node.pid ray_pid=
+# stop_node.sh ends this process, and it ends the one Ray that it started.
+end() {
+  [[ -z $ray_pid ]] || { kill -TERM "$ray_pid" 2>/dev/null && wait "$ray_pid"; } || :
+  rm -f -- "$pid_file"
+  exit "$1"
+}
+trap 'end 0' TERM INT
+printf '%s %s\n' "$$" "$(cut -d ' ' -f 22 "/proc/$$/stat")" >"$pid_file"
+[[ ! -e $STATE_DIR/stopping ]] || end 0 # the launch was over before this node was ready
 ray start "${place[@]}" --num-gpus "$GPUS_PER_NODE" --disable-usage-stats --block &
 ray_pid=$!
-# stop_node.sh ends this process, and it ends the one Ray that it started.
-trap 'kill -TERM "$ray_pid" 2>/dev/null; wait "$ray_pid" || :; rm -f -- "$STATE_DIR/node-$node.pid"; exit 0' TERM INT
-printf '%s %s\n' "$$" "$(cut -d ' ' -f 22 "/proc/$$/stat")" >"$STATE_DIR/node-$node.pid"
 code=0
 wait "$ray_pid" || code=$?
-rm -f -- "$STATE_DIR/node-$node.pid"
-exit "$code"
+ray_pid=
+end "$code"

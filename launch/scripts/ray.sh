@@ -3,7 +3,7 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/settings.sh"
-source "$HERE/common.sh"
+source "$HERE/steps.sh"
 
 prepare_job_dir
 exec bash "$SCRIPT_DIR/job.sh" "$RAY_HEAD"

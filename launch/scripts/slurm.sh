@@ -3,7 +3,7 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/settings.sh"
-source "$HERE/common.sh"
+source "$HERE/steps.sh"
 
 require_secrets
 prepare_job_dir

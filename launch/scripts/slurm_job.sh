@@ -3,7 +3,7 @@
 set -euo pipefail
 HERE=${AGENTRL_SCRIPTS:?}
 source "$HERE/settings.sh"
-source "$HERE/common.sh"
+source "$HERE/steps.sh"
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 srun --nodes "$NODES" --ntasks "$NODES" --ntasks-per-node 1 --output "$LOG_DIR/node-%N.log" \

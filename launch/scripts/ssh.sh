@@ -3,7 +3,7 @@
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/settings.sh"
-source "$HERE/common.sh"
+source "$HERE/steps.sh"
 trap '' HUP # the terminal may go
 
 require_secrets
@@ -28,6 +28,7 @@ start_worker() {
 
 stop() {
   local host
+  : >"$STATE_DIR/stopping"
   for host in "${hosts[@]:1}"; do
     printf 'exec bash %q %q </dev/null\n' "$SCRIPT_DIR/stop_node.sh" "$host" | on "$host" >>"$LOG_DIR/node-$host.log" 2>&1 &
     stops+=("$!")

@@ -123,10 +123,16 @@ def _with_row(sample: Any, base: Any, row: Sample, start: int, about: dict[str, 
     sample.response_length = len(row.tokens) - start
     sample.loss_mask = row.loss_mask[start:].astype(int).tolist()
     sample.rollout_log_probs = row.logprobs[start:].tolist()
-    # the last token was sampled, but never run
-    sample.rollout_routed_experts = row.routing.experts[:-1] if row.routing is not None else None
+    sample.rollout_routed_experts = _routed(row.routing)
     sample.metadata = {**(base.metadata or {}), KEY: about}
     return sample
+
+
+def _routed(routing: Routing | None) -> np.ndarray | None:
+    """Return routing in slime's layout: int32, a row for every token but the last, which was
+    sampled and never run.
+    """
+    return None if routing is None else routing.experts[:-1].astype(np.int32)
 
 
 def _about(record: RolloutRecord) -> dict[str, Any]:

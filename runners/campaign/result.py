@@ -16,7 +16,7 @@ class CampaignResult:
 
     summary: dict[str, Any]
     """``run_dir, steps, eval: {first, last}, wall_s, rollouts, outcomes, tokens: {sampled,
-    trained}``.
+    trained}``; with routing replay also ``routing: {captured, disagree_token, k3, k3_native}``.
     """
     exit_code: ExitCode
     message: str = ""
@@ -31,7 +31,8 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
     ``eval.last`` is None until there is a second evaluation. ``tokens`` are those of the training
     rollouts of finished steps that ended with a grade; the fan-out decides what is trained.
     """
-    steps = [row.step for row in store.steps() if row.state == "done"]
+    rows = [row for row in store.steps() if row.state == "done"]
+    steps = [row.step for row in rows]
     evaluations = store.evaluations()
     done = set(steps)
     outcomes: Counter[str] = Counter()
@@ -52,7 +53,19 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
         "rollouts": sum(outcomes.values()),
         "outcomes": dict(sorted(outcomes.items())),
         "tokens": {"sampled": sampled, "trained": trained},
+        **_routing([row.metrics for row in rows]),
     }
+
+
+def _routing(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the means over steps of what replay came to, ``k3_native`` over those in which it was
+    measured; nothing without replay.
+    """
+    figures = {}
+    for name in ("captured", "disagree_token", "k3", "k3_native"):
+        known = [step[f"r3/{name}"] for step in steps if step.get(f"r3/{name}") is not None]
+        figures[name] = sum(known) / len(known) if known else None
+    return {"routing": figures} if figures["k3"] is not None else {}
 
 
 def metrics_rows(store: RunStore, only: int | None = None) -> list[dict[str, Any]]:

@@ -114,7 +114,16 @@ class HttpEngine:
 
     async def loads(self) -> Load:
         """Return what it has to do (``/v1/loads``)."""
-        raw = await self._request("GET", "/v1/loads?include=core", None, LOADS_DEADLINE_S)
+        try:
+            raw = await self._request("GET", "/v1/loads?include=core", None, LOADS_DEADLINE_S)
+        except EngineError as error:
+            if error.status != 404:
+                raise
+            raise EngineError(
+                f"engine {self.name} has no /v1/loads, as no router has: list the servers behind "
+                "it in engine.workers",
+                status=404,
+            ) from error
         try:
             rows = orjson.loads(raw)["loads"]
             return Load(

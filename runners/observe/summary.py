@@ -31,6 +31,12 @@ def summary_table(summary: dict[str, Any]) -> Table:
         table.add_row(f"  {code}", f"{count:,}")
     table.add_row("tokens sampled", f"{summary['tokens']['sampled']:,}")
     table.add_row("tokens trained", f"{summary['tokens']['trained']:,}")
+    routing = summary.get("routing")
+    if routing is not None:
+        native = routing["k3_native"]
+        without = "" if native is None else f" ({native:.1e} without)"
+        table.add_row("routing captured", f"{routing['captured']:.1%}")
+        table.add_row("k3 with routing replay", f"{routing['k3']:.1e}{without}")
     table.add_row("wall time", duration(summary["wall_s"]))
     table.add_row("directory", Text(summary["run_dir"]))
     return table

@@ -21,8 +21,8 @@ from runners.trajectory.record import BranchKind, IdArray, Turn
 
 What = Literal["message", "tools", "limits", "tokens", "missing", "extra"]
 """``message``: one of those that the turn added; ``tools``, and ``limits`` (model, max_tokens,
-stop): what came with them; ``tokens``: the same words became another prompt; ``missing``: the program did
-not ask for the turn; ``extra``: it asked for one more.
+stop): what came with them; ``tokens``: the same words became another prompt; ``missing``: the
+program did not ask for the turn; ``extra``: it asked for one more.
 """
 
 DRAWN = (
@@ -140,17 +140,17 @@ def _numbers(turns: Sequence[Turn]) -> list[int]:
 
 
 def _differing(old: Turn, new: Turn) -> Iterator[_Found]:
-    """Yield what a client sent differently, the tools first: they stand first in a prompt."""
+    """Yield what a client sent differently."""
     today = (_day(old), _day(new))
-    tools = [json.dumps(turn.request.get("tools", []), indent=1) for turn in (old, new)]
-    if tools[0] != tools[1]:
-        yield _Found("tools", None, None, *_excerpts(*tools))
     pairs = zip_longest(old.request["messages"], new.request["messages"])
     for number, (was, now) in enumerate(pairs):
         before, after = _plain(was, *today), _plain(now, *today)
         if before != after:
             role = (now or was)["role"]
             yield _Found("message", number, role, *_excerpts(before, after))
+    tools = [json.dumps(turn.request.get("tools", [])) for turn in (old, new)]
+    if tools[0] != tools[1]:
+        yield _Found("tools", None, None, *_excerpts(*tools))
     limits = [_limits(turn.request) for turn in (old, new)]
     if limits[0] != limits[1]:
         yield _Found("limits", None, None, *limits)

@@ -194,7 +194,7 @@ def plot(measured: Mapping[str, Found], path: Path) -> None:
             axes.set_yscale("log")
             axes.set_title(f"{policy}: {title}", loc="left", fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
-    rows[0][0].legend(frameon=False)
+    rows[0][0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
     figure.savefig(path)
 
 

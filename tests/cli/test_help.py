@@ -14,7 +14,10 @@ from tests.cli.conftest import Agentrl
 
 Golden = Callable[[str, str], None]
 
-COMMANDS = ("run", "check", "eval", "regrade", "show", "status", "dump-trajectories", "gateway")
+COMMANDS = (
+    *("run", "check", "eval", "launch", "regrade", "replay", "show", "status", "dump-trajectories"),
+    "gateway",
+)
 
 HEAVY = {
     *("torch", "transformers", "hydra", "omegaconf", "numpy", "aiohttp", "renderers"),

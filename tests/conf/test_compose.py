@@ -104,7 +104,8 @@ def test_all_faults_are_reported_at_once() -> None:
     for part in (
         "run.stepz is no key: did you mean run.steps?",
         "egine is no key: did you mean engine?",
-        "engine=sglan is no choice: did you mean engine=sglang? (choices: embedded, sglang, sglang_launch)",
+        "engine=sglan is no choice: did you mean engine=sglang? "
+        "(choices: embedded, sglang, sglang_launch)",
         "scenario=lineal is no choice: did you mean scenario=linear?",
         "run.steps=abc must be a whole number",
         "sampling.temperature=-1 must be greater than 0",

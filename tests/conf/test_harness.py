@@ -23,6 +23,31 @@ def test_a_sandbox_has_the_limits_that_its_agent_program_needs() -> None:
     assert limits("sandbox.memory_mb=512")[0] == 512, "our own agent needs little"
 
 
+@pytest.mark.parametrize("kind", ["linear", "subagent", "compact", "mixed"])
+def test_codex_works_in_every_scenario_that_leaves_it_room(kind: str) -> None:
+    room = ["scenario.window_tokens=12000"] if kind in ("compact", "mixed") else []
+    assert compose(["harness=codex", f"scenario={kind}", *room]).harness.kind == "codex"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mend"),
+    [
+        (["harness=codex", "sandbox.memory_mb=1024"], "raise sandbox.memory_mb"),
+        (["harness=codex", "scenario=compact"], "raise scenario.window_tokens"),
+        (["harness=mini_swe_agent", "sandbox.memory_mb=512"], "raise sandbox.memory_mb"),
+        *(
+            (["harness=mini_swe_agent", f"scenario={kind}"], "set scenario=linear")
+            for kind in ("subagent", "compact", "mixed")
+        ),
+    ],
+)
+def test_what_a_program_cannot_work_with_is_refused(overrides: list[str], mend: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(overrides)
+    (fault,) = caught.value.faults
+    assert mend in fault
+
+
 @pytest.mark.parametrize(
     ("overrides", "mend"),
     [

@@ -13,8 +13,9 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
 
+LONG = 1000
 KNOWN = ("rid", "input_ids", "sampling_params", "return_logprob")
 """What the router passes on, of what we send."""
 
@@ -23,12 +24,18 @@ class SglangServer(ScriptedEngine):
     """A scripted engine with SGLang's other endpoints."""
 
     context_length: int | None = 40960
+    long_s = 1.0
+    """How long a request of ``LONG`` tokens takes."""
     deaf = False
     """It takes no notice of aborts."""
+    parsers: tuple[str, ...] = ("qwen25",)
+    """What it has that reads Qwen's calls; the others find none."""
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body = orjson.loads(await request.read() or b"{}")
         match request.path:
+            case "/generate" if body["sampling_params"]["max_new_tokens"] > LONG:
+                self.script.appendleft(Completion("a<|im_end|>", delay_s=self.long_s))
             case "/v1/loads":
                 row = {"dp_rank": 0, "num_running_reqs": len(self._running), "num_waiting_reqs": 0}
                 return _json({"timestamp": 0.0, "version": "x", "loads": [row]})
@@ -43,7 +50,8 @@ class SglangServer(ScriptedEngine):
                 thought = thought.removeprefix("<think>").strip()
                 return _json({"reasoning_text": thought, "text": rest.lstrip("\n")})
             case "/parse_function_call":
-                return _json(hermes(body["text"], body["tools"]))
+                tools = body["tools"] if body["tool_call_parser"] in self.parsers else []
+                return _json(hermes(body["text"], tools))
             case "/abort_request" if self.deaf:
                 return web.Response()
             case "/abort_request" if body.get("abort_all"):
@@ -57,7 +65,7 @@ class SglangServer(ScriptedEngine):
 def hermes(text: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
     """Read Qwen's calls as SGLang's ``qwen25`` does: what is no JSON is left out."""
     names = [tool["function"]["name"] for tool in tools]
-    calls = []
+    calls: list[dict[str, Any]] = []
     for found in re.findall(r"<tool_call>\n?(.*?)\n?</tool_call>", text, re.DOTALL):
         try:
             call = orjson.loads(found)

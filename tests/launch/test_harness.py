@@ -32,6 +32,14 @@ def test_a_program_that_is_not_installed_is_fatal_and_says_how_to_get_it(tmp_pat
     assert "`agentrl check harness=claude_code`" in message
 
 
+@pytest.mark.parametrize("kind", ["codex", "mini_swe_agent"])
+def test_each_program_says_how_it_is_had(kind: str, tmp_path: Path) -> None:
+    config = compose([f"harness={kind}", *LONG])
+    (problem,) = [p for p in preflight(config, tmp_path) if f"harness={kind}" in p.message]
+    assert problem.fatal
+    assert f"`agentrl check harness={kind}`" in problem.message
+
+
 def test_an_installed_program_is_no_problem(tmp_path: Path) -> None:
     harness = compose(["harness=claude_code"]).harness
     assert isinstance(harness, ClaudeCodeHarness)

@@ -10,7 +10,7 @@ import pytest
 from conf import programs
 from conf.compose import compose
 from conf.errors import ExitCode
-from conf.schema import ClaudeCodeHarness, Config
+from conf.schema import Config
 from runners.check import DialBackError, dial_back
 from runners.harnesses.registry import install_harness
 from runners.outcome import OutcomeCode
@@ -62,12 +62,24 @@ async def test_a_program_that_never_calls_fails_the_check(tmp_path: Path) -> Non
 
 
 @pytest.mark.agents
-async def test_the_real_claude_code_dials_back(tmp_path: Path) -> None:
-    config = config_for(tmp_path, "harness=claude_code")
-    assert isinstance(config.harness, ClaudeCodeHarness)
-    if shutil.which("npm") is None and not programs.claude_code(config.harness).exists():
-        pytest.skip("npm, which installs Claude Code, is not here")
+@pytest.mark.parametrize("kind", ["claude_code", "codex"])
+async def test_the_real_programs_dial_back(kind: str, tmp_path: Path) -> None:
+    config = config_for(tmp_path, f"harness={kind}")
+    program = programs.place(config.harness)
+    assert program is not None
+    if shutil.which("npm") is None and not program.exists():
+        pytest.skip("npm, which installs it, is not here")
     install_harness(config.harness)
     found = await dial_back(config, tmp_path / "work")
     assert (found.turns, found.result.code) == (1, OutcomeCode.POLICY_FINISHED)
-    assert found.result.facts["version"] == config.harness.version
+    assert found.result.facts["version"] == getattr(config.harness, "version", None)
+
+
+@pytest.mark.agents
+@pytest.mark.slow
+async def test_the_real_mini_swe_agent_dials_back(tmp_path: Path) -> None:
+    config = config_for(tmp_path, "harness=mini_swe_agent")
+    install_harness(config.harness)
+    found = await dial_back(config, tmp_path / "work")
+    assert found.turns == 3, "three answers without a call"
+    assert found.result.code is OutcomeCode.POLICY_FORMAT_ERROR

@@ -33,7 +33,7 @@ ENDLESS = 1_000_000_000
 """Tokens: it never thinks that a conversation is long; the gateway knows what fits the model."""
 SUBAGENT_DEPTH = 1
 """Sub-agents send no sub-agents."""
-RETRIES = 5
+RETRIES = 4
 """A gateway that is gone is found out in seconds."""
 IDLE_MS = 300_000
 """Without a word of the stream, not even a ping, it asks again after so long."""

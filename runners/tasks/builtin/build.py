@@ -66,7 +66,7 @@ def _write(root: Path, package: Path) -> Iterator[dict[str, Any]]:
     repo = root / f"{OWNER}__{package.name}.git"
     with tempfile.TemporaryDirectory(dir=root) as scratch:
         history = _History(repo, Path(scratch))
-        for name, text in parts_of(package / "base.txtar").items():
+        for name, text in parts_of(package / "repository.txtar").items():
             path = Path(scratch) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")

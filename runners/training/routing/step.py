@@ -37,9 +37,17 @@ class ReplayedStep:
         config: schema.RoutingRecompute | schema.RoutingRollout,
         shape: RoutingShape,
     ) -> None:
+        """Find the policy's routers; raises RoutingError if they are not those of ``shape``."""
         self.config = config
         self.shape = shape
         self._replay = RouterReplay(policy)
+        found = tuple(self._replay.routers)
+        if (self._replay.layers, found) != (shape.layers, shape.routed):
+            raise RoutingError(
+                f"layers {list(found)} of {self._replay.layers} route, and the policy's "
+                f"config.json says {list(shape.routed)} of {shape.layers}: rows would be replayed "
+                "in other layers than their own; set routing_replay=off"
+            )
         self._totals = _Totals()
 
     @property

@@ -9,16 +9,18 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import pytest_asyncio
 
 from conf.compose import compose, to_json
 from conf.errors import ConfigError
 from runners.backends import rig
-from runners.backends.slime import VARIABLE, evaluate, generate, post_process_rewards
+from runners.backends.slime import VARIABLE, evaluate, generate, post_process_rewards, run_dir
 from runners.tasks.datasets import load_tasks
 from runners.training.routing.shape import routing_shape
 from runners.trajectory.store import RunStore
@@ -28,6 +30,7 @@ from tests.fakes.slime_rollout import Sample, group_rolled_out, groups_of, rolle
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
 SAYS = spoken([{"type": "text", "text": "I give up."}])
 SMALL = (
     *("run.steps=1", "run.tasks_per_step=2", "run.rollouts_per_task=2", "run.eval_tasks=2"),
@@ -66,15 +69,10 @@ def write_run(run_dir: Path, model: Path, *overrides: str) -> list[str]:
     return [task.id for task in tasks if task.split == "train"]
 
 
-@pytest.fixture
-async def job(
-    tmp_path: Path, model: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Job]:
-    run_dir, overrides = tmp_path / "run", getattr(request, "param", ())
+@asynccontextmanager
+async def running_job(run_dir: Path, model: Path, *overrides: str) -> AsyncIterator[Job]:
     tasks = write_run(run_dir, model, *overrides)
-    monkeypatch.setenv(VARIABLE, str(run_dir))
     async with SglangServer() as engine, Router(engine) as router:
-        engine.always = Completion(SAYS)
         host, port = router.address
         args = Namespace(
             sglang_router_ip=host,
@@ -83,11 +81,31 @@ async def job(
             rollout_batch_size=2,
             n_samples_per_prompt=2,
             use_rollout_routing_replay=False,
+            agentrl_run_dir=str(run_dir),
         )
+        engine.always = Completion(SAYS)
         yield Job(args, engine, router, run_dir, tasks)
         await rig.close(run_dir)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one_job(tmp_path_factory: pytest.TempPathFactory, model: Path) -> AsyncIterator[Job]:
+    async with running_job(tmp_path_factory.mktemp("job") / "run", model) as job:
+        yield job
+
+
+@pytest.fixture
+def job(one_job: Job) -> Job:
+    """The job of all tests, which take groups of their own; its engine answers again."""
+    one_job.engine.always = Completion(SAYS)
+    one_job.engine.seen.requests.clear()
+    one_job.engine.seen.answered.clear()
+    one_job.engine.arrived.clear()
+    one_job.router.keys.clear()
+    return one_job
+
+
+@in_one_loop
 async def test_groups_at_once_become_what_slime_trains_on(job: Job) -> None:
     groups = groups_of(job.tasks, 2)
     done = await asyncio.gather(*(group_rolled_out(job.args, group, generate) for group in groups))
@@ -95,7 +113,8 @@ async def test_groups_at_once_become_what_slime_trains_on(job: Job) -> None:
     assert data["rollout_ids"] == [0, 1, 2, 3]
     assert data["rewards"] == [0.0] * 4, "groups whose rewards are all equal teach nothing"
     with job.store() as store:
-        records = {record.rollout_id: record for record in store.rollouts(counts=True)}
+        counting = [r for r in store.rollouts(split="train", counts=True) if r.step == 1]
+        records = {record.rollout_id: record for record in counting}
     assert sorted(records) == [
         *("train-000001-000-00", "train-000001-000-01"),
         *("train-000001-001-00", "train-000001-001-01"),
@@ -104,14 +123,15 @@ async def test_groups_at_once_become_what_slime_trains_on(job: Job) -> None:
     assert job.router.keys[0] in {record.session_id for record in records.values()}
 
 
+@in_one_loop
 async def test_a_sample_has_every_field_as_slime_wants_it(job: Job) -> None:
-    (group,) = groups_of(job.tasks[:1], 1, first=3)
+    (group,) = groups_of(job.tasks[:1], 1, first=13)
     ((made,),) = await group_rolled_out(job.args, group, generate)
     answer = tiny_tokenizer().encode(SAYS, add_special_tokens=False).ids
     prompt = job.engine.seen.requests[0]["input_ids"]
     _, logprobs = job.engine.seen.answered[0]
     assert made is not group[0], "an attempt leaves slime's own sample alone"
-    assert (made.group_index, made.index, made.rollout_id) == (3, 3, 3)
+    assert (made.group_index, made.index, made.rollout_id) == (13, 13, 13)
     assert made.tokens == prompt + answer
     assert made.response_length == len(answer)
     assert made.response == tiny_tokenizer().decode(answer, skip_special_tokens=False)
@@ -126,23 +146,24 @@ async def test_a_sample_has_every_field_as_slime_wants_it(job: Job) -> None:
     assert made.metadata["instance_id"] == job.tasks[0]
     assert (about["kind"], about["share"], about["graded"]) == ("final", 1.0, True)
     with job.store() as store:
-        (record,) = store.rollouts(counts=True)
+        (record,) = [r for r in store.rollouts(counts=True) if r.rollout_id == about["rollout"]]
     assert (about["rollout"], made.session_id) == (record.rollout_id, record.session_id)
     assert made.reward == record.reward
-    assert (record.step, record.group) == (2, 1), "slime numbers groups over the whole job"
+    assert (record.step, record.group) == (7, 1), "slime numbers groups over the whole job"
 
 
+@in_one_loop
 async def test_an_evaluation_gives_one_sample_and_its_own_records(job: Job) -> None:
-    sample = Sample(index=0, prompt="Fix it.", metadata={"instance_id": job.tasks[0]})
+    sample = Sample(index=70, prompt="Fix it.", metadata={"instance_id": job.tasks[0]})
     twice = [await rolled_out(job.args, sample, generate, evaluation=True) for _ in range(2)]
     assert [len(made) for made in twice] == [1, 1]
     with job.store() as store:
         records = store.rollouts(split="eval", counts=True)
-    assert [record.rollout_id for record in records] == [
-        *("eval-000000-000-00", "eval-000000-000-01")
-    ]
+    found = [record.rollout_id for record in records if record.group == 70]
+    assert [name.rpartition("-070-")[2] for name in found] == ["00", "01"]
 
 
+@in_one_loop
 async def test_slimes_evaluation_measures_the_held_out_tasks(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,18 +175,19 @@ async def test_slimes_evaluation_measures_the_held_out_tasks(
     )
     for module in (ModuleType("slime"), ModuleType("slime.utils"), types, async_utils):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    measured = await asyncio.to_thread(evaluate, job.args, 4, None, evaluation=True)
+    measured = await asyncio.to_thread(evaluate, job.args, 400, None, evaluation=True)
     held_out = measured["held_out"]
     assert len(held_out["rewards"]) == len(held_out["samples"]) == 2
     assert held_out["truncated"] == [False, False]
     assert held_out["agentrl_failed"] == 0
     with job.store() as store:
-        assert {record.step for record in store.rollouts(split="eval")} == {4}
+        assert len([r for r in store.rollouts(split="eval") if r.step == 400]) == 2
 
 
+@in_one_loop
 async def test_a_rollout_without_a_grade_keeps_its_place_and_moves_no_baseline(job: Job) -> None:
     job.engine.always = None  # the engine answers 500
-    (group,) = groups_of(job.tasks[:1], 2)
+    (group,) = groups_of(job.tasks[:1], 2, first=20)
     done = await group_rolled_out(job.args, group, generate)
     for (made,) in done:
         assert made.status is Sample.Status.ABORTED
@@ -176,37 +198,43 @@ async def test_a_rollout_without_a_grade_keeps_its_place_and_moves_no_baseline(j
     assert data["rewards"] == [0.0, 0.0]
 
 
+@in_one_loop
 async def test_what_slime_gives_up_is_stored_and_gone_when_it_returns(job: Job) -> None:
     job.engine.always = Completion(SAYS, delay_s=60.0)
-    (group,) = groups_of(job.tasks[:1], 2)
+    (group,) = groups_of(job.tasks[:1], 2, first=30)
     pending = asyncio.create_task(group_rolled_out(job.args, group, generate))
     await asyncio.wait_for(job.engine.arrived.wait(), 60)
     pending.cancel()
     (ended,) = await asyncio.gather(pending, return_exceptions=True)
     assert isinstance(ended, asyncio.CancelledError)
     job.engine.always = Completion(SAYS)
-    ((made,),) = await group_rolled_out(job.args, groups_of(job.tasks[:1], 1)[0], generate)
+    ((made,),) = await group_rolled_out(
+        job.args, groups_of(job.tasks[:1], 2, first=30)[0][:1], generate
+    )
     assert made.status is Sample.Status.COMPLETED, "the same sample is a new attempt"
     with job.store() as store:
-        codes = {(r.session_id[-2:], r.outcome.code.value) for r in store.rollouts()}
+        codes = {
+            (r.session_id[-2:], r.outcome.code.value) for r in store.rollouts() if r.step == 16
+        }
     assert ("a0", "cancelled.user") in codes
     assert ("a1", "policy.gave_up") in codes
 
 
-@pytest.mark.parametrize("job", [("routing_replay=rollout",)], indirect=True)
+@in_one_loop
 async def test_routing_passes_by_the_router_and_has_a_row_for_all_tokens_but_the_last(
-    job: Job, model: Path
+    tmp_path: Path, model: Path
 ) -> None:
     shape = routing_shape(model)
     assert shape is not None
-    job.engine.shape = shape
-    job.args.use_rollout_routing_replay = True
-    job.args.num_layers, job.args.moe_router_topk = shape.layers, shape.top_k
-    job.args.moe_layers = shape.routed
-    (group,) = groups_of(job.tasks[:1], 2)
-    first = await rolled_out(job.args, group[0], generate)
-    job.engine.always = None
-    second = await rolled_out(job.args, group[1], generate)
+    async with running_job(tmp_path / "run", model, "routing_replay=rollout") as job:
+        job.engine.shape = shape
+        job.args.use_rollout_routing_replay = True
+        job.args.num_layers, job.args.moe_router_topk = shape.layers, shape.top_k
+        job.args.moe_layers = shape.routed
+        (group,) = groups_of(job.tasks[:1], 2)
+        first = await rolled_out(job.args, group[0], generate)
+        job.engine.always = None
+        second = await rolled_out(job.args, group[1], generate)
     assert [first[0].remove_sample, second[0].remove_sample] == [False, True]
     train_data(job.args, [[first, second]], post_process_rewards)
     assert job.router.keys == []
@@ -214,17 +242,21 @@ async def test_routing_passes_by_the_router_and_has_a_row_for_all_tokens_but_the
     assert (first[0].rollout_routed_experts == sent).all()
 
 
+@in_one_loop
 async def test_a_task_that_the_run_does_not_know_ends_the_job(job: Job) -> None:
     with pytest.raises(ConfigError, match=r"names \['nobody'.*--prompt-data"):
         await rolled_out(job.args, groups_of(["nobody"], 1)[0][0], generate)
 
 
-async def test_without_a_run_directory_it_says_what_to_set(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+def test_the_run_directory_is_named_by_the_arguments_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(ConfigError, match="agentrl_run_dir"):
-        await rolled_out(job.args, groups_of(job.tasks[:1], 1)[0][0], generate)
+        run_dir(Namespace())
+    monkeypatch.setenv(VARIABLE, "/a")
+    assert run_dir(Namespace()) == Path("/a")
+    assert run_dir(Namespace(agentrl_run_dir="/b")) == Path("/b")
 
 
 def test_it_is_light_and_loads_by_its_path_from_anywhere(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from runners.gateway.service import Parts, serve
 from runners.trajectory.record import Turn
 from runners.trajectory.store import RunStore
 
+NO_PARTS = Parts()
 TOOLS: list[dict[str, Any]] = [
     {
         "name": "Bash",
@@ -79,7 +80,7 @@ async def running_gateway(
     run_dir: Path,
     *,
     make_run: bool = True,
-    parts: Parts = Parts(),
+    parts: Parts = NO_PARTS,
     **changes: Any,
 ) -> AsyncIterator[Gateway]:
     """Serve a gateway in this event loop."""

@@ -109,6 +109,15 @@ def test_the_summary_shows_every_figure() -> None:
     assert shown.index("policy.finished") < shown.index("budget.turns")
 
 
+def test_the_summary_tells_the_mismatch_with_and_without_routing_replay() -> None:
+    routing = {"captured": 0.998, "disagree_token": 0.1, "k3": 1.2e-6, "k3_native": 3.4e-5}
+    shown = text(summary_table(summary(routing=routing)))
+    assert "99.8%" in shown
+    assert "1.2e-06 (3.4e-05 without)" in shown
+    assert "without" not in text(summary_table(summary(routing=routing | {"k3_native": None})))
+    assert "k3" not in text(summary_table(summary()))
+
+
 def test_the_summary_of_a_run_that_was_evaluated_once_shows_that_one_rate() -> None:
     once = text(summary_table(summary(eval={"first": 0.36, "last": None})))
     assert "36.0%" in once

@@ -42,9 +42,12 @@ async def record(config: Config, run_dir: Path, script: list[str]) -> RolloutRec
     assert config.model.tokenizer is not None
     async with ScriptedEngine() as engine:
         engine.say(*script)
-        limits = {"max_context_tokens": config.model.max_context_tokens}
         async with running_gateway(
-            engine.url, config.model.tokenizer, run_dir, make_run=False, **limits
+            engine.url,
+            config.model.tokenizer,
+            run_dir,
+            make_run=False,
+            max_context_tokens=config.model.max_context_tokens,
         ) as gateway:
             session = await gateway.session(session_id)
             spec = SandboxSpec(

@@ -102,6 +102,12 @@ def test_texts_are_shown_from_a_little_before_they_differ(differences: Any) -> N
     assert found.replayed == "x" * 60 + "new"
 
 
+def test_other_tools_are_a_difference(differences: Any) -> None:
+    new = replace(heard("same"), request={**heard("same").request, "tools": [{"name": "Bash"}]})
+    (found,) = differences(heard("same"), new)
+    assert (found.what, found.recorded, found.replayed) == ("tools", "[]", '[{"name": "Bash"}]')
+
+
 def test_the_same_words_as_other_tokens_are_a_difference(differences: Any) -> None:
     new = replace(heard("same"), prompt_new=np.array([1, 4], np.int32))
     assert [found.what for found in differences(heard("same"), new)] == ["tokens"]

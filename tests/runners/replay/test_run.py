@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_same_program_sends_the_same_requests_and_the_run_stays_as_it_is(run
     assert content(run) == before
 
 
-def test_a_changed_prompt_is_the_first_difference(run: Path) -> None:
+def test_other_tools_are_the_first_difference(run: Path) -> None:
     result = replay(run, ROLLOUT, ["scenario=subagent"])
     assert result.exit_code == ExitCode.FAILURE_BUDGET
     first = result.differences[0]
@@ -53,6 +54,20 @@ def test_a_changed_prompt_is_the_first_difference(run: Path) -> None:
     assert first.what == "tools"
     assert "Agent" in first.replayed
     assert "Agent" not in first.recorded
+
+
+async def test_a_changed_prompt_is_the_first_difference(tmp_path: Path) -> None:
+    stored = await record(run_config(tmp_path), tmp_path / "run", [LOOK, SUBMIT])
+    with sqlite3.connect(tmp_path / "run" / "store.sqlite") as database:
+        request = "replace(request, 'Solve the task', 'Do the task')"
+        database.execute(f"UPDATE turn SET request = {request} WHERE turn_index = 0")
+    database.close()
+    result = await asyncio.to_thread(replay, tmp_path / "run", ROLLOUT, [])
+    (only,) = result.differences
+    assert (only.what, only.message, only.role) == ("message", 0, "system")
+    assert (only.thread, only.turn, stored.turns) == ("main", 0, 2)
+    assert only.recorded.startswith("Do the task")
+    assert only.replayed.startswith("Solve the task")
 
 
 def test_other_limits_are_a_difference_of_each_turn(run: Path) -> None:

@@ -31,6 +31,11 @@ def config_for(*overrides: str) -> Config:
     return compose(["engine=sglang_launch", "seed=7", *overrides])
 
 
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that nobody has buried does not."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
 class Started:
     """Starts a server for a run, and keeps what is told of its end."""
 
@@ -74,7 +79,7 @@ async def test_it_is_told_what_the_configuration_says_and_ends_with_the_run(
     log = (tmp_path / "run" / "logs" / "engine.log").read_text()
     assert "fired up" in log
     await run.close()
-    assert not psutil.pid_exists(told["scheduler"])
+    assert not lives(told["scheduler"])
     with RunStore.open(tmp_path / "run", read_only=True) as store:
         assert Ledger(store).alive() == []
 
@@ -84,7 +89,7 @@ async def test_one_that_dies_while_it_loads_says_why(
 ) -> None:
     monkeypatch.setenv("FAKE_SGLANG", "die")
     run = Started(tmp_path / "run")
-    with pytest.raises(ServiceError, match="CUDA out of memory.*ended by itself \\(exit 3\\)"):
+    with pytest.raises(ServiceError, match=r"CUDA out of memory.*ended by itself \(exit 3\)"):
         await run.start(config_for())
     await run.close()
 
@@ -112,6 +117,6 @@ async def test_without_the_package_it_says_how_to_get_it(
 
 async def test_without_weights_there_is_nothing_to_serve(tmp_path: Path) -> None:
     run = Started(tmp_path / "run")
-    with pytest.raises(ConfigError, match="model.path"):
+    with pytest.raises(ConfigError, match=r"model\.path"):
         await run.start(config_for(), weights=None)
     await run.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from runners.training.routing.replay import Fired, RouterReplay
+from runners.training.routing.replay import WEIGHTS, Fired, RouterReplay
 from runners.trajectory.routing import RoutingError
 
 SMALL: dict[str, Any] = {
@@ -255,6 +257,33 @@ def test_a_dense_policy_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(RoutingError, match="routing_replay=off"):
         RouterReplay(LlamaForCausalLM(config))
+
+
+ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3MoeTopKRouter": ("qwen3_moe", {}),
+    "Qwen3NextTopKRouter": ("qwen3_next", {"norm_topk_prob": True}),
+    "Qwen3_5MoeTopKRouter": ("qwen3_5_moe", {}),
+    "Glm4MoeTopkRouter": ("glm4_moe", {"routed_scaling_factor": 1.5}),
+    "Glm4MoeLiteTopkRouter": ("glm4_moe_lite", {"routed_scaling_factor": 1.5}),
+}
+
+
+def test_the_weights_of_every_known_router_are_its_own() -> None:
+    assert ROUTERS.keys() == WEIGHTS.keys()
+    torch.manual_seed(0)
+    for name, (family, more) in ROUTERS.items():
+        module = import_module(f"transformers.models.{family}.modeling_{family}")
+        config = SimpleNamespace(
+            **{
+                "num_experts_per_tok": TOP_K, "num_experts": EXPERTS, "num_local_experts": EXPERTS,
+                "hidden_size": 16, "norm_topk_prob": True, "n_group": 2, "topk_group": 1, **more,
+            }
+        )  # fmt: skip
+        router = getattr(module, name)(config)
+        with torch.no_grad():
+            router.weight.normal_()
+            logits, weights, experts = router(torch.randn(20, 16))
+            assert torch.allclose(WEIGHTS[name](router, logits, experts), weights), name
 
 
 @pytest.mark.parametrize("shift", ["token", "layer"])

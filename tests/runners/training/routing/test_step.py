@@ -12,6 +12,7 @@ import torch
 
 from conf.schema import RoutingRecompute, RoutingReplay, RoutingRollout
 from runners.training.local import LocalTrainer
+from runners.training.routing.step import ReplayedStep
 from runners.training.sample import Sample
 from runners.trajectory.routing import Routing, RoutingError, RoutingShape
 from tests.fakes.tiny_model import write_tiny_model
@@ -182,6 +183,14 @@ def test_a_router_that_is_replaced_behind_the_trainer_s_back_raises_the_alarm(
     layers[1].mlp.gate = make_trainer(weights).model.model.layers[1].mlp.gate  # type: ignore
     with pytest.raises(RoutingError, match="layer 1's router fired 0 times"):
         trainer.step(rollouts(make_trainer(weights)))
+
+
+def test_a_config_that_misnames_the_layers_that_route_is_refused(tmp_path: Path) -> None:
+    """Rows would be replayed in other layers than they came from."""
+    policy = write_tiny_model(tmp_path, vocab_size=VOCAB, mlp_only_layers=[0])
+    shape = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
+    with pytest.raises(RoutingError, match=r"layers \[1\] of 2 route, and .* \[0, 1\] of 2"):
+        ReplayedStep(make_trainer(policy).model, r3(), shape)
 
 
 @pytest.mark.parametrize("routing", [r3(), R2])

@@ -37,12 +37,12 @@ refuse_failed_nodes() {
 
 # wait_for_nodes ADDRESS: until exactly NODES nodes are alive, JOIN_S seconds at most.
 wait_for_nodes() {
-  local nodes joined=0
+  local listed joined=0
   SECONDS=0
   while :; do
     refuse_failed_nodes
-    nodes=$(ray list nodes --address "$1" --filter state=ALIVE --format json --limit 10000 2>/dev/null) || nodes=
-    joined=$(grep -c '"node_id"' <<<"$nodes") || joined=0
+    listed=$(ray list nodes --address "$1" --filter state=ALIVE --format json --limit 10000 2>/dev/null) || listed=
+    joined=$(grep -c '"node_id"' <<<"$listed") || joined=0
     ((joined != NODES)) || break
     ((joined < NODES)) || die 4 "$joined nodes joined, launch.nodes=$NODES: the cluster at $1 is not this job's alone"
     ((SECONDS < JOIN_S)) || die 4 "$joined of $NODES nodes joined within $JOIN_S s (launch.join_s): see $LOG_DIR/node-*.log"
@@ -53,8 +53,8 @@ wait_for_nodes() {
 
 # prepare_job_dir: the scripts, the run's configuration and the job's state, where all nodes see them.
 prepare_job_dir() {
-  mkdir -p "$SCRIPT_DIR" "$STATE_DIR" "$LOG_DIR" "$JOB_DIR/checkpoints" "$JOB_DIR/rollouts"
+  mkdir -p "$SCRIPT_DIR" "$STATE_DIR" "$LOG_DIR" "$JOB_DIR/checkpoints"
   cp -- "$HERE/config.json" "$JOB_DIR/config.json"
   [[ $HERE -ef $SCRIPT_DIR ]] || cp -- "$HERE"/*.sh "$HERE"/*.py "$HERE"/*.json "$SCRIPT_DIR"/
-  rm -f -- "$STATE_DIR"/failed-*
+  rm -f -- "$STATE_DIR"/failed-* "$STATE_DIR/stopping"
 }

@@ -1,0 +1,54 @@
+"""``agentrl replay``: what it shows of a difference, and its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Agentrl
+from tests.runners.harnesses.real_agent import call
+from tests.runners.replay.recorded import ROLLOUT, record, run_config
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run with one rollout of one turn."""
+    place = tmp_path_factory.mktemp("run")
+    script = [call("Submit", message="done")]
+    asyncio.run(record(run_config(place), place / "run", script))
+    return str(place / "run")
+
+
+def test_no_difference_has_exit_code_0(agentrl: Agentrl, run: str) -> None:
+    done = agentrl("replay", run, "--rollout", ROLLOUT, "--json")
+    found = json.loads(done.stdout)
+    assert done.code == found["exit_code"] == 0
+    assert (found["first"], found["differences"]) == (None, [])
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_the_first_difference_is_shown_with_both_texts(agentrl: Agentrl, run: str) -> None:
+    done = agentrl("replay", run, "--rollout", ROLLOUT, "harness.max_tokens=95")
+    shown = " ".join(done.stdout.split())
+    assert done.code == 1
+    assert "turn 0 of thread main (main): limits" in shown
+    assert '"max_tokens": 96' in shown
+    assert '"max_tokens": 95' in shown
+
+
+def test_the_document_names_the_first_difference(agentrl: Agentrl, run: str) -> None:
+    done = agentrl("replay", run, "--rollout", ROLLOUT, "harness.max_tokens=95", "--json")
+    found = json.loads(done.stdout)
+    assert done.code == found["exit_code"] == 1
+    first = found["first"]
+    assert (first["branch"], first["thread"], first["turn"]) == ("main", "main", 0)
+    assert first == found["differences"][0]
+
+
+def test_a_rollout_that_is_not_there_is_a_usage_error(agentrl: Agentrl, run: str) -> None:
+    done = agentrl("replay", run, "--rollout", "train-9", "--json")
+    assert done.code == 2
+    assert "has no rollout train-9" in json.loads(done.stdout)["error"]

@@ -1,0 +1,149 @@
+"""The model table: Megatron's arguments are slime's, sizes are the models', checkpoints agree."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, PretrainedConfig
+
+from conf.models import MoeModel
+from launch import flags
+from launch.architecture import CheckpointError, compare, megatron_arguments, total_parameters
+from launch.preflight import preflight
+from tests.launch.cluster import MODELS, a_config
+
+SLIME = {
+    "qwen3_30b_a3b": "--disable-bias-linear --qk-layernorm --group-query-attention "
+    "--num-attention-heads 32 --num-query-groups 4 --kv-channels 128 --num-layers 48 "
+    "--hidden-size 2048 --ffn-hidden-size 6144 --normalization RMSNorm "
+    "--position-embedding-type rope --norm-epsilon 1e-6 --rotary-percent 1.0 --swiglu "
+    "--untie-embeddings-and-output-weights --vocab-size 151936 --rotary-base 1000000 "
+    "--moe-ffn-hidden-size 768 --moe-router-score-function softmax --moe-router-topk 8 "
+    "--moe-layer-freq [1]*48 --num-experts 128 --moe-grouped-gemm --moe-token-drop-policy probs "
+    "--moe-router-dtype fp32 --moe-permute-fusion --moe-aux-loss-coeff 0",
+    "qwen3_6_35b_a3b": "--spec slime_plugins.models.qwen3_5 get_qwen3_5_spec "
+    "--disable-bias-linear --qk-layernorm --group-query-attention --num-attention-heads 16 "
+    "--num-query-groups 2 --kv-channels 256 --num-layers 40 --hidden-size 2048 "
+    "--ffn-hidden-size 512 --use-gated-attention --normalization RMSNorm --apply-layernorm-1p "
+    "--position-embedding-type rope --norm-epsilon 1e-6 --rotary-percent 0.25 --swiglu "
+    "--untie-embeddings-and-output-weights --vocab-size 248320 --rotary-base 10000000 "
+    "--moe-ffn-hidden-size 512 --moe-shared-expert-intermediate-size 512 "
+    "--moe-router-score-function softmax --moe-router-topk 8 --moe-layer-freq [1]*40 "
+    "--num-experts 256 --moe-grouped-gemm --moe-token-drop-policy probs --moe-router-dtype fp32 "
+    "--moe-permute-fusion --moe-aux-loss-coeff 0 --attention-output-gate --moe-shared-expert-gate",
+    "glm4_7_355b_a32b": "--disable-bias-linear --qk-layernorm --group-query-attention "
+    "--num-attention-heads 96 --num-query-groups 8 --kv-channels 128 --num-layers 92 "
+    "--hidden-size 5120 --ffn-hidden-size 12288 --add-qkv-bias --normalization RMSNorm "
+    "--position-embedding-type rope --rotary-percent 0.5 --swiglu "
+    "--untie-embeddings-and-output-weights --vocab-size 151552 --rotary-base 1000000 "
+    "--moe-ffn-hidden-size 1536 --moe-shared-expert-intermediate-size 1536 "
+    "--moe-router-pre-softmax --moe-router-score-function sigmoid --moe-router-enable-expert-bias "
+    "--moe-router-bias-update-rate 0 --moe-router-load-balancing-type seq_aux_loss "
+    "--moe-router-topk 8 --moe-router-topk-scaling-factor 2.5 --moe-layer-freq [0]*3+[1]*89 "
+    "--num-experts 160 --moe-grouped-gemm --moe-router-dtype fp32 --moe-permute-fusion "
+    "--moe-aux-loss-coeff 0 --norm-epsilon 1e-5 --moe-token-drop-policy probs",
+}
+"""slime's own scripts; GLM's leave out two flags, whose defaults stand last here."""
+
+BILLIONS = {
+    "qwen3_30b_a3b": 30.5,
+    "qwen3_235b_a22b": 235,
+    "qwen3_6_35b_a3b": 35,
+    "glm4_5_106b_a12b": 106,
+    "glm4_7_355b_a32b": 355,
+    "glm4_7_flash": 30,
+}
+"""As the models' makers say."""
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_30b_a3b": ("qwen3_moe", {"num_hidden_layers": 48, "head_dim": 128}),
+    "glm4_5_106b_a12b": ("glm4_moe", {"attention_bias": True, "head_dim": 128}),
+    "glm4_7_flash": ("glm4_moe_lite", {"first_k_dense_replace": 1}),
+    "qwen3_6_35b_a3b": ("qwen3_5_moe_text", {}),
+}
+"""transformers' families, and where their defaults are not the model."""
+
+
+def model_of(kind: str) -> MoeModel:
+    model = a_config(model=kind).model
+    assert isinstance(model, MoeModel)
+    return model
+
+
+def values(words: str) -> dict[str, tuple[object, ...]]:
+    found, faults = flags.parse(shlex.split(words))
+    assert not faults
+    return {name: tuple(map(number, given)) for name, given in found.items()}
+
+
+def number(word: str) -> object:
+    try:
+        return float(word)
+    except ValueError:
+        return word
+
+
+@pytest.mark.parametrize("kind", SLIME)
+def test_megatron_s_arguments_are_those_of_slime_s_scripts(kind: str) -> None:
+    ours = megatron_arguments(model_of(kind))
+    assert values(shlex.join(flags.words(ours))) == values(SLIME[kind])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_parts_of_a_model_add_up_to_its_name(kind: str) -> None:
+    billions = total_parameters(model_of(kind).architecture) / 1e9
+    assert billions == pytest.approx(BILLIONS[kind], rel=0.015)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_model_s_arguments_are_flags(kind: str) -> None:
+    assert flags.check(megatron_arguments(model_of(kind))) == []
+
+
+def config_json(kind: str, folder: Path, **changes: object) -> Path:
+    family, known = FAMILIES[kind]
+    config: PretrainedConfig = AutoConfig.for_model(family, **known)
+    said = config.to_dict()
+    rope = said["rope_parameters"] | {"rope_theta": model_of(kind).architecture.rotary_base}
+    file = folder / "config.json"
+    file.write_text(json.dumps(said | {"rope_parameters": rope} | changes), "utf-8")
+    return file
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_table_agrees_with_what_transformers_writes(kind: str, tmp_path: Path) -> None:
+    assert compare(model_of(kind), config_json(kind, tmp_path)) == []
+
+
+def test_a_checkpoint_of_another_model_is_told_key_by_key(tmp_path: Path) -> None:
+    file = config_json("qwen3_30b_a3b", tmp_path, num_hidden_layers=94, moe_intermediate_size=1536)
+    found = compare(model_of("qwen3_30b_a3b"), file)
+    assert [line.partition(": ")[2].partition(",")[0] for line in found] == [
+        "num_hidden_layers=94",
+        "moe_intermediate_size=1536",
+    ]
+
+
+def test_a_text_model_within_a_larger_one_is_compared(tmp_path: Path) -> None:
+    file = config_json("qwen3_6_35b_a3b", tmp_path)
+    file.write_text(json.dumps({"text_config": json.loads(file.read_text()) | {"hidden_size": 1}}))
+    (found,) = compare(model_of("qwen3_6_35b_a3b"), file)
+    assert "hidden_size=1, but model=qwen3_6_35b_a3b has 2048" in found
+
+
+def test_a_broken_config_json_is_a_clear_error(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        compare(model_of("qwen3_30b_a3b"), file)
+
+
+def test_the_pre_flight_compares_a_checkpoint_that_is_here(tmp_path: Path) -> None:
+    config_json("qwen3_30b_a3b", tmp_path, num_hidden_layers=47)
+    config = a_config(f"model.path={tmp_path}")
+    fatal = [p.message for p in preflight(config, tmp_path / "run") if p.fatal]
+    assert any("num_hidden_layers=47" in message for message in fatal)

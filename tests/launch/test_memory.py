@@ -1,0 +1,96 @@
+"""The memory estimate, against what is known to have run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.errors import ConfigError
+from launch.memory import MemoryPlan, memory, training_phase
+from launch.plan import plan_job
+from launch.topology import cluster_job, topology
+from tests.launch.cluster import MODELS, a_config
+
+
+def memory_of(*overrides: str, model: str = "qwen3_30b_a3b") -> MemoryPlan:
+    job = cluster_job(a_config(*overrides, model=model))
+    return memory(job, topology(job))
+
+
+def test_a_sample_of_100k_tokens_fits_80_gb_at_cp_8_and_one_of_152k_does_not() -> None:
+    job = cluster_job(a_config(model="qwen3_6_35b_a3b"))
+    found = topology(job)
+    assert found.context == 8
+    assert training_phase(job, found, 100_000 // 8).fits
+    assert not training_phase(job, found, 152_000 // 8).fits
+    assert 100_000 <= memory(job, found).segment_tokens < 152_000
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_shipped_layouts_fit(model: str) -> None:
+    assert memory_of(model=model).faults == ()
+
+
+def test_the_layouts_that_slime_s_scripts_use_fit() -> None:
+    one = ["launch.nodes=1", "model.layout.context=1", "model.max_context_tokens=20480"]
+    assert memory_of(*one).faults == ()
+    assert memory_of("launch.nodes=2", model="glm4_7_flash").faults == ()
+    split = ["launch.nodes=16", "trainer.rollout_nodes=8"]
+    assert memory_of(*split, model="qwen3_235b_a22b").faults == ()
+
+
+def test_355_billion_parameters_do_not_fit_one_node() -> None:
+    small = ["launch.nodes=1", "model.layout.pipeline=1", "model.layout.context=1"]
+    small += ["model.layout.expert=8", "model.layout.engine_gpus=8", "model.layout.engine_expert=8"]
+    small += ["model.max_context_tokens=8192", "model.layout.engine_data=1"]
+    with pytest.raises(ConfigError) as caught:
+        plan_job(a_config(*small, model="glm4_7_355b_a32b"))
+    assert any("in training" in fault for fault in caught.value.faults)
+    assert any("engine a cache of 0 tokens" in fault for fault in caught.value.faults)
+    plan = plan_job(a_config(*small, "launch.ignore_memory=true", model="glm4_7_355b_a32b"))
+    assert plan.memory.faults
+    assert not plan.memory.training.fits
+
+
+def test_the_optimizer_is_on_the_gpus_or_in_main_memory() -> None:
+    offloaded, kept = memory_of(), memory_of("trainer.optimizer_offload=false")
+    assert dict(offloaded.training.parts)["optimizer"] == 0
+    # Twelve bytes for each of 30.5 billion parameters over 64 ranks.
+    assert dict(kept.training.parts)["optimizer"] == pytest.approx(
+        30.5e9 * 12 / 64 / 2**30, rel=0.05
+    )
+    assert kept.host_gib == 0
+    assert offloaded.host_gib == pytest.approx(30.5e9 * 12 / 8 / 2**30, rel=0.05)
+
+
+def test_weights_of_all_ranks_are_the_model() -> None:
+    layout = ["model.layout.tensor=8", "model.layout.expert=64", "model.layout.context=1"]
+    parts = dict(memory_of(*layout, "model.max_context_tokens=20480").training.parts)
+    # Routed experts over 64 ranks, the rest over 8.
+    routed = 48 * 128 * 3 * 2048 * 768
+    assert parts["weights"] == pytest.approx(
+        2 * (routed / 64 + (30.5e9 - routed) / 8) / 2**30, rel=0.02
+    )
+
+
+def test_an_engine_that_leaves_nothing_to_the_trainer_is_refused() -> None:
+    (fault,) = memory_of("model.layout.engine_memory=0.95").faults
+    assert fault.startswith("model.layout.engine_memory=0.95 leaves too little")
+
+
+@settings(max_examples=50)
+@given(model=st.sampled_from(MODELS), less=st.integers(1, 40_000), more=st.integers(1, 40_000))
+def test_more_tokens_need_more_memory_and_the_longest_segment_is_the_edge(
+    model: str, less: int, more: int
+) -> None:
+    job = cluster_job(CONFIGS[model])
+    found = topology(job)
+    less_total = training_phase(job, found, less).total
+    assert less_total < training_phase(job, found, less + more).total
+    edge = memory(job, found).segment_tokens // found.context
+    assert training_phase(job, found, edge).fits
+    assert not training_phase(job, found, edge + 1).fits
+
+
+CONFIGS = {model: a_config(model=model) for model in MODELS}

@@ -1,0 +1,283 @@
+"""The scripts run: against stand-ins for Ray, ssh, Slurm and the nodes, that record what they are
+asked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conf.schema import Config
+from launch.plan import plan_job
+from launch.write import write_job
+from tests.launch.cluster import a_config
+
+BIN = Path(__file__).parents[1] / "fakes" / "bin"
+HOSTS = ["head", *(f"node{number}" for number in range(1, 8))]
+SECRET = "e2b_do-not-write-this"
+DEADLINE_S = 60
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Eight nodes and a shared directory, all of them in a folder."""
+
+    root: Path
+
+    @property
+    def job(self) -> Path:
+        return self.root / "shared" / "agentrl"
+
+    def config(self, launch: str, join_s: int = 30) -> Config:
+        """Return a job whose paths are this cluster's."""
+        config = a_config(launch=launch)
+        shared = self.root / "shared"
+        section = {
+            "shared_dir": shared,
+            "slime_dir": self.root / "slime",
+            "python": str(BIN / "node-python"),
+            "join_s": join_s,
+            "free_disk_gb": 1,
+            "secrets": ("E2B_API_KEY",),
+            "ray_port": free_port(),
+            "dashboard_port": free_port(),
+            **({"hosts_file": self.root / "hosts"} if launch == "ssh" else {}),
+            **({"head": "head"} if launch == "ray" else {}),
+        }
+        model = config.model.model_copy(update={"path": shared / "weights"})
+        there = config.launch.model_copy(update=section)
+        return config.model_copy(update={"launch": there, "model": model})
+
+    def write(self, launch: str, **changes: int) -> Path:
+        """Write the job's directory; return its start script."""
+        plan = plan_job(self.config(launch, **changes))
+        return write_job(plan, self.root / "out", command=["agentrl", "launch"])
+
+    def environment(self, **given: str) -> dict[str, str]:
+        found = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG")}
+        return {
+            **found,
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "FAKE_DIR": str(self.root / "fake"),
+            "FAKE_HOSTS": " ".join(HOSTS),
+            "FAKE_CLUSTER_SECRET": SECRET,
+            "E2B_API_KEY": SECRET,
+            **given,
+        }
+
+    def start(self, script: Path, **given: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", str(script)],
+            env=self.environment(**given),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    def said(self, name: str) -> list[str]:
+        """Return the lines of a file of the stand-ins."""
+        file = self.root / "fake" / name
+        return file.read_text().splitlines() if file.exists() else []
+
+    def calls(self, start: str) -> list[str]:
+        return [line for line in self.said("calls") if line.startswith(start)]
+
+    def no_file_holds_the_secret(self) -> None:
+        for file in self.root.rglob("*"):
+            assert not file.is_file() or SECRET not in file.read_text(errors="replace"), file
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "slime" / "tools").mkdir(parents=True)
+    (tmp_path / "slime" / "train.py").touch()
+    (tmp_path / "shared" / "weights").mkdir(parents=True)
+    (tmp_path / "shared" / "weights" / "config.json").write_text("{}")
+    (tmp_path / "hosts").write_text("# the job's nodes\n" + "\n".join(HOSTS) + "\n")
+    return Cluster(tmp_path)
+
+
+def test_eight_nodes_join_by_ssh_and_are_ended_again(cluster: Cluster) -> None:
+    done = cluster.start(cluster.write("ssh"), FAKE_LATE="node3")
+    assert done.returncode == 0, done.stderr
+    assert "8 of 8 nodes have joined" in done.stderr
+    started = [line.split() for line in cluster.said("started")]
+    assert sorted(line[0] for line in started) == sorted(HOSTS)
+    facts = {"secret=yes", "nvls=1", f"run_dir={cluster.job}"}
+    assert all(set(line[1:]) == facts for line in started)
+    assert len(cluster.calls("ray list nodes")) >= 3  # the late node was waited for
+    assert sorted(cluster.said("ended")) == sorted(HOSTS)
+    assert not list((cluster.job / "state").glob("node-*.pid"))
+    (trained,) = cluster.calls("python -u train.py")
+    assert "--load" in trained
+    assert (cluster.job / "state" / "exit_code").read_text() == "0\n"
+    assert "step 0 done" in (cluster.job / "logs" / "job.log").read_text()
+    assert (cluster.job / "config.json").is_file()
+    cluster.no_file_holds_the_secret()
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_a_node_that_never_joins_ends_the_launch_with_a_clear_error(cluster: Cluster) -> None:
+    done = cluster.start(cluster.write("ssh", join_s=2), FAKE_MISSING="node5")
+    assert done.returncode == 4
+    assert "7 of 8 nodes joined within 2 s (launch.join_s)" in done.stderr
+    assert not cluster.calls("ray job submit")
+    assert sorted(cluster.said("ended")) == sorted(HOSTS)
+
+
+def test_a_node_that_fails_its_pre_flight_is_named_with_its_fault(cluster: Cluster) -> None:
+    done = cluster.start(cluster.write("ssh"), FAKE_BROKEN="node2")
+    assert done.returncode == 3
+    assert "node2: 7 GPUs, launch.gpus_per_node=8" in done.stderr
+    assert "node2" not in [line.split()[0] for line in cluster.said("started")]
+
+
+def test_a_port_in_use_is_a_fault_of_the_head(cluster: Cluster) -> None:
+    start = cluster.write("ssh")
+    port = next(
+        line.partition("=")[2]
+        for line in (cluster.root / "out" / "settings.sh").read_text().splitlines()
+        if line.startswith("RAY_PORT=")
+    )
+    with socket.create_server(("127.0.0.1", int(port))):
+        done = cluster.start(start)
+    assert done.returncode == 3
+    assert f"head: port {port} is in use" in done.stderr
+
+
+def test_training_that_fails_fails_the_launch_and_the_next_start_resumes(cluster: Cluster) -> None:
+    start = cluster.write("ssh")
+    assert cluster.start(start, FAKE_TRAIN_EXIT="9").returncode == 1
+    assert (cluster.job / "state" / "exit_code").read_text() == "1\n"
+    assert len(cluster.calls("ray job submit")) == 1
+    done = cluster.start(start)
+    assert done.returncode == 0, done.stderr
+    assert len(cluster.calls("ray job submit")) == 2
+    assert len(cluster.calls("python -u " + str(cluster.job / "launch" / "convert.py"))) == 1
+    first_training, second_training = cluster.calls("python -u train.py")
+    assert first_training == second_training
+
+
+def test_a_secret_that_is_missing_stops_the_launch_before_anything_starts(
+    cluster: Cluster,
+) -> None:
+    done = cluster.start(cluster.write("ssh"), E2B_API_KEY="")
+    assert done.returncode == 2
+    assert "not in the environment: E2B_API_KEY" in done.stderr
+    assert cluster.said("calls") == []
+
+
+def test_a_hosts_file_of_another_length_is_refused(cluster: Cluster) -> None:
+    (cluster.root / "hosts").write_text("head\nnode1\n")
+    done = cluster.start(cluster.write("ssh"))
+    assert done.returncode == 2
+    assert "names 2 hosts, launch.nodes=8" in done.stderr
+    assert cluster.said("calls") == []
+
+
+def test_slurm_s_job_starts_every_node_and_ends_them(cluster: Cluster) -> None:
+    start = cluster.write("slurm")
+    done = cluster.start(start)
+    assert done.returncode == 0, done.stderr
+    (asked,) = cluster.calls("sbatch")
+    assert "--nodes=8" in asked
+    log = cluster.job / "logs" / "slurm-4242.log"
+    wait_for(cluster.root / "fake" / "slurm_rc")
+    assert (cluster.root / "fake" / "slurm_rc").read_text() == "0\n", log.read_text()
+    assert sorted(line.split()[0] for line in cluster.said("started")) == sorted(HOSTS)
+    assert sorted(cluster.said("ended")) == sorted(HOSTS)
+    assert (cluster.job / "state" / "exit_code").read_text() == "0\n"
+    cluster.no_file_holds_the_secret()
+
+
+def test_a_slurm_job_that_runs_is_not_submitted_twice(cluster: Cluster) -> None:
+    start = cluster.write("slurm")
+    (cluster.job / "state").mkdir(parents=True)
+    (cluster.job / "state" / "slurm_id").write_text("4242\n")
+    done = cluster.start(start)
+    assert done.returncode == 0
+    assert "4242 is not over yet" in done.stderr
+    assert not cluster.calls("sbatch")
+
+
+def test_a_running_ray_cluster_is_neither_started_nor_stopped(cluster: Cluster) -> None:
+    (cluster.root / "fake" / "nodes").mkdir()
+    for host in HOSTS:
+        (cluster.root / "fake" / "nodes" / host).touch()
+    done = cluster.start(cluster.write("ray"))
+    assert done.returncode == 0, done.stderr
+    assert not cluster.calls("ray start")
+    assert not cluster.calls("ray stop")
+    (cluster.root / "fake" / "nodes" / "stranger").touch()
+    done = cluster.start(cluster.write("ray"))
+    assert done.returncode == 4
+    assert "9 nodes joined, launch.nodes=8" in done.stderr
+
+
+def test_a_job_without_its_secret_on_the_cluster_fails_by_name(cluster: Cluster) -> None:
+    (cluster.root / "fake" / "nodes").mkdir()
+    for host in HOSTS:
+        (cluster.root / "fake" / "nodes" / host).touch()
+    done = cluster.start(cluster.write("ray"), FAKE_CLUSTER_SECRET="")
+    assert done.returncode == 1
+    assert "not in the environment: E2B_API_KEY" in (cluster.job / "logs" / "job.log").read_text()
+
+
+def test_ending_the_launch_ends_its_nodes_and_nobody_else_s(cluster: Cluster) -> None:
+    script = cluster.write("ssh", join_s=DEADLINE_S)
+    stranger = subprocess.Popen(["/bin/sleep", "infinity"])
+    try:
+        launch = subprocess.Popen(
+            ["bash", str(script)],
+            env=cluster.environment(FAKE_MISSING="node7"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_for(cluster.root / "fake" / "started", lines=8)
+        launch.send_signal(signal.SIGTERM)
+        assert launch.wait(DEADLINE_S) == 143
+        assert sorted(cluster.said("ended")) == sorted(HOSTS)
+        # A process that has got the number of one that is no more.
+        (cluster.job / "state" / "node-node6.pid").write_text(f"{stranger.pid} 1\n")
+        stop = cluster.job / "launch" / "stop_node.sh"
+        assert subprocess.run(["bash", stop, "node6"], env=cluster.environment()).returncode == 0
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def wait_for(file: Path, lines: int = 1) -> None:
+    """Wait until the file has so many lines."""
+    subprocess.run(
+        ["bash", "-c", 'until [[ $(wc -l <"$1" || echo 0) -ge $2 ]]; do sleep 0.05; done', "-",
+         str(file), str(lines)],
+        timeout=DEADLINE_S, check=True, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_the_gateway_s_public_url_must_lead_to_its_port(cluster: Cluster) -> None:
+    reach = shutil.which("python3")
+    assert reach is not None
+    script = cluster.write("ssh").parent / "reach.py"
+    port, other = free_port(), free_port()
+    asked = [reach, str(script), "127.0.0.1", str(port)]
+    led = subprocess.run([*asked, f"http://127.0.0.1:{port}"], capture_output=True)
+    assert led.returncode == 0
+    astray = subprocess.run([*asked, f"http://127.0.0.1:{other}"], capture_output=True)
+    assert astray.returncode == 1

@@ -1,0 +1,75 @@
+"""Campaigns with routing replay: every row captured and replayed, or a refusal at the start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from conf.errors import ExitCode
+from runners.campaign.result import summarize
+from runners.trajectory.store import RunStore
+from tests.fakes.scripted_engine import ScriptedEngine
+from tests.runners.campaign.conftest import Miniature
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_campaign_under_an_int8_engine_replays_every_token_of_every_branch(
+    miniature: Miniature,
+) -> None:
+    document = miniature.finish(
+        miniature.begin(
+            "scenario=mixed", "routing_replay=rollout", "routing_replay.shadow_every=1",
+            "engine.weights=int8", "run.steps=1", "run.eval_tasks=0", "reward.turn_penalty=0.1",
+        )
+    )  # fmt: skip
+    assert document["steps"] == 1
+    [line] = (miniature.run_dir / "metrics.jsonl").read_text().splitlines()
+    metrics = json.loads(line)
+    assert metrics["r3/captured"] == metrics["r3/replayed"] == 1.0
+    assert metrics["train/updates"] == 1.0
+    assert 0.0 < metrics["r3/disagree_token"] < 0.5
+    assert metrics["r3/k3"] < metrics["r3/k3_native"] / 2
+    routing = document["routing"]
+    assert routing == {name: metrics[f"r3/{name}"] for name in routing}
+    with miniature.store() as store:
+        turns = [turn for name in store.sessions() for turn in store.turns(name)]
+        routed = [len(store.routed_turns(name)) for name in store.sessions()]
+    assert sum(routed) == len(turns) > 0
+
+
+async def test_an_engine_that_returns_no_routing_ends_the_campaign_before_its_first_rollout(
+    miniature: Miniature,
+) -> None:
+    async with ScriptedEngine() as engine:
+        engine.say("ab")
+        process = miniature.begin(
+            "engine=sglang", f"engine.url={engine.url}", "routing_replay=rollout"
+        )
+        out, err = await asyncio.to_thread(process.communicate, timeout=110)
+        assert process.returncode == ExitCode.PREFLIGHT, err.decode()
+        assert b"--enable-return-routed-experts" in out + err
+        assert len(engine.seen.requests) == 1
+    with miniature.store() as store:
+        assert store.sessions() == {}
+
+
+def test_the_summary_tells_what_replay_came_to_only_where_there_was_any(
+    miniature: Miniature,
+) -> None:
+    figures = {"r3/captured": 1.0, "r3/disagree_token": 0.1, "r3/k3": 1e-6}
+    with RunStore.create(miniature.run_dir, {}) as store:
+        for step in (1, 2):
+            store.begin_step(step, [])
+        store.finish_step(1, figures | {"r3/k3_native": 4e-6})
+        assert summarize(store, wall_s=1.0)["routing"]["k3_native"] == 4e-6
+        store.finish_step(2, figures | {"r3/k3": 3e-6, "r3/k3_native": None})
+        routing = summarize(store, wall_s=1.0)["routing"]
+    assert routing["k3"] == pytest.approx(2e-6)
+    assert routing["k3_native"] == 4e-6, "of the step in which it was measured"
+    with RunStore.create(miniature.run_dir.with_name("other"), {}) as store:
+        store.begin_step(1, [])
+        store.finish_step(1, {"policy/k3": 1e-6})
+        assert "routing" not in summarize(store, wall_s=1.0)

@@ -1,0 +1,141 @@
+"""What we read in sampled text against what a second parser reads: that of ``smg`` (SGLang's
+router), on well-formed and broken outputs.
+
+``read_by_smg.json`` holds what smg 1.13.0 reads; where smg is installed, it is asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from runners.gateway.tokenizer import Renderer, load_renderer, load_tokenizer
+from runners.ports import free_port
+from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+
+CORPUS: list[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("read_by_smg.json").read_text("utf-8")
+)
+VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_pad|>")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "Read",
+            "description": "",
+            "parameters": {
+                "type": "object",
+                "properties": {"file_path": {"type": "string"}, "limit": {"type": "integer"}},
+            },
+        },
+    }
+]
+STRICTER = ("<function=Nope>", "\nmany\n")
+"""Calls that smg passes on and `renderers` takes for malformed in Qwen3.5's format: of a tool that
+is not offered, and with an argument of another type than the tool's.
+"""
+
+Read = tuple[str, list[Any]]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = write_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    backend = Backend.from_file(str(made / "tokenizer.json"))
+    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in VISION])
+    backend.save(str(made / "tokenizer.json"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def ours(directory: Path) -> Callable[[str, str], Read]:
+    tokenizer = load_tokenizer(directory)
+    families: dict[str, Renderer] = {
+        name: load_renderer(tokenizer, name) for name in ("qwen3", "qwen3.5")
+    }
+
+    def read(family: str, text: str) -> Read:
+        ids = tokenizer.encode(f"{text}<|im_end|>")
+        parsed = families[family].parse_response(ids, tools=TOOLS, prompt_ids=[])
+        calls = [
+            [call.name, call.arguments]
+            for call in parsed.tool_calls
+            if call.status in ("ok", "unknown_tool")
+        ]
+        return (parsed.reasoning_content or "").strip(), calls
+
+    return read
+
+
+@pytest.mark.parametrize("row", CORPUS, ids=lambda row: f"{row['renderer']}-{row['text'][:40]!r}")
+def test_both_parsers_read_the_same(row: dict[str, Any], ours: Callable[[str, str], Read]) -> None:
+    reasoning, calls = ours(row["renderer"], row["text"])
+    assert reasoning == row["reasoning"]
+    if row["renderer"] == "qwen3.5" and any(part in row["text"] for part in STRICTER):
+        assert calls == []
+        assert row["calls"], "smg passes it on"
+    else:
+        assert calls == row["calls"]
+
+
+@pytest.fixture(scope="module")
+def smg() -> Iterator[str]:
+    program = shutil.which("smg")
+    if program is None:
+        pytest.skip("smg is not installed (pip install smg)")
+    port, metrics = free_port("127.0.0.1"), free_port("127.0.0.1")
+    process = subprocess.Popen(
+        [program, "launch", "--host", "127.0.0.1", "--port", str(port),
+         "--prometheus-port", str(metrics)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(200):
+            try:
+                asked(url, "/parse/reasoning", {"text": "", "reasoning_parser": "qwen3"})
+                break
+            except urllib.error.HTTPError:
+                break  # it answers
+            except OSError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def asked(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def test_what_is_recorded_is_what_smg_reads(smg: str) -> None:
+    for row in CORPUS:
+        parts = asked(smg, "/parse/reasoning", {"text": row["text"], "reasoning_parser": "qwen3"})
+        body = {
+            "text": parts["normal_text"],
+            "tools": TOOLS,
+            "tool_call_parser": row["parser"],
+        }
+        functions = [
+            call["function"] for call in asked(smg, "/parse/function_call", body)["tool_calls"]
+        ]
+        calls = [[call["name"], json.loads(call["arguments"])] for call in functions]
+        found = (parts["reasoning_text"].strip(), calls)
+        assert found == (row["reasoning"], row["calls"]), row["text"]
