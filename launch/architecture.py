@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
-from conf.models import Architecture, GroupedAttention, HybridAttention, LatentAttention, MoeModel
+from conf.sections.moe import (
+    Architecture,
+    GroupedAttention,
+    HybridAttention,
+    LatentAttention,
+    MoeModel,
+)
 
 Arguments = dict[str, tuple[str, ...]]
 """Flags with their words, in the order in which they are written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conf.cluster import KubernetesLaunch
+from conf.sections.cluster import KubernetesLaunch
 from launch.plan import JobPlan
 
 _MOUNTED = "/agentrl"

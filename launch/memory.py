@@ -33,7 +33,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from conf.models import HybridAttention, LatentAttention
+from conf.sections.moe import HybridAttention, LatentAttention
 from launch.architecture import Parameters, parameters
 from launch.topology import ClusterJob, Topology
 

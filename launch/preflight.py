@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
-from conf.models import MoeModel
 from conf.programs import TITLES, given, place
 from conf.schema import (
     PROMPT_TOKENS,
@@ -29,6 +28,7 @@ from conf.schema import (
     NativeHarness,
     TinyModel,
 )
+from conf.sections.moe import MoeModel
 from launch.architecture import compare
 
 PORT_GRACE_S = 5.0

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from conf.cluster import ClusterLaunch, SlimeTrainer
 from conf.errors import ConfigError
-from conf.models import LatentAttention, MoeModel
 from conf.schema import Config
+from conf.sections.cluster import ClusterLaunch, SlimeTrainer
+from conf.sections.moe import LatentAttention, MoeModel
 
 
 @dataclass(frozen=True, slots=True)

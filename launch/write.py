@@ -14,8 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
-from conf.cluster import KubernetesLaunch, RayLaunch, SlurmLaunch, SshLaunch
 from conf.errors import AgentrlError, ExitCode
+from conf.sections.cluster import KubernetesLaunch, RayLaunch, SlurmLaunch, SshLaunch
 from launch import flags
 from launch.kubernetes import rayjob
 from launch.plan import JobPlan

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from conf.compose import compose, from_json, to_json, to_yaml
 from conf.errors import ConfigError, ExitCode
 from conf.keys import CONF, choice_content, groups
-from conf.models import MoeModel
 from conf.schema import Config
+from conf.sections.moe import MoeModel
 
 SLIME = [
     *("trainer=slime", "model=qwen3_30b_a3b", "model.path=weights", "launch=ssh"),

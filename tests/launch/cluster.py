@@ -6,8 +6,8 @@ from functools import cache
 from typing import get_args
 
 from conf.compose import compose
-from conf.models import MoeModel
 from conf.schema import Config
+from conf.sections.moe import MoeModel
 
 MODELS: tuple[str, ...] = get_args(MoeModel.model_fields["kind"].annotation)
 LAUNCHERS = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, PretrainedConfig
 
-from conf.models import MoeModel
+from conf.sections.moe import MoeModel
 from launch import flags
 from launch.architecture import CheckpointError, compare, megatron_arguments, total_parameters
 from launch.preflight import preflight

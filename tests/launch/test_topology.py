@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.models import MoeModel
 from conf.schema import Config
+from conf.sections.moe import MoeModel
 from launch import flags
 from launch.slime_arguments import slime_arguments
 from launch.topology import Topology, cluster_job, faults, topology

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from conf.section import Section
+from conf.sections.section import Section
 
 Count = Annotated[int, Field(ge=0)]
 

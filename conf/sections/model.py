@@ -1,0 +1,54 @@
+"""The policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from conf.sections.moe import MoeModel
+from conf.sections.section import Section
+
+CHAT_TEMPLATE = "chat_template"
+"""``model.renderer`` for a family that the `renderers` library does not know."""
+
+
+class TinyModel(Section):
+    """A Qwen3-MoE of about half a million parameters, made on this machine and cached."""
+
+    kind: Literal["tiny"]
+    path: Path | None
+    """Directory of the starting weights (safetensors + config.json); null: made by the bootstrap.
+    """
+    tokenizer: Path | None
+    """Directory of the tokenizer (tokenizer.json); null: made by the bootstrap."""
+    renderer: str
+    """Renderer family of the `renderers` library; ``chat_template``: the model's own template, with
+    SGLang's parsers, and without exact continuation.
+    """
+    max_context_tokens: PositiveInt
+    """Longest prompt + completion, in tokens."""
+    cache_dir: Path | None
+    """Where bootstrapped models are cached; null: the user's cache directory."""
+    warmup_steps: PositiveInt
+    """Supervised steps of the bootstrap."""
+
+
+class LocalModel(Section):
+    """Any model directory on disk, for an engine that is already running."""
+
+    kind: Literal["local"]
+    path: Path | None
+    """Directory of the starting weights; only a trainer needs it."""
+    tokenizer: Path
+    """Directory of the tokenizer (tokenizer.json)."""
+    renderer: str
+    """Renderer family of the `renderers` library; ``chat_template``: the model's own template, with
+    SGLang's parsers, and without exact continuation.
+    """
+    max_context_tokens: PositiveInt
+    """Longest prompt + completion, in tokens."""
+
+
+Model = Annotated[TinyModel | LocalModel | MoeModel, Field(discriminator="kind")]
