@@ -53,7 +53,9 @@ class Bench:
     weights: Path
 
     async def agent(self, name: str, max_new_tokens: int) -> Agent:
-        return await self.gateway.session(name, sampling={"max_new_tokens": max_new_tokens})
+        # greedy: a random model that samples comes upon a stop token sooner or later
+        sampling = {"max_new_tokens": max_new_tokens, "temperature": 0.0}
+        return await self.gateway.session(name, sampling=sampling)
 
     def versions(self, name: str) -> list[int]:
         return [turn.weight_version for turn in self.gateway.turns(name)]

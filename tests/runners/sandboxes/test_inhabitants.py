@@ -39,11 +39,12 @@ async def running(sandbox: LocalSandbox, *argv: str) -> AsyncIterator[None]:
 
 
 async def seen(name: str, command: str) -> list[Inhabitant]:
-    """Return the processes of a sandbox as soon as the command is among them."""
+    """Return the processes of a sandbox as soon as the command among them waits."""
     async with asyncio.timeout(20):
         while True:
             found = inhabitants(name)
-            if any(process.command == command for process in found):
+            asleep = (each.state == "sleeping" for each in found if each.command == command)
+            if any(asleep):  # not on its way there
                 return found
             await asyncio.sleep(0.02)
 
