@@ -81,6 +81,8 @@ class Campaign:
                 self._write_metrics(step)
             if await self._evaluate(step):
                 self._write_metrics()
+        if self._metrics_lag:
+            self._write_metrics()
 
     def _enter_orphaned_step(self) -> set[int]:
         """Return the finished steps, after entering one whose checkpoint is there but whose row is

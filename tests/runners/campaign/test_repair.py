@@ -1,0 +1,47 @@
+"""A bad day in a whole campaign: a group that fails is stood in for, a copy that cannot be written
+is made up for.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.runners.campaign.conftest import Miniature
+
+pytestmark = pytest.mark.timeout(300)
+
+PLAN = """
+seed: 0
+rules:
+  - {where: sandbox_boot, when: {rollouts: "train-000001-000-*"}, what: error}
+  - {where: dump, when: {rollouts: "step-000001"}, what: exception}
+"""
+
+
+def test_a_group_that_fails_is_replaced_and_unwritten_metrics_are_written_later(
+    miniature: Miniature, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN)
+    document = miniature.finish(
+        miniature.begin(
+            "faults=file", f"faults.path={plan}", "run.steps=1", "run.eval_tasks=0",
+            "rollout.attempts=1", "rollout.spare_groups=2",
+        )
+    )  # fmt: skip
+    assert document["outcomes"]["infra.sandbox_start"] == 4
+    with miniature.store() as store:
+        records = store.rollouts(counts=True)
+        assert {record.group for record in records} == {0, 1, 2}, "one spare was enough"
+        tasks = {record.group: record.task_id for record in records}
+        assert len(set(tasks.values())) == 3
+        assert all(record.reward is None for record in records if record.group == 0)
+        assert all(record.reward is not None for record in records if record.group > 0)
+        assert len(store.events("metrics_failed")) == 1
+    [line] = (miniature.run_dir / "metrics.jsonl").read_text().splitlines()
+    metrics = json.loads(line)
+    assert (metrics["rollout/groups"], metrics["rollout/groups_dropped"]) == (3, 1)
+    assert metrics["rollout/ungraded"] == 4
