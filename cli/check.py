@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from conf.schema import Config
     from launch.preflight import Problem
     from runners.check import DialBack
-    from runners.probe import Finding
+    from runners.engines.capabilities import Finding
     from runners.tasks.loading import Report
 
 EXAMPLES = examples(
     "agentrl check",
     "agentrl check harness=claude_code",
+    "agentrl check engine=sglang engine.url=http://127.0.0.1:30000 routing_replay=rollout",
     "agentrl check task=swebench task.path=instances.jsonl",
     "agentrl check harness=claude_code harness.binary=./claude --json",
 )
@@ -30,8 +31,10 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
 
     Tasks of a file are read, and every malformed row is named with its line (exit code 5).
     An agent program that is missing is installed into the user's cache; programs, paths and ports
-    are looked at. Then the agent takes a turn in a sandbox, through the gateway: engine.url
-    answers, or a canned reply where the engine is ours. Exit code 3: something is missing.
+    are looked at. Of an SGLang server, or a router in front of several, everything is tried that a
+    run needs; engine=sglang_launch starts one for it. Then the agent takes a turn in a sandbox,
+    through the gateway: that server answers, or a canned reply where the engine is ours. Exit code
+    3: something is missing.
     """
     context.obj.json = as_json
     import tempfile
@@ -40,7 +43,7 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
 
     from cli.jobs import new_job
     from launch.preflight import preflight, refuse_fatal
-    from runners.check import dial_back, probe_engine, refuse_trouble
+    from runners.check import check_run
     from runners.harnesses.registry import install_harness
     from runners.tasks.datasets import check_tasks
 
@@ -52,16 +55,23 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
     refuse_fatal(problems)
     for problem in problems:
         report_warning(problem.message)
-    with stderr().status(f"engine={job.config.engine.kind}: trying what a run needs…"):
-        engine = uvloop.run(probe_engine(job.config))
-    if not as_json:
-        _show_engine(engine)
-    refuse_trouble(engine)
     with (
         tempfile.TemporaryDirectory(prefix="agentrl-check-") as work,
-        stderr().status(f"harness={job.config.harness.kind}: one turn…"),
+        stderr().status(f"engine={job.config.engine.kind}: trying what a run needs…") as status,
     ):
-        found = uvloop.run(dial_back(job.config, Path(work)))
+
+        def tell(engine: list[Finding]) -> None:
+            status.update(f"harness={job.config.harness.kind}: one turn…")
+            if not as_json:
+                _show_engine(engine)
+
+        engine, found = uvloop.run(check_run(job.config, Path(work), tell=tell))
+    room = job.config.model.max_context_tokens
+    if found.prompt_tokens is not None and found.prompt_tokens > room:
+        report_warning(
+            f"the first prompt has {found.prompt_tokens} tokens, and model.max_context_tokens="
+            f"{room}: no rollout could take a turn; choose a model with a longer context"
+        )
     if as_json:
         print_json(_document(job.config, problems, found, tasks, engine))
     else:
@@ -76,7 +86,7 @@ def _document(
     engine: list[Finding],
 ) -> dict[str, Any]:
     return {
-        "engine": {finding.name: finding.detail for finding in engine},
+        "engine": {f.name: {"ok": f.ok, "detail": f.detail} for f in engine},
         "tasks": tasks
         and {
             "path": tasks.path,
@@ -97,12 +107,17 @@ def _document(
 
 def _show_engine(findings: list[Finding]) -> None:
     for finding in findings:
-        verdict = "ok" if finding.ok else "problem"
-        stdout().print(f"engine: {finding.name}  {verdict}: {finding.detail}", markup=False)
+        # what stops a run is said once, as the command's error
+        said = "ok" if finding.ok else "warning" if not finding.fatal else "problem, see below"
+        detail = f": {finding.detail}" if finding.ok or not finding.fatal else ""
+        line = f"engine: {finding.name}  {said}{detail}"
+        stdout().print(line, markup=False, soft_wrap=True)
 
 
 def _show(config: Config, found: DialBack, tasks: Report | None) -> None:
     from rich.table import Table
+
+    from conf.schema import MoeModel
 
     table = Table.grid(padding=(0, 2))
     if tasks is not None:
@@ -111,14 +126,15 @@ def _show(config: Config, found: DialBack, tasks: Report | None) -> None:
             "tasks",
             f"{len(tasks.tasks)} of {len(tasks.repositories)} repositories, graded: {kinds}",
         )
+    if isinstance(config.model, MoeModel) and config.model.path is not None:
+        table.add_row("checkpoint", f"its config.json agrees with model={config.model.kind}")
     version = found.result.facts.get("version")
     table.add_row("agent program", f"{config.harness.kind} {version or ''}".strip())
     table.add_row(
         "one turn", f"{found.seconds:.1f} s in the sandbox, recorded by the gateway ({found.turns})"
     )
     if found.prompt_tokens is not None:
-        room = config.model.max_context_tokens
-        table.add_row("first prompt", f"{found.prompt_tokens:,} tokens, of {room:,} that fit")
+        table.add_row("first prompt", f"{found.prompt_tokens:,} tokens")
     for promise, kept in found.guarantees.items():
         table.add_row(f"sandbox: {promise}", kept)
     stdout().print(table)

@@ -16,15 +16,22 @@ from cli.invocation import (
     report_warning,
     stderr,
 )
+from cli.report import offer_report
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cli.jobs import Job
     from runners.evaluation.benchmarks import Benchmark
+
+    Measure = Callable[[Benchmark, Job, Invocation], tuple[dict[str, Any], bool]]
 
 EXAMPLES = examples(
     "agentrl eval bugfix",
     "agentrl eval bugfix model.path=runs/20260101-120000-linear/checkpoints/step-000060",
     "agentrl eval bugfix eval.attempts_per_task=4 eval.tasks=125 faults=chaos",
+    "agentrl eval swebench task.path=SWE-bench/SWE-bench_Verified eval.ids='django__*' --gold",
+    "agentrl eval bugfix sampling.eval_temperature=0,0.7",
     "agentrl eval bugfix --resume runs/20260101-120000-eval-bugfix eval.attempts_per_task=8",
 )
 
@@ -54,6 +61,7 @@ def evaluate(
         bool,
         typer.Option(
             "--gold",
+            "--calibrate",
             help="Calibrate instead: the reference patch of each task must be graded solved, the "
             "empty one not. Tasks that fail are named, and left out when RUN is evaluated.",
         ),
@@ -64,64 +72,104 @@ def evaluate(
 
     Infrastructure failures are never counted as unsolved. The first ctrl-C drains, the second
     leaves; both can be resumed. Exit code 1: some task has no valid rollout, or is unfit (--gold).
+
+    Several values, seed=0,1,2, are a sweep: its evaluations end in one comparison.
     """
     invocation: Invocation = context.obj
     invocation.json = as_json
-    from cli.jobs import new_job, resumed_job
-    from launch.preflight import preflight, refuse_fatal
+    from cli.jobs import new_jobs, resumed_job
     from runners.evaluation.benchmarks import find_benchmark
 
     found = find_benchmark(benchmark)
     lines = overrides or []
     if resume is not None:
-        job = resumed_job(resume, lines, benchmark=found.name)
+        jobs = [resumed_job(resume, lines, benchmark=found.name)]
     else:
-        job = new_job([f"task={found.task}", *NO_TRAINING, *lines], kind=f"eval-{found.name}")
-    problems = preflight(job.config, job.run_dir, trains=False)
+        own = [f"task={found.task}", *NO_TRAINING]
+        jobs = new_jobs([*own, *lines], kind=f"eval-{found.name}")
+    _check(jobs)
+    measure = _calibrate if gold else _evaluate
+    if len(jobs) == 1:
+        raise typer.Exit(_single(jobs[0], invocation, found, measure))
+    raise typer.Exit(_sweep(jobs, invocation, found, measure))
+
+
+def _check(jobs: list[Job]) -> None:
+    """Refuse what cannot run, before the first of them does."""
+    from conf.schema import SwebenchTask
+    from launch.preflight import preflight, refuse_fatal
+    from runners.tasks.files import refuse_path
+
+    for job in jobs:
+        if isinstance(job.config.task, SwebenchTask) and job.config.task.path is not None:
+            refuse_path(job.config.task.path)
+    problems = dict.fromkeys(
+        problem for job in jobs for problem in preflight(job.config, job.run_dir, trains=False)
+    )
     refuse_fatal(problems)
     for problem in problems:
         report_warning(problem.message)
-    invocation.run_dir = job.run_dir
-    report_run_dir(job.run_dir)
-    job.write_config()
-    document = _calibrate(found, job) if gold else _evaluate(found, job)
+
+
+def _single(job: Job, invocation: Invocation, benchmark: Benchmark, measure: Measure) -> int:
+    document, _ = measure(benchmark, job, invocation)
+    if document["message"]:
+        report_error(document["message"])
     if document["exit_code"]:
+        gold = " --gold" if measure is _calibrate else ""
         stderr().print(
-            f"continue with: agentrl eval {found.name}{' --gold' if gold else ''} "
-            f"--resume {job.run_dir}",
+            f"continue with: agentrl eval {benchmark.name}{gold} --resume {job.run_dir}",
             soft_wrap=True,
         )
-    if as_json:
+    if invocation.json:
         print_json(document)
     else:
         typer.echo(job.run_dir)
-    raise typer.Exit(document["exit_code"])
+    return int(document["exit_code"])
 
 
-def _evaluate(benchmark: Benchmark, job: Job) -> dict[str, Any]:
+def _sweep(jobs: list[Job], invocation: Invocation, benchmark: Benchmark, measure: Measure) -> int:
+    from cli.sweep import run_sweep
+    from runners.evaluation.table import comparison_table
+
+    def run_one(job: Job) -> tuple[dict[str, Any], bool]:
+        return measure(benchmark, job, invocation)
+
+    return run_sweep(jobs, invocation, run_one, comparison_table)
+
+
+def _evaluate(
+    benchmark: Benchmark, job: Job, invocation: Invocation
+) -> tuple[dict[str, Any], bool]:
+    """Evaluate; return the document, and whether the user asked to stop."""
     from runners.evaluation.run import run_evaluation
     from runners.evaluation.table import report_table
 
+    _begin(job, invocation)
     result = run_evaluation(benchmark, job.config, job.run_dir, resume=job.resume)
     if result.report is not None:
         stderr().print(report_table(result.report, job.run_dir))
-    if result.message:
-        report_error(result.message)
+    offer_report(job.run_dir, invocation)
     report = result.report.model_dump(mode="json") if result.report else {}
-    return {
-        "run_dir": str(job.run_dir),
-        **report,
-        "exit_code": int(result.exit_code),
-        "message": result.message,
-    }
+    document = {"run_dir": str(job.run_dir), **report, **result.end.document()}
+    return document, result.end.asked_to_stop
 
 
-def _calibrate(benchmark: Benchmark, job: Job) -> dict[str, Any]:
+def _calibrate(
+    benchmark: Benchmark, job: Job, invocation: Invocation
+) -> tuple[dict[str, Any], bool]:
+    """Calibrate; return the document, and whether the user asked to stop."""
     from runners.evaluation.calibration import calibrate
     from runners.evaluation.table import calibration_table
 
+    _begin(job, invocation)
     result = calibrate(benchmark, job.config, job.run_dir, resume=job.resume)
-    stderr().print(calibration_table(result.document))
-    if result.message:
-        report_error(result.message)
-    return {**result.document, "exit_code": int(result.exit_code), "message": result.message}
+    if result.document:
+        stderr().print(calibration_table(result.document))
+    return {**result.document, **result.end.document()}, result.end.asked_to_stop
+
+
+def _begin(job: Job, invocation: Invocation) -> None:
+    invocation.run_dir = job.run_dir
+    report_run_dir(job.run_dir)
+    job.write_config()

@@ -10,13 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.compose import compose, from_json
+from conf.compose import changed_keys, compose, from_json
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from conf.grammar import expand_sweeps, swept_keys
-from conf.keys import dotted
 from conf.resume import resume_config
 from conf.schema import Config
+from conf.sections.cluster import ClusterLaunch, KubernetesLaunch
 
+CONFIG_FILE = "config.json"
+MOVABLE = tuple(
+    f"launch.{name}"
+    for name in (
+        *("account", "dashboard_port", "env", "free_disk_gb", "head", "hosts_file", "image"),
+        *("interface", "join_s", "megatron_dir", "partition", "python", "ray_port", "secret"),
+        *("secrets", "slime_dir", "time_limit"),
+    )
+)
+"""Keys that a job on a cluster may change when it goes on: how it has its nodes."""
 _LABEL_LENGTH = 100
 """File systems allow 255 bytes in a name."""
 
@@ -39,9 +49,7 @@ class Job:
 
     def changes(self) -> dict[str, Any]:
         """Return the keys whose values are not the defaults."""
-        defaults = dict(dotted(compose([]).model_dump(mode="json")))
-        own = dotted(self.config.model_dump(mode="json"))
-        return {key: value for key, value in own if defaults.get(key, ...) != value}
+        return changed_keys(self.config.model_dump(mode="json"))
 
     def write_config(self) -> None:
         """Write the resolved configuration beside the run, as ``--config`` accepts it."""
@@ -61,8 +69,10 @@ class Job:
             ) from error
 
 
-def new_jobs(overrides: list[str], config_file: Path | None) -> list[Job]:
-    """Return one job per combination of the sweeps; raises ConfigError with the faults of all."""
+def new_jobs(overrides: list[str], config_file: Path | None = None, *, kind: str = "") -> list[Job]:
+    """Return one job per combination of the sweeps; ``kind`` names the directory of what is no
+    campaign. Raises ConfigError with the faults of all.
+    """
     text = _read(config_file) if config_file is not None else None
     runs = expand_sweeps(overrides)
     faults: list[str] = []
@@ -77,12 +87,16 @@ def new_jobs(overrides: list[str], config_file: Path | None) -> list[Job]:
             faults += error.faults
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
+    if not kind and any(isinstance(config.launch, ClusterLaunch) for config in configs):
+        return [_cluster_job(configs)]
     if len(runs) == 1:
-        return [Job(configs[0], configs[0].run.dir or _fresh_dir(configs[0].scenario.kind), "")]
+        return [
+            Job(configs[0], configs[0].run.dir or _fresh_dir(kind or configs[0].scenario.kind), "")
+        ]
     swept = swept_keys(overrides)
     labels = [_label(lines, swept) for lines in runs]
     own_dirs = "run.dir" in swept
-    parent = configs[0].run.dir or _fresh_dir("sweep")
+    parent = configs[0].run.dir or _fresh_dir(f"{kind}-sweep".removeprefix("-"))
     return [
         Job(
             config,
@@ -109,6 +123,10 @@ def resumed_job(run_dir: Path, overrides: list[str], *, benchmark: str | None = 
     """
     from runners.trajectory.store import RunStore
 
+    if benchmark is None and (on_cluster := cluster_config(run_dir)) is not None:
+        stored = on_cluster.model_dump(mode="json")
+        config = resume_config(stored, overrides, also=MOVABLE)
+        return Job(config, run_dir.absolute(), "", resume=True)
     with RunStore.open(run_dir, read_only=True) as store:
         stored, measured = store.config(), store.state().info.get("benchmark")
     if measured != benchmark:
@@ -121,6 +139,44 @@ def resumed_job(run_dir: Path, overrides: list[str], *, benchmark: str | None = 
             f"{run_dir} holds {what}: continue it with `agentrl {command} --resume {run_dir}`"
         )
     return Job(resume_config(stored, overrides), run_dir, "", resume=True)
+
+
+def cluster_config(run_dir: Path) -> Config | None:
+    """Return the configuration beside a run if it is a job on a cluster, whose store may be open on
+    another machine or not be there yet. Raises ConfigError.
+    """
+    file = run_dir / CONFIG_FILE
+    try:
+        config = from_json(file.read_text("utf-8"), source=str(file))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return config if isinstance(config.launch, ClusterLaunch) else None
+
+
+def _cluster_job(configs: list[Config]) -> Job:
+    """Return the one job on a cluster; its run directory is where all nodes see it."""
+    config = configs[0]
+    if len(configs) > 1:
+        raise ConfigError(
+            [
+                f"a sweep runs here, one run after the other, and launch={config.launch.kind} "
+                "starts jobs elsewhere: start each combination with a launch.name of its own"
+            ]
+        )
+    assert isinstance(config.launch, ClusterLaunch)
+    shared = Path(config.launch.shared_dir) / config.launch.name
+    if isinstance(config.launch, KubernetesLaunch) and not config.launch.shared_dir.is_dir():
+        # The claim is mounted in the pods only: here is no more than what follows the job.
+        return Job(config, config.run.dir or Path("runs") / config.launch.name, "")
+    if config.run.dir not in (None, shared):
+        raise ConfigError(
+            [
+                f"run.dir={config.run.dir}, but the nodes see a job with launch="
+                f"{config.launch.kind} in {shared} only (launch.shared_dir/launch.name): leave "
+                "run.dir out"
+            ]
+        )
+    return Job(config, shared, "")
 
 
 def _read(file: Path) -> str:

@@ -10,7 +10,21 @@ from typing import Annotated
 
 import typer
 
-from cli import check, dump, eval, gateway, launch, regrade, replay, run, show, status
+from cli import (
+    check,
+    compare,
+    dump,
+    eval,
+    gateway,
+    launch,
+    regrade,
+    replay,
+    report,
+    run,
+    show,
+    status,
+    watch,
+)
 from cli.invocation import Invocation
 
 app = typer.Typer(
@@ -56,6 +70,9 @@ app.command(epilog=launch.EXAMPLES, rich_help_panel=_RUN)(launch.launch)
 app.command(epilog=show.EXAMPLES, rich_help_panel=_RUN)(show.show)
 app.command(epilog=check.EXAMPLES, rich_help_panel=_RUN)(check.check)
 app.command(epilog=status.EXAMPLES, rich_help_panel=_LOOK)(status.status)
+app.command(epilog=watch.EXAMPLES, rich_help_panel=_LOOK)(watch.watch)
+app.command(epilog=report.EXAMPLES, rich_help_panel=_LOOK)(report.report)
+app.command(epilog=compare.EXAMPLES, rich_help_panel=_LOOK)(compare.compare)
 app.command("dump-trajectories", epilog=dump.EXAMPLES, rich_help_panel=_LOOK)(
     dump.dump_trajectories
 )

@@ -67,8 +67,8 @@ def _table(result: ReplayResult) -> Table:
         return table
     first, more = result.differences[0], len(result.differences) - 1
     where = f"turn {first.turn} of thread {first.thread} ({first.branch})"
-    if first.what == "extra":
-        where = f"turn {first.turn}, which was not recorded"
+    if first.thread is None:
+        where = "a thread that was not recorded"
     what = first.what if first.message is None else f"new message {first.message} ({first.role})"
     table.add_row("first difference", Text(f"{where}: {what}"))
     table.add_row("recorded", Text(first.recorded))

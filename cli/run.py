@@ -17,6 +17,7 @@ from cli.invocation import (
     stderr,
     stdout,
 )
+from cli.report import offer_report
 from conf.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ EXAMPLES = examples(
     "agentrl run run.steps=20 seed=0,1,2",
     "agentrl run --resume runs/20260101-120000-linear",
     "agentrl run --config runs/20260101-120000-linear/config.json seed=1",
+    "agentrl run trainer=slime launch=slurm launch.shared_dir=/shared model=glm4_7_355b_a32b "
+    "model.path=/shared/GLM-4.7 task=jsonl task.path=/shared/tasks.jsonl",
 )
 
 
@@ -36,7 +39,11 @@ def run(
     overrides: Overrides = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Show the plan and what stands in its way; start nothing."),
+        typer.Option(
+            "--dry-run",
+            help="Show the plan and what stands in its way; start nothing. A job on a cluster is "
+            "written.",
+        ),
     ] = False,
     resume: Annotated[
         Path | None,
@@ -61,6 +68,9 @@ def run(
 
     The first ctrl-C drains, the second leaves; both can be resumed.
 
+    With launch=ssh, slurm, ray or kubernetes, a job on a cluster: written, checked, started,
+    followed. It survives the terminal; --resume follows it, or has it go on.
+
     Several values, seed=0,1,2, are a sweep: its runs follow one another and end in one comparison.
     """
     invocation: Invocation = context.obj
@@ -73,9 +83,10 @@ def run(
 
     lines = overrides or []
     jobs = [resumed_job(resume, lines)] if resume is not None else new_jobs(lines, config)
-    if any(job.config.launch.kind != "local" for job in jobs):
-        _write_jobs(jobs, dry_run=dry_run, as_json=as_json)
-        return
+    if jobs[0].config.launch.kind != "local":
+        from cli.drive import drive
+
+        raise typer.Exit(drive(jobs[0], invocation, lines, dry_run=dry_run))
     plans = [plan(job.config, job.run_dir) for job in jobs]
     if dry_run:
         _show_plans(jobs, plans, as_json=as_json)
@@ -89,26 +100,16 @@ def run(
     raise typer.Exit(_sweep(jobs, invocation))
 
 
-def _write_jobs(jobs: list[Job], *, dry_run: bool, as_json: bool) -> None:
-    """Write the scripts of jobs on a cluster, all of them checked before."""
-    from cli.launch import show_job
-    from conf.errors import ConfigError
-    from launch.plan import plan_job
-    from launch.write import write_job
+def _sweep(jobs: list[Job], invocation: Invocation) -> int:
+    from cli.sweep import run_sweep
+    from cli.tables import render_comparison
 
-    plans = [plan_job(job.config) for job in jobs]
-    if not dry_run:
-        raise ConfigError(
-            [
-                f"launch={jobs[0].config.launch.kind} is started by its script: add --dry-run to "
-                "write it, and start what it names"
-            ]
-        )
-    for job, found in zip(jobs, plans, strict=True):
-        words = [f"{key}={value}" for key, value in job.changes().items()]
-        command = ["agentrl", "run", *words, "--dry-run"]
-        start = write_job(found, job.run_dir / "launch", command=command)
-        show_job(found, start, as_json=as_json)
+    def run_one(job: Job) -> tuple[dict[str, Any], bool]:
+        document, stop = _campaign(job, invocation)
+        offer_report(job.run_dir, invocation)
+        return document, stop
+
+    return run_sweep(jobs, invocation, run_one, render_comparison)
 
 
 def _campaign(job: Job, invocation: Invocation) -> tuple[dict[str, Any], bool]:
@@ -135,44 +136,12 @@ def _single(job: Job, invocation: Invocation) -> int:
     stderr().print(summary_table(document))
     if document["exit_code"]:
         stderr().print(f"continue with: agentrl run --resume {job.run_dir}", soft_wrap=True)
+    offer_report(job.run_dir, invocation)
     if invocation.json:
         print_json(document)
     else:
         typer.echo(document["run_dir"])
     return int(document["exit_code"])
-
-
-def _sweep(jobs: list[Job], invocation: Invocation) -> int:
-    """Run the jobs one after the other: a failure is a row of the comparison, a signal the end."""
-    from rich.text import Text
-
-    from cli.tables import render_comparison
-
-    documents: list[dict[str, Any]] = []
-    for number, job in enumerate(jobs, 1):
-        stderr().rule(Text(f"{number} of {len(jobs)}: {job.label}"), align="left")
-        stop = False
-        try:
-            document, stop = _campaign(job, invocation)
-        except Exception as error:  # the top of one run: the sweep goes on
-            code, message = invocation.judge(error)
-            document = {"run_dir": str(job.run_dir), "exit_code": int(code), "message": message}
-        documents.append({"label": job.label, **document})
-        if document["exit_code"]:
-            report_error(document["message"])
-        if stop:
-            break
-    stderr().print(render_comparison(documents))
-    codes = [int(document["exit_code"]) for document in documents]
-    if len(documents) < len(jobs):
-        codes.append(int(ExitCode.INTERRUPTED))
-        stderr().print(f"{len(jobs) - len(documents)} of {len(jobs)} runs were not started")
-    if invocation.json:
-        print_json({"runs": documents})
-    else:
-        for document in documents:
-            typer.echo(document["run_dir"])
-    return max(codes)
 
 
 def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> None:

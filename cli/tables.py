@@ -1,4 +1,4 @@
-"""What ``agentrl run`` shows humans: the plan before, the comparison after."""
+"""What commands show humans: the plan of a run before, the comparison of runs after."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.text import Text
 from cli.jobs import Job
 from conf.errors import ExitCode
 from launch.local import LocalPlan
+from runners.observe.dashboard import duration
 from runners.observe.terminal import printable
 
 
@@ -64,36 +65,55 @@ def _problems(plan: LocalPlan) -> RenderableType:
     return Group(*lines)
 
 
-def render_comparison(documents: list[dict[str, Any]]) -> Table:
-    """Return one row per run of a sweep: what it came to and how it ended."""
-    table = Table(title="sweep", title_justify="left")
+def render_comparison(documents: list[dict[str, Any]], *, title: str = "sweep") -> Table:
+    """Return one row per run: what it came to and how it ended, or stands."""
+    table = Table(title=title, title_justify="left")
     table.add_column("run", overflow="fold")
-    for column in ("steps", "held-out first", "held-out last", "tokens trained", "wall s"):
-        table.add_column(column, justify="right")
+    for column in ("steps", "held-out", "reward", "trained", "k3", "time"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("end")
     best = max((_last(document) for document in documents), default=-1.0)
     for document in documents:
-        code = ExitCode(document["exit_code"])
-        end = Text(
-            code.name.lower().replace("_", " "), style="" if code is ExitCode.DONE else "red"
-        )
-        label = printable(document["label"])
+        label, end = printable(document["label"]), _end(document)
         if "eval" not in document:  # it could not start
-            table.add_row(label, *["–"] * 5, end)
+            table.add_row(label, *["–"] * 6, end)
             continue
         table.add_row(
             label,
             str(document["steps"]),
-            _rate(document["eval"]["first"]),
-            Text(
-                _rate(document["eval"]["last"]),
-                style="bold green" if 0 <= _last(document) == best else "",
-            ),
+            Text(_rates(**document["eval"]), "bold green" if 0 <= _last(document) == best else ""),
+            _figure(document["reward"], ".3f"),
             f"{document['tokens']['trained']:,}",
-            f"{document['wall_s']:.0f}",
+            _figure(document["k3"], ".1e"),
+            duration(document["wall_s"]),
             end,
         )
     return table
+
+
+def render_differences(differences: dict[str, list[Any]], labels: list[str]) -> RenderableType:
+    """Return the keys in which runs differ, a column per run."""
+    if not differences:
+        return Text("their configurations are the same", style="green")
+    table = Table(title="keys in which they differ", title_justify="left")
+    table.add_column("key", style="bright_black", overflow="fold")
+    for label in labels:
+        table.add_column(printable(label), overflow="fold")
+    for key, values in differences.items():
+        table.add_row(key, *("–" if value is None else printable(str(value)) for value in values))
+    return table
+
+
+def _end(document: dict[str, Any]) -> Text:
+    state = document.get("state")
+    if state is None:
+        code = ExitCode(document["exit_code"])
+        state = code.name.lower().replace("_", " ")
+    return Text(state, style={"done": "", "running": "cyan"}.get(state, "red"))
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
 def _last(document: dict[str, Any]) -> float:
@@ -101,5 +121,5 @@ def _last(document: dict[str, Any]) -> float:
     return -1.0 if rate is None else float(rate)
 
 
-def _rate(rate: float | None) -> str:
-    return "–" if rate is None else f"{rate:.1%}"
+def _rates(first: float | None, last: float | None) -> str:
+    return " → ".join(f"{rate:.1%}" for rate in (first, last) if rate is not None) or "–"

@@ -84,6 +84,12 @@ def from_json(text: str, *, source: str, overrides: list[str] | None = None) -> 
     return compose(overrides or [], base=base)
 
 
+def changed_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a resolved configuration whose values are not the defaults."""
+    defaults = dict(dotted(compose([]).model_dump(mode="json")))
+    return {key: value for key, value in dotted(content) if defaults.get(key, ...) != value}
+
+
 def _defaults(choices: list[Override]) -> dict[str, Any]:
     """Return what the YAML files say for these choices: the keys and their defaults."""
     tree = root_content()

@@ -26,6 +26,11 @@ from conf.sections.engine import (
     SglangEngine,
     SglangLaunchEngine,
 )
+from conf.sections.executor import (
+    Executor,
+    LocalExecutor,
+    RayExecutor,
+)
 from conf.sections.faults import (
     FaultRule,
     Faults,
@@ -121,6 +126,7 @@ __all__ = [
     "EmbeddedEngine",
     "Engine",
     "Eval",
+    "Executor",
     "Fanout",
     "FaultRule",
     "FaultWhen",
@@ -133,6 +139,7 @@ __all__ = [
     "Launch",
     "Limits",
     "LinearScenario",
+    "LocalExecutor",
     "LocalLaunch",
     "LocalModel",
     "LocalSandbox",
@@ -144,6 +151,7 @@ __all__ = [
     "NativeHarness",
     "Observe",
     "PlannedFaults",
+    "RayExecutor",
     "RayLaunch",
     "RewardShare",
     "Rollout",
@@ -189,6 +197,7 @@ class Config(Section):
     fanout: Fanout
     routing_replay: RoutingReplay
     rollout: Rollout
+    executor: Executor
     trainer: Trainer
     launch: Launch
     faults: Faults
@@ -207,14 +216,38 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
     """Yield every rule between sections: whether it is broken, and the message with both keys and
     the mend.
     """
-    context = c.model.max_context_tokens
-    group = c.run.rollouts_per_task
+    yield from _engine_rules(c)
+    yield from _step_rules(c)
+    yield from _length_rules(c)
+    yield from _deadline_rules(c)
+    yield from _fault_rules(c)
+    yield from _sandbox_rules(c)
+    yield from _harness_rules(c)
+    yield from _cluster_rules(c)
+
+
+def _engine_rules(c: Config) -> Iterator[tuple[bool, str]]:
     yield (
         c.model.renderer == CHAT_TEMPLATE
         and (isinstance(c.engine, EmbeddedEngine) or c.engine.tool_call_parser is None),
         f"model.renderer={CHAT_TEMPLATE} needs SGLang to read the replies: set engine=sglang and "
         "engine.tool_call_parser",
     )
+    context = c.model.max_context_tokens
+    if isinstance(c.engine, EmbeddedEngine) and not isinstance(c.trainer, SlimeTrainer):
+        yield (
+            c.engine.cache_tokens < context and not isinstance(c.model, MoeModel),
+            f"engine.cache_tokens={c.engine.cache_tokens} is less than model.max_context_tokens="
+            f"{context}: one long rollout would not fit; raise engine.cache_tokens",
+        )
+        yield (
+            not isinstance(c.model, TinyModel) and c.model.path is None,
+            "model.path=null leaves engine=embedded without weights: set model.path, or use an "
+            "engine that has them (engine=sglang)",
+        )
+
+
+def _step_rules(c: Config) -> Iterator[tuple[bool, str]]:
     if not isinstance(c.task, SwebenchTask):
         yield (
             c.run.eval_tasks > c.task.held_out_tasks,
@@ -227,6 +260,7 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
             f"run.tasks_per_step={c.run.tasks_per_step} is more than task.train_tasks="
             f"{c.task.train_tasks}: raise task.train_tasks or lower run.tasks_per_step",
         )
+    group = c.run.rollouts_per_task
     yield (
         c.run.steps > 0 and group < c.trainer.min_group,
         f"run.rollouts_per_task={group} is less than trainer.min_group={c.trainer.min_group}: "
@@ -238,6 +272,10 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
         f"(run.tasks_per_step × run.rollouts_per_task = {c.run.tasks_per_step * group}): "
         "lower trainer.minibatches",
     )
+
+
+def _length_rules(c: Config) -> Iterator[tuple[bool, str]]:
+    context = c.model.max_context_tokens
     yield (
         c.sampling.max_new_tokens >= context,
         f"sampling.max_new_tokens={c.sampling.max_new_tokens} leaves no room for a prompt in "
@@ -250,6 +288,9 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
         f"sampling.max_new_tokens={c.sampling.max_new_tokens}: segments would be dropped for one "
         "full answer; raise fanout.max_segment_tokens",
     )
+
+
+def _deadline_rules(c: Config) -> Iterator[tuple[bool, str]]:
     limits = c.rollout.deadlines
     needed = limits.boot_s + limits.harness_s + limits.patch_s + limits.grade_s + limits.teardown_s
     yield (
@@ -258,26 +299,15 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
         f"grade_s + teardown_s = {needed:g}: an attempt within its deadlines would be cut; raise "
         "rollout.deadlines.guard_s",
     )
+
+
+def _fault_rules(c: Config) -> Iterator[tuple[bool, str]]:
     tool = next((i for i, rule in enumerate(c.faults.rules or ()) if rule.where == "tool"), None)
     yield (
         tool is not None and not isinstance(c.harness, NativeHarness),
         f"faults.rules[{tool}] needs tools that agentrl can reach into, which harness="
         f"{c.harness.kind} has not: choose harness=native, or drop where=tool",
     )
-    yield from _sandbox_rules(c)
-    yield from _harness_rules(c)
-    yield from _cluster_rules(c)
-    if isinstance(c.engine, EmbeddedEngine) and not isinstance(c.trainer, SlimeTrainer):
-        yield (
-            c.engine.cache_tokens < context and not isinstance(c.model, MoeModel),
-            f"engine.cache_tokens={c.engine.cache_tokens} is less than model.max_context_tokens="
-            f"{context}: one long rollout would not fit; raise engine.cache_tokens",
-        )
-        yield (
-            not isinstance(c.model, TinyModel) and c.model.path is None,
-            "model.path=null leaves engine=embedded without weights: set model.path, or use an "
-            "engine that has them (engine=sglang)",
-        )
 
 
 def _cluster_rules(c: Config) -> Iterator[tuple[bool, str]]:

@@ -179,7 +179,7 @@ def compare(model: MoeModel, config_json: Path) -> list[str]:
     """Return how the checkpoint's ``config.json`` differs from the table, one line per key; a key
     that it does not have is not compared.
 
-    Raises CheckpointError if the file cannot be read.
+    Raises CheckpointError if the file cannot be read, or is no model's.
     """
     try:
         said = json.loads(config_json.read_text("utf-8"))
@@ -188,14 +188,26 @@ def compare(model: MoeModel, config_json: Path) -> list[str]:
     if not isinstance(said, dict):
         raise CheckpointError(f"model.path: {config_json} holds no JSON object")
     text = said.get("text_config") or said
-    rope = text.get("rope_parameters") or {}
+    if "num_hidden_layers" not in text:
+        raise CheckpointError(
+            f"model.path: {config_json} says no num_hidden_layers: is it a model's?"
+        )
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     return [
-        f"{config_json}: {name}={value}, but model={model.kind} has {ours}: it is another model's "
-        "checkpoint, or the table is wrong"
-        for names, ours in _expected(model)
-        for name, value in _first(names, rope, text)
+        f"{config_json}: {_difference(key, name, value, ours)}"
+        for key, names, ours in _expected(model.architecture)
+        for name, value in _first(names, rope, text, said)
         if value != ours
     ]
+
+
+def _difference(key: str | None, name: str, value: object, ours: object) -> str:
+    if key is None:
+        return f"{name}={value}, but Megatron is told of {ours}: this checkpoint cannot be trained"
+    mend = "it is another model's checkpoint, or set that key"
+    if isinstance(ours, list):  # an entry per layer
+        return f"{name} is not what model.architecture.{key} makes of the layers: {mend}"
+    return f"{name}={value}, but model.architecture.{key}={ours}: {mend}"
 
 
 def _first(names: tuple[str, ...], *places: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -207,46 +219,75 @@ def _first(names: tuple[str, ...], *places: Mapping[str, Any]) -> Iterator[tuple
                 return
 
 
-def _expected(model: MoeModel) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Yield the keys under which Hugging Face's families say a figure, and ours."""
-    a, experts, attention = (
-        model.architecture,
-        model.architecture.experts,
-        model.architecture.attention,
-    )
-    yield ("num_hidden_layers",), a.layers
-    yield ("hidden_size",), a.hidden
-    yield ("vocab_size",), a.vocabulary
-    yield ("rope_theta",), a.rotary_base
-    yield ("rms_norm_eps",), a.norm_epsilon
-    yield ("tie_word_embeddings",), False
-    yield ("num_attention_heads",), attention.heads
-    yield ("num_local_experts", "num_experts", "n_routed_experts"), experts.number
-    yield ("num_experts_per_tok",), experts.top_k
-    yield ("moe_intermediate_size",), experts.ffn
-    if experts.dense_layers:
-        yield ("first_k_dense_replace",), experts.dense_layers
-        yield ("intermediate_size",), a.dense_ffn
-    if experts.shared_ffn:
-        yield ("shared_expert_intermediate_size",), experts.shared_ffn
-        yield ("n_shared_experts",), experts.shared_ffn // experts.ffn
+Expected = tuple[str | None, tuple[str, ...], object]
+"""A key of ``model.architecture`` (None: Megatron's arguments take nothing else), the keys under
+which Hugging Face's families say it, and our value.
+"""
+
+
+def _expected(a: Architecture) -> Iterator[Expected]:
+    yield "layers", ("num_hidden_layers",), a.layers
+    yield "hidden", ("hidden_size",), a.hidden
+    yield None, ("hidden_act",), "silu"
+    yield "vocabulary", ("vocab_size",), a.vocabulary
+    yield "rotary_base", ("rope_theta",), a.rotary_base
+    yield None, ("rope_type", "type"), "default"
+    yield "norm_epsilon", ("rms_norm_eps",), a.norm_epsilon
+    yield None, ("tie_word_embeddings",), False
+    yield "attention.heads", ("num_attention_heads",), a.attention.heads
+    yield from _expected_experts(a)
+    match a.attention:
+        case LatentAttention() as latent:
+            yield "attention.q_rank", ("q_lora_rank",), latent.q_rank
+            yield "attention.kv_rank", ("kv_lora_rank",), latent.kv_rank
+            yield "attention.nope_dim", ("qk_nope_head_dim",), latent.nope_dim
+            yield "attention.rope_dim", ("qk_rope_head_dim",), latent.rope_dim
+            yield "attention.value_dim", ("v_head_dim",), latent.value_dim
+        case HybridAttention() as hybrid:
+            yield from _expected_groups(hybrid)
+            full_every, dim = hybrid.full_every, hybrid.linear_head_dim
+            yield "attention.full_every", ("full_attention_interval",), full_every
+            kinds = ["linear_attention"] * (full_every - 1) + ["full_attention"]
+            layers = [kinds[layer % full_every] for layer in range(a.layers)]
+            yield "attention.full_every", ("layer_types",), layers
+            yield "attention.linear_key_heads", ("linear_num_key_heads",), hybrid.linear_key_heads
+            values = hybrid.linear_value_heads
+            yield "attention.linear_value_heads", ("linear_num_value_heads",), values
+            yield "attention.linear_head_dim", ("linear_key_head_dim",), dim
+            yield "attention.linear_head_dim", ("linear_value_head_dim",), dim
+            yield None, ("attn_output_gate",), True
+        case GroupedAttention() as grouped:
+            yield from _expected_groups(grouped)
+            yield "attention.qkv_bias", ("attention_bias",), grouped.qkv_bias
+            yield "attention.qk_norm", ("use_qk_norm",), grouped.qk_norm
+
+
+def _expected_groups(attention: GroupedAttention | HybridAttention) -> Iterator[Expected]:
+    yield "attention.groups", ("num_key_value_heads",), attention.groups
+    yield "attention.head_dim", ("head_dim",), attention.head_dim
+    yield "attention.rotary_share", ("partial_rotary_factor",), attention.rotary_share
+
+
+def _expected_experts(a: Architecture) -> Iterator[Expected]:
+    experts = a.experts
+    number = ("num_local_experts", "num_experts", "n_routed_experts")
+    yield "experts.number", number, experts.number
+    yield "experts.top_k", ("num_experts_per_tok",), experts.top_k
+    yield "experts.ffn", ("moe_intermediate_size",), experts.ffn
+    yield "experts.score", ("scoring_func",), experts.score
+    yield None, ("norm_topk_prob",), True
+    yield None, ("n_group",), 1
+    yield None, ("topk_group",), 1
+    dense, routed = experts.dense_layers, a.layers - experts.dense_layers
+    yield "experts.dense_layers", ("first_k_dense_replace",), dense
+    kinds = ["dense"] * dense + ["sparse"] * routed
+    yield "experts.dense_layers", ("mlp_layer_types",), kinds
+    if dense:
+        yield "dense_ffn", ("intermediate_size",), a.dense_ffn
+    else:
+        yield None, ("decoder_sparse_step",), 1
+        yield None, ("mlp_only_layers",), []
+    yield "experts.shared_ffn", ("shared_expert_intermediate_size",), experts.shared_ffn
+    yield "experts.shared_ffn", ("n_shared_experts",), experts.shared_ffn // experts.ffn
     if experts.scaling is not None:
-        yield ("routed_scaling_factor",), experts.scaling
-    if isinstance(attention, LatentAttention):
-        yield ("q_lora_rank",), attention.q_rank
-        yield ("kv_lora_rank",), attention.kv_rank
-        yield ("qk_nope_head_dim",), attention.nope_dim
-        yield ("qk_rope_head_dim",), attention.rope_dim
-        yield ("v_head_dim",), attention.value_dim
-        return
-    yield ("num_key_value_heads",), attention.groups
-    yield ("head_dim",), attention.head_dim
-    yield ("partial_rotary_factor",), attention.rotary_share
-    if isinstance(attention, HybridAttention):
-        yield ("full_attention_interval",), attention.full_every
-        yield ("linear_num_key_heads",), attention.linear_key_heads
-        yield ("linear_num_value_heads",), attention.linear_value_heads
-        yield ("linear_key_head_dim",), attention.linear_head_dim
-        return
-    yield ("attention_bias",), attention.qkv_bias
-    yield ("use_qk_norm",), attention.qk_norm
+        yield "experts.scaling", ("routed_scaling_factor",), experts.scaling

@@ -26,6 +26,7 @@ def environment(job: ClusterJob) -> dict[str, str]:
         "AGENTRL_RUN_DIR": str(job_dir(job)),
         "PYTHONPATH": f"{launch.megatron_dir}:{launch.slime_dir}",
         "PYTHONUNBUFFERED": "1",
+        "TENSORBOARD_DIR": str(job_dir(job) / "tensorboard"),
         # Megatron overlaps communication with tensor or context parallelism only so.
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }

@@ -26,6 +26,7 @@ from conf.schema import (
     EmbeddedEngine,
     LocalSandbox,
     NativeHarness,
+    SglangLaunchEngine,
     TinyModel,
 )
 from conf.sections.moe import MoeModel
@@ -62,6 +63,7 @@ def preflight(
     return [
         *_programs(config),
         *_harness(config),
+        *_engine(config),
         *_paths(config, run_dir, trains),
         *_architecture(config),
         *_ports(config, port_grace_s),
@@ -166,6 +168,16 @@ def _harness(config: Config) -> Iterator[Problem]:
             f"{harness.kind} (some {prompt} tokens): no rollout could take a turn; choose a "
             "model with a longer context",
         )
+
+
+def _engine(config: Config) -> Iterator[Problem]:
+    engine = config.engine
+    if not isinstance(engine, SglangLaunchEngine):
+        return
+    if importlib.util.find_spec("sglang") is None:
+        yield Problem(True, "engine=sglang_launch needs SGLang: pip install 'agentrl[sglang]'")
+    if isinstance(config.model, TinyModel) and config.model.path is None:
+        yield Problem(True, "engine=sglang_launch serves model.path, which is null: set it")
 
 
 def _paths(config: Config, run_dir: Path, trains: bool) -> Iterator[Problem]:

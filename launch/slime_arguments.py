@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from conf.errors import ConfigError
-from conf.schema import JsonlTask
 from launch import flags
 from launch.architecture import Arguments, megatron_arguments
 from launch.topology import ClusterJob, Topology
@@ -22,9 +21,8 @@ def job_dir(job: ClusterJob) -> PurePosixPath:
 
 
 def prompts(job: ClusterJob) -> str:
-    """Return the file of tasks that slime reads."""
-    assert isinstance(job.config.task, JsonlTask)  # a rule of the schema
-    return job.config.task.path
+    """Return the file of prompts that slime reads; the job writes it from ``task.path`` first."""
+    return str(job_dir(job) / "prompts.jsonl")
 
 
 def converted(job: ClusterJob) -> PurePosixPath:
@@ -105,12 +103,16 @@ def _rollouts(job: ClusterJob, found: Topology) -> Arguments:
         "--rollout-shuffle": (),
         "--use-fault-tolerance": (),
     }
-    if config.run.eval_tasks and config.run.eval_every:
+    if config.run.eval_tasks and config.run.steps:
+        # slime asks for a data set by name and file, and leaves reading it to the function.
         arguments |= {
             "--eval-function-path": (EVALUATE,),
-            "--eval-interval": (str(config.run.eval_every),),
+            "--eval-interval": (str(config.run.eval_every or config.run.steps),),
             "--eval-prompt-data": ("held_out", *arguments["--prompt-data"]),
         }
+    if config.observe.tensorboard:
+        names = ("--tb-project-name", "--tb-experiment-name")
+        arguments |= {"--use-tensorboard": (), **dict.fromkeys(names, (job.launch.name,))}
     match config.routing_replay.kind:
         case "rollout":
             arguments["--use-rollout-routing-replay"] = ()

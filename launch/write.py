@@ -24,6 +24,10 @@ from launch.table import render_job
 
 SCRIPTS = Path(__file__).with_name("scripts")
 _WIDTH = 110
+_IN_PODS = (
+    *("settings.sh", "steps.sh", "entry.sh", "preflight.sh"),
+    *("check_nodes.py", "convert.py", "config.json"),
+)
 
 
 class WriteError(AgentrlError):
@@ -40,12 +44,33 @@ def write_job(plan: JobPlan, out: Path, *, command: Sequence[str]) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in files(plan, command=command).items():
-            (out / name).write_text(text, "utf-8")
+            # A shell reads its script as it goes: one that runs keeps the file that it has open.
+            unfinished = out / f"{name}.partial"
+            unfinished.write_text(text, "utf-8")
+            unfinished.replace(out / name)
         start = out / f"{plan.job.config.launch.kind}.sh"
         start.chmod(0o755)
     except OSError as error:
         raise WriteError(f"--out {out} cannot be written: {error}") from error
     return start
+
+
+def commands(plan: JobPlan, start: Path) -> list[str]:
+    """Return what the job is started with, submitted with and trained with."""
+    root, config = job_dir(plan.job), plan.job.config
+    entry = f"bash {shlex.quote(str(root / 'launch' / 'entry.sh'))}"
+    match config.launch:
+        case SlurmLaunch() as slurm:
+            batch = root / "launch" / "slurm_job.sh"
+            words = ["sbatch", "--parsable", "--export=ALL", *_sbatch(slurm), str(batch)]
+            submit = shlex.join(words)
+        case KubernetesLaunch() as kubernetes:
+            manifest = start.with_name("rayjob.json")
+            submit = f"kubectl --namespace {kubernetes.namespace} apply --filename {manifest}"
+        case _:
+            submit = f"ray job submit -- {entry}"
+    train = [plan.job.launch.python, "-u", "train.py", *flags.words(plan.arguments)]
+    return [f"bash {shlex.quote(str(start))}", submit, shlex.join(train)]
 
 
 def files(plan: JobPlan, *, command: Sequence[str]) -> dict[str, str]:
@@ -59,8 +84,7 @@ def files(plan: JobPlan, *, command: Sequence[str]) -> dict[str, str]:
         "plan.txt": _plan_text(plan),
     }
     if isinstance(plan.job.config.launch, KubernetesLaunch):
-        kept = ("settings.sh", "steps.sh", "entry.sh", "convert.py", "config.json")
-        inside = {name: found[name] for name in kept}
+        inside = {name: found[name] for name in _IN_PODS}
         found["rayjob.json"] = _json(rayjob(plan, plan.job.config.launch, inside))
     return found
 
@@ -91,7 +115,6 @@ def _plan_text(plan: JobPlan) -> str:
 def settings(plan: JobPlan, command: Sequence[str]) -> str:
     """Return ``settings.sh``: what the scripts know of this job."""
     launch, root = plan.job.launch, job_dir(plan.job)
-    gateway = plan.job.config.gateway
     values: Mapping[str, object] = {
         "LAUNCHER": plan.job.config.launch.kind,
         "NAME": launch.name,
@@ -110,9 +133,6 @@ def settings(plan: JobPlan, command: Sequence[str]) -> str:
         "DASHBOARD_PORT": launch.dashboard_port,
         "JOIN_S": launch.join_s,
         "FREE_DISK_GB": launch.free_disk_gb,
-        "GATEWAY_HOST": gateway.host,
-        "GATEWAY_PORT": gateway.port,
-        "GATEWAY_URL": gateway.public_url or "",
         "SECRETS": plan.secrets,
         "ENVIRONMENT": tuple(f"{name}={value}" for name, value in plan.environment.items()),
         **_launcher_settings(plan),
@@ -134,6 +154,8 @@ def _launcher_settings(plan: JobPlan) -> dict[str, object]:
             return {"RAY_HEAD": ray.head}
         case SlurmLaunch() as slurm:
             return {"SBATCH_ARGS": _sbatch(slurm)}
+        case KubernetesLaunch() as kubernetes:
+            return {"NAMESPACE": kubernetes.namespace}
     return {}
 
 

@@ -21,12 +21,12 @@ from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from runners.observe.dashboard import LiveView
 from runners.observe.diagnostics import diagnostics
+from runners.observe.evidence import section
 from runners.observe.progress import Progress
-from runners.observe.report import section
 from runners.observe.stuck import attempts_text, watching
 from runners.service import ServiceError
 from runners.stack import Policy, prepare_policy
-from runners.trajectory.run_state import RunState, State
+from runners.trajectory.run_state import State
 from runners.trajectory.store import RunStore
 
 HEARTBEAT_S = 5.0
@@ -57,6 +57,10 @@ class End:
     asked_to_stop: bool
     """A signal came, even if there was nothing left to interrupt."""
 
+    def document(self) -> dict[str, Any]:
+        """Return what a document of ``--json`` says of it."""
+        return {"exit_code": int(self.exit_code), "message": self.message}
+
 
 class Driver:
     """Drives one execution of the run in ``store``; used once."""
@@ -69,7 +73,7 @@ class Driver:
         self._progress = progress
         self._info = info
         self._started = time.monotonic()
-        self._before_s = spent(store.state())
+        self._before_s = store.state().spent_s
         self._stop_code = ExitCode.INTERRUPTED
         self._cancel: Callable[[], object] = lambda: None
         self._service_error: ServiceError | None = None
@@ -230,13 +234,3 @@ def open_run(config: Config, run_dir: Path, *, resume: bool) -> RunStore:
         if resume
         else RunStore.create(run_dir, config.model_dump(mode="json"))
     )
-
-
-def spent(state: RunState) -> float:
-    """Return the seconds that earlier executions of the run took; a killed one counts up to its
-    last heartbeat.
-    """
-    seconds = float(state.info.get("wall_s", 0.0))
-    if state.state is State.RUNNING and state.heartbeat_at is not None:
-        seconds += max(0.0, state.heartbeat_at - state.updated_at)
-    return seconds

@@ -17,7 +17,7 @@ from pathlib import Path
 SERVICE = "AGENTRL_SERVICE"
 """Marks a service of a run; the value is its name in the ledger."""
 SANDBOX = "AGENTRL_SANDBOX"
-"""Marks what runs in a local sandbox: ``<backend>/<sandbox>/<command>``."""
+"""Marks what runs in a local sandbox: ``<backend>/<number>``."""
 
 KILL_S = 5.0
 """From SIGKILL to gone; a process that the kernel holds (a dead NFS mount) may take for ever."""

@@ -38,6 +38,7 @@ class OutcomeCode(StrEnum):
     INFRA_MODEL = "infra.model"
     INFRA_GATEWAY = "infra.gateway"
     INFRA_HARNESS = "infra.harness"
+    INFRA_NODE_LOST = "infra.node_lost"
     GRADER_ERROR = "grader.error"
     GRADER_TIMEOUT = "grader.timeout"
     CANCELLED_USER = "cancelled.user"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from conf.errors import AgentrlError, ExitCode, error_text
 from runners.limits import Admission
 from runners.outcome import OutcomeClass
-from runners.rollout import Attempt, RolloutSpec, RolloutTools, counted
+from runners.rollout import Finished, RolloutSpec, RolloutTools, counted
 from runners.taskgroup import task_group
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.store_error import StoreError
@@ -77,13 +77,13 @@ class Pool:
         for number in range(first, first + self._attempts):
             if self._draining.is_set():
                 return None
-            attempt = Attempt(self._tools, spec, number, queued_s=queued_s)
-            record = await attempt.run()
+            finished = await self._tools.execute(self._tools, spec, number, queued_s)
+            record = finished.record
             last = number == first + self._attempts - 1
             final = last or not record.outcome.meaning.retryable
             record = counted(record) if final else record
             self._keep(record)
-            self._note(record, pushed_back=attempt.pushed_back)
+            self._note(finished)
             if final:
                 self._on_done(record)
                 return record
@@ -113,12 +113,13 @@ class Pool:
             )
             self._tools.store.put_rollout(record)
 
-    def _note(self, record: RolloutRecord, *, pushed_back: bool) -> None:
+    def _note(self, finished: Finished) -> None:
         """Learn from an attempt; raises BreakerOpen."""
-        self._breaker.note(record)
-        if pushed_back:
+        if not finished.shared:  # a node that ends takes many attempts with it: one failure
+            self._breaker.note(finished.record)
+        if finished.pushed_back:
             self._admission.pushed_back()
-        elif record.outcome.meaning.reward_counts:
+        elif finished.record.outcome.meaning.reward_counts:
             self._admission.went_well()
 
 

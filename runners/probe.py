@@ -1,35 +1,31 @@
-"""What an SGLang server, or a router, must be able to do for a run, each thing tried.
-
-Capabilities are tried, not read off a version: flags, routers and releases take them away without a
-word.
+"""What a run needs of an SGLang server, each thing tried: besides its capabilities, that it reads
+and writes the same tokens as we do, and takes replies apart as the model writes them.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import orjson
 
-from conf.errors import AgentrlError
+from conf.errors import ConfigError
+from runners.engines.capabilities import (
+    ASK_S,
+    Finding,
+    Fleet,
+    Trouble,
+    capabilities,
+    each,
+    tried,
+)
 from runners.engines.client import HttpEngine
-from runners.engines.contract import EngineError
-from runners.engines.routing_probe import RoutingProbeError, probe_routing
+from runners.gateway.chat_template import ChatTemplate
 from runners.gateway.tokenizer import Renderer, Tokenizer
 from runners.trajectory.routing import RoutingShape
-
-ASK_S = 30.0
-ABORT_S = 10.0
-"""From an abort to the answer that says so; a server looks at aborts between two steps."""
-BEGUN_S = 0.5
-"""A request gets so long to be at its worker before it is aborted."""
-LONG = 4096
-"""Tokens of the request that is aborted: more than a server samples meanwhile."""
-PROMPT = [1, 2, 3, 4]
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -46,11 +42,13 @@ TOOLS: list[dict[str, Any]] = [
     }
 ]
 CALL: dict[str, Any] = {"path": "src/ä b.py", "lines": 7}
+THOUGHT = "Which line is it?"
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "You fix bugs."},
     {"role": "user", "content": "naïve  café\t日本 🙂\n\n<x> 1234567"},
     {
         "role": "assistant",
+        "reasoning_content": THOUGHT,
         "content": "I look.",
         "tool_calls": [
             {"type": "function", "id": "c", "function": {"name": "read_file", "arguments": CALL}}
@@ -61,206 +59,158 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was tried."""
+class Parser:
+    """A parser that the servers are to have."""
 
+    key: str
+    """Where the configuration names it."""
     name: str
-    ok: bool
-    detail: str
-    """What was found; for a problem, with the mend."""
+    used: bool
+    """Whether this run reads replies with it; else a job on a cluster would."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the run needs of an engine."""
+class Language:
+    """How the run's policy reads and writes."""
 
     tokenizer: Tokenizer
     renderer: Renderer
-    context_tokens: int
-    routing: RoutingShape | None
-    """Set if routing is to be captured."""
-    tool_call_parser: str | None
-    """Set if the server is to read the replies."""
+    renderer_name: str
+    directory: Path
+    """Of the tokenizer, where the model's own chat template may be."""
+    tool_call_parser: Parser | None = None
+    reasoning_parser: Parser | None = None
 
 
-class _Trouble(Exception):
-    """A probe found a problem."""
-
-
-async def probe(url: str, workers: Sequence[str], wanted: Wanted) -> list[Finding]:
+async def probe(
+    url: str,
+    workers: Sequence[str],
+    *,
+    context_tokens: int,
+    routing: RoutingShape | None,
+    language: Language | None,
+) -> list[Finding]:
     """Try everything at ``url``, and at every worker that it is said to have; never raises for what
-    the engine does.
+    the engine does. ``language``: None if the policy's tokenizer is not made yet.
     """
-    front = HttpEngine(url, deadline_s=ASK_S)
-    servers = [HttpEngine(worker, deadline_s=ASK_S) for worker in workers]
-    asked = servers or [front]
-    probes: list[tuple[str, Callable[[], Awaitable[str]]]] = [
-        ("generates, with logprobs", lambda: _logprobs(front)),
-        ("weight version", lambda: _version(front)),
-        ("loads", lambda: _loads(front, asked)),
-        ("abort", lambda: _abort(front, asked)),
-        ("context length", lambda: _context(asked[0], wanted.context_tokens)),
-        ("tokenizer", lambda: _tokenizer(asked[0], wanted)),
-    ]
-    if wanted.routing is not None:
-        shape = wanted.routing
-        probes.append(("routing", lambda: _routing(front, shape, url)))
-    if wanted.tool_call_parser is not None:
-        parser = wanted.tool_call_parser
-        probes.append(("tool-call parser", lambda: _parser(asked[0], wanted, parser)))
+    fleet = Fleet(url, workers)
     try:
-        return [await _tried(name, ask) for name, ask in probes]
+        found = await capabilities(fleet, context_tokens=context_tokens, routing=routing)
+        if language is None or not found[0].ok:
+            return found
+        return [*found, *await _language(fleet.servers, language)]
     finally:
-        for engine in (front, *servers):
-            await engine.close()
+        await fleet.close()
 
 
-async def _tried(name: str, ask: Callable[[], Awaitable[str]]) -> Finding:
-    try:
-        return Finding(name, True, await ask())
-    except (_Trouble, AgentrlError) as error:
-        return Finding(name, False, str(error))
+async def _language(servers: Sequence[HttpEngine], language: Language) -> list[Finding]:
+    async def template() -> str:
+        return _template(language)
+
+    async def everywhere(
+        name: str, ask: Callable[[HttpEngine], Awaitable[str]], *, fatal: bool = True
+    ) -> Finding:
+        return await tried(name, lambda: each(servers, ask), fatal=fatal)
+
+    found = [await everywhere("tokenizer", lambda server: _tokenizer(server, language))]
+    if not isinstance(language.renderer, ChatTemplate):
+        found.append(await tried("chat template", template, fatal=False))
+    tools, thoughts = language.tool_call_parser, language.reasoning_parser
+    if tools is not None:
+        ask = partial(_reads_call, language=language, parser=tools)
+        found.append(await everywhere("tool-call parser", ask, fatal=tools.used))
+    if thoughts is not None:
+        ask = partial(_reads_thought, language=language, parser=thoughts)
+        found.append(await everywhere("reasoning parser", ask, fatal=thoughts.used))
+    return found
 
 
-async def _generate(engine: HttpEngine, rid: str, tokens: int) -> dict[str, Any]:
-    body = {
-        "rid": rid,
-        "input_ids": PROMPT,
-        "sampling_params": {"max_new_tokens": tokens, "temperature": 1.0},
-        "return_logprob": True,
-    }
-    meta = (await engine.ask("/generate", body, deadline_s=ASK_S)).get("meta_info")
-    return meta if isinstance(meta, dict) else {}
-
-
-async def _logprobs(engine: HttpEngine) -> str:
-    items = (await _generate(engine, _rid(), 2)).get("output_token_logprobs") or []
-    if not items or not all(math.isfinite(item[0]) and item[0] <= 0 for item in items):
-        raise _Trouble(
-            "answers come without logprobs of the sampled tokens: let nothing between here and the "
-            "server drop return_logprob"
-        )
-    return f"{len(items)} tokens"
-
-
-async def _version(engine: HttpEngine) -> str:
-    version = (await _generate(engine, _rid(), 1)).get("weight_version")
-    if version is None:
-        raise _Trouble(
-            "answers do not say which weights sampled them (meta_info.weight_version): it needs a "
-            "newer SGLang"
-        )
-    if version != "default" and not str(version).isdigit():
-        raise _Trouble(
-            f"weight_version={version!r} is no number: start the server with --weight-version 0"
-        )
-    return "0, never updated" if version == "default" else str(version)
-
-
-async def _loads(front: HttpEngine, servers: Sequence[HttpEngine]) -> str:
-    try:
-        for server in servers:
-            await server.loads()
-    except EngineError as error:
-        raise _Trouble(f"{error}. {await _mend(front)}") from error
-    return "the drain before new weights can see when nothing runs"
-
-
-async def _abort(front: HttpEngine, servers: Sequence[HttpEngine]) -> str:
-    """Begin a long generation and abort it where it runs."""
-    rid = _rid()
-    running = asyncio.create_task(_generate(front, rid, LONG))
-    try:
-        await asyncio.wait([running], timeout=BEGUN_S)
-        if running.done():
-            ended = running.result().get("finish_reason")
-            return f"not seen: the request ended before its abort ({ended})"
-        for server in servers:
-            await server.tell("/abort_request", {"rid": rid}, deadline_s=ASK_S)
-        await asyncio.wait([running], timeout=ABORT_S)
-        if not running.done():
-            raise _Trouble(f"a request ran on {ABORT_S:g} s after its abort. {await _mend(front)}")
-        reason = (running.result().get("finish_reason") or {}).get("type")
-        if reason != "abort":
-            raise _Trouble(f"a request that was aborted ended with {reason!r}")
-        return "ends a running request"
-    except EngineError as error:
-        raise _Trouble(f"{error}. {await _mend(front)}") from error
-    finally:
-        running.cancel()
-
-
-async def _mend(front: HttpEngine) -> str:
-    """Say what to change where a router stands in front, which knows its workers."""
-    try:
-        found = (await front.ask("/workers", deadline_s=ASK_S)).get("workers") or []
-    except EngineError:
-        return "If engine.url is a router, list its servers in engine.workers"
-    urls = ",".join(str(worker.get("url")) for worker in found)
-    return f"engine.url is a router: set engine.workers=[{urls}]"
-
-
-async def _context(server: HttpEngine, wanted: int) -> str:
-    info = await server.ask("/server_info", deadline_s=ASK_S)
-    length = info.get("context_length")
-    if length is None:
-        tokens = await server.ask("/tokenize", {"prompt": "a"}, deadline_s=ASK_S)
-        length = tokens.get("max_model_len")
-    if not isinstance(length, int):
-        return "the server does not say"
-    if length < wanted:
-        raise _Trouble(
-            f"the server takes {length} tokens, model.max_context_tokens={wanted}: lower it, or "
-            f"start the server with --context-length {wanted}"
-        )
-    return f"{length:,} tokens"
-
-
-async def _tokenizer(server: HttpEngine, wanted: Wanted) -> str:
+async def _tokenizer(server: HttpEngine, language: Language) -> str:
     """Compare what the template makes here with what the server makes of the same text."""
-    ids = wanted.renderer.render_ids(MESSAGES, tools=TOOLS, add_generation_prompt=True)
-    body = {"prompt": wanted.tokenizer.decode(ids), "add_special_tokens": False}
+    ids = language.renderer.render_ids(MESSAGES, tools=TOOLS, add_generation_prompt=True)
+    body = {"prompt": language.tokenizer.decode(ids), "add_special_tokens": False}
     theirs = (await server.ask("/tokenize", body, deadline_s=ASK_S)).get("tokens")
     if not isinstance(theirs, list):
-        raise _Trouble("/tokenize does not answer with tokens: it needs a newer SGLang")
+        raise Trouble("/tokenize does not answer with tokens: it needs a newer SGLang")
     if theirs == ids:
         return f"{len(ids)} ids of a templated conversation are the same"
-    at = next(
-        (n for n, (a, b) in enumerate(zip(ids, theirs, strict=False)) if a != b),
-        min(len(ids), len(theirs)),
+    raise Trouble(
+        f"{_difference(ids, theirs)} at the server: set model.tokenizer to the tokenizer of the "
+        "model that it serves"
     )
-    raise _Trouble(
-        f"id {at} of a templated conversation is {_at(ids, at)} here and {_at(theirs, at)} at the "
-        "server: set model.tokenizer to the tokenizer of the model that it serves"
+
+
+def _template(language: Language) -> str:
+    """Compare the renderer's first prompt with that of the model's own chat template."""
+    try:
+        own = ChatTemplate(language.tokenizer, language.directory)
+    except ConfigError:
+        return "not seen: the tokenizer's directory has none"
+    try:
+        theirs = own.render_ids(MESSAGES[:2], tools=TOOLS, add_generation_prompt=True)
+    except ValueError as error:
+        raise Trouble(f"the model's own template refuses a plain first prompt: {error}") from error
+    ids = language.renderer.render_ids(MESSAGES[:2], tools=TOOLS, add_generation_prompt=True)
+    if theirs == ids:
+        return f"model.renderer={language.renderer_name} writes the same first prompt"
+    raise Trouble(
+        f"model.renderer={language.renderer_name} is not the model's own template: "
+        f"{_difference(ids, theirs)} by it: choose the renderer of the model's family, or "
+        "model.renderer=chat_template"
     )
+
+
+def _difference(ours: Sequence[int], theirs: Sequence[int]) -> str:
+    at = _shared(ours, theirs)
+    return f"id {at} of a templated conversation is {_at(ours, at)} here and {_at(theirs, at)}"
+
+
+def _shared(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return how long they are the same."""
+    same = (a == b for a, b in zip(one, other, strict=False))
+    return next((at for at, equal in enumerate(same) if not equal), min(len(one), len(other)))
 
 
 def _at(ids: Sequence[int], place: int) -> str:
     return str(ids[place]) if place < len(ids) else "missing"
 
 
-async def _routing(front: HttpEngine, shape: RoutingShape, url: str) -> str:
-    try:
-        await probe_routing(front, shape, f"engine.url={url}")
-    except RoutingProbeError as error:
-        raise _Trouble(str(error)) from error
-    return f"{shape.layers} layers, {shape.top_k} experts a token"
-
-
-async def _parser(server: HttpEngine, wanted: Wanted, parser: str) -> str:
+async def _reads_call(server: HttpEngine, language: Language, parser: Parser) -> str:
     """Have the server read a call that the model's own template wrote."""
-    render, decode = wanted.renderer.render_ids, wanted.tokenizer.decode
-    before = decode(render(MESSAGES[:2], tools=TOOLS, add_generation_prompt=True))
-    written = decode(render(MESSAGES[:3], tools=TOOLS))
-    body = {"text": written[len(before) :], "tools": TOOLS, "tool_call_parser": parser}
+    text = _reply(language)
+    body = {"text": text, "tools": TOOLS, "tool_call_parser": parser.name}
     calls = (await server.ask("/parse_function_call", body, deadline_s=ASK_S)).get("calls") or []
     read = [(call.get("name"), _arguments(call.get("parameters"))) for call in calls]
     if read != [("read_file", CALL)]:
-        raise _Trouble(
-            f"engine.tool_call_parser={parser} reads {read or 'no call'} in a call that the "
-            "model's template wrote: choose the parser of the model's own family"
+        raise Trouble(
+            f"{parser.key}={parser.name} reads {read or 'no call'} in a call that the model's "
+            "template wrote: choose the parser of the model's own family"
         )
-    return f"{parser} reads what the template writes"
+    return f"{parser.name} reads what the template writes"
+
+
+async def _reads_thought(server: HttpEngine, language: Language, parser: Parser) -> str:
+    """Have the server separate a thought that the model's own template wrote."""
+    text = _reply(language)
+    if THOUGHT not in text:
+        return "not seen: the template writes no thoughts"
+    body = {"text": text, "reasoning_parser": parser.name}
+    found = await server.ask("/separate_reasoning", body, deadline_s=ASK_S)
+    read, rest = found.get("reasoning_text"), found.get("text")
+    if str(read).strip() != THOUGHT or "I look." not in str(rest):
+        raise Trouble(
+            f"{parser.key}={parser.name} reads the thought {read!r} and the text {rest!r} in a "
+            "reply that the model's template wrote: choose the parser of the model's own family"
+        )
+    return f"{parser.name} reads what the template writes"
+
+
+def _reply(language: Language) -> str:
+    """Return what the policy would have sampled for the assistant's message."""
+    render, decode = language.renderer.render_ids, language.tokenizer.decode
+    before = decode(render(MESSAGES[:2], tools=TOOLS, add_generation_prompt=True))
+    written = decode(render(MESSAGES[:3], tools=TOOLS))
+    return written[_shared(before, written) :]
 
 
 def _arguments(written: Any) -> Any:
@@ -268,7 +218,3 @@ def _arguments(written: Any) -> Any:
         return orjson.loads(written)
     except (orjson.JSONDecodeError, TypeError):
         return written
-
-
-def _rid() -> str:
-    return f"probe:{uuid.uuid4().hex}"

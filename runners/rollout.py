@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from conf import schema
 from conf.errors import error_text
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
+from runners.keeper import Keeper, StoreKeeper
 from runners.ledger import Ledger
 from runners.limits import TokenBucket
 from runners.observe.attempts import AttemptWatch, Flight
@@ -27,7 +28,7 @@ from runners.outcome import Outcome, OutcomeClass, OutcomeCode, Stage, advance
 from runners.reward import reward_of
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
-from runners.tasks.patch import capture
+from runners.tasks.patch import take
 from runners.tasks.stored import kept_extra, kept_text
 from runners.tasks.toolbox import agent_environment, agent_mounts
 from runners.tasks.workspaces import as_it_is
@@ -51,9 +52,9 @@ class RolloutSpec:
     temperature: float
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutTools:
-    """What every attempt of a run works with."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptTools:
+    """What every attempt of a run works with, wherever it runs."""
 
     backend: SandboxBackend
     harness: Harness
@@ -61,16 +62,42 @@ class RolloutTools:
     gateway: GatewayAdmin
     gateway_url: str
     gateway_control: Path
-    store: RunStore
     deadlines: schema.Deadlines
     reward: schema.TestsReward
     scenario: str
     """Kind of it, kept with each session."""
     sandbox_starts: TokenBucket
-    ledger: Ledger
     watch: AttemptWatch
+    max_turns: int | None = None
+    """Model calls of an attempt, whichever of its agents makes them; None: no limit."""
     ready: Callable[[Task], Awaitable[Task]] = as_it_is
     """Has a task's repository made; raises SandboxError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An attempt that is over."""
+
+    record: RolloutRecord
+    """Not yet marked as counting."""
+    pushed_back: bool
+    """The engine or the sandboxes said that they have too much to do."""
+    shared: bool = False
+    """Its failure is one with another attempt's: the end of the node that both ran on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutTools(AttemptTools):
+    """What rollouts of a run work with, in the process that drives it."""
+
+    store: RunStore
+    ledger: Ledger
+    execute: Execute = field(default_factory=lambda: execute_here)
+    """Runs an attempt, here or on another machine."""
+
+
+Execute = Callable[[RolloutTools, RolloutSpec, int, float], Awaitable[Finished]]
+"""Runs an attempt of this number, which has waited so many seconds; raises as ``Attempt.run``."""
 
 
 class _Ended(Exception):
@@ -82,7 +109,8 @@ class _Ended(Exception):
 
 _KEPT = (
     *("branches", "breaks", "forks", "ambiguous", "retries"),
-    *("tito_mismatches", "tools_changed", "ignored"),
+    *("tito_mismatches", "tools_changed", "ignored", "unread", "routing_missing"),
+    *("engine_retries", "pushed_back"),
 )
 """Of a session's figures: what its stored turns do not say, or not at once."""
 
@@ -91,14 +119,20 @@ class Attempt:
     """One attempt; used once."""
 
     def __init__(
-        self, tools: RolloutTools, spec: RolloutSpec, number: int, *, queued_s: float = 0.0
+        self,
+        tools: AttemptTools,
+        keeper: Keeper,
+        spec: RolloutSpec,
+        number: int,
+        *,
+        queued_s: float = 0.0,
     ) -> None:
-        self.pushed_back = False
-        """The engine or the sandboxes said that they have too much to do."""
+        self._pushed_back = False
         self._tools = tools
+        self._keeper = keeper
         self._spec = spec
         self._number = number
-        self._session_id = f"{spec.rollout_id}-a{number}"
+        self._session_id = session_of(spec, number)
         self._task = spec.task
         self._stage = Stage.QUEUE
         self._timings: dict[str, float] = {Stage.QUEUE: queued_s}
@@ -109,8 +143,8 @@ class Attempt:
         self._extra: dict[str, Any] = {}
         self._flight: Flight
 
-    async def run(self) -> RolloutRecord:
-        """Run it to its end and return the record, not yet marked as counting.
+    async def run(self) -> Finished:
+        """Run it to its end.
 
         Raises StoreError, after which nothing could be kept; and CancelledError if this task is
         cancelled, after the record is stored.
@@ -123,11 +157,11 @@ class Attempt:
                 self._timings["total"] = time.monotonic() - started
                 self._note_pending()
                 cancelled = Outcome(OutcomeCode.CANCELLED_USER, self._stage, "cancelled")
-                self._tools.store.put_rollout(self._record(cancelled))
+                await self._keeper.put_rollout(self._record(cancelled))
                 raise
         self._stage = advance(self._stage, Stage.END)
         self._timings["total"] = time.monotonic() - started
-        return self._record(outcome)
+        return Finished(self._record(outcome), self._pushed_back)
 
     async def _guarded(self) -> Outcome:
         """Wait for room, then go through the stages within the guard; raises StoreError and a real
@@ -167,11 +201,12 @@ class Attempt:
                     self._harness = await tools.harness.run(sandbox, self._context(api_key))
                 if self._harness.facts:
                     self._extra["harness"] = self._harness.facts
+                if self._harness.code.outcome_class is not OutcomeClass.POLICY:
+                    self._extra["output"] = self._harness.output
                 async with self._doing(
                     Stage.PATCH, deadlines.patch_s, OutcomeCode.INFRA_SANDBOX_LOST
                 ):
-                    async with sandbox.on_host(leave_out=(".git",)) as workspace:
-                        self._patch = await capture(self._task, workspace)
+                    self._patch = await take(self._task, sandbox)
                     if self._patch.tampered:
                         self._extra["tampered"] = list(self._patch.tampered)
             async with self._doing(Stage.FINISH, deadlines.turn_s, OutcomeCode.INFRA_GATEWAY):
@@ -180,7 +215,7 @@ class Attempt:
         if not outcome.meaning.reward_counts:
             return outcome
         self._extra["agent_code"] = outcome.code
-        tools.store.put_rollout(self._record(outcome))
+        await self._keeper.put_rollout(self._record(outcome))
         # Twice: the same patch of another rollout may be graded first.
         late = 2 * (deadlines.boot_s + deadlines.grade_s + deadlines.teardown_s)
         async with self._doing(Stage.GRADE, late, OutcomeCode.GRADER_TIMEOUT):
@@ -198,7 +233,7 @@ class Attempt:
     async def _session(self) -> AsyncIterator[str]:
         """Open the gateway session of this attempt; it is deleted however the attempt ends."""
         tools, spec = self._tools, self._spec
-        tools.ledger.enter("session", self._session_id)
+        await self._keeper.enter("session", self._session_id)
         try:
             async with self._doing(
                 Stage.SESSION, tools.deadlines.boot_s, OutcomeCode.INFRA_GATEWAY
@@ -208,6 +243,7 @@ class Attempt:
                     seed=spec.seed,
                     sampling={"temperature": spec.temperature},
                     scenario=tools.scenario,
+                    max_turns=tools.max_turns,
                 )
             yield api_key
         finally:  # also one whose creation was answered too late
@@ -219,7 +255,7 @@ class Attempt:
         except GatewayError as error:
             if error.status != 404:  # otherwise it was never made
                 raise
-        self._tools.ledger.leave("session", self._session_id)
+        await self._keeper.leave("session", self._session_id)
 
     @asynccontextmanager
     async def _sandbox(self, api_key: str) -> AsyncIterator[Sandbox]:
@@ -234,6 +270,8 @@ class Attempt:
             session_key=api_key,
             mounts={**tools.harness.mounts(), **agent_mounts(self._task)},
             env=agent_environment(self._task),
+            image=self._task.image,
+            workdir=self._task.workdir,
         )
         async with self._doing(Stage.BOOT, tools.deadlines.boot_s, OutcomeCode.INFRA_SANDBOX_START):
             sandbox = await tools.backend.create(spec)
@@ -254,9 +292,9 @@ class Attempt:
         """End the session's turns and read them back."""
         finished = await self._tools.gateway.finish(self._session_id)
         stats = finished["stats"]
-        self.pushed_back = self.pushed_back or bool(stats.get("pushed_back"))
+        self._pushed_back = self._pushed_back or bool(stats.get("pushed_back"))
         self._extra["session"] = {name: stats[name] for name in _KEPT}
-        self._turns = self._tools.store.turns(self._session_id)
+        self._turns = await self._keeper.turns(self._session_id)
 
     def _agent_outcome(self, result: HarnessResult) -> Outcome:
         """Combine what the agent program says of itself with what the gateway saw."""
@@ -300,7 +338,7 @@ class Attempt:
             text = f"{stage} took longer than {deadline_s:g} s"
             raise _Ended(Outcome(late, stage, text)) from error
         except Exception as error:
-            self.pushed_back = getattr(error, "pushed_back", False)
+            self._pushed_back = getattr(error, "pushed_back", False)
             raise _Ended(classify(error, stage)) from error
         finally:
             spent = time.monotonic() - started
@@ -315,7 +353,7 @@ class Attempt:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
             text = f"{type(error).__name__}: {error_text(error)}"
-            self._tools.store.event(
+            await self._keeper.event(
                 "teardown_failed", {"session_id": self._session_id, "what": what, "error": text}
             )
 
@@ -324,34 +362,61 @@ class Attempt:
             self._extra["pending"] = self._flight.pending
 
     def _record(self, outcome: Outcome) -> RolloutRecord:
-        spec = self._spec
         graded = self._verdict is not None and outcome.meaning.reward_counts
         solved = self._verdict.kind is VerdictKind.SOLVED if graded and self._verdict else None
-        return RolloutRecord(
-            rollout_id=spec.rollout_id,
-            attempt=self._number,
-            step=spec.step,
-            split=spec.split,
-            group=spec.group,
-            member=spec.member,
-            task_id=spec.task.id,
-            session_id=self._session_id,
-            counts=False,
-            outcome=outcome,
+        return replace(
+            bare_record(self._spec, self._number, outcome, self._turns),
             reward=reward_of(self._tools.reward, self._verdict, self._turns)
             if graded and self._verdict
             else None,
             solved=solved,
-            advantage=None,
-            turns=len(self._turns),
-            sampled_tokens=sum(len(turn.output_ids) for turn in self._turns),
-            trained_tokens=0,
             final_message=self._harness.final_message if self._harness else "",
             patch=kept_text(self._patch) if self._patch else "",
             verdict=verdict_dict(self._verdict),
             timings=dict(self._timings),
             extra=self._extra | (kept_extra(self._patch) if self._patch else {}),
         )
+
+
+async def execute_here(
+    tools: RolloutTools, spec: RolloutSpec, number: int, queued_s: float
+) -> Finished:
+    """Run an attempt in this process."""
+    keeper = StoreKeeper(tools.store, tools.ledger)
+    return await Attempt(tools, keeper, spec, number, queued_s=queued_s).run()
+
+
+def session_of(spec: RolloutSpec, number: int) -> str:
+    """Return the name of an attempt: of its gateway session and of its sandbox."""
+    return f"{spec.rollout_id}-a{number}"
+
+
+def bare_record(
+    spec: RolloutSpec, number: int, outcome: Outcome, turns: Sequence[Turn]
+) -> RolloutRecord:
+    """Return the record of an attempt of which no more is known than its turns."""
+    return RolloutRecord(
+        rollout_id=spec.rollout_id,
+        attempt=number,
+        step=spec.step,
+        split=spec.split,
+        group=spec.group,
+        member=spec.member,
+        task_id=spec.task.id,
+        session_id=session_of(spec, number),
+        counts=False,
+        outcome=outcome,
+        reward=None,
+        solved=None,
+        advantage=None,
+        turns=len(turns),
+        sampled_tokens=sum(len(turn.output_ids) for turn in turns),
+        trained_tokens=0,
+        final_message="",
+        patch="",
+        verdict=None,
+        timings={},
+    )
 
 
 _STUCK = {Stage.GRADE: OutcomeCode.GRADER_TIMEOUT}

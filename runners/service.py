@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -30,7 +31,10 @@ if TYPE_CHECKING:  # a service, which imports this module, needs no store
     from runners.ledger import Ledger
 
 READY_LINE_BYTES = 1 << 20
-LOG_TAIL_BYTES = 2000
+LOG_TAIL_BYTES = 16_384
+LOG_TAIL_LINES = 3
+_RAISED = re.compile(r"^[\w.]*(Error|Exception)\b.*\S", re.MULTILINE)
+"""The last line of a traceback; what a server prints while it ends stands below it."""
 PACKAGES = str(Path(__file__).parents[1])
 
 
@@ -198,7 +202,9 @@ class Service:
         self._watch = asyncio.create_task(wait(), name=f"watch-{self.name}")
 
     def log_tail(self) -> str:
-        """Return the last lines of the child's log, for an error message."""
+        """Return the last lines of the child's log, for an error message, and before them what was
+        raised last.
+        """
         try:
             with self.log.open("rb") as file:
                 file.seek(0, os.SEEK_END)
@@ -206,7 +212,10 @@ class Service:
                 text = file.read().decode("utf-8", "replace").strip()
         except OSError as error:
             return f"(log {self.log} unreadable: {error})"
-        return " | ".join(text.splitlines()[-3:]) or f"(nothing in {self.log})"
+        last = [line for line in text.splitlines()[-LOG_TAIL_LINES:] if line.strip()]
+        raised = [found.group() for found in _RAISED.finditer(text)][-1:]
+        lines = [*(line for line in raised if line not in last), *last]
+        return " | ".join(lines) or f"(nothing in {self.log})"
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End the child: its life-line, then SIGTERM, then SIGKILL; returns when it is gone."""

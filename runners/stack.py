@@ -8,21 +8,24 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from conf import schema
 from conf.cache import cache_root
 from conf.errors import ConfigError
+from runners.engines.capabilities import require
 from runners.engines.contract import ServedEngine
 from runners.engines.routing_probe import probe_routing
 from runners.engines.sglang.launch import server_settings
 from runners.engines.sglang.workers import connect
+from runners.executors.ray import RayExecutor, join
 from runners.faults.around import driver_faults
 from runners.faults.process import gateway_module
 from runners.gateway.client import GatewayAdmin
 from runners.harnesses.registry import make_harness
+from runners.keeper import StoreKeeper
 from runners.ledger import Ledger, reap
 from runners.limits import TokenBucket
 from runners.observe.attempts import AttemptWatch
@@ -106,8 +109,11 @@ async def rollout_stack(
                 )
             )
             sandboxes = starting.create_task(_backend(config, exits, run_dir))
+            nodes = starting.create_task(
+                _nodes(config, exits, run_dir, on_service_exit, store, ledger)
+            )
         faults = exits.enter_context(driver_faults(config.faults, store))
-        backend = faults.backend(RegisteredBackend(sandboxes.result(), ledger))
+        backend = faults.backend(RegisteredBackend(sandboxes.result(), StoreKeeper(store, ledger)))
         await reap(ledger, backend)
         exits.callback(ledger.leave_all, "session")  # they end with their gateway
         gateway = await _gateway(
@@ -130,30 +136,55 @@ async def rollout_stack(
         exits.push_async_callback(engine.close)
         if isinstance(config.engine, schema.SglangEngine) and weights is not None:
             await engine.update_weights(weights, version)
-        if routing is not None:
-            await probe_routing(engine, routing, f"engine={config.engine.kind}")
+        if not isinstance(config.engine, schema.EmbeddedEngine):
+            await require(
+                engine_url.result(),
+                workers_of(config.engine),
+                context_tokens=config.model.max_context_tokens,
+                routing=routing,
+                new_weights=weights is not None,
+            )
+        elif routing is not None:
+            await probe_routing(engine, routing, "engine=embedded")
         workspaces = Workspaces(backend, cache_root() / "workspaces")
-        yield RolloutStack(
-            engine=faults.engine(engine),
-            tools=faults.tools(
-                RolloutTools(
-                    backend=backend,
-                    harness=make_harness(config.harness, config.scenario),
-                    grader=make_grader(backend, config.task, workspaces.ready),
-                    gateway=admin,
-                    gateway_url=config.gateway.public_url or gateway.info["url"],
-                    gateway_control=Path(gateway.info["control"]),
-                    store=store,
-                    deadlines=config.rollout.deadlines,
-                    reward=config.reward,
-                    scenario=config.scenario.kind,
-                    sandbox_starts=TokenBucket(config.rollout.limits.sandbox_starts_per_s),
-                    ledger=ledger,
-                    watch=watch,
-                    ready=workspaces.ready,
-                )
-            ),
+        tools = faults.tools(
+            RolloutTools(
+                backend=backend,
+                harness=make_harness(config.harness, config.scenario),
+                grader=make_grader(backend, config.task, workspaces.ready, run_dir),
+                gateway=admin,
+                gateway_url=config.gateway.public_url or gateway.info["url"],
+                gateway_control=Path(gateway.info["control"]),
+                store=store,
+                deadlines=config.rollout.deadlines,
+                reward=config.reward,
+                scenario=config.scenario.kind,
+                sandbox_starts=TokenBucket(config.rollout.limits.sandbox_starts_per_s),
+                ledger=ledger,
+                watch=watch,
+                max_turns=config.harness.max_turns,
+                ready=workspaces.ready,
+            )
         )
+        if (executor := nodes.result()) is not None:
+            await executor.start(config, gateway.info, tools)
+            exits.push_async_callback(executor.close)
+            tools = replace(tools, execute=executor)
+        yield RolloutStack(engine=faults.engine(engine), tools=tools)
+
+
+async def _nodes(
+    config: schema.Config,
+    exits: AsyncExitStack,
+    run_dir: Path,
+    on_service_exit: OnServiceExit,
+    store: RunStore,
+    ledger: Ledger,
+) -> RayExecutor | None:
+    """Join the cluster whose nodes run the attempts, if it is not this process that does."""
+    if not isinstance(config.executor, schema.RayExecutor):
+        return None
+    return await join(config.executor, run_dir, exits, on_service_exit, store, ledger)
 
 
 async def _backend(config: schema.Config, exits: AsyncExitStack, run_dir: Path) -> SandboxBackend:
@@ -169,10 +200,10 @@ async def running_grader(config: schema.Config, store: RunStore) -> AsyncIterato
     await reap(ledger)
     async with AsyncExitStack() as exits:
         sandboxes = await _backend(config, exits, store.run_dir)
-        backend = RegisteredBackend(sandboxes, ledger)
+        backend = RegisteredBackend(sandboxes, StoreKeeper(store, ledger))
         await reap(ledger, backend)
         workspaces = Workspaces(backend, cache_root() / "workspaces")
-        yield make_grader(backend, config.task, workspaces.ready)
+        yield make_grader(backend, config.task, workspaces.ready, store.run_dir)
 
 
 async def start_engine(

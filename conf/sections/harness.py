@@ -33,7 +33,7 @@ class ClaudeCodeHarness(Section):
     binary: Path | None
     """The program, or an npm tarball that holds it; null: what ``agentrl check`` installed."""
     max_turns: PositiveInt
-    """Model calls of the main agent before it gives up."""
+    """Model calls before it is stopped, its sub-agents' and summaries' included."""
     max_tokens: PositiveInt
     """``max_tokens`` it asks for in each turn."""
     memory_mb: PositiveInt
@@ -50,6 +50,8 @@ class CodexHarness(Section):
     """The one version that is run."""
     binary: Path | None
     """The program, or an npm tarball that holds it; null: what ``agentrl check`` installed."""
+    max_turns: PositiveInt
+    """Model calls before it is stopped, its sub-agents' and summaries' included."""
     memory_mb: PositiveInt
     """Address space that it needs: ``sandbox.memory_mb`` unless more is given."""
     cpu_s: PositiveInt

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from conf.sections.engine import _base_url
 from conf.sections.section import Section
 
 
 class LocalSandbox(Section):
-    """Namespaces on this machine."""
+    """Namespaces on this machine, whose programs they have: a task's image is ignored."""
 
     kind: Literal["local"]
     isolation: Literal["auto", "bubblewrap", "unshare", "none"]
@@ -24,6 +24,8 @@ class LocalSandbox(Section):
     """Largest file (RLIMIT_FSIZE)."""
     cpu_s: PositiveInt
     """CPU seconds per process (RLIMIT_CPU)."""
+    warm: NonNegativeInt
+    """Sandboxes that are booted before anybody asks, of each kind: an agent's, a grader's."""
 
 
 class E2bSandbox(Section):

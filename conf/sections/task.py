@@ -25,7 +25,7 @@ class SwebenchTask(Section):
 
     kind: Literal["swebench"]
     path: str | None
-    """JSONL, JSON or Parquet file, or a dataset's name on the hub (``NAME`` or ``NAME:SPLIT``);
+    """JSONL, JSON or Parquet file, or a dataset on the hub: ``OWNER/NAME[@REVISION][:SPLIT]``;
     null: a small set that agentrl makes itself.
     """
     repositories: Path | None
@@ -45,7 +45,7 @@ class JsonlTask(Section):
 
     kind: Literal["jsonl"]
     path: str
-    """JSONL, JSON or Parquet file, or a dataset's name on the hub (``NAME`` or ``NAME:SPLIT``)."""
+    """JSONL, JSON or Parquet file, or a dataset on the hub: ``OWNER/NAME[@REVISION][:SPLIT]``."""
     repositories: Path | None
     """Directory with clones (``owner/name``, ``owner__name.git`` or ``….bundle``) for rows that do
     not say where their repository is.

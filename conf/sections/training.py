@@ -67,7 +67,7 @@ class RoutingRollout(Section):
     """Every so many steps one forward more, without replay: what it is worth; 0: never."""
     alarm_disagreement: Annotated[float, Field(gt=0, le=1)]
     """Share of a layer's choices that training would not have made, from which on they are another
-    token's or another layer's.
+    token's or another layer's: the run stops, since no single sample is at fault.
     """
 
 

@@ -19,7 +19,8 @@ PORT = 29517
 
 def address() -> str:
     """Return this node's address."""
-    return str(ray.util.get_node_ip_address())
+    found: Any = ray.util.get_node_ip_address
+    return str(found())
 
 
 def convert(rank: int, nodes: int, gpus: int, head: str, words: list[str]) -> int:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# preflight.sh ROLE: is this node fit for the job? Every fault is said; exit code 3.
+# preflight.sh ROLE: is this node fit for the job? Every fault is said; exit code 3. ROLE: head, the
+# node that is to be Ray's head; worker; member of a Ray that runs.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/settings.sh"
@@ -11,6 +12,8 @@ done
 if command -v nvidia-smi >/dev/null; then
   gpus=$(nvidia-smi --list-gpus | wc -l)
   ((gpus == GPUS_PER_NODE)) || faults+=("$gpus GPUs, launch.gpus_per_node=$GPUS_PER_NODE")
+  ((gpus < 2)) || grep -Eq '\bNV[0-9]+\b' <<<"$(nvidia-smi topo -m)" ||
+    printf 'warning: no NVLink between the GPUs: tensor and expert parallelism will be slow\n' >&2
 fi
 free_gb=$(df --output=avail --block-size=1G "${TMPDIR:-/tmp}" | tail -n 1 | tr -d ' ')
 ((free_gb >= FREE_DISK_GB)) || faults+=("$free_gb GB free in ${TMPDIR:-/tmp}, launch.free_disk_gb=$FREE_DISK_GB")
@@ -27,10 +30,6 @@ if [[ $1 == head ]]; then
       faults+=("port $port is in use: end what listens there, or change launch.ray_port or launch.dashboard_port")
     fi
   done
-  if [[ -n $GATEWAY_URL ]]; then
-    "$PYTHON" "$HERE/reach.py" "$GATEWAY_HOST" "$GATEWAY_PORT" "$GATEWAY_URL" ||
-      faults+=("gateway.public_url=$GATEWAY_URL does not lead to port $GATEWAY_PORT of this node")
-  fi
 fi
 ((${#faults[@]} == 0)) || {
   printf '%s; ' "${faults[@]}"

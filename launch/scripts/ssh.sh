@@ -6,12 +6,18 @@ source "$HERE/settings.sh"
 source "$HERE/steps.sh"
 trap '' HUP # the terminal may go
 
+follow_launcher
 require_secrets
 [[ -r $HOSTS_FILE ]] || die 2 "launch.hosts_file=$HOSTS_FILE cannot be read"
 mapfile -t hosts < <(grep -Ev '^[[:space:]]*(#|$)' "$HOSTS_FILE" | tr -d ' \t\r')
 ((${#hosts[@]} == NODES)) || die 2 "launch.hosts_file=$HOSTS_FILE names ${#hosts[@]} hosts, launch.nodes=$NODES"
 head=${hosts[0]}
+left=
+if [[ -s $STATE_DIR/submission && ! -e $STATE_DIR/exit_code ]]; then
+  left=$(job_state "http://$head:$DASHBOARD_PORT" "$(<"$STATE_DIR/submission")")
+fi
 prepare_job_dir
+begin_launch
 
 on() { ssh -T -o BatchMode=yes -o ConnectTimeout=30 "$1" bash -s; }
 
@@ -26,26 +32,46 @@ start_worker() {
   } | on "$1"
 }
 
-stop() {
-  local host
+# stop_nodes: on every host, what a node.sh has started there.
+stop_nodes() {
+  local host stops=()
   : >"$STATE_DIR/stopping"
   for host in "${hosts[@]:1}"; do
     printf 'exec bash %q %q </dev/null\n' "$SCRIPT_DIR/stop_node.sh" "$host" | on "$host" >>"$LOG_DIR/node-$host.log" 2>&1 &
     stops+=("$!")
   done
   bash "$SCRIPT_DIR/stop_node.sh" "$head" || :
-  wait "${stops[@]}" "${nodes[@]}" || :
+  wait "${stops[@]}" || :
 }
-nodes=() stops=()
+
+stop() {
+  local code=$?
+  [[ -z $job ]] || kill -TERM "$job" 2>/dev/null || :
+  stop_nodes
+  wait "${nodes[@]}" || :
+  end_launch "$code"
+}
+nodes=() job=
 trap stop EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-bash "$SCRIPT_DIR/node.sh" head "$head" "$head" >>"$LOG_DIR/node-$head.log" 2>&1 &
-nodes+=("$!")
-for host in "${hosts[@]:1}"; do
-  start_worker "$host" >>"$LOG_DIR/node-$host.log" 2>&1 &
+if [[ $left == running ]]; then
+  say "an earlier launch was lost and has left its job running: taking it up"
+else
+  if compgen -G "$STATE_DIR/node-*.pid" >/dev/null; then
+    say "an earlier launch was lost and has left nodes: ending them"
+    stop_nodes
+    rm -f -- "$STATE_DIR/stopping"
+  fi
+  phase starting
+  bash "$SCRIPT_DIR/node.sh" head "$head" "$head" >>"$LOG_DIR/node-$head.log" 2>&1 &
   nodes+=("$!")
-done
+  for host in "${hosts[@]:1}"; do
+    start_worker "$host" >>"$LOG_DIR/node-$host.log" 2>&1 &
+    nodes+=("$!")
+  done
+fi
 bash "$SCRIPT_DIR/job.sh" "$head" &
-wait "$!"
+job=$!
+wait "$job"

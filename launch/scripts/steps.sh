@@ -9,6 +9,12 @@ die() {
   exit "$1"
 }
 
+# phase WORDS: where the job is, for whoever follows it.
+phase() {
+  printf '%s\n' "$*" >"$STATE_DIR/phase.new-$$"
+  mv -f -- "$STATE_DIR/phase.new-$$" "$STATE_DIR/phase"
+}
+
 require_secrets() {
   local name missing=()
   for name in "${SECRETS[@]}"; do
@@ -37,12 +43,16 @@ refuse_failed_nodes() {
 
 # wait_for_nodes ADDRESS: until exactly NODES nodes are alive, JOIN_S seconds at most.
 wait_for_nodes() {
-  local listed joined=0
+  local listed joined=0 before=
   SECONDS=0
   while :; do
     refuse_failed_nodes
     listed=$(ray list nodes --address "$1" --filter state=ALIVE --format json --limit 10000 2>/dev/null) || listed=
     joined=$(grep -c '"node_id"' <<<"$listed") || joined=0
+    if [[ $joined != "$before" ]]; then
+      phase joining "$joined" "$NODES"
+      before=$joined
+    fi
     ((joined != NODES)) || break
     ((joined < NODES)) || die 4 "$joined nodes joined, launch.nodes=$NODES: the cluster at $1 is not this job's alone"
     ((SECONDS < JOIN_S)) || die 4 "$joined of $NODES nodes joined within $JOIN_S s (launch.join_s): see $LOG_DIR/node-*.log"
@@ -51,10 +61,59 @@ wait_for_nodes() {
   say "$joined of $NODES nodes have joined"
 }
 
+# job_state ADDRESS ID: running, succeeded, failed, stopped or unknown.
+job_state() {
+  local said
+  said=$(ray job status --address "$1" "$2" 2>&1) || { [[ $said == *"$2"* ]] || said=; }
+  case $said in
+    *"Job '$2' succeeded"*) echo succeeded ;;
+    *"Job '$2' failed"*) echo failed ;;
+    *"Job '$2' was stopped"*) echo stopped ;;
+    *"Status for job '$2'"*) echo running ;;
+    *) echo unknown ;;
+  esac
+}
+
+# launcher: the process on this machine that looks after the job, if it runs.
+launcher() {
+  local host pid born
+  read -r host pid born 2>/dev/null <"$STATE_DIR/launcher" || return 0
+  # A process of that number that was born at another time is somebody else's.
+  [[ $host == "$HOSTNAME" && $(cut -d ' ' -f 22 "/proc/$pid/stat" 2>/dev/null) == "$born" ]] || return 0
+  printf '%s\n' "$pid"
+}
+
+# follow_launcher: if one runs already, show what it does, and end as it ends.
+follow_launcher() {
+  local pid
+  pid=$(launcher)
+  [[ -n $pid ]] || return 0
+  say "process $pid looks after this job: following it"
+  touch -- "$LOG_DIR/job.log"
+  tail -n 0 -f --pid "$pid" -- "$LOG_DIR/job.log" || :
+  exit "$(cat -- "$STATE_DIR/exit_code" 2>/dev/null || echo 4)"
+}
+
 # prepare_job_dir: the scripts, the run's configuration and the job's state, where all nodes see them.
 prepare_job_dir() {
   mkdir -p "$SCRIPT_DIR" "$STATE_DIR" "$LOG_DIR" "$JOB_DIR/checkpoints"
-  cp -- "$HERE/config.json" "$JOB_DIR/config.json"
+  keep_config
   [[ $HERE -ef $SCRIPT_DIR ]] || cp -- "$HERE"/*.sh "$HERE"/*.py "$HERE"/*.json "$SCRIPT_DIR"/
-  rm -f -- "$STATE_DIR"/failed-* "$STATE_DIR/stopping"
+  rm -f -- "$STATE_DIR"/failed-* "$STATE_DIR/stopping" "$STATE_DIR/exit_code" "$STATE_DIR/job_code"
+}
+
+# keep_config: the configuration of this start is the run's; a reader sees the old or the new one.
+keep_config() {
+  cp -- "$HERE/config.json" "$JOB_DIR/config.json.new-$$"
+  mv -f -- "$JOB_DIR/config.json.new-$$" "$JOB_DIR/config.json"
+}
+
+# begin_launch, end_launch CODE: this process looks after the job; the job is over.
+begin_launch() {
+  printf '%s %s %s\n' "$HOSTNAME" "$$" "$(cut -d ' ' -f 22 "/proc/$$/stat")" >"$STATE_DIR/launcher"
+}
+
+end_launch() {
+  printf '%s\n' "$1" >"$STATE_DIR/exit_code"
+  rm -f -- "$STATE_DIR/launcher"
 }

@@ -7,7 +7,10 @@ file=$STATE_DIR/node-$1.pid
 [[ -s $file ]] || exit 0
 read -r pid born <"$file"
 # A process of that number that was born at another time is somebody else's.
-[[ $(cut -d ' ' -f 22 "/proc/$pid/stat" 2>/dev/null) == "$born" ]] || exit 0
+if [[ $(cut -d ' ' -f 22 "/proc/$pid/stat" 2>/dev/null) != "$born" ]]; then
+  rm -f -- "$file"
+  exit 0
+fi
 kill -TERM "$pid"
 for _ in {1..60}; do
   [[ -e $file ]] || exit 0

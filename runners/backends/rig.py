@@ -7,10 +7,13 @@ slime owns the weights and the servers; nothing here changes either.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import AsyncExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,10 @@ from typing import Any
 from conf import schema
 from conf.compose import from_json
 from conf.errors import AgentrlError, ConfigError, error_text
+from runners.backends.journal import Journal, publish_gateway
 from runners.backends.samples import Making, Taken, made, stand_in
+from runners.backends.slime_side import slimes_engine, step_of, task_of
 from runners.campaign.schedule import evaluation_batch
-from runners.engines.client import HttpEngine
 from runners.gateway.tokenizer import load_tokenizer
 from runners.limits import Admission
 from runners.observe.attempts import AttemptWatch
@@ -33,13 +37,16 @@ from runners.tasks.contract import Task
 from runners.tasks.datasets import load_tasks
 from runners.training.placeholder import pad_token
 from runners.trajectory.graph import segments
+from runners.trajectory.published import driven_elsewhere
 from runners.trajectory.record import RolloutRecord, Segment
 from runners.trajectory.routing import Routing, segment_routing
-from runners.trajectory.run_state import State
+from runners.trajectory.run_state import REMOTE_SILENCE_S
 from runners.trajectory.store import STORE_FILE, RunStore
 
 CONFIG = "config.json"
-WORKERS_S = 30.0
+LEAVE_S = 10.0
+"""At its end the process waits so long for its last words."""
+POLL_S = 2.0
 
 _log = logging.getLogger(__name__)
 _rigs: dict[Path, asyncio.Task[Rig]] = {}
@@ -54,8 +61,17 @@ async def rig(args: Any, run_dir: Path) -> Rig:
     return await asyncio.shield(task)  # a caller that slime gives up takes nobody's rig down
 
 
+def handed_over(run_dir: Path, samples: Sequence[Any]) -> None:
+    """Note, from any thread, that slime trains on these samples now; a process without the run's
+    rig knows nothing of its steps.
+    """
+    task = _rigs.get(run_dir)
+    if task is not None and task.done() and not task.cancelled() and task.exception() is None:
+        task.result().hand_over(samples)
+
+
 async def close(run_dir: Path) -> None:
-    """End what was started for a run; the end of the process does the same."""
+    """End what was started for a run; the end of the process says as much as it can."""
     task = _rigs.pop(run_dir, None)
     if task is not None:
         await (await task).close()
@@ -75,18 +91,20 @@ def read_config(run_dir: Path) -> schema.Config:
 class Rig:
     """Everything that rollouts of a run use, in this process; one event loop."""
 
-    def __init__(self, config: schema.Config, store: RunStore, making: Making) -> None:
+    def __init__(
+        self, config: schema.Config, store: RunStore, making: Making, journal: Journal
+    ) -> None:
         self._config = config
         self._store = store
         self._making = making
+        self._journal = journal
         self._exits = AsyncExitStack()
+        self._loop = asyncio.get_running_loop()
         self._pool: Pool
         self._tasks: dict[str, Task] = {}
         self._groups_per_step = 1
         self._group_size = 1
         self._gone: ServiceError | None = None
-        self._step = 0
-        """Of the newest training rollout."""
         self._measured: Counter[tuple[int, int]] = Counter()
         """Evaluations begun, by step and sample: slime numbers the samples of each data set."""
 
@@ -105,13 +123,11 @@ class Rig:
             pad=pad_token(weights),
             shape=captured_shape(config, weights),
         )
-        found = (run_dir / STORE_FILE).is_file()
-        document = config.model_dump(mode="json")
-        store = RunStore.open(run_dir) if found else RunStore.create(run_dir, document)
-        self = cls(config, store, making)
+        store = await _own_store(config, run_dir)
+        self = cls(config, store, making, Journal(config, store))
         try:
             self._exits.callback(store.close)
-            store.set_state(State.RUNNING)
+            self._journal.begin()
             stack = await self._exits.enter_async_context(
                 rollout_stack(
                     config,
@@ -123,6 +139,7 @@ class Rig:
                     on_service_exit=self._service_gone,
                 )
             )
+            publish_gateway(run_dir, stack.tools.gateway.url, config.gateway.public_url)
             self._tasks = {task.id: task for task in await asyncio.to_thread(load_tasks, config)}
         except BaseException:
             await self._exits.aclose()
@@ -139,19 +156,49 @@ class Rig:
             draining=asyncio.Event(),
             on_done=lambda record: None,
         )
+        heart = asyncio.create_task(self._journal.beat(), name="agentrl-heartbeat")
+        self._exits.callback(heart.cancel)
+        self._exits.callback(atexit.unregister, self._leave)
+        atexit.register(self._leave)
         return self
 
     async def close(self) -> None:
         """End everything."""
-        self._store.set_state(State.DONE)
+        await self._journal.settled()
+        self._journal.close()
         await self._exits.aclose()
+
+    def _leave(self) -> None:
+        """End everything as the process ends: whatever does not, goes with it."""
+        leaving = self._leaving()
+        try:
+            asyncio.run_coroutine_threadsafe(leaving, self._loop).result(LEAVE_S)
+        except RuntimeError:  # the loop is closed, or a thread was needed, of which there are none
+            leaving.close()
+        except (AgentrlError, FutureTimeout) as error:
+            _log.warning("left in a hurry: %s", error)
+
+    async def _leaving(self) -> None:
+        ours = [task for task in asyncio.all_tasks() if task.get_name().startswith("rollout-")]
+        for task in ours:
+            task.cancel()  # each is stored as cancelled
+        await asyncio.gather(*ours, return_exceptions=True)
+        await self.close()
+
+    def hand_over(self, samples: Sequence[Any]) -> None:
+        """Note, from any thread, that slime trains on these samples now."""
+        steps = {step for sample in samples if (step := step_of(sample)) is not None}
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._journal.handed_over, sorted(steps))
 
     async def rollout(self, sample: Any, *, temperature: float, evaluation: bool) -> list[Any]:
         """Run one rollout and return its samples; raises AgentrlError only if it is no use to go
         on.
         """
         spec = self._spec(sample, temperature, evaluation)
-        record = await self._run(spec)
+        record = None if evaluation else self._journal.rollout_begins(spec)
+        if record is None:
+            record = await self._run(spec)
         try:
             return made(sample, self._taken(record), self._making, evaluation=evaluation)
         except Exception as error:  # a failed rollout is data
@@ -160,11 +207,23 @@ class Rig:
             self._store.event("unbuilt", {"rollout_id": spec.rollout_id, "error": text})
             return [stand_in(sample, record, self._making)]
 
-    async def evaluation(self, sample_class: Any, step: int) -> dict[str, dict[str, Any]]:
-        """Run the held-out tasks and return slime's figures of them; none if nothing is graded."""
+    async def evaluation(self, sample_class: Any, rollout_id: int) -> dict[str, dict[str, Any]]:
+        """Run the held-out tasks and return slime's figures of them; none if nothing is graded.
+
+        slime evaluates before its rollout 0 and after others, under the same number.
+        """
         held_out = [task for task in self._tasks.values() if task.split == "held_out"]
-        specs = evaluation_batch(self._config, held_out, step)
-        records = await self._pool.run(specs)
+        step = rollout_id + (self._journal.step > rollout_id)
+        specs = {spec.rollout_id: spec for spec in evaluation_batch(self._config, held_out, step)}
+        kept = [
+            record
+            for record in self._store.rollouts(step=step, split="eval", counts=True)
+            if record.reward is not None and record.rollout_id in specs
+        ]
+        for record in kept:  # the same weights have answered already, before the job was lost
+            del specs[record.rollout_id]
+        records = kept + await self._pool.run(list(specs.values()))
+        self._journal.evaluated(step, records)
         graded = [record for record in records if record.reward is not None]
         if not graded:
             _log.error("evaluation after step %d: no rollout has a grade", step)
@@ -192,13 +251,12 @@ class Rig:
     def _spec(self, sample: Any, temperature: float, evaluation: bool) -> RolloutSpec:
         """Return the rollout of a sample. slime numbers groups and samples over the whole job."""
         if evaluation:
-            split, step, group = "eval", self._step, sample.index
+            split, step, group = "eval", self._journal.step, sample.index
             member = self._measured[step, group]
             self._measured[step, group] += 1
         else:
             step, group = divmod(sample.group_index, self._groups_per_step)
             split, step, member = "train", step + 1, sample.index % self._group_size
-            self._step = max(self._step, step)
         rollout_id = f"{split}-{step:06d}-{group:03d}-{member:02d}"
         seeded = f"eval-{group}" if evaluation else rollout_id
         return RolloutSpec(
@@ -227,44 +285,12 @@ class Rig:
         self._store.event("service_gone", {"message": str(error)})
 
 
-def task_of(sample: Any, tasks: Mapping[str, Task]) -> Task:
-    """Return the task that a sample's row is; raises ConfigError if it is none of the run's."""
-    metadata = sample.metadata or {}
-    remote = metadata.get("remote_env_info") or {}
-    named = [metadata.get("instance_id"), remote.get("instance_id"), sample.label]
-    for name in named:
-        if isinstance(name, str) and name in tasks:
-            return tasks[name]
-    raise ConfigError(
-        [
-            f"slime's sample {sample.index} names {named}, none of the {len(tasks)} tasks of the "
-            "run: give --prompt-data the file of task.path, with --metadata-key metadata"
-        ]
-    )
-
-
-async def slimes_engine(args: Any, config: schema.Config) -> schema.SglangEngine:
-    """Return slime's servers as the run's engine; raises EngineError if its router does not answer.
-
-    Generations go through the router, which knows servers that slime restarts. It drops the field
-    that asks for routing, so with routing replay the servers are called themselves.
-    """
-    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
-    router = HttpEngine(url)
-    try:
-        found: Sequence[Any] = (await router.ask("/workers", deadline_s=WORKERS_S))["workers"]
-    finally:
-        await router.close()
-    workers = [str(worker["url"]).rstrip("/") for worker in found]
-    if not workers:
-        raise AgentrlError(f"slime's router at {url} has no workers yet")
-    direct = isinstance(config.routing_replay, schema.RoutingRollout)
-    given = config.engine
-    reads = (
-        {"tool_call_parser": None, "reasoning_parser": None}
-        if isinstance(given, schema.EmbeddedEngine)
-        else given.model_dump(include={"tool_call_parser", "reasoning_parser"})
-    )
-    return schema.SglangEngine(
-        kind="sglang", url=workers[0] if direct else url, workers=workers, **reads
-    )
+async def _own_store(config: schema.Config, run_dir: Path) -> RunStore:
+    """Return the run's store, when the process of an earlier node is heard of no more."""
+    until = time.monotonic() + REMOTE_SILENCE_S
+    while (host := driven_elsewhere(run_dir)) is not None and time.monotonic() < until:
+        _log.warning("waiting for the run's driver on %s to be gone", host)
+        await asyncio.sleep(POLL_S)
+    if (run_dir / STORE_FILE).is_file():
+        return RunStore.open(run_dir)
+    return RunStore.create(run_dir, config.model_dump(mode="json"))

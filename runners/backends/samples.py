@@ -138,6 +138,7 @@ def _routed(routing: Routing | None) -> np.ndarray | None:
 def _about(record: RolloutRecord) -> dict[str, Any]:
     return {
         "rollout": record.rollout_id,
+        "step": record.step,
         "session": record.session_id,
         "task": record.task_id,
         "outcome": record.outcome.code.value,

@@ -48,15 +48,19 @@ async def generate(
 def post_process_rewards(args: Any, samples: Samples) -> tuple[list[float], list[float]]:
     """Return each sample's raw reward, and what it is trained with: its share of its rollout's
     advantage within the prompt's group.
+
+    slime calls it when a step's rollouts are complete: so the run learns that they are trained now.
     """
     _importable()
     from runners.backends.rewards import raw_and_trained
-    from runners.backends.rig import read_config
+    from runners.backends.rig import handed_over, read_config
 
     trainer = read_config(run_dir(args)).trainer
-    return raw_and_trained(
+    found = raw_and_trained(
         samples, min_group=trainer.min_group, normalize_std=trainer.normalize_std
     )
+    handed_over(run_dir(args), samples)
+    return found
 
 
 def evaluate(args: Any, rollout_id: int, data_source: Any, evaluation: bool = True) -> Any:

@@ -178,6 +178,13 @@ def _stand_in(record: RolloutRecord, sessions: Sessions) -> Sample:
         return minimal(record.rollout_id, sessions.pad, sessions.shape)
 
 
+FIGURES = (
+    *("forks", "ambiguous", "tito_mismatches", "unread", "routing_missing"),
+    *("engine_retries", "pushed_back"),
+)
+"""Of the rollouts' gateway sessions, those whose sum says whether something is wrong."""
+
+
 def step_metrics(batch: Batch, rollout_s: float) -> dict[str, Any]:
     """Return what the rollouts of a step say; graded rollouts only, where a grade is needed.
 
@@ -196,9 +203,7 @@ def step_metrics(batch: Batch, rollout_s: float) -> dict[str, Any]:
         "rollout/turns_max": max((record.turns for record in graded), default=0),
         "rollout/ungraded": len(batch.records) - len(graded),
         "rollout/retried": sum(record.attempt > 0 for record in batch.records),
-        "rollout/forks": sum(_figure(record, "forks") for record in graded),
-        "rollout/ambiguous": sum(_figure(record, "ambiguous") for record in graded),
-        "rollout/tito_mismatches": sum(_figure(record, "tito_mismatches") for record in graded),
+        **{f"rollout/{name}": sum(_figure(record, name) for record in graded) for name in FIGURES},
         "rollout/groups": len({record.group for record in batch.records}),
         "rollout/groups_dropped": len(batch.dropped_groups),
         "rollout/groups_flat": len(batch.flat_groups),

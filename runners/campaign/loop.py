@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conf.errors import error_text
@@ -101,11 +101,11 @@ class Campaign:
         self._progress.begin_phase("rollouts", len(specs))
         started = time.monotonic()
         batch = make_batch(await self._groups(step, specs), self._sessions, self._config)
-        for rollout_id, reason in batch.unbuilt.items():
-            self._store.event("unbuilt", {"rollout_id": rollout_id, "reason": reason})
+        note_masked(self._store, "unbuilt", batch.unbuilt)
         rollout_s = time.monotonic() - started
         self._progress.begin_phase("training")
         trained = await asyncio.to_thread(self._stack.trainer.step, batch.rollouts)
+        note_masked(self._store, "routing_refused", self._stack.trainer.refused)
         metrics = step_metrics(batch, rollout_s) | trained
         for record in batch.records:
             self._store.put_rollout(record)
@@ -212,6 +212,12 @@ class Campaign:
     def _version(self) -> int:
         """Weight version the engine serves now."""
         return max((row.step for row in self._store.steps() if row.state == "done"), default=0)
+
+
+def note_masked(store: RunStore, kind: str, reasons: Mapping[str, str]) -> None:
+    """Enter rollouts that are not trained though they have a grade: an event of ``kind`` each."""
+    for rollout_id, reason in reasons.items():
+        store.event(kind, {"rollout_id": rollout_id, "reason": reason})
 
 
 def show_step(progress: Progress, step: int, metrics: dict[str, Any]) -> None:

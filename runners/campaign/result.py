@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.errors import ExitCode
-from runners.trajectory.store import RunStore
+from runners.trajectory.store import RunStore, StepRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +15,9 @@ class CampaignResult:
     """How a run ended."""
 
     summary: dict[str, Any]
-    """``run_dir, steps, eval: {first, last}, wall_s, rollouts, outcomes, tokens: {sampled,
-    trained}``; with routing replay also ``routing: {captured, disagree_token, k3, k3_native}``.
+    """``run_dir, steps, eval: {first, last}, reward, k3, wall_s, rollouts, outcomes, tokens:
+    {sampled, trained}``, reward and k3 as means over steps; with routing replay also ``routing:
+    {captured, disagree_token, k3, k3_native}``.
     """
     exit_code: ExitCode
     message: str = ""
@@ -49,22 +50,28 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
             "first": evaluations[0].result["solve_rate"] if evaluations else None,
             "last": evaluations[-1].result["solve_rate"] if len(evaluations) > 1 else None,
         },
+        "reward": _mean(rows, "train/reward_mean"),
+        "k3": _mean(rows, "policy/k3"),
         "wall_s": round(wall_s, 1),
         "rollouts": sum(outcomes.values()),
         "outcomes": dict(sorted(outcomes.items())),
         "tokens": {"sampled": sampled, "trained": trained},
-        **_routing([row.metrics for row in rows]),
+        **_routing(rows),
     }
 
 
-def _routing(steps: list[dict[str, Any]]) -> dict[str, Any]:
+def _mean(steps: list[StepRow], name: str) -> float | None:
+    """Return the mean of a metric over the steps in which it is known."""
+    known = [step.metrics[name] for step in steps if step.metrics.get(name) is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _routing(steps: list[StepRow]) -> dict[str, Any]:
     """Return the means over steps of what replay came to, ``k3_native`` over those in which it was
     measured; nothing without replay.
     """
-    figures = {}
-    for name in ("captured", "disagree_token", "k3", "k3_native"):
-        known = [step[f"r3/{name}"] for step in steps if step.get(f"r3/{name}") is not None]
-        figures[name] = sum(known) / len(known) if known else None
+    names = ("captured", "disagree_token", "k3", "k3_native")
+    figures = {name: _mean(steps, f"r3/{name}") for name in names}
     return {"routing": figures} if figures["k3"] is not None else {}
 
 

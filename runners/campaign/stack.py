@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf import schema
 from conf.errors import ConfigError
@@ -20,10 +20,12 @@ from runners.taskgroup import task_group
 from runners.tasks.contract import Task
 from runners.tasks.datasets import load_tasks
 from runners.training import checkpoint
-from runners.training.local import LocalTrainer
 from runners.training.placeholder import pad_token
 from runners.trajectory.routing import RoutingShape
 from runners.trajectory.store import RunStore
+
+if TYPE_CHECKING:
+    from runners.training.local import LocalTrainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,6 @@ async def running_stack(
     version = saved.step if saved else 0
     async with AsyncExitStack() as exits:
         async with task_group() as starting:
-            trainer = starting.create_task(asyncio.to_thread(_trainer, config, policy, saved))
-            loading = starting.create_task(asyncio.to_thread(load_tasks, config))
             rollouts = starting.create_task(
                 exits.enter_async_context(
                     rollout_stack(
@@ -74,6 +74,9 @@ async def running_stack(
                     )
                 )
             )
+            # after the engine: its process imports torch while the trainer's thread does
+            trainer = starting.create_task(asyncio.to_thread(_trainer, config, policy, saved))
+            loading = starting.create_task(asyncio.to_thread(load_tasks, config))
         tasks = loading.result()
         yield Stack(
             trainer=trainer.result(),
@@ -95,6 +98,8 @@ def _trainer(
         raise ConfigError(
             [f"trainer={config.trainer.kind} trains on a cluster: start it with `agentrl launch`"]
         )
+    from runners.training.local import LocalTrainer
+
     trainer = LocalTrainer(
         config.trainer,
         weights=policy.weights,

@@ -80,7 +80,7 @@ class HttpEngine:
             body["return_routed_experts"] = True
             body["routed_experts_start_len"] = params.routing_start
         try:
-            key = {ROUTING_KEY: session_of(rid)}
+            key = routing_key(rid)
             answer = await self._post("/generate", body, self._deadline_s, headers=key)
         except asyncio.CancelledError:
             self._abort_soon(rid)
@@ -149,22 +149,31 @@ class HttpEngine:
         await self._request("POST", path, orjson.dumps(body), deadline_s)
 
     async def ask(
-        self, path: str, body: Mapping[str, Any] | None = None, *, deadline_s: float
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        deadline_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Return the JSON object that answers a POST of ``body``, or a GET without one; raises
         EngineError.
         """
         if body is not None:
-            return await self._post(path, body, deadline_s)
+            return await self._post(path, body, deadline_s, headers)
         return self._object(path, await self._request("GET", path, None, deadline_s))
 
     async def healthy(self) -> bool:
         """Whether it answers."""
         try:
-            await self._request("GET", "/health", None, HEALTH_DEADLINE_S)
+            await self.check_health()
         except EngineError:
             return False
         return True
+
+    async def check_health(self) -> None:
+        """Return if it answers; raises EngineError with what is wrong."""
+        await self._request("GET", "/health", None, HEALTH_DEADLINE_S)
 
     async def close(self) -> None:
         """Close the client's connections (not the engine)."""
@@ -291,6 +300,11 @@ class HttpEngine:
         task = asyncio.create_task(self._abort(rid), name=f"abort-{rid}")
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
+
+
+def routing_key(rid: str) -> dict[str, str]:
+    """Return the header by which a router keeps the calls of a session together."""
+    return {ROUTING_KEY: session_of(rid)}
 
 
 def _sampling_body(params: SamplingParams) -> dict[str, Any]:

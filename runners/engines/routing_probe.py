@@ -1,7 +1,7 @@
 """Whether the way to an engine really brings routing back, tried before a run counts on it.
 
-A server that was started without the flag sends none, and a router in front of it drops the field
-that asks for it: neither says so.
+A server that was started without the flag sends none, and many a router in front of it drops the
+field that asks for it (smg 1.13 keeps it): neither says so.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ async def probe_routing(engine: Engine, shape: RoutingShape, name: str) -> None:
     if answer.routing is None:
         raise RoutingProbeError(
             f"routing_replay=rollout, but {name} returns no routing. A server needs "
-            "--enable-return-routed-experts. A router drops the field that asks for it: list the "
-            "servers themselves in engine.workers and set engine.url to one of them; " + OFF
+            "--enable-return-routed-experts. An old router (sglang-router 0.3) drops the field "
+            "that asks for it: take a newer one, or list the servers themselves in engine.workers "
+            "and set engine.url to one of them; " + OFF
         )
     width = shape.layers * shape.top_k
     if answer.routing.size == (len(path) - 1) * width:

@@ -15,11 +15,11 @@ from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
-from runners.driver import Driver, Interrupted, open_run
+from runners.driver import End, Interrupted
 from runners.evaluation.benchmarks import Benchmark
+from runners.evaluation.execution import Execution, execute
 from runners.evaluation.files import CALIBRATION, replace_file
 from runners.evaluation.plan import Instance, select
-from runners.observe.progress import Progress
 from runners.stack import running_grader
 from runners.taskgroup import task_group
 from runners.tasks.contract import Grader, Task, Verdict, VerdictKind
@@ -40,61 +40,51 @@ class CalibrationResult:
     """How a calibration ended."""
 
     document: dict[str, Any]
-    """``run_dir, tasks, fit, set_aside: {id: reason}, not_graded: {id: reason}``."""
-    exit_code: ExitCode
-    message: str
+    """``run_dir, benchmark, tasks, gold_solved, empty_solved, fit, set_aside: {id: reason},
+    not_graded: {id: reason}``.
+    """
+    end: End
 
 
 def calibrate(
     benchmark: Benchmark, config: Config, run_dir: Path, *, resume: bool = False
 ) -> CalibrationResult:
-    """Grade both patches of every task, or of those that a stopped calibration has left.
-
-    Raises AgentrlError only for what makes a start impossible.
+    """Grade both patches of every task, or of those that a stopped calibration has left; see
+    ``execute``.
     """
-    with open_run(config, run_dir, resume=resume) as store:
-        progress = Progress(store.run_dir.name, steps=0)
-        driver = Driver(config, store, progress, benchmark=benchmark.name)
-        calibration = _Calibration(benchmark, config, store, driver, progress)
-        end = driver.run(calibration.work, calibration.write)
-        return CalibrationResult(calibration.document(), end.exit_code, end.message)
+    calibration, end = execute(_Calibration, benchmark, config, run_dir, resume=resume)
+    return CalibrationResult(calibration.final, end)
 
 
 def unfit(store: RunStore) -> dict[str, str]:
     """Return the tasks that a calibration in this run set aside: id → reason."""
-    return {name: said for name, (kind, said) in _judged(store).items() if kind == "unfit"}
+    return {
+        name: said["reason"] for name, said in _judged(store).items() if said["kind"] == "unfit"
+    }
 
 
 class _Calibration:
     """One execution of a calibration; used once."""
 
-    def __init__(
-        self,
-        benchmark: Benchmark,
-        config: Config,
-        store: RunStore,
-        driver: Driver,
-        progress: Progress,
-    ) -> None:
-        self._benchmark = benchmark
-        self._config = config
-        self._store = store
-        self._driver = driver
-        self._progress = progress
+    def __init__(self, execution: Execution) -> None:
+        self.final: dict[str, Any] = {}
+        """What is known, once it is written."""
+        self._execution = execution
         self._instances: Sequence[Instance] = ()
 
     async def work(self) -> None:
         """Grade what is not judged yet; raises Interrupted and, at the end, Miscalibrated."""
-        config = self._config
-        self._instances = (await asyncio.to_thread(select, self._benchmark, config)).instances
-        done = {name for name, (kind, _) in _judged(self._store).items() if kind != "not_graded"}
+        at = self._execution
+        self._instances = (await asyncio.to_thread(select, at.benchmark, at.config)).instances
+        judged = _judged(at.store)
+        done = {name for name, said in judged.items() if said["kind"] != "not_graded"}
         left = [i.task for i in self._instances if i.task.id not in done]
-        self._progress.begin_phase("calibration", len(left))
-        room = asyncio.Semaphore(config.rollout.concurrency)
-        async with running_grader(config, self._store) as grader, task_group() as group:
+        at.progress.begin_phase("calibration", len(left))
+        room = asyncio.Semaphore(at.config.rollout.concurrency)
+        async with running_grader(at.config, at.store) as grader, task_group() as group:
             for task in left:
                 group.create_task(self._judge(task, grader, room), name=f"calibrate-{task.id}")
-        document = self.document()
+        document = self._document()
         aside, lost = len(document["set_aside"]), len(document["not_graded"])
         if document["fit"] + aside + lost < document["tasks"]:
             raise Interrupted
@@ -104,47 +94,54 @@ class _Calibration:
             )
 
     async def _judge(self, task: Task, grader: Grader, room: asyncio.Semaphore) -> None:
-        deadline_s = self._config.rollout.deadlines.grade_s
+        at = self._execution
+        deadline_s = at.config.rollout.deadlines.grade_s
         async with room:
-            if self._driver.draining.is_set():
+            if at.driver.draining.is_set():
                 return
-            verdicts = [
+            gold, empty = [
                 await grader.grade(
                     task, patch_of(diff, {}), name=f"{task.id}-{name}", deadline_s=deadline_s
                 )
                 for name, diff in (("gold", task.gold_patch), ("empty", ""))
             ]
-        kind, said = _fit(*verdicts)
-        self._store.event(EVENT, {"task": task.id, "kind": kind, "reason": said})
-        self._progress.batch_done += 1
-        self._progress.outcomes[kind] += 1
+        kind, said = _fit(gold, empty)
+        verdicts = {"gold": gold.kind, "empty": empty.kind}
+        at.store.event(EVENT, {"task": task.id, "kind": kind, "reason": said, **verdicts})
+        at.progress.batch_done += 1
+        at.progress.outcomes[kind] += 1
 
     def write(self) -> None:
         """Write what is known; raises StoreError."""
-        text = json.dumps(self.document(), indent=2)
-        replace_file(self._store.run_dir / CALIBRATION, text + "\n")
+        self.final = self._document()
+        text = json.dumps(self.final, indent=2)
+        replace_file(self._execution.store.run_dir / CALIBRATION, text + "\n")
 
-    def document(self) -> dict[str, Any]:
+    def _document(self) -> dict[str, Any]:
         """Return what is known of the chosen tasks."""
-        judged = _judged(self._store)
+        judged = _judged(self._execution.store)
         found = {i.task.id: judged[i.task.id] for i in self._instances if i.task.id in judged}
-        by_kind = {
-            kind: {name: said for name, (k, said) in found.items() if k == kind}
-            for kind in ("fit", "unfit", "not_graded")
-        }
+
+        def reasons(kind: str) -> dict[str, str]:
+            return {name: said["reason"] for name, said in found.items() if said["kind"] == kind}
+
         return {
-            "run_dir": str(self._store.run_dir),
-            "benchmark": self._benchmark.name,
+            "run_dir": str(self._execution.store.run_dir),
+            "benchmark": self._execution.benchmark.name,
             "tasks": len(self._instances),
-            "fit": len(by_kind["fit"]),
-            "set_aside": by_kind["unfit"],
-            "not_graded": by_kind["not_graded"],
+            "gold_solved": sum(said["gold"] == "solved" for said in found.values()),
+            "empty_solved": sum(said["empty"] == "solved" for said in found.values()),
+            "fit": len(reasons("fit")),
+            "set_aside": reasons("unfit"),
+            "not_graded": reasons("not_graded"),
         }
 
 
-def _judged(store: RunStore) -> dict[str, tuple[str, str]]:
-    """Return what was found of each task last: fit, unfit or not_graded, and why."""
-    return {e.data["task"]: (e.data["kind"], e.data["reason"]) for e in store.events(EVENT)}
+def _judged(store: RunStore) -> dict[str, dict[str, Any]]:
+    """Return what was found of each task last: ``kind`` (fit, unfit or not_graded) and ``reason``,
+    and the verdicts on both patches.
+    """
+    return {event.data["task"]: event.data for event in store.events(EVENT)}
 
 
 def _fit(gold: Verdict, empty: Verdict) -> tuple[str, str]:

@@ -1,8 +1,9 @@
 """The report of an evaluation: the form of ``report.json``.
 
 The fields before ``report_version`` are those of SWE-bench's own report (schema 2) and mean what
-they mean there; they are about the first rollout of each task, which is what ``predictions.jsonl``
-holds. Rates are over valid rollouts only: an infrastructure failure is never counted as unsolved.
+they mean there, which the package itself says in a test; they are about the first rollout of each
+task, which is what ``predictions.jsonl`` holds. Rates are over valid rollouts only: an
+infrastructure failure is never counted as unsolved.
 
 ``report.schema.json`` is generated from these models by ``python -m runners.evaluation.report`` and
 published beside them; a change that breaks readers raises ``report_version``.
@@ -28,8 +29,8 @@ class Part(BaseModel):
 
 
 class Official(Part):
-    """SWE-bench's counts over one rollout per task. ``total`` = ``completed`` + ``empty_patch`` +
-    ``error`` + what was not run; ``completed`` = ``resolved`` + ``unresolved``.
+    """SWE-bench's counts over one rollout per task. ``submitted`` = ``completed`` + ``empty_patch``
+    + ``error``; ``completed`` = ``resolved`` + ``unresolved``.
     """
 
     total_instances: int
@@ -39,9 +40,13 @@ class Official(Part):
     """Tasks with a graded patch that is not empty."""
     resolved_instances: int
     unresolved_instances: int
+    infra_failure_instances: int
+    """Of those neither resolved nor empty: the log shows what no patch can cause."""
+    ambiguous_failure_instances: int
+    """… the log shows what a patch may have caused, or the environment."""
     empty_patch_instances: int
     error_instances: int
-    """Tasks whose rollout ended in an infrastructure failure."""
+    """Tasks with a patch whose grading failed."""
     completed_ids: list[str]
     incomplete_ids: list[str]
     """Tasks without a prediction."""
@@ -49,6 +54,10 @@ class Official(Part):
     submitted_ids: list[str]
     resolved_ids: list[str]
     unresolved_ids: list[str]
+    infra_failure_ids: list[str]
+    ambiguous_failure_ids: list[str]
+    failure_reasons: dict[str, str]
+    """What the package ``swebench`` reads in the logs, by task; empty where it is not installed."""
     error_ids: list[str]
 
 
@@ -151,6 +160,14 @@ class Report(Official):
     rollouts: Rollouts
     pass_at: list[PassAt]
     """k = 1 … ``attempts_per_task``, as far as tasks have so many valid rollouts."""
+    failed_ids: list[str]
+    """Tasks whose first rollout ended in an infrastructure failure: with a patch (``error_ids``),
+    or before there was one (among ``incomplete_ids``).
+    """
+    tampered: dict[str, list[str]]
+    """Rollouts that changed what decides about their tests, and which files: grading put those
+    back.
+    """
     tasks_without_verdict: list[str]
     """Tasks of which no rollout is valid: the rates say nothing about them."""
     set_aside: list[str]

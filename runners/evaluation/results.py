@@ -29,11 +29,15 @@ from runners.evaluation.statistics import (
     spread,
     wilson_interval,
 )
+from runners.evaluation.swebench_files import Submission, causes, instances
 from runners.outcome import Stage
+from runners.tasks.stored import patch_of
 from runners.trajectory.jsontext import dumps
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.store import RunStore
 
+NAME_LENGTH = 200
+"""SWE-bench's tools make a directory's name of the model's, and that has at most 255 bytes."""
 Column = Literal["solved", "unsolved", "error", "not_run"]
 
 
@@ -112,9 +116,16 @@ class Results:
             attempts_per_task=self._config.eval.attempts_per_task,
             rollouts=self._rollouts(),
             pass_at=list(self._pass_at()),
-            tasks_without_verdict=sorted(
-                row.instance.task.id for row in self._rows if not row.valid
+            failed_ids=sorted(
+                row.instance.task.id for row in self._rows if column(row.records[0]) == "error"
             ),
+            tampered={
+                record.rollout_id: list(record.extra["tampered"])
+                for row in self._rows
+                for record in row.valid
+                if record.extra.get("tampered")
+            },
+            tasks_without_verdict=self.tasks_without_verdict(),
             set_aside=self._set_aside,
             breakdown=self._breakdown(),
             usage=self._usage(),
@@ -123,50 +134,67 @@ class Results:
             further_samples=further,
         )
 
-    def predictions(self, sample: int) -> str:
-        """Return one rollout per task in the form that SWE-bench's tools read, a line each.
+    def tasks_without_verdict(self) -> list[str]:
+        """Return the ids of tasks of which no rollout is valid."""
+        return sorted(row.instance.task.id for row in self._rows if not row.valid)
 
-        A rollout that failed before its patch was captured is left out: an empty patch would count
-        as the policy's failure there.
+    def instances(self) -> str:
+        """Return the tasks as rows of SWE-bench; empty for those of another family."""
+        return instances(row.instance.task for row in self._rows)
+
+    def submissions(self, sample: int) -> list[Submission]:
+        """Return the patches of one rollout per task.
+
+        A rollout that failed before its patch was captured has none: an empty patch would count as
+        the policy's failure.
         """
+        return [
+            Submission(
+                row.instance.task,
+                patch_of(record.patch, record.extra),
+                None if column(record) == "error" else record.solved,
+                str((record.verdict or {}).get("reason", "")),
+            )
+            for row in self._rows
+            if (record := row.records[sample]) is not None and _submitted(record)
+        ]
+
+    def predictions(self, sample: int) -> str:
+        """Return one rollout per task in the form that SWE-bench's tools read, a line each."""
         name = model_name(self._config.model)
         lines = [
             {
-                "instance_id": row.instance.task.id,
+                "instance_id": submission.task.id,
                 "model_name_or_path": name,
-                "model_patch": record.patch,
+                "model_patch": submission.text,
             }
-            for row in self._rows
-            if (record := row.records[sample]) is not None and _submitted(record)
+            for submission in self.submissions(sample)
         ]
         return "".join(f"{dumps(line)}\n" for line in lines)
 
     def _official(self, sample: int) -> Official:
-        found: dict[str, list[str]] = {
-            name: [] for name in ("submitted", "empty_patch", "resolved", "unresolved", "error")
+        submissions = self.submissions(sample)
+        graded = [s for s in submissions if s.text and s.solved is not None]
+        why = causes(self._store.run_dir, submissions)
+        found: dict[str, Iterable[str]] = {
+            "submitted": (s.task.id for s in submissions),
+            "completed": (s.task.id for s in graded),
+            "resolved": (s.task.id for s in graded if s.solved),
+            "unresolved": (s.task.id for s in graded if not s.solved),
+            "infra_failure": (name for name, cause in why.items() if cause.environment),
+            "ambiguous_failure": (name for name, cause in why.items() if not cause.environment),
+            "empty_patch": (s.task.id for s in submissions if not s.text),
+            "error": (s.task.id for s in submissions if s.text and s.solved is None),
         }
-        for row in self._rows:
-            record, name = row.records[sample], row.instance.task.id
-            if record is not None and _submitted(record):
-                found["submitted"].append(name)
-            match column(record):
-                case "solved":
-                    found["resolved"].append(name)
-                case "unsolved":
-                    empty = record is not None and not record.patch
-                    found["empty_patch" if empty else "unresolved"].append(name)
-                case "error":
-                    found["error"].append(name)
-        found["completed"] = found["resolved"] + found["unresolved"]
-        ids = {f"{name}_ids": sorted(tasks) for name, tasks in found.items()}
-        submitted = set(found["submitted"])
-        missing = [r.instance.task.id for r in self._rows if r.instance.task.id not in submitted]
+        ids = {name: sorted(tasks) for name, tasks in found.items()}
+        everything = {row.instance.task.id for row in self._rows}
         return Official.model_validate(
             {
-                "total_instances": len(self._rows),
-                **{f"{name}_instances": len(tasks) for name, tasks in found.items()},
-                **ids,
-                "incomplete_ids": sorted(missing),
+                "total_instances": len(everything),
+                **{f"{name}_instances": len(tasks) for name, tasks in ids.items()},
+                **{f"{name}_ids": tasks for name, tasks in ids.items()},
+                "incomplete_ids": sorted(everything.difference(ids["submitted"])),
+                "failure_reasons": {name: why[name].reason for name in sorted(why)},
             }
         )
 
@@ -238,7 +266,7 @@ class Results:
 
 def model_name(model: Model) -> str:
     """Return what predictions call the policy: where its weights are, else which one it is."""
-    return str(model.path) if model.path is not None else model.kind
+    return str(model.path)[-NAME_LENGTH:] if model.path is not None else model.kind
 
 
 def _submitted(record: RolloutRecord) -> bool:

@@ -13,17 +13,19 @@ from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config, EmbeddedEngine
-from runners.driver import Driver, Interrupted, open_run, spent
+from runners.driver import End, Interrupted
 from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.calibration import unfit
+from runners.evaluation.execution import Execution, execute
 from runners.evaluation.files import REPORT, prediction_name, replace_file
 from runners.evaluation.plan import Selection, rollouts, select
 from runners.evaluation.report import Report
 from runners.evaluation.results import Results, column, finished
+from runners.evaluation.swebench_files import INSTANCES, write_logs
 from runners.limits import Admission
 from runners.observe.dashboard import duration
-from runners.observe.progress import Progress
 from runners.pool import Pool
+from runners.rollout import RolloutSpec
 from runners.stack import rollout_stack
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.store import RunStore
@@ -44,86 +46,42 @@ class EvaluationResult:
 
     report: Report | None
     """None if it ended before its tasks were known."""
-    exit_code: ExitCode
-    message: str
-    """Why it ended early, or is not whole."""
+    end: End
 
 
 def run_evaluation(
     benchmark: Benchmark, config: Config, run_dir: Path, *, resume: bool = False
 ) -> EvaluationResult:
-    """Evaluate, or continue to, in ``run_dir``; returns how it ended.
-
-    Raises AgentrlError only for what makes a start impossible.
-    """
-    with open_run(config, run_dir, resume=resume) as store:
-        progress = Progress(store.run_dir.name, steps=0)
-        driver = Driver(config, store, progress, benchmark=benchmark.name)
-        evaluation = Evaluation(benchmark, config, store, driver, progress)
-        end = driver.run(evaluation.work, evaluation.write)
-        return EvaluationResult(evaluation.report, end.exit_code, end.message)
+    """Evaluate, or continue to, in ``run_dir``; see ``execute``."""
+    evaluation, end = execute(Evaluation, benchmark, config, run_dir, resume=resume)
+    return EvaluationResult(evaluation.report, end)
 
 
 class Evaluation:
     """One execution of an evaluation; used once."""
 
-    def __init__(
-        self,
-        benchmark: Benchmark,
-        config: Config,
-        store: RunStore,
-        driver: Driver,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, execution: Execution) -> None:
         self.report: Report | None = None
         """There when ``write`` has run."""
-        self._benchmark = benchmark
-        self._config = config
-        self._store = store
-        self._driver = driver
-        self._progress = progress
+        self._execution = execution
         self._selection: Selection | None = None
         self._noted = 0, time.monotonic()
         """Tenths done, and when, at the last line."""
 
     async def work(self) -> None:
         """Run what is not graded yet; raises Interrupted, and TasksWithoutVerdict at the end."""
-        self._selection = await asyncio.to_thread(select, self._benchmark, self._config)
-        self._selection = self._selection.without(unfit(self._store))
-        done = finished(self._store)
-        wanted = rollouts(self._selection.instances, self._config)
-        specs = [spec for spec in wanted if spec.rollout_id not in done]
-        self._progress.columns.update(
+        at = self._execution
+        selection = await asyncio.to_thread(select, at.benchmark, at.config)
+        self._selection = selection.without(unfit(at.store))
+        done = finished(at.store)
+        wanted = rollouts(self._selection.instances, at.config)
+        left = [spec for spec in wanted if spec.rollout_id not in done]
+        at.progress.columns.update(
             column(done[spec.rollout_id]) for spec in wanted if spec.rollout_id in done
         )
-        if specs:
-            config = self._config
-            weights, tokenizer = await self._policy()
-            async with rollout_stack(
-                config,
-                self._store,
-                weights=weights,
-                tokenizer=tokenizer,
-                version=0,
-                watch=self._progress.watch,
-                on_service_exit=self._driver.service_gone,
-            ) as stack:
-                pool = Pool(
-                    stack.tools,
-                    admission=Admission(
-                        config.rollout.concurrency, adaptive=config.rollout.limits.adaptive
-                    ),
-                    attempts=config.rollout.attempts,
-                    breaker=config.rollout.breaker,
-                    draining=self._driver.draining,
-                    on_done=self._rollout_done,
-                )
-                self._progress.begin_phase("rollouts", len(specs))
-                records = await pool.run(specs)
-            if len(records) < len(specs):
-                raise Interrupted
-        results = Results(self._store, self._benchmark, self._config, self._selection)
-        if missing := results.report(self._driver.wall_s).tasks_without_verdict:
+        if left and len(await self._run(left)) < len(left):
+            raise Interrupted
+        if missing := self._results(self._selection).tasks_without_verdict():
             named = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
             raise TasksWithoutVerdict(
                 f"{len(missing)} tasks have no valid rollout ({named}): the rates say nothing "
@@ -133,19 +91,51 @@ class Evaluation:
     def write(self) -> None:
         """Write report and predictions of what is there; raises StoreError."""
         if self._selection is not None:
-            results = Results(self._store, self._benchmark, self._config, self._selection)
-            self.report = write_results(results, self._config, self._store, self._driver.wall_s)
+            at = self._execution
+            self.report = write_results(
+                self._results(self._selection), at.config, at.store, at.driver.wall_s
+            )
+
+    def _results(self, selection: Selection) -> Results:
+        at = self._execution
+        return Results(at.store, at.benchmark, at.config, selection)
+
+    async def _run(self, specs: list[RolloutSpec]) -> list[RolloutRecord]:
+        """Roll out; return the rollouts that were not cut off."""
+        at, config = self._execution, self._execution.config
+        weights, tokenizer = await self._policy()
+        async with rollout_stack(
+            config,
+            at.store,
+            weights=weights,
+            tokenizer=tokenizer,
+            version=0,
+            watch=at.progress.watch,
+            on_service_exit=at.driver.service_gone,
+        ) as stack:
+            pool = Pool(
+                stack.tools,
+                admission=Admission(
+                    config.rollout.concurrency, adaptive=config.rollout.limits.adaptive
+                ),
+                attempts=config.rollout.attempts,
+                breaker=config.rollout.breaker,
+                draining=at.driver.draining,
+                on_done=self._rollout_done,
+            )
+            at.progress.begin_phase("rollouts", len(specs))
+            return await pool.run(specs)
 
     async def _policy(self) -> tuple[Path | None, Path]:
         """Return weights and tokenizer; a running engine may have the weights already."""
-        model = self._config.model
-        if isinstance(self._config.engine, EmbeddedEngine) or model.tokenizer is None:
-            policy = await self._driver.policy()
+        model = self._execution.config.model
+        if isinstance(self._execution.config.engine, EmbeddedEngine) or model.tokenizer is None:
+            policy = await self._execution.driver.policy()
             return policy.weights, policy.tokenizer
         return model.path, model.tokenizer
 
     def _rollout_done(self, record: RolloutRecord) -> None:
-        progress = self._progress
+        progress = self._execution.progress
         progress.rollout_done(record.outcome.code, record.sampled_tokens)
         progress.columns[column(record)] += 1
         now, tenths = time.monotonic(), progress.batch_done * 10 // progress.batch_size
@@ -161,10 +151,13 @@ class Evaluation:
 
 
 def write_results(results: Results, config: Config, store: RunStore, wall_s: float) -> Report:
-    """Write ``report.json`` and the predictions; raises StoreError."""
+    """Write ``report.json``, and what SWE-bench's tools read; raises StoreError."""
     report = results.report(wall_s)
+    if rows := results.instances():
+        replace_file(store.run_dir / INSTANCES, rows)
     for sample in range(config.eval.attempts_per_task):
         replace_file(store.run_dir / prediction_name(sample), results.predictions(sample))
+        write_logs(store.run_dir, sample, report.model_name_or_path, results.submissions(sample))
     replace_file(store.run_dir / REPORT, report.model_dump_json(indent=2) + "\n")
     return report
 
@@ -173,5 +166,5 @@ def rewrite_results(store: RunStore, benchmark: Benchmark, config: Config) -> Re
     """Write them anew from a store whose verdicts have changed; raises StoreError."""
     selection = select(benchmark, config).without(unfit(store))
     return write_results(
-        Results(store, benchmark, config, selection), config, store, spent(store.state())
+        Results(store, benchmark, config, selection), config, store, store.state().spent_s
     )

@@ -8,8 +8,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from conf.errors import ExitCode
 from runners.evaluation.report import PassAt, Report, Spread
 from runners.observe.dashboard import duration
+from runners.observe.terminal import printable
 
 _PARTS = 12
 """Rows of the breakdown; report.json has all."""
@@ -33,6 +35,8 @@ def report_table(report: Report, run_dir: Path) -> Table:
         table.add_row("not run", f"{rollouts.not_run:,}")
     if report.tasks_without_verdict:
         table.add_row("tasks without a verdict", f"{len(report.tasks_without_verdict):,}")
+    if report.tampered:
+        table.add_row("tampered with tests", Text(f"{len(report.tampered):,}", style="yellow"))
     if report.set_aside:
         table.add_row("set aside", f"{len(report.set_aside):,}")
     parts = list(report.breakdown.parts.items())
@@ -58,14 +62,48 @@ def report_table(report: Report, run_dir: Path) -> Table:
 def calibration_table(document: dict[str, Any]) -> Table:
     """Return a calibration: how many tasks are fit, and which are not."""
     table = _facts(f"calibration of {document['benchmark']}")
-    table.add_row("tasks", f"{document['tasks']:,}")
-    table.add_row("fit", f"{document['fit']:,}")
+    tasks = document["tasks"]
+    for name, key in (("reference patch solves", "gold_solved"), ("empty patch", "empty_solved")):
+        table.add_row(name, Text(_share(document[key], tasks), style="bold"))
+    table.add_row("fit", f"{document['fit']:,} of {tasks:,}")
     for name, reason in document["set_aside"].items():
         table.add_row(f"set aside: {name}", Text(reason, style="red"))
     for name, reason in document["not_graded"].items():
         table.add_row(f"not graded: {name}", Text(reason, style="yellow"))
     table.add_row("directory", Text(document["run_dir"]))
     return table
+
+
+def comparison_table(documents: list[dict[str, Any]]) -> Table:
+    """Return one row per run of a sweep, evaluations or calibrations: what it came to, and how it
+    ended.
+    """
+    table = Table(title="sweep", title_justify="left")
+    table.add_column("run", overflow="fold", min_width=16)
+    for column in ("pass@1", "pass@k", "solved", "errors"):
+        table.add_column(column, justify="right")
+    table.add_column("end")
+    for document in documents:
+        code = ExitCode(document["exit_code"])
+        style = "" if code is ExitCode.DONE else "red"
+        end = Text(code.name.lower().replace("_", " "), style=style)
+        table.add_row(printable(document["label"]), *_cells(document), end)
+    return table
+
+
+def _cells(document: dict[str, Any]) -> list[str]:
+    if "gold_solved" in document:
+        fit = f"{document['fit']:,} fit of {document['tasks']:,}"
+        return ["–", "–", fit, f"{len(document['not_graded']):,}"]
+    if "rollouts" not in document:  # it could not start
+        return ["–"] * 4
+    rollouts, rates = document["rollouts"], [PassAt(**row) for row in document["pass_at"]]
+    return [
+        _pass(rates[0]) if rates else "–",
+        f"@{rates[-1].k} {rates[-1].value:.1%}" if len(rates) > 1 else "–",
+        f"{rollouts['solved']:,} of {rollouts['valid']:,}",
+        f"{rollouts['error'] + rollouts['not_run']:,}",
+    ]
 
 
 def regrade_table(document: dict[str, Any]) -> Table:
@@ -92,6 +130,10 @@ def _facts(title: str) -> Table:
 def _pass(row: PassAt) -> str:
     low, high = row.bootstrap.low, row.bootstrap.high
     return f"{row.value:.1%}  [{low:.1%}, {high:.1%}]"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,}  ({part / whole:.0%})" if whole else "0"
 
 
 def _spread(spread: Spread) -> str:

@@ -4,9 +4,10 @@ no plan. Called where the stack of a driver or a gateway is built, and nowhere e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 from conf.schema import Faults
 from runners.engines.client import HttpEngine
@@ -15,24 +16,33 @@ from runners.faults import clock
 from runners.faults.engine import FaultyUpdates
 from runners.faults.gateway import FaultyAdmin
 from runners.faults.grader import FaultyGrader
-from runners.faults.injection import Injection
+from runners.faults.injection import Events, Injection
 from runners.faults.plan import FaultPlan
 from runners.faults.sandbox import FaultyBackend
 from runners.faults.store import FaultyMetrics, FaultyStore
 from runners.faults.tools import FaultyHarness
+from runners.gateway.client import GatewayAdmin
 from runners.observe.metrics import MetricsWriter
-from runners.rollout import RolloutTools
+from runners.rollout import AttemptTools, RolloutTools
 from runners.sandboxes.contract import SandboxBackend
 from runners.trajectory.store import RunStore
 
+Turns = Callable[[str], Awaitable[int]]
+"""Returns how many turns of a session are durable."""
+
+Tools = TypeVar("Tools", bound=AttemptTools)
+
 
 class Around:
-    """The wrappers of one driver; without an injection, everything stays as it is."""
+    """The wrappers of one driver or worker; without an injection, everything stays as it is."""
 
-    def __init__(self, injection: Injection | None, store: RunStore) -> None:
+    def __init__(
+        self, injection: Injection | None, turns: Turns, store: RunStore | None = None
+    ) -> None:
         self._injection = injection
+        self._turns = turns
         self._store = store
-        """The rollouts' own connection."""
+        """The rollouts' own connection, in a driver."""
 
     def backend(self, real: SandboxBackend) -> SandboxBackend:
         """Wrap the sandboxes, before a grader takes its own from them."""
@@ -49,40 +59,56 @@ class Around:
             return FaultyUpdates(real, injection)
         return real.around(lambda worker: FaultyUpdates(worker, injection))
 
-    def tools(self, real: RolloutTools) -> RolloutTools:
+    def tools(self, real: Tools) -> Tools:
         """Wrap what attempts work with, all but the sandboxes."""
         injection = self._injection
         if injection is None:
             return real
-        return replace(
+        wrapped = replace(
             real,
             harness=FaultyHarness(real.harness, injection)
             if injection.plan.reaches("tool")
             else real.harness,
             grader=FaultyGrader(real.grader, injection),
             gateway=FaultyAdmin(real.gateway, injection),
-            store=self._store,
         )
-
-    def _turns(self, session_id: str) -> int:
-        """Return how many turns of a session are durable."""
-        asked = "SELECT count(*) FROM turn WHERE session_id = ?"
-        return int(self._store.query(asked, (session_id,))[0][0])
+        if isinstance(wrapped, RolloutTools) and self._store is not None:
+            return replace(wrapped, store=self._store)
+        return wrapped
 
 
 @contextmanager
 def driver_faults(section: Faults, store: RunStore) -> Iterator[Around]:
     """Yield what wraps a driver's parts."""
     plan = FaultPlan.of(section)
+
+    async def turns(session_id: str) -> int:
+        asked = "SELECT count(*) FROM turn WHERE session_id = ?"
+        return int(store.query(asked, (session_id,))[0][0])
+
     if not plan:
-        yield Around(None, store)
+        yield Around(None, turns)
         return
     injection = Injection(plan, store)
     with FaultyStore.over(store, injection) as own:
         try:
-            yield Around(injection, own)
+            yield Around(injection, turns, own)
         finally:
             clock.restore()
+
+
+@contextmanager
+def worker_faults(section: Faults, events: Events, gateway: GatewayAdmin) -> Iterator[Around]:
+    """Yield what wraps a worker's parts; the store, and what happens to it, are the driver's."""
+    plan = FaultPlan.of(section)
+
+    async def turns(session_id: str) -> int:
+        return int((await gateway.stats(session_id))["turns"])
+
+    try:
+        yield Around(Injection(plan, events) if plan else None, turns)
+    finally:
+        clock.restore()
 
 
 def metrics_faults(section: Faults, store: RunStore, real: MetricsWriter) -> MetricsWriter:

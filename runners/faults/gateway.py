@@ -31,6 +31,7 @@ class FaultyAdmin(GatewayAdmin):
         seed: int | None = None,
         sampling: Mapping[str, float | int] | None = None,
         max_context_tokens: int | None = None,
+        max_turns: int | None = None,
         scenario: str = "linear",
     ) -> tuple[str, str]:
         """Make a session; a reply that is cut off leaves it made."""
@@ -41,6 +42,7 @@ class FaultyAdmin(GatewayAdmin):
             seed=seed,
             sampling=sampling,
             max_context_tokens=max_context_tokens,
+            max_turns=max_turns,
             scenario=scenario,
         )
         _cut(fault)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from runners.faults.injection import Injection
 from runners.faults.plan import Fault, attempt_of
@@ -20,6 +19,7 @@ from runners.sandboxes.contract import (
     SandboxError,
     SandboxSpec,
 )
+from runners.sandboxes.forwarding import ForwardingBackend, ForwardingSandbox
 
 LOOK_S = 0.05
 """Between two looks at how many turns a session has taken."""
@@ -32,13 +32,13 @@ def sandbox_error(fault: Fault) -> SandboxError:
     return SandboxError(text, pushed_back=fault.status in (429, 503))
 
 
-class FaultyBackend:
-    """A ``SandboxBackend`` around a real one; ``turns`` says how many turns a session has taken."""
+class FaultyBackend(ForwardingBackend):
+    """Makes faulty sandboxes; ``turns`` says how many turns a session has taken."""
 
     def __init__(
-        self, real: SandboxBackend, injection: Injection, turns: Callable[[str], int]
+        self, real: SandboxBackend, injection: Injection, turns: Callable[[str], Awaitable[int]]
     ) -> None:
-        self._real = real
+        super().__init__(real)
         self._injection = injection
         self._turns = turns
 
@@ -47,39 +47,24 @@ class FaultyBackend:
         grading = spec.network == "none"
         if not grading:
             await strike(self._injection.draw("sandbox_boot", spec.name), sandbox_error)
-        real = await self._real.create(spec)
+        real = await self.real.create(spec)
         armed = self._injection.armed.pop(spec.name, None)
         return FaultySandbox(real, self._injection, self._turns, armed=armed, grading=grading)
 
-    def guarantees(self) -> dict[str, str]:
-        """Return what the real one promises, as far as no fault breaks it."""
-        return self._real.guarantees()
 
-    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
-        """End the sandboxes of a dead driver."""
-        await self._real.reap(left)
-
-    async def close(self) -> None:
-        """Remove every sandbox that is left."""
-        await self._real.close()
-
-
-class FaultySandbox:
-    """A ``Sandbox`` around a real one."""
+class FaultySandbox(ForwardingSandbox):
+    """Fails as planned."""
 
     def __init__(
         self,
         real: Sandbox,
         injection: Injection,
-        turns: Callable[[str], int],
+        turns: Callable[[str], Awaitable[int]],
         *,
         armed: Fault | None,
         grading: bool,
     ) -> None:
-        self.spec = real.spec
-        self.workdir = real.workdir
-        self.gateway_url = real.gateway_url
-        self._real = real
+        super().__init__(real)
         self._injection = injection
         self._turns = turns
         self._armed = armed
@@ -101,7 +86,7 @@ class FaultySandbox:
         fault = self._fault()
         await strike(fault, sandbox_error)
         death = self._death(fault)
-        running = self._real.run(
+        running = self.real.run(
             argv, deadline_s=deadline_s, env=env, stdin=stdin, output_limit=output_limit
         )
         result = await (running if death is None else self._until(*death, running))
@@ -116,12 +101,12 @@ class FaultySandbox:
             raise SandboxError(f"sandbox {self.spec.name} is lost: {self._lost}")
         if not self._grading:
             await strike(self._injection.draw("patch", self.spec.name), sandbox_error)
-        async with self._real.on_host(leave_out=leave_out) as workspace:
+        async with self.real.on_host(leave_out=leave_out) as workspace:
             yield workspace
 
     async def close(self) -> None:
         """Remove the real sandbox; a failure comes after that, so that nothing is left."""
-        await self._real.close()
+        await self.real.close()
         if not self._grading:
             await strike(self._injection.draw("teardown", self.spec.name), sandbox_error)
 
@@ -148,7 +133,7 @@ class FaultySandbox:
 
     async def _taken(self, fault: Fault) -> None:
         """Return a little after the turn of a fault is durable."""
-        while self._turns(self.spec.name) < fault.k:
+        while await self._turns(self.spec.name) < fault.k:
             await asyncio.sleep(LOOK_S)
         await asyncio.sleep(fault.seconds)
 
@@ -164,7 +149,7 @@ class FaultySandbox:
                 self._lost = fault
                 if fault.where == "turn":  # the others were kept when they were drawn
                     self._injection.keep(fault)
-                await self._real.close()
+                await self.real.close()
         finally:
             for task in (work, death):
                 task.cancel()

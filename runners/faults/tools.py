@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from runners.faults.injection import Injection
@@ -13,6 +11,7 @@ from runners.faults.tools_inside import MARK
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.harnesses.native.host import START
 from runners.sandboxes.contract import CommandResult, Sandbox
+from runners.sandboxes.forwarding import ForwardingSandbox
 from runners.sandboxes.program import compiled
 
 PROGRAM = compiled(Path(__file__).with_name("tools_inside.py"))
@@ -38,14 +37,11 @@ class FaultyHarness:
         return await self._real.run(wrapped, context)
 
 
-class _Detour:
+class _Detour(ForwardingSandbox):
     """A sandbox in which the agent is started with failing tools."""
 
     def __init__(self, real: Sandbox, planned: dict[int, Fault], injection: Injection) -> None:
-        self.spec = real.spec
-        self.workdir = real.workdir
-        self.gateway_url = real.gateway_url
-        self._real = real
+        super().__init__(real)
         self._planned = planned
         self._injection = injection
 
@@ -62,7 +58,7 @@ class _Detour:
         if START in argv:
             at = argv.index(START)
             argv = [*argv[:at], INSIDE, self._plan(), *argv[at:]]
-        result = await self._real.run(
+        result = await super().run(
             argv, deadline_s=deadline_s, env=env, stdin=stdin, output_limit=output_limit
         )
         for line in result.stderr.decode(errors="replace").splitlines():
@@ -70,14 +66,6 @@ class _Detour:
             if k != line and k.isdigit() and int(k) in self._planned:
                 self._injection.keep(self._planned[int(k)])
         return result
-
-    def on_host(self, *, leave_out: Collection[str] = ()) -> AbstractAsyncContextManager[Path]:
-        """Yield the real workspace."""
-        return self._real.on_host(leave_out=leave_out)
-
-    async def close(self) -> None:
-        """Close the real sandbox."""
-        await self._real.close()
 
     def _plan(self) -> str:
         return json.dumps(

@@ -60,8 +60,7 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
-        # as transformers has them: `tojson` of Jinja escapes for HTML
-        environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         try:
             self._template = environment.from_string(_template(directory, settings))
@@ -234,6 +233,23 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _text(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: that of Jinja escapes for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(message: str) -> None:

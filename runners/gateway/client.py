@@ -49,6 +49,7 @@ class GatewayAdmin:
         seed: int | None = None,
         sampling: Mapping[str, float | int] | None = None,
         max_context_tokens: int | None = None,
+        max_turns: int | None = None,
         scenario: str = "linear",
     ) -> tuple[str, str]:
         """Make a session; return its id and API key. An id that was ever used is refused (409).
@@ -60,6 +61,7 @@ class GatewayAdmin:
             "seed": seed,
             "sampling": dict(sampling) if sampling else None,
             "max_context_tokens": max_context_tokens,
+            "max_turns": max_turns,
             "scenario": scenario,
         }
         given = {name: value for name, value in wish.items() if value is not None}

@@ -1,10 +1,10 @@
 """The control socket: how a sandbox without a network gets its own door to the gateway.
 
-The driver connects and writes ``{"session_key": KEY}`` and a newline, then leaves the connection to
-the launcher in the sandbox, which sends the TCP socket it listens on (SCM_RIGHTS). The gateway
-serves that listener for that session alone, answers ``1``, and closes it when the session ends. The
-sandbox never learns anything it could use elsewhere: what arrives after the driver's line is one
-descriptor, checked to be a listening TCP socket, or nothing.
+The driver connects and writes ``{"session_key": KEY}`` and a newline, with the TCP socket that
+listens in the sandbox (SCM_RIGHTS; it has it from the launcher there). The gateway serves that
+listener for that session alone, answers ``1``, and closes it when the session ends. The sandbox
+never has the connection: what arrives is one line and one descriptor, checked to be a listening TCP
+socket, or nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runners.gateway.refusal import Refused
-from runners.gateway.registry import Entry
-from runners.gateway.server import GatewayServer
+
+if TYPE_CHECKING:  # who only relays needs none
+    from runners.gateway.server import GatewayServer
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +37,17 @@ CLOSE_S = 1.0
 LINE_BYTES = 4096
 BACKLOG = 1024
 
+Take = Callable[[str, socket.socket], Awaitable[None]]
+"""Serves a listening socket for a session's key, or raises OSError, ValueError or Refused."""
+
 
 class Control:
     """The listening control socket and its open connections."""
 
-    def __init__(self, server: GatewayServer) -> None:
-        self._server = server
-        self._directory = Path(tempfile.mkdtemp(prefix="agentrl-gateway-"))
+    def __init__(self, take: Take, place: Path | None = None) -> None:
+        """``place``: where its directory is made; None: among temporary files."""
+        self._take = take
+        self._directory = Path(tempfile.mkdtemp(prefix="agentrl-gateway-", dir=place))
         self.path = self._directory / "control"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._deliveries: set[asyncio.Task[None]] = set()
@@ -88,18 +95,18 @@ class Control:
     async def _serve(self, connection: socket.socket) -> None:
         key, listener = await _receive(connection)
         try:
-            entry = self._server.registry.with_key(key)
-            if entry.session.finished:
-                raise ValueError("its session is finished")
-            await open_listener(self._server, entry, listener)
+            await self._take(key, listener)
         except BaseException:
             listener.close()
             raise
         await asyncio.get_running_loop().sock_sendall(connection, b"1")
 
 
-async def open_listener(server: GatewayServer, entry: Entry, listener: socket.socket) -> None:
-    """Serve a listening socket for one session, until the session ends."""
+async def take_listener(server: GatewayServer, key: str, listener: socket.socket) -> None:
+    """Serve a listening socket for the session of a key, until the session ends."""
+    entry = server.registry.with_key(key)
+    if entry.session.finished:
+        raise ValueError("its session is finished")
     http = server.http(only=entry)
     accepting = await asyncio.get_running_loop().create_server(http, sock=listener, backlog=BACKLOG)
 

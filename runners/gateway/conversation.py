@@ -48,11 +48,10 @@ class Piece:
     def key(self) -> bytes:
         """Return a digest of all but ``message``."""
         head = f"{self.role}\0{self.kind}\0{self.tool_id}\0{self.name}\0{self.is_error:d}\0"
-        digest = blake2b(head.encode(), digest_size=16)
-        digest.update(self.text.encode())
+        whole = (head + self.text).encode()
         if self.arguments:
-            digest.update(_canonical(self.arguments))
-        return digest.digest()
+            whole += _canonical(self.arguments)
+        return blake2b(whole, digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Literal
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece
@@ -77,14 +76,24 @@ class Followed:
 def outline(pieces: Sequence[Piece], keys: Sequence[bytes]) -> list[Sent]:
     """Return the parts of a request: one per foreign piece, one per run of assistant pieces."""
     parts: list[Sent] = []
-    for is_said, group in groupby(range(len(pieces)), lambda at: pieces[at].role == "assistant"):
-        members = list(group)
-        if is_said:
-            ids = (pieces[at].tool_id for at in members if pieces[at].kind == "tool_call")
-            parts.append(Sent(members[0], Said(tuple(ids))))
-        else:
-            parts += [Sent(at, Given(keys[at])) for at in members]
+    run: list[int] = []
+    """Assistant pieces since the last foreign one."""
+    for at, piece in enumerate(pieces):
+        if piece.role == "assistant":
+            run.append(at)
+            continue
+        if run:
+            parts.append(_said(run, pieces))
+            run = []
+        parts.append(Sent(at, Given(keys[at])))
+    if run:
+        parts.append(_said(run, pieces))
     return parts
+
+
+def _said(run: Sequence[int], pieces: Sequence[Piece]) -> Sent:
+    ids = [pieces[at].tool_id for at in run if pieces[at].kind == "tool_call"]
+    return Sent(run[0], Said(tuple(ids)))
 
 
 def follow(

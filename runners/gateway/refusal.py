@@ -35,6 +35,11 @@ STATUS: dict[Why, int] = {
 PROMPT_TOO_LONG = "prompt is too long"
 """How Anthropic's API begins that refusal; Claude Code compacts its context when it reads it."""
 
+TURNS_SPENT = "the session has had its turns"
+"""How the refusal of a turn beyond the session's budget begins; harnesses look for it in what their
+programs say, and 403 is what none of them tries again.
+"""
+
 
 class Refused(Exception):
     """A request that is answered with an error; the message is for the client's user."""

@@ -40,6 +40,7 @@ class NewSession(BaseModel):
 
     session_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")] | None = None
     max_context_tokens: PositiveInt | None = None
+    max_turns: PositiveInt | None = None
     sampling: SamplingChanges = SamplingChanges()
     scenario: ScenarioKind = "linear"
     seed: Annotated[int, Field(ge=0)] | None = None
@@ -127,7 +128,12 @@ class Registry:
             raise Refused(Why.CONFLICT, f"session {session_id!r} exists already")
         sampling = replace(self._sampling, **wish.sampling.model_dump(exclude_none=True))
         session = Session(
-            session_id, self._services, sampling, max_context_tokens=limit, seed=wish.seed
+            session_id,
+            self._services,
+            sampling,
+            max_context_tokens=limit,
+            max_turns=wish.max_turns,
+            seed=wish.seed,
         )
         entry = Entry(session, secrets.token_urlsafe(32), idempotency_key)
         self._by_id[session_id] = entry
@@ -136,6 +142,7 @@ class Registry:
             "seed": wish.seed,
             "sampling": asdict(sampling),
             "max_context_tokens": limit,
+            "max_turns": wish.max_turns,
             "created_at": time.time(),
         }
 

@@ -30,7 +30,7 @@ from runners.engines.contract import Engine
 from runners.engines.resilient import ResilientEngine
 from runners.engines.sglang.workers import connect
 from runners.gateway.chat_template import ReplyReader, ServerParsers, make_renderer
-from runners.gateway.control import Control
+from runners.gateway.control import Control, take_listener
 from runners.gateway.registry import Registry
 from runners.gateway.server import GatewayServer
 from runners.gateway.session import Sampling, Services
@@ -231,7 +231,7 @@ async def _listening(server: GatewayServer, settings: GatewaySettings) -> AsyncI
 
 @asynccontextmanager
 async def _controlled(server: GatewayServer) -> AsyncIterator[str]:
-    control = Control(server)
+    control = Control(partial(take_listener, server))
     control.start()
     try:
         yield str(control.path)

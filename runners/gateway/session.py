@@ -11,14 +11,14 @@ import asyncio
 import time
 import uuid
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from runners.engines.contract import EngineError, Generation, SamplingParams
-from runners.engines.resilient import ResilientEngine, Tally
+from runners.engines.resilient import ResilientEngine
 from runners.gateway.branches import Branches, Place
 from runners.gateway.chat_template import ReplyReader
 from runners.gateway.conversation import (
@@ -30,36 +30,17 @@ from runners.gateway.conversation import (
     read_answer,
     renderer_messages,
 )
+from runners.gateway.counters import Counters
 from runners.gateway.flight import Flight, landed
 from runners.gateway.history import Sent, outline
-from runners.gateway.refusal import PROMPT_TOO_LONG, Refused, Why, engine_refusal
+from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT, Refused, Why, engine_refusal
 from runners.gateway.routing import RoutingCapture
 from runners.gateway.speaker import MAIN
 from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer
 from runners.gateway.turn_log import Journal
+from runners.gateway.voice import Voice
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import RoutingShape
-
-
-class Dialect(Protocol):
-    """How an answer is said on the wire."""
-
-    @property
-    def NAME(self) -> str:
-        """Which dialect it is: a retry comes in the same one."""
-        ...
-
-    def new_message_id(self) -> str:
-        """Issue the id of an answer."""
-        ...
-
-    def new_call_id(self) -> str:
-        """Issue the id of a tool call."""
-        ...
-
-    def message(self, answer: Answer, request: TurnRequest, message_id: str) -> dict[str, Any]:
-        """Return the body that answers a request."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,39 +67,6 @@ class Services:
     """Reads what is sampled, where the renderer cannot."""
 
 
-@dataclass(slots=True)
-class Counters(Tally):
-    """What happened in a session; changed by it only, the engine's tally by the engine."""
-
-    turns: int = 0
-    branches: Counter[str] = field(default_factory=Counter)
-    """Chains, by branch kind."""
-    ambiguous: int = 0
-    """Requests that may be a sub-agent's, but nothing says of which; the main thread has them."""
-    sampled_tokens: int = 0
-    malformed_calls: int = 0
-    retries: int = 0
-    """Requests answered from an earlier or running turn."""
-    aborted: int = 0
-    """Generations given up, since nobody waited for them any more."""
-    failed: int = 0
-    """Generations that the engine failed for good."""
-    unread: int = 0
-    """Turns whose text is as it was sampled, since the server's parsers did not answer."""
-    tools_changed: int = 0
-    """Turns whose tools differ from those of the turn that they continue."""
-    tito_mismatches: int = 0
-    """Turns whose tokens another encoding of the same text would replace: what re-rendering the
-    history would lose.
-    """
-    ignored: Counter[str] = field(default_factory=Counter)
-    """Sampling parameters that clients asked for in vain."""
-    breaks: list[dict[str, Any]] = field(default_factory=list)
-    """Every turn that left some of its thread's history behind: ``turn, thread, kind, reason,
-    message``, and the first token that differs: ``token, before, after``.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class _Ask:
     """A request, with what recognises it."""
@@ -126,7 +74,7 @@ class _Ask:
     request: TurnRequest
     sent: list[Sent]
     mark: bytes
-    dialect: Dialect
+    voice: Voice
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +96,7 @@ class Session:
         sampling: Sampling,
         *,
         max_context_tokens: int,
+        max_turns: int | None,
         seed: int | None,
     ) -> None:
         self.id = session_id
@@ -156,6 +105,9 @@ class Session:
         self._services = services
         self._sampling = sampling
         self._max_context_tokens = max_context_tokens
+        self._max_turns = max_turns
+        self._begun = 0
+        """Turns taken or in flight."""
         self._seed = seed
         self._branches = Branches(services.renderer, services.tokenizer)
         self._flights: dict[bytes, Flight] = {}
@@ -181,11 +133,11 @@ class Session:
             "routing_fault": self._routing.fault,
         }
 
-    def ask(self, request: TurnRequest, dialect: Dialect) -> Flight:
+    def ask(self, request: TurnRequest, voice: Voice) -> Flight:
         """Begin a turn, or join the one that answers the same request; raises Refused if there can
         be none.
         """
-        ask = self._read(request, dialect)
+        ask = self._read(request, voice)
         running = self._flights.get(ask.mark)
         if running is not None and not running.abandoned:
             self.counters.retries += 1
@@ -194,8 +146,10 @@ class Session:
         if earlier is not None:
             self.counters.retries += 1
             return landed(*earlier)
+        if self._begun == self._max_turns:
+            raise Refused(Why.FORBIDDEN, f"{TURNS_SPENT}: {self._max_turns} of them")
         plan = self._plan(ask)
-        flight = Flight(dialect.new_message_id(), len(plan.place.prompt))
+        flight = Flight(voice.new_message_id(), len(plan.place.prompt))
         task = asyncio.get_running_loop().create_task(
             self._turn(flight, ask, plan), name=f"turn-{self.id}"
         )
@@ -203,12 +157,13 @@ class Session:
         flight.outcome = task
         self._flights[ask.mark] = flight
         self._running.add(flight)
+        self._begun += 1
         self.counters.ignored.update(request.ignored)
         return flight
 
-    def count_tokens(self, request: TurnRequest, dialect: Dialect) -> int:
+    def count_tokens(self, request: TurnRequest, voice: Voice) -> int:
         """Return how long the prompt of this request would be."""
-        ask = self._read(request, dialect)
+        ask = self._read(request, voice)
         return len(self._branches.place(request, ask.sent).prompt)
 
     async def finish(self) -> None:
@@ -223,19 +178,20 @@ class Session:
             await asyncio.wait([flight.outcome for flight in running])
         self._branches = Branches(self._services.renderer, self._services.tokenizer)
 
-    def _read(self, request: TurnRequest, dialect: Dialect) -> _Ask:
+    def _read(self, request: TurnRequest, voice: Voice) -> _Ask:
         if self.finished:
             raise Refused(Why.FORBIDDEN, f"session {self.id} is finished and takes no more turns")
         keys = request.keys()
         sent = outline(request.pieces, keys)
-        return _Ask(request, sent, fingerprint(request, keys, dialect.NAME), dialect)
+        return _Ask(request, sent, fingerprint(request, keys, voice.NAME), voice)
 
     def _land(self, flight: Flight, mark: bytes) -> None:
         self._running.discard(flight)
         if self._flights.get(mark) is flight:
             del self._flights[mark]
-        if not flight.outcome.cancelled():
-            flight.outcome.exception()  # retrieved here, in case that nobody waits any more
+        # retrieved here, in case that nobody waits any more
+        if flight.outcome.cancelled() or flight.outcome.exception() is not None:
+            self._begun -= 1
 
     def _plan(self, ask: _Ask) -> _Plan:
         place = self._branches.place(ask.request, ask.sent)
@@ -253,8 +209,8 @@ class Session:
             generation = await self._generate(ask, place)
             flight.sampled = True
             parsed = await self._parse(ask, place.prompt, generation)
-            answer = read_answer(parsed, generation, ask.dialect.new_call_id)
-            response = ask.dialect.message(answer, ask.request, flight.message_id)
+            answer = read_answer(parsed, generation, ask.voice.new_call_id)
+            response = ask.voice.message(answer, ask.request, flight.message_id)
             kept = place.after.node.length if place.after else 0
             async with self._storing:
                 turn = Turn(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -17,6 +18,10 @@ import tokenizers
 
 from conf.errors import ConfigError
 from conf.schema import CHAT_TEMPLATE
+
+SHORT = 16
+"""Characters: markers, roles and line ends, which renderers have encoded a dozen times per turn."""
+SHORT_KEPT = 1024
 
 
 class Tokenizer:
@@ -36,6 +41,7 @@ class Tokenizer:
         """None: `renderers` then takes a token that is missing for missing, whatever the model
         calls unknown.
         """
+        self._short = lru_cache(SHORT_KEPT)(self._encode)
 
     @property
     def vocab_size(self) -> int:
@@ -46,6 +52,10 @@ class Tokenizer:
         """Encode ``text``; added tokens written out in it become their ids, as in the model's own
         chat template.
         """
+        encode = self._short if len(text) <= SHORT else self._encode
+        return list(encode(text, add_special_tokens))
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:

@@ -21,6 +21,8 @@ from runners.cache import building
 from runners.harnesses.installing import ProgramError, run_installer
 
 VERSION_S = 30.0
+SHOWN = 80
+"""Characters of what a program says in a version's place."""
 LEAST_BYTES = 1 << 20
 """A smaller file is a package's placeholder for its program."""
 
@@ -93,7 +95,9 @@ def install(program: NpmProgram) -> Path:
 
 
 def version(path: Path) -> str:
-    """Return what the program says its version is; raises ProgramError if it does not run."""
+    """Return what the program says its version is; raises ProgramError if it does not run, or says
+    none.
+    """
     try:
         said = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=True
@@ -101,7 +105,10 @@ def version(path: Path) -> str:
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ProgramError(f"harness.binary={path} does not run: {error}") from error
     found = re.search(r"\d+\.\d+\.\d+\S*", said)
-    return found[0] if found else said.strip()
+    if found is None:
+        words = " ".join(said.split())[:SHOWN]
+        raise ProgramError(f"harness.binary={path} does not say its version, but {words!r}")
+    return found[0]
 
 
 def _install(program: NpmProgram) -> None:
@@ -152,4 +159,7 @@ def _npm(program: NpmProgram, work: Path) -> Path:
             for path in package.glob(glob):
                 if path.stat().st_size >= LEAST_BYTES:
                     return path
-    raise ProgramError(f"{wanted} has no program for this machine; {program.by_hand()}")
+    raise ProgramError(
+        f"{wanted} has no program for this machine: choose another harness.version, or set "
+        "harness.binary"
+    )

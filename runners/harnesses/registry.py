@@ -16,15 +16,15 @@ from runners.harnesses.native import NativeHarness
 
 def _claude_code(config: schema.ClaudeCodeHarness, scenario: schema.Scenario) -> Harness:
     path = npm.ready(claude_code_program(config))
-    return claude_code.ClaudeCodeHarness(config, scenario, path)
+    return claude_code.harness(config, scenario, path)
 
 
 def _codex(config: schema.CodexHarness, scenario: schema.Scenario) -> Harness:
-    return codex.CodexHarness(config, scenario, npm.ready(codex_program(config)))
+    return codex.harness(config, scenario, npm.ready(codex_program(config)))
 
 
 def _mini_swe_agent(config: schema.MiniSweAgentHarness, _: schema.Scenario) -> Harness:
-    return mini_swe_agent.MiniSweAgentHarness(config, mini.ready(config))
+    return mini_swe_agent.harness(config, mini.ready(config))
 
 
 HARNESSES: dict[str, Callable[[Any, schema.Scenario], Harness]] = {

@@ -54,11 +54,6 @@ class Flight:
         """Keep in ``pending`` what its task waits for."""
         self.pending = describe_pending(self.task) if self.task is not None else ""
 
-    @property
-    def stage_since(self) -> float:
-        """When it entered its stage (``time.monotonic``)."""
-        return self._begun
-
     @asynccontextmanager
     async def deadline(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
         """Do what ``asyncio.timeout`` does, and keep in ``pending`` what was waited for when it

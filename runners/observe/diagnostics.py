@@ -20,7 +20,7 @@ from typing import Any
 
 from conf.errors import error_text
 from runners.observe.awaits import shown
-from runners.observe.report import clock, process_text, section, tasks_text, write_report
+from runners.observe.evidence import clock, process_text, section, tasks_text, write_report
 from runners.observe.watchdog import Watchdog
 from runners.trajectory.store_error import store_error
 
@@ -95,10 +95,8 @@ class _Unawaited:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Keep the error with its traceback, and tell in one line."""
-        line, error = (
-            str(context.get("message", "an error in the event loop")),
-            context.get("exception"),
-        )
+        line = str(context.get("message", "an error in the event loop"))
+        error = context.get("exception")
         task = context.get("task") or context.get("future")
         if isinstance(task, asyncio.Task):
             line += f" (task {task.get_name()})"
@@ -107,9 +105,9 @@ class _Unawaited:
         rest = [f"  {key}: {shown(value)}" for key, value in context.items() if key != "message"]
         trace = traceback.format_exception(error) if error is not None else []
         text = "\n".join([f"{clock()} {line}", *rest, "".join(trace)])
-        try:
-            with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{text}\n")
-        except OSError:  # a full disk: the line is still told
-            pass
+        with (
+            suppress(OSError),  # a full disk: the line is still told
+            self._path.open("a", encoding="utf-8", errors="backslashreplace") as file,
+        ):
+            file.write(f"{text}\n")
         self._tell(" ".join(line.split()))

@@ -38,7 +38,7 @@ class Progress:
     watch: AttemptWatch = field(default_factory=AttemptWatch)
     """The attempts in flight."""
     in_flight: Counter[str] = field(default_factory=Counter)
-    """Attempts by stage; a snapshot's only."""
+    """Attempts by stage that are on no watch of this process; a snapshot's: all."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """Rollouts that ended, by outcome code."""
     columns: Counter[str] = field(default_factory=Counter)
@@ -104,7 +104,7 @@ class Progress:
         """Return a copy that its owner no longer changes."""
         return replace(
             self,
-            in_flight=Counter(flight.stage for flight in self.watch.in_flight()),
+            in_flight=self.in_flight + Counter(one.stage for one in self.watch.in_flight()),
             outcomes=Counter(dict(self.outcomes)),
             columns=Counter(dict(self.columns)),
             rewards=list(self.rewards),

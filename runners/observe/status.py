@@ -125,45 +125,50 @@ def render(status: Status) -> Table:
 def read_status(run_dir: Path) -> Status:
     """Read how the run in ``run_dir`` stands; raises StoreError."""
     with RunStore.open(run_dir, read_only=True) as store:
-        state, config = store.state(), store.config()
-        dead = state.state is State.RUNNING and not state.driven
-        done = [row for row in store.steps() if row.state == "done"]
-        outcomes = store.query(
-            "SELECT code, count(*) FROM rollout WHERE counts GROUP BY code ORDER BY 2 DESC, 1"
+        return status_of(store)
+
+
+def status_of(store: RunStore) -> Status:
+    """Return how the run of a store stands."""
+    state, config = store.state(), store.config()
+    dead = state.state is State.RUNNING and not state.driven
+    done = [row for row in store.steps() if row.state == "done"]
+    outcomes = store.query(
+        "SELECT code, count(*) FROM rollout WHERE counts GROUP BY code ORDER BY 2 DESC, 1"
+    )
+    ((sampled, attempts),) = store.query(
+        "SELECT coalesce(sum(sampled_tokens), 0), count(*) FROM rollout"
+    )
+    ((under_way,),) = store.query(
+        """
+        SELECT count(*) FROM rollout WHERE counts AND NOT EXISTS (
+            SELECT 1 FROM step
+            WHERE split = 'train' AND step = rollout.step AND finished_at IS NOT NULL
+            UNION ALL SELECT 1 FROM evaluation WHERE split = 'eval' AND step = rollout.step
         )
-        ((sampled, attempts),) = store.query(
-            "SELECT coalesce(sum(sampled_tokens), 0), count(*) FROM rollout"
-        )
-        ((under_way,),) = store.query(
-            """
-            SELECT count(*) FROM rollout WHERE counts AND NOT EXISTS (
-                SELECT 1 FROM step
-                WHERE split = 'train' AND step = rollout.step AND finished_at IS NOT NULL
-                UNION ALL SELECT 1 FROM evaluation WHERE split = 'eval' AND step = rollout.step
-            )
-            """
-        )
-        return Status(
-            run_dir=str(run_dir),
-            benchmark=state.info.get("benchmark"),
-            state=KILLED if dead else state.state,
-            message=state.message,
-            exit_code=state.exit_code,
-            driver_pid=state.driver.pid if state.driver else None,
-            driver_host=state.driver.host if state.driver else None,
-            created_at=state.created_at,
-            updated_at=max(state.updated_at, state.heartbeat_at or 0.0),
-            steps=int(config.get("run", {}).get("steps", 0)),
-            steps_done=len(done),
-            step_rollouts=under_way,
-            evaluations=held_out(store),
-            metrics=done[-1].metrics if done else {},
-            outcomes={code: count for code, count in outcomes},
-            sampled_tokens=sampled,
-            attempts=attempts,
-            diagnoses=[str(path) for path in newest(run_dir, _DIAGNOSES_SHOWN)],
-            leaks=_leaks(store, config.get("rollout", {}).get("deadlines", {})),
-        )
+        """
+    )
+    return Status(
+        run_dir=str(store.run_dir),
+        benchmark=state.info.get("benchmark"),
+        state=KILLED if dead else state.state,
+        message=state.message,
+        exit_code=state.exit_code,
+        driver_pid=state.driver.pid if state.driver else None,
+        driver_host=state.driver.host if state.driver else None,
+        created_at=state.created_at,
+        updated_at=max(state.updated_at, state.heartbeat_at or 0.0),
+        steps=int(config.get("run", {}).get("steps", 0)),
+        steps_done=len(done),
+        step_rollouts=under_way,
+        evaluations=held_out(store),
+        metrics=done[-1].metrics if done else {},
+        outcomes={code: count for code, count in outcomes},
+        sampled_tokens=sampled,
+        attempts=attempts,
+        diagnoses=[str(path) for path in newest(store.run_dir, _DIAGNOSES_SHOWN)],
+        leaks=_leaks(store, config.get("rollout", {}).get("deadlines", {})),
+    )
 
 
 def _leaks(store: RunStore, deadlines: dict[str, float]) -> list[Leak]:

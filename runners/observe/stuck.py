@@ -15,7 +15,7 @@ from pathlib import Path
 from runners.observe.attempts import AttemptWatch, Flight
 from runners.observe.awaits import describe_pending
 from runners.observe.diagnostics import FOLDER
-from runners.observe.report import clock, section, write_report
+from runners.observe.evidence import clock, section, write_report
 from runners.observe.watchdog import AwakeClock
 from runners.sandboxes.inhabitants import Inhabitant, inhabitants
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from runners.observe.report import (
+from runners.observe.evidence import (
     clock,
     culprit,
     overwrite,

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Any, Literal
 
 from runners.gateway.tokenizer import Tokenizer
-from runners.replay.recording import prompts, shared
+from runners.replay.recording import Unanswered, prompts, shared
 from runners.trajectory.record import BranchKind, IdArray, Turn
 
 What = Literal["message", "tools", "limits", "tokens", "missing", "extra"]
@@ -46,13 +46,13 @@ class Difference:
 
     what: What
     branch: BranchKind | None
-    """What the turn is for; None: the program asked for a turn that was not recorded."""
+    """What the turn is for; None: the program began a line of work that was not recorded."""
     thread: str | None
     """Who asks, as recorded."""
     turn: int
     """Number of the turn in its thread, from 0."""
     index: int
-    """Number of the turn in its session, from 0."""
+    """Number of the turn in its session, from 0; of an extra one, that of the turn before it."""
     message: int | None
     """Which of the messages that the turn added, from 0."""
     role: str | None
@@ -65,10 +65,11 @@ def compare(
     recorded: Sequence[Turn],
     replayed: Sequence[Turn],
     asked: Sequence[tuple[int, IdArray]],
-    unanswered: Sequence[IdArray],
+    unanswered: Sequence[Unanswered],
     tokenizer: Tokenizer,
 ) -> list[Difference]:
-    """Return every difference, in the recorded order.
+    """Return every difference, in the recorded order: a turn that was not recorded stands behind
+    the one that it goes on from.
 
     ``asked`` says which recorded turn answered which prompt.
     """
@@ -80,7 +81,7 @@ def compare(
     for turn in recorded:
         other = pairs.get(turn.index)
         if other is None:
-            found: _Found | None = _Found("missing", None, None, "", "")
+            found: _Found | None = _missing(turn)
         else:
             found = next(_differing(turn, other), None)
             if _same(turn, other) and (turn.parent is None or turn.parent in exact):
@@ -101,10 +102,26 @@ def compare(
                     replayed=found.replayed,
                 )
             )
-    for number, prompt in enumerate(unanswered, start=len(recorded)):
-        end = tokenizer.decode(prompt[-SHOWN_TOKENS:].tolist())
-        differences.append(Difference("extra", None, None, number, number, None, None, "", end))
-    return differences
+    for extra in unanswered:
+        differences.append(_extra(extra, recorded, numbers, tokenizer))
+    return sorted(differences, key=lambda found: found.index)
+
+
+def _extra(
+    extra: Unanswered, recorded: Sequence[Turn], numbers: Sequence[int], tokenizer: Tokenizer
+) -> Difference:
+    before = None if extra.after is None else recorded[extra.after]
+    return Difference(
+        what="extra",
+        branch=None if before is None else before.branch,
+        thread=None if before is None else before.thread,
+        turn=0 if before is None else numbers[before.index] + 1,
+        index=len(recorded) if before is None else before.index,
+        message=None,
+        role=None,
+        recorded="",
+        replayed=tokenizer.decode(extra.prompt[-SHOWN_TOKENS:].tolist()),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +171,14 @@ def _differing(old: Turn, new: Turn) -> Iterator[_Found]:
     limits = [_limits(turn.request) for turn in (old, new)]
     if limits[0] != limits[1]:
         yield _Found("limits", None, None, *limits)
+
+
+def _missing(turn: Turn) -> _Found:
+    """Return what the program did not ask: how the last message of its request begins."""
+    messages = turn.request["messages"]
+    last = messages[-1] if messages else None
+    role = None if last is None else last["role"]
+    return _Found("missing", None, role, _words(last)[:SHOWN], "")
 
 
 def _same(old: Turn, new: Turn) -> bool:

@@ -144,7 +144,9 @@ class _Replay:
             gateway = await exits.enter_async_context(serving(settings, parts))
             admin = GatewayAdmin(gateway["url"], gateway["admin_key"])
             exits.push_async_callback(admin.close)
-            _, key = await admin.create_session(session_id, scenario=config.scenario.kind)
+            _, key = await admin.create_session(
+                session_id, scenario=config.scenario.kind, max_turns=config.harness.max_turns
+            )
             spec = SandboxSpec(
                 name=session_id,
                 source=task.repo,
@@ -154,6 +156,8 @@ class _Replay:
                 session_key=key,
                 mounts={**harness.mounts(), **agent_mounts(task)},
                 env=agent_environment(task),
+                image=task.image,
+                workdir=task.workdir,
             )
             async with asyncio.timeout(deadlines.boot_s):
                 sandbox = await backend.create(spec)

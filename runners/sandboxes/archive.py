@@ -12,11 +12,11 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from runners.sandboxes.contract import SandboxError
+from runners.sandboxes.contract import OversizedError, SandboxError
 from runners.sandboxes.machine import AGENT_ID
 
 UNPACKED_LIMIT = 1 << 30
-"""Bytes of a workspace, as a tar file, that are taken back; what is longer is cut there."""
+"""Bytes of a workspace, as a tar file, that are taken back."""
 
 
 class Pack:
@@ -63,10 +63,15 @@ def unpack(archive: Path, target: Path) -> None:
         with tarfile.open(archive, "r|gz") as tar:
             for member in tar:
                 if tar.offset >= UNPACKED_LIMIT:
-                    raise SandboxError(f"the workspace has more than {UNPACKED_LIMIT >> 20} MB")
+                    raise oversized()
                 _make(tar, member, target)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise SandboxError(f"the workspace cannot be unpacked: {error}") from error
+
+
+def oversized() -> OversizedError:
+    """Return what is raised of a workspace beyond the limit."""
+    return OversizedError(f"the workspace has more than {UNPACKED_LIMIT >> 20} MB")
 
 
 def _make(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:

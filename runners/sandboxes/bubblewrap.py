@@ -40,10 +40,12 @@ class Bubblewrap:
         """Return the environment of commands."""
         return self._interior.environment(BIN)
 
-    def command(
-        self, place: Place, launch: list[str], argv: list[str], deny: int | None
-    ) -> list[str]:
-        """Return bubblewrap's command line; the environment goes another way, secrets are in it."""
+    def arguments(self, place: Place, argv: list[str]) -> list[str]:
+        """Return a command as it is."""
+        return argv
+
+    def command(self, place: Place, launch: list[str], deny: int | None) -> list[str]:
+        """Return bubblewrap's command line."""
         binds = ["--bind", str(place.workspace), WORKDIR]
         for inside, host in place.mounts.items():
             binds += ["--ro-bind", str(host), inside]
@@ -51,7 +53,7 @@ class Bubblewrap:
         binds += ["--remount-ro", "/", "--chdir", WORKDIR]
         if deny is not None:
             binds += ["--seccomp", str(deny)]
-        start = [f"{BIN}/python", "-I", "-S", LAUNCHER, *launch, *argv]
+        start = [f"{BIN}/python", "-I", "-S", LAUNCHER, *launch]
         return [self._program, *self._fixed, *binds, "--", *start]
 
     def _namespaces(self) -> list[str]:

@@ -23,6 +23,10 @@ class SandboxError(AgentrlError):
         super().__init__(message)
 
 
+class OversizedError(SandboxError):
+    """A workspace is larger than what is taken back of it: the doing of who worked in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What a sandbox is made from."""
@@ -50,9 +54,11 @@ class SandboxSpec:
     ``create`` raises.
     """
     image: str | None = None
-    """What the machine is made from, for backends that have images; None: the configuration's."""
+    """What the machine is made from, for a backend that ``has_images``; None: as configured."""
     workdir: str | None = None
-    """Where the workspace is in the image; None: the backend's own place."""
+    """Where the workspace is in the image; None: the backend's own place. What git tracks there
+    gives way to ``source``; what the image has besides, built extensions and the like, stays.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,8 @@ class Sandbox(Protocol):
         """Yield the workspace as a directory of the host, to be looked at while nothing runs.
 
         It is the workspace or a copy: what is written there may be lost. Entries of its top level
-        that are in ``leave_out`` may be missing. Raises SandboxError.
+        that are in ``leave_out`` may be missing. Raises SandboxError, and OversizedError of a
+        workspace that is too large to be copied.
         """
         ...
 
@@ -110,6 +117,9 @@ class Sandbox(Protocol):
 
 class SandboxBackend(Protocol):
     """Makes sandboxes; one per run."""
+
+    has_images: bool
+    """It makes a sandbox of the image that its spec names; others refuse one."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Make one; raises SandboxError, and what ``spec.change`` raises."""

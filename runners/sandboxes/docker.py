@@ -69,6 +69,8 @@ def container(mark: str, name: str) -> str:
 class DockerBackend:
     """Containers of one run."""
 
+    has_images = True
+
     def __init__(self, config: schema.DockerSandbox, root: Path) -> None:
         """``root`` keeps the run's mark, and what is on its way."""
         self._config = config

@@ -1,7 +1,7 @@
 """Which processes run in a sandbox of this machine, seen from the host: what hangs in there.
 
-Nothing is asked of the sandbox. Its processes are those below a child of this one whose command
-line names the sandbox's directory; without namespaces also those whose environment does, and
+Nothing is asked of the sandbox. Its processes are those below the one that was booted for it
+(``inhabited``); without namespaces also those whose environment names the sandbox's directory, and
 carries the mark of sandboxes.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import psutil
 from runners.marks import SANDBOX
 
 _COMMAND_LENGTH = 160
+_roots: dict[int, str] = {}
+"""What this process has booted and runs a command in: pid → name of the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,22 @@ class Inhabitant:
     """Innermost first; only the host's root may see it."""
 
 
+@contextmanager
+def inhabited(pid: int, name: str) -> Iterator[None]:
+    """Let a process of this one's be known as a sandbox for as long as it runs a command."""
+    _roots[pid] = name
+    try:
+        yield
+    finally:
+        del _roots[pid]
+
+
 def inhabitants(name: str) -> list[Inhabitant]:
     """Return the processes in the sandbox ``name`` and in those whose name continues it with a
     dash (a grading), parents first. Takes milliseconds and blocks.
     """
     ours = psutil.Process().children(recursive=True)
-    roots = {process.pid for process in ours if _names(_command(process), name)}
+    roots = {pid for pid, of in list(_roots.items()) if of == name or of.startswith(f"{name}-")}
     found: dict[int, psutil.Process] = {}
     for process in ours:  # parents come before their children
         if process.pid in roots or _parent(process) in found or _marked(process, name):
@@ -58,13 +71,6 @@ def _names(words: Iterable[str], name: str) -> bool:
     """Return whether a path among the words has the sandbox's directory in it."""
     directory = re.compile(rf"(?:^|[/\"]){re.escape(name)}(?:-[^/\"]*)?(?:$|[/\"])")
     return any(directory.search(word) for word in words)
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.Error, OSError):
-        return []
 
 
 def _parent(process: psutil.Process) -> int | None:

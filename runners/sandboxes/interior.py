@@ -116,10 +116,12 @@ class Isolation(Protocol):
         """Return the environment that every command starts from."""
         ...
 
-    def command(
-        self, place: Place, launch: list[str], argv: list[str], deny: int | None
-    ) -> list[str]:
-        """Return the host's command line: the launcher with its arguments ``launch``, then argv.
+    def arguments(self, place: Place, argv: list[str]) -> list[str]:
+        """Return a command as it must be called inside."""
+        ...
+
+    def command(self, place: Place, launch: list[str], deny: int | None) -> list[str]:
+        """Return the host's command line: the launcher with its arguments ``launch``.
 
         ``deny`` is an open descriptor of the seccomp program, if there is one.
         """

@@ -1,13 +1,14 @@
-"""The first process of every sandbox: announces itself, starts the command, reaps.
+"""The first process of every sandbox: announces itself, waits for its command, starts it, reaps.
 
-It runs inside as ``python -I -S launcher.py STATUS CONTROL ARGV…``:
+It runs inside as ``python -I -S launcher.py STATUS ORDER LISTENS``:
 
 * STATUS is a socket to the host. ``ready`` goes out (the kernel attaches our pid as the host sees
-  it), the host sets limits on that pid, and one byte comes back before anything else happens. Last,
-  the command's wait status goes out. When the host's end closes before that, the driver has died:
+  it), with LISTENS=1 also a socket that listens on this sandbox's own loopback, for the gateway.
+  The host sets limits on that pid, and one byte comes back before anything else happens. Last, the
+  command's wait status goes out. When the host's end closes before that, the driver has died:
   everything here ends at once.
-* CONTROL is the driver's connection to the gateway's control socket, or -1. A socket that listens
-  on this sandbox's own loopback goes out on it; the gateway answers ``1`` once it serves there.
+* ORDER is a file in memory that the host has written by then: the number of arguments, the
+  arguments, ``NAME=VALUE`` of the environment, with a zero byte between two.
 
 As pid 1 of its namespace its end is the end of everything the command started. It imports next to
 nothing: a campaign starts it thousands of times, and ``os`` alone is a tenth of its CPU time.
@@ -20,22 +21,24 @@ import posix
 import sys
 
 GATEWAY_PORT = 8080
+ENOENT, ENOTDIR = 2, 20
 
 
-def serve_gateway(control_fd: int) -> None:
-    """Hand a listening socket to the gateway; exits if the gateway does not take it."""
+def announce(status: int, *, listens: bool) -> None:
+    """Say that we are here, and hand the gateway's listening socket out."""
+    if not listens:
+        posix.write(status, b"ready")
+        return
     import _socket as net
 
     listener = net.socket(net.AF_INET, net.SOCK_STREAM)
     listener.setsockopt(net.SOL_SOCKET, net.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", GATEWAY_PORT))
     listener.listen(64)
-    control = net.socket(net.AF_UNIX, net.SOCK_STREAM, 0, control_fd)
+    host = net.socket(net.AF_UNIX, net.SOCK_SEQPACKET, 0, status)
     handle = listener.fileno().to_bytes(4, sys.byteorder)
-    control.sendmsg([b"l"], [(net.SOL_SOCKET, net.SCM_RIGHTS, handle)])
-    if control.recv(1) != b"1":
-        sys.exit("the gateway refused the sandbox's session")
-    control.close()
+    host.sendmsg([b"ready"], [(net.SOL_SOCKET, net.SCM_RIGHTS, handle)])
+    host.detach()
     listener.close()
 
 
@@ -64,20 +67,28 @@ def end_with_driver(status: int) -> None:
     look()  # it may have closed before anybody listened
 
 
+def read_order(order: int) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """Return arguments and environment; what holds them is closed, secrets are among them."""
+    words = posix.pread(order, posix.fstat(order).st_size, 0).split(b"\0")
+    posix.close(order)
+    end = 1 + int(words[0])
+    pairs = [word.partition(b"=") for word in words[end:]]
+    return words[1:end], {name: value for name, _, value in pairs}
+
+
 def main() -> None:
     """Start the command in a child and reap until it ends."""
-    status, control, argv = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    if control >= 0:
-        serve_gateway(control)
-    posix.write(status, b"ready")
+    status, order, listens = (int(word) for word in sys.argv[1:])
+    announce(status, listens=bool(listens))
     if posix.read(status, 1) != b"g":
-        sys.exit("the host went away")
+        posix._exit(1)  # the host went away
     end_with_driver(status)
+    argv, environment = read_order(order)
     child = posix.fork()
     if child == 0:
         _signal.signal(_signal.SIGIO, _signal.SIG_DFL)
         posix.close(status)
-        become(argv)
+        become(argv, environment)
         return
     ended, code = 0, 0
     while ended != child:
@@ -86,32 +97,46 @@ def main() -> None:
     posix._exit(0)
 
 
-def become(argv: list[str]) -> None:
+def become(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
     """Turn this process into the command.
 
     A command ``python -I -S FILE …`` goes on in this interpreter, which was started with the same
     flags: a second start would cost as much CPU as the rest of the sandbox.
     """
-    if argv[:3] != ["python", "-I", "-S"]:
-        import os
-
-        try:
-            os.execvp(argv[0], argv)
-        except OSError as error:
-            posix.write(2, f"{argv[0]}: {error.strerror}\n".encode())
-            posix._exit(127 if isinstance(error, FileNotFoundError) else 126)
+    if argv[:3] != [b"python", b"-I", b"-S"]:
+        replace(argv, environment)
+    posix.environ.clear()
+    posix.environ.update(environment)
+    for name, value in environment.items():
+        posix.putenv(name, value)
+    path, *_ = words = [word.decode("utf-8", "surrogateescape") for word in argv[3:]]
     program = type(sys)("__main__")
-    program.__file__ = argv[3]
-    sys.argv, sys.modules["__main__"] = argv[3:], program
-    with open(argv[3], "rb") as file:
+    program.__file__ = path
+    sys.argv, sys.modules["__main__"] = words, program
+    with open(path, "rb") as file:
         text = file.read()
-    if argv[3].endswith(".pyc"):
+    if path.endswith(".pyc"):
         import marshal
 
         code = marshal.loads(memoryview(text)[16:])
     else:
-        code = compile(text, argv[3], "exec")
+        code = compile(text, path, "exec")
     exec(code, program.__dict__)
+
+
+def replace(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
+    """Execute the program that PATH leads to, as execvp(3) finds it; never returns."""
+    failure: OSError = FileNotFoundError(ENOENT, "No such file or directory")
+    path = environment.get(b"PATH", b"/usr/bin:/bin")
+    places = [b""] if b"/" in argv[0] else [place + b"/" for place in path.split(b":")]
+    for place in places if argv[0] else ():
+        try:
+            posix.execve(place + argv[0], argv, environment)
+        except OSError as error:
+            if error.errno not in (ENOENT, ENOTDIR):
+                failure = error
+    posix.write(2, argv[0] + b": " + str(failure.strerror).encode() + b"\n")
+    posix._exit(127 if isinstance(failure, FileNotFoundError) else 126)
 
 
 if __name__ == "__main__":

@@ -39,12 +39,13 @@ class Plain:
         temporary = str(place.home / "tmp")
         return {**environment, "HOME": temporary, "TMPDIR": temporary}
 
-    def command(
-        self, place: Place, launch: list[str], argv: list[str], deny: int | None
-    ) -> list[str]:
+    def arguments(self, place: Place, argv: list[str]) -> list[str]:
+        """Return a command with the mounts' paths where the mounts are."""
+        return [self._rewrite(place, word) for word in argv]
+
+    def command(self, place: Place, launch: list[str], deny: int | None) -> list[str]:
         """Return the launcher's own command line."""
-        argv = [self._rewrite(place, word) for word in argv]
-        return [sys.executable, "-I", "-S", str(self._interior.launcher), *launch, *argv]
+        return [sys.executable, "-I", "-S", str(self._interior.launcher), *launch]
 
     def _rewrite(self, place: Place, word: str) -> str:
         inside = any(word == mount or word.startswith(f"{mount}/") for mount in place.mounts)

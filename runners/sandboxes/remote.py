@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from runners.sandboxes import detached
-from runners.sandboxes.archive import UNPACKED_LIMIT, Pack, unpack
+from runners.sandboxes.archive import UNPACKED_LIMIT, Pack, oversized, unpack
 from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
 from runners.sandboxes.machine import AGENT, AGENT_ID, STATE, Machine
 from runners.sandboxes.program import source_of
@@ -68,6 +68,13 @@ printf '[safe]\\n\\tdirectory = *\\n' >> /etc/gitconfig
 if ! command -v python >/dev/null && command -v python3 >/dev/null; then
     ln -s "$(command -v python3)" /usr/local/bin/python
 fi
+# The image's own repository gives way to ours, the future in its history too; what git does not
+# track, built extensions and the like, stays.
+if [ -n "{replaced}" ] && [ -e "$workdir/.git" ]; then
+    command -v git >/dev/null || {{ echo "the image has no git" >&2; exit 1; }}
+    (cd "$workdir" && git ls-files -z > "$state/tracked" && xargs -0 rm -rf -- < "$state/tracked")
+    rm -rf "$workdir/.git" "$state/tracked"
+fi
 mkdir -p "$workdir" {home}
 tar -xpzf {archive} -C /
 rm -f {archive}
@@ -76,10 +83,15 @@ chown {id}:{id} {home}
 : > "$state/set_up"
 """
 
+OVERSIZED = "agentrl-oversized"
+"""``FETCH`` says so of a workspace that was cut."""
+
 # Beside the archive first, so that a second call does not write into what the first has written.
 FETCH = """\
 set -e
-tar -C {workdir} {leave_out} -cf - . | head -c {limit} | gzip -1 > {target}.$$
+tar -C {workdir} {leave_out} -cf - . |
+    {{ head -c {limit}; head -c 1 > {target}.more.$$; }} | gzip -1 > {target}.$$
+[ ! -s {target}.more.$$ ] || echo {oversized}
 mv {target}.$$ {target}
 """
 
@@ -118,7 +130,8 @@ class RemoteSandbox:
             id=AGENT_ID,
             home=HOME,
             archive=ARCHIVE,
-            owners="-R" if self.spec.source is None else "",
+            owners="-R" if self.spec.workdir is not None else "",
+            replaced="yes" if self.spec.source is not None else "",
         )
         await self._machine.sh(script, deadline_s=SETUP_S)
 
@@ -173,11 +186,14 @@ class RemoteSandbox:
             leave_out=" ".join(shlex.quote(f"--exclude=./{name}") for name in leave_out),
             limit=UNPACKED_LIMIT,
             target=there,
+            oversized=OVERSIZED,
         )
         home = Path(tempfile.mkdtemp(dir=self._scratch))
         try:
             async with self._turn:
-                await self._machine.sh(script, deadline_s=FETCH_S)
+                said = await self._machine.sh(script, deadline_s=FETCH_S)
+            if OVERSIZED.encode() in said.split():
+                raise oversized()
             await self._machine.get(there, home / "workspace.tar.gz")
             workspace = home / "workspace"
             workspace.mkdir()

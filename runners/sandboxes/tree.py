@@ -17,13 +17,16 @@ from typing import Any
 CHUNK = 1 << 30
 
 
-def copy_tree(source: Path, target: Path) -> None:
-    """Copy a directory to a path that does not exist yet, without devices, sockets and FIFOs."""
-    _copy_directory(os.fspath(source), os.fspath(target))
+def copy_tree(source: Path, target: Path, *, exists: bool = False) -> None:
+    """Copy a directory to a path that does not exist yet, or to an empty directory that ``exists``;
+    without devices, sockets and FIFOs.
+    """
+    _copy_directory(os.fspath(source), os.fspath(target), exists=exists)
 
 
-def _copy_directory(source: str, target: str) -> None:
-    os.mkdir(target)  # noqa: PTH102 (Path objects double the cost of a small tree)
+def _copy_directory(source: str, target: str, *, exists: bool = False) -> None:
+    if not exists:
+        os.mkdir(target)  # noqa: PTH102 (Path objects double the cost of a small tree)
     with os.scandir(source) as entries:
         for entry in entries:
             copy = f"{target}/{entry.name}"

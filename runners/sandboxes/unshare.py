@@ -41,9 +41,11 @@ class Unshare:
         """Return the environment of commands."""
         return self._interior.environment(BIN)
 
-    def command(
-        self, place: Place, launch: list[str], argv: list[str], deny: int | None
-    ) -> list[str]:
+    def arguments(self, place: Place, argv: list[str]) -> list[str]:
+        """Return a command as it is."""
+        return argv
+
+    def command(self, place: Place, launch: list[str], deny: int | None) -> list[str]:
         """Return the command line: ``unshare`` runs the set-up, which runs the launcher."""
         system = {name: name for name in SYSTEM_DIRECTORIES if Path(name).exists()}
         read_only = {**system, **{k: str(v) for k, v in self._interior.shared().items()}}
@@ -58,5 +60,5 @@ class Unshare:
         return [
             *(self._program, "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc"),
             *("--uts", "--fork", "--kill-child", "--", sys.executable, "-I", "-S", self._setup),
-            *(json.dumps(plan), f"{BIN}/python", "-I", "-S", LAUNCHER, *launch, *argv),
+            *(json.dumps(plan), f"{BIN}/python", "-I", "-S", LAUNCHER, *launch),
         ]

@@ -73,6 +73,8 @@ class Origin:
     """Shell commands that belong to the base: what they change is no part of a patch."""
     workdir: str = "/testbed"
     """The repository's path as the commands know it."""
+    image: str | None = None
+    """What the commands are run in, where sandboxes have images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,12 @@ class Task:
     grading: Grading = UnittestIds()
     origin: Origin | None = None
     """Set while ``repo`` is still to be made (``workspaces.py``)."""
+    image: str | None = None
+    """What its sandboxes are made from, an image or a template; it has the programs that its tests
+    need. None: what the configuration says. Sandboxes without images never see it (``Workspaces``).
+    """
+    workdir: str | None = None
+    """Where the image has the repository."""
 
 
 @dataclass(frozen=True, slots=True)

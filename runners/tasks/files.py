@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
+from runners.tasks.hub import is_name, split_files
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
-SPLIT = "test"
-"""Where SWE-bench's datasets have their instances."""
+Rows = Iterator[tuple["Place", dict[str, Any] | str]]
+"""Every row with its place, or in its stead what is wrong with it."""
 
 
 class DatasetError(AgentrlError):
@@ -34,35 +33,41 @@ class Place:
         return f"{self.source}:{self.number}"
 
 
-def rows_of(path: str) -> Iterator[tuple[Place, dict[str, Any] | str]]:
-    """Yield every row, or in its place what is wrong with it; raises DatasetError."""
+def refuse_path(path: str) -> None:
+    """Raise DatasetError for what neither is a file nor can be a name of the hub."""
     file = Path(path)
     if file.is_file():
-        reader = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}.get(file.suffix)
-        if reader is None:
+        if file.suffix not in READERS:
             raise DatasetError(f"task.path={path} is no .jsonl, .json or .parquet file")
-        try:
-            yield from reader(file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise DatasetError(f"task.path={path} cannot be read: {error}") from error
-    elif HUB_NAME.fullmatch(path) and not file.exists():
-        yield from _hub(path)
-    else:
+    elif not is_name(path) or file.exists() or file.suffix in READERS:
         raise DatasetError(f"task.path={path}: there is no such file, and it is no name of the hub")
 
 
-def _jsonl(file: Path) -> Iterator[tuple[Place, dict[str, Any] | str]]:
+def rows_of(path: str) -> Rows:
+    """Read a file, or a split of a dataset on the hub; raises DatasetError and HubError."""
+    refuse_path(path)
+    file = Path(path)
+    for part in [file] if file.is_file() else split_files(path):
+        try:
+            yield from READERS[part.suffix](part)
+        except OSError as error:
+            raise DatasetError(f"task.path={path} cannot be read: {error}") from error
+
+
+def _jsonl(file: Path) -> Rows:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                yield Place(file.name, number), _object(json.loads(line))
-            except (ValueError, UnicodeDecodeError) as error:
+                yield Place(file.name, number), _object(json.loads(line.rstrip(b"\r\n")))
+            except json.JSONDecodeError as error:
+                yield Place(file.name, number), f"no JSON: {error.msg} at column {error.colno}"
+            except ValueError as error:
                 yield Place(file.name, number), f"no JSON: {error}"
 
 
-def _json(file: Path) -> Iterator[tuple[Place, dict[str, Any] | str]]:
+def _json(file: Path) -> Rows:
     try:
         rows = json.loads(file.read_bytes())
     except ValueError as error:
@@ -73,7 +78,7 @@ def _json(file: Path) -> Iterator[tuple[Place, dict[str, Any] | str]]:
         yield Place(file.name, number), _object(row)
 
 
-def _parquet(file: Path) -> Iterator[tuple[Place, dict[str, Any] | str]]:
+def _parquet(file: Path) -> Rows:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -92,25 +97,13 @@ def _parquet(file: Path) -> Iterator[tuple[Place, dict[str, Any] | str]]:
         raise DatasetError(f"task.path={file} is no Parquet file: {error}") from error
 
 
-def _hub(path: str) -> Iterator[tuple[Place, dict[str, Any] | str]]:
-    name, _, split = path.partition(":")
-    try:
-        import datasets
-    except ImportError as error:
-        raise DatasetError(
-            f"task.path={path} is no file; to read it from the hub: pip install datasets"
-        ) from error
-    try:
-        rows = datasets.load_dataset(name, split=split or SPLIT)
-    except Exception as error:  # whatever the client raises, the network is its business
-        text = " ".join(str(error).split())[:300]
-        raise DatasetError(
-            f"task.path={path} is no file and cannot be had from the hub ({text}): download it "
-            "where there is a network, and give the Parquet file"
-        ) from error
-    for number, row in enumerate(rows, 1):
-        yield Place(path, number), _object(row)
-
-
 def _object(row: object) -> dict[str, Any] | str:
     return row if isinstance(row, dict) else f"a row is an object, not {type(row).__name__}"
+
+
+READERS: dict[str, Callable[[Path], Rows]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".parquet": _parquet,
+}
+"""By the end of a file's name."""

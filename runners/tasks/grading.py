@@ -21,17 +21,20 @@ from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
 from runners.tasks.graders import JUDGES
 from runners.tasks.graders.decorators import OncePerPatch, Ready, ReadyFirst, SecondLook
-from runners.tasks.graders.verdicts import verdict
+from runners.tasks.graders.logs import KeptLogs
+from runners.tasks.graders.verdicts import DOES_NOT_APPLY, verdict
 from runners.tasks.patch import git_environment, make_repository, run_git
 from runners.tasks.protection import touched
+from runners.tasks.toolbox import fitting
 
 
-def make_grader(backend: SandboxBackend, task: schema.Task, ready: Ready) -> Grader:
-    """Return the grader of a configuration's tasks."""
+def make_grader(backend: SandboxBackend, task: schema.Task, ready: Ready, run_dir: Path) -> Grader:
+    """Return the grader of a configuration's tasks; a benchmark's logs stay below ``run_dir``."""
     grader: Grader = SandboxGrader(backend)
     if not isinstance(task, schema.BugfixTask) and task.flaky_reruns:
         grader = SecondLook(grader, task.flaky_reruns)
-    return OncePerPatch(ReadyFirst(grader, ready))
+    measured = isinstance(task, schema.SwebenchTask)
+    return OncePerPatch(KeptLogs(ReadyFirst(grader, ready), run_dir if measured else None))
 
 
 class SandboxGrader:
@@ -59,13 +62,20 @@ class SandboxGrader:
             if refusal:
                 raise _DoesNotApplyError(refusal)
 
-        mounts = dict(judge.mounts(task))
-        spec = SandboxSpec(name, task.repo, "none", mounts=mounts, change=change)
+        spec = SandboxSpec(
+            name,
+            task.repo,
+            "none",
+            mounts=fitting(judge.mounts(task), task.image),
+            change=change,
+            image=task.image,
+            workdir=task.workdir,
+        )
         try:
             sandbox = await self._backend.create(spec)
         except _DoesNotApplyError as error:
             log = str(error).encode()
-            return verdict(task, VerdictKind.UNSOLVED, "patch does not apply", log=log)
+            return verdict(task, VerdictKind.UNSOLVED, DOES_NOT_APPLY, log=log)
         try:
             return await judge.judge(task, sandbox, deadline_s)
         finally:

@@ -23,10 +23,10 @@ from runners.tasks.contract import (
 )
 from runners.tasks.diffs import names_of
 from runners.tasks.files import DatasetError, rows_of
-from runners.tasks.graders.official import installed
+from runners.tasks.graders.official import check_parser, installed
 from runners.tasks.repositories import SourceError, find_source, head_of
 from runners.tasks.rows import AnyRow, CommandRow, ProRow, ScriptRow, SwebenchRow, read_row
-from runners.tasks.swebench import eval_script, package_fields, runs_pytest
+from runners.tasks.swebench import eval_script, package_fields, parser_of, runs_pytest
 from runners.tasks.toolbox import pytest_mounts
 
 FileTask = schema.SwebenchTask | schema.JsonlTask
@@ -107,7 +107,8 @@ def refuse_faults(report: Report, *, shown: int | None = None) -> None:
         if more := len(report.faults) - len(lines):
             lines.append(f"… and {more} more: agentrl check names them all")
         number = len(report.faults)
-        raise DatasetError(f"{report.path} has {number} malformed rows:\n" + "\n".join(lines))
+        rows = f"{number} malformed row{'s' if number > 1 else ''}"
+        raise DatasetError(f"{report.path} has {rows}:\n" + "\n".join(lines))
     if not report.tasks:
         raise DatasetError(f"{report.path} has no rows")
 
@@ -135,7 +136,9 @@ def task_of(row: AnyRow, config: FileTask, *, beside: Path) -> Task:
         gold_patch=row.patch,
         kind=row.repo or Path(source).stem,
         grading=_grading(row, config, beside),
-        origin=Origin(source, commit, setup, row.workdir),
+        origin=Origin(source, commit, setup, row.workdir, row.image or None),
+        image=row.image or None,
+        workdir=row.workdir if row.image else None,
     )
 
 
@@ -143,10 +146,12 @@ def _grading(row: AnyRow, config: FileTask, beside: Path) -> Grading:
     match row:
         case SwebenchRow():
             official = config.grader == "official" or (config.grader == "auto" and installed())
-            if not official and not runs_pytest(row):
+            if official:
+                check_parser(parser_of(row))
+            elif not runs_pytest(row):
                 raise ValueError(
-                    f"{row.repo} is not tested by pytest: pip install 'agentrl[swebench]' for "
-                    "task.grader=official"
+                    f"{row.repo} is not tested by pytest ({parser_of(row)}), so our own grader "
+                    "cannot judge it: pip install 'agentrl[swebench]' and leave task.grader=auto"
                 )
             kind: Literal["swebench", "pytest"] = "swebench" if official else "pytest"
             return EvalScript(kind, eval_script(row), row.workdir, package_fields(row))

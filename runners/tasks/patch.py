@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import AgentrlError
+from runners.sandboxes.contract import OversizedError, Sandbox
 from runners.tasks.contract import Patch, Task
 from runners.tasks.diffs import unquoted
 from runners.tasks.protection import FILE_LIMIT, entries, printable, touched
@@ -52,6 +53,17 @@ ATTRIBUTES = "* -text !eol !filter !ident !working-tree-encoding !diff !whitespa
 
 class PatchError(AgentrlError):
     """The change could not be captured; not the agent's doing."""
+
+
+async def take(task: Task, sandbox: Sandbox) -> Patch:
+    """Return the patch of a sandbox in which nothing runs any more; raises PatchError and
+    SandboxError. One that is too large to be looked at is too large to be graded.
+    """
+    try:
+        async with sandbox.on_host(leave_out=(".git",)) as workspace:
+            return await capture(task, workspace)
+    except OversizedError as error:
+        return refused_patch(str(error))
 
 
 async def capture(task: Task, workspace: Path) -> Patch:

@@ -73,6 +73,8 @@ class Row(BaseModel):
     workdir: Text = "/testbed"
     """The repository's path as commands know it."""
     pre_commands: Commands = ()
+    image: Text = ""
+    """What it is run in, where sandboxes have images."""
 
 
 class SwebenchRow(Row):
@@ -84,7 +86,6 @@ class SwebenchRow(Row):
     pass_to_pass: Names = Field(alias="PASS_TO_PASS")
     version: Text = ""
     environment_setup_commit: Text = ""
-    image: Text = ""
     eval_script: Text = ""
     log_parser: Text = ""
     eval_type: Text = ""

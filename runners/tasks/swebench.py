@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
+from collections.abc import Callable
 
 from runners.tasks.diffs import names_of
 from runners.tasks.rows import SwebenchRow
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+ACTIVATE = "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi"
+"""The official images have the project's Python in a conda environment."""
 DELIMITER = "EOF_114329324912"
 PYTEST = "python -m pytest --no-header -rA --tb=short -p no:cacheprovider"
 NOT_TESTS = frozenset({".json", ".png", ".csv", ".txt", ".md", ".jpg", ".pkl", ".yml", ".toml"})
@@ -30,6 +34,20 @@ CLASSIC: dict[str, tuple[str, str]] = {
     "sphinx-doc/sphinx": ("parse_log_sphinx", PYTEST),
 }
 """Repository → the package's log parser and the test command, where it is not plain pytest."""
+OF_PYTEST = frozenset(
+    f"parse_log_{name}"
+    for name in (
+        *("pytest", "pytest_options", "pytest_v2", "seaborn", "matplotlib", "astroid", "flask"),
+        *("marshmallow", "pvlib", "pyvista", "sqlfluff", "xarray", "pydicom", "requests", "pylint"),
+        *("astropy", "scikit", "sphinx"),
+    )
+)
+"""The package's parsers of what pytest prints; of the others our plugin sees nothing."""
+COUNTS_BOTH = "pass_and_fail"
+_SHORTENING = frozenset(
+    f"parse_log_{name}" for name in ("pytest_options", "pydicom", "requests", "pylint")
+)
+_OPTION = re.compile(r"(.*?)\[(/(?!/)[^*]*)\]")
 
 
 def eval_script(row: SwebenchRow) -> str:
@@ -44,6 +62,7 @@ def eval_script(row: SwebenchRow) -> str:
         [
             "#!/bin/bash",
             "set -uxo pipefail",
+            ACTIVATE,
             f"cd {row.workdir}",
             f"git config --global --add safe.directory {row.workdir}",
             reset,
@@ -78,7 +97,26 @@ def parser_of(row: SwebenchRow) -> str:
 
 def runs_pytest(row: SwebenchRow) -> bool:
     """Whether our plugin can see its tests."""
-    return parser_of(row) not in ("parse_log_django", "parse_log_sympy")
+    return parser_of(row) in OF_PYTEST and row.eval_type in ("", COUNTS_BOTH)
+
+
+def naming_of(parser: str) -> Callable[[str], str]:
+    """Return how a pytest id reads in the instances whose logs this parser reads."""
+    if parser in _SHORTENING:
+        return _without_folder
+    if parser == "parse_log_matplotlib":
+        return _without_buttons
+    return str
+
+
+def _without_folder(name: str) -> str:
+    """Leave of a path that is a parameter its last part: the rest is the machine's."""
+    found = _OPTION.match(name)
+    return f"{found[1]}[/{found[2].rpartition('/')[2]}]" if found else name
+
+
+def _without_buttons(name: str) -> str:
+    return name.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")
 
 
 def package_fields(row: SwebenchRow) -> str:
@@ -89,6 +127,6 @@ def package_fields(row: SwebenchRow) -> str:
             "version": row.version,
             "image": row.image,
             "log_parser": parser_of(row),
-            "eval_type": row.eval_type or "pass_and_fail",
+            "eval_type": row.eval_type or COUNTS_BOTH,
         }
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -47,12 +48,21 @@ def pytest_environment() -> dict[str, str]:
 
 def agent_mounts(task: Task) -> dict[str, Path]:
     """Return what an agent needs to run the task's tests itself; raises ToolboxError."""
-    return {} if isinstance(task.grading, UnittestIds) else pytest_mounts()
+    return {} if isinstance(task.grading, UnittestIds) or task.image else pytest_mounts()
 
 
 def agent_environment(task: Task) -> dict[str, str]:
     """Return the variables that go with ``agent_mounts``."""
-    return {} if isinstance(task.grading, UnittestIds) else pytest_environment()
+    return {} if isinstance(task.grading, UnittestIds) or task.image else pytest_environment()
+
+
+def fitting(mounts: Mapping[str, Path], image: str | None) -> dict[str, Path]:
+    """Return mounts without our pytest where an image has its own."""
+    return {
+        inside: host
+        for inside, host in mounts.items()
+        if image is None or not inside.startswith(f"{SITE}/")
+    }
 
 
 def relocated(text: str, workdir: str, here: str) -> str:

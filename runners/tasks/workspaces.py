@@ -21,7 +21,7 @@ from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, Sa
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Origin, Task
 from runners.tasks.repositories import SourceError, commit_all, pinned
-from runners.tasks.toolbox import pytest_environment, pytest_mounts, relocated
+from runners.tasks.toolbox import fitting, pytest_environment, pytest_mounts, relocated
 
 VERSION = 1
 """Raised whenever the same origin gives another repository."""
@@ -45,7 +45,13 @@ class Workspaces:
         self._making: dict[Origin, asyncio.Task[tuple[Path, str]]] = {}
 
     async def ready(self, task: Task) -> Task:
-        """Return the task with its repository there; raises SandboxError."""
+        """Return the task with its repository there; raises SandboxError.
+
+        Where sandboxes have no images, the task's are made of the configuration alone.
+        """
+        if task.image is not None and not self._backend.has_images:
+            origin = None if task.origin is None else replace(task.origin, image=None)
+            task = replace(task, image=None, workdir=None, origin=origin)
         if task.origin is None:
             return task
         making = self._making.get(task.origin)
@@ -63,7 +69,8 @@ class Workspaces:
             raise SandboxError(str(error)) from error
         if not origin.setup:
             return base, origin.base_commit
-        said = json.dumps([origin.base_commit, origin.workdir, *origin.setup])
+        image = [origin.image] if origin.image else []
+        said = json.dumps([origin.base_commit, origin.workdir, *origin.setup, *image])
         place = self._root / f"{VERSION}-setup-{hashlib.sha256(said.encode()).hexdigest()[:40]}"
         if not place.exists():
             await self._set_up(origin, base, place)
@@ -75,7 +82,14 @@ class Workspaces:
             source = Path(scratch) / "with-more"
             also = tuple(dict.fromkeys(COMMIT.findall("\n".join(origin.setup))))
             await asyncio.to_thread(pinned, origin.source, origin.base_commit, source, also=also)
-            spec = SandboxSpec(place.name, source, "none", mounts=pytest_mounts())
+            spec = SandboxSpec(
+                place.name,
+                source,
+                "none",
+                mounts=fitting(pytest_mounts(), origin.image),
+                image=origin.image,
+                workdir=origin.workdir if origin.image else None,
+            )
             sandbox = await self._backend.create(spec)
             try:
                 await _run_setup(origin, sandbox)

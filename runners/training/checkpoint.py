@@ -14,14 +14,14 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import AgentrlError, ExitCode
-from runners.training.local import LocalTrainer, TrainingError, load_policy
+
+if TYPE_CHECKING:  # a run looks for its checkpoint before it waits seconds for torch
+    import torch
+
+    from runners.training.local import LocalTrainer
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer_state.json"
@@ -62,6 +62,9 @@ def save(
 
     Raises CheckpointError when the disk refuses; what was there before is then untouched.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     final = _place(root, step)
     partial = final.with_name(final.name + _PARTIAL)
     try:
@@ -100,6 +103,11 @@ def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
     """Load weights, optimizer and random state into a trainer of the same shape; raises
     CheckpointError.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from runners.training.local import TrainingError, load_policy
+
     try:
         # Through the loader, not load_file: on disk experts have their published per-expert names.
         trainer.model.load_state_dict(load_policy(checkpoint.path).state_dict())

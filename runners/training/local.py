@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +97,13 @@ class LocalTrainer:
             for part in deal_rollouts(rollouts, self.config.minibatches, self.generator):
                 self._update(part, totals)
         return totals.metrics(time.perf_counter() - started) | self._replay_figures(totals)
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Rollouts of the last step that were masked since their routing could not be true, and
+        what was wrong with it: layer and token.
+        """
+        return {} if self.replay is None else self.replay.refused
 
     def _prepared(self, rollouts: Sequence[Rollout], totals: StepTotals) -> Sequence[Rollout]:
         """Return the samples checked, and with what training itself says before its first update,

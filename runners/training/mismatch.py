@@ -24,15 +24,15 @@ class Mismatch:
         """How many there are."""
         return sum(len(part) for part in self._parts)
 
-    def figures(self) -> dict[str, float]:
-        """Return the figures; all 0.0 without tokens.
+    def figures(self) -> dict[str, float | None]:
+        """Return the figures; all None without tokens.
 
         ``k1``, ``k3``: estimates of KL(rollout ‖ train) (Schulman 2020); ``p999_abs``: 99.9th
         percentile of |Δ logprob|; ``F_τ``: share of tokens whose probabilities differ by more than
         a factor of τ (Ma et al. 2025, arXiv 2510.11370).
         """
         if not self.tokens:
-            return dict.fromkeys(("k1", "k3", "p999_abs", "F_1.1", "F_2"), 0.0)
+            return dict.fromkeys(("k1", "k3", "p999_abs", "F_1.1", "F_2"), None)
         delta = torch.cat(self._parts).double().numpy()
         away = np.abs(delta)
         return {

@@ -16,7 +16,7 @@ from runners.trajectory.jsontext import loads
 
 _CLOCK_SLACK_S = 2.0
 """Start times derive from the boot time, which moves a little when the clock is set."""
-_REMOTE_SILENCE_S = 120.0
+REMOTE_SILENCE_S = 120.0
 """A driver on another host counts as dead when its heartbeat is older."""
 
 
@@ -54,7 +54,7 @@ class Driver:
     def alive(self, heartbeat_at: float | None) -> bool:
         """Whether it still exists; on another host, whether it was heard of lately."""
         if self.host != socket.gethostname():
-            return heartbeat_at is not None and time.time() - heartbeat_at < _REMOTE_SILENCE_S
+            return heartbeat_at is not None and time.time() - heartbeat_at < REMOTE_SILENCE_S
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.started_at) < _CLOCK_SLACK_S
@@ -91,6 +91,16 @@ class RunState:
             and self.driver is not None
             and self.driver.alive(self.heartbeat_at)
         )
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that its executions took; of one that runs or was killed, up to its last
+        heartbeat.
+        """
+        seconds = float(self.info.get("wall_s", 0.0))
+        if self.state is State.RUNNING and self.heartbeat_at is not None:
+            seconds += max(0.0, self.heartbeat_at - self.updated_at)
+        return seconds
 
 
 def state_from_row(row: sqlite3.Row) -> RunState:

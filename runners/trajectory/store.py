@@ -19,6 +19,7 @@ from conf.errors import ExitCode
 from runners.trajectory.arrays import TurnArrays
 from runners.trajectory.database import Database
 from runners.trajectory.jsontext import clean_text, dumps, loads
+from runners.trajectory.published import driven_elsewhere
 from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
 from runners.trajectory.rows import (
@@ -105,12 +106,20 @@ class RunStore:
 
     @classmethod
     def open(cls, run_dir: Path, *, read_only: bool = False) -> Self:
-        """Open the run in ``run_dir``; refuses a directory without one, and a newer store."""
+        """Open the run in ``run_dir``; refuses a directory without one, a newer store, and one that
+        another machine has open.
+        """
         path = run_dir / STORE_FILE
         if not path.is_file():
             raise StoreError(
                 f"{run_dir} holds no run (there is no {STORE_FILE} in it): "
                 "name a directory that `agentrl run` made"
+            )
+        if (host := driven_elsewhere(run_dir)) is not None:
+            raise StoreError(
+                f"the run in {run_dir} is driven on {host}, and its store can be read there only "
+                f"until it ends: `agentrl status {run_dir}` says how it stands",
+                ExitCode.USAGE,
             )
         store = cls(run_dir, Database(path, "ro" if read_only else "rw"))
         with store._closed_on_error():
@@ -308,6 +317,19 @@ class RunStore:
             raise StoreError(
                 f"step {step} of {self.run_dir} cannot finish: "
                 "it never began, or is finished already"
+            )
+
+    def rewind(self, step: int) -> None:
+        """Take back what came after ``step`` finished steps, since a trainer that lost it does it
+        again: later steps and their evaluations; rollouts after the first of them count no more.
+        """
+        with self._db.write():
+            self._db.execute("DELETE FROM step WHERE step > ?", (step,))
+            self._db.execute("DELETE FROM evaluation WHERE step > ?", (step,))
+            self._db.execute(
+                "UPDATE rollout SET counts = 0 WHERE counts AND step > ?"
+                " AND NOT (split = 'train' AND step = ?)",
+                (step, step + 1),
             )
 
     def steps(self) -> list[StepRow]:

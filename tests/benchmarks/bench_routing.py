@@ -5,10 +5,11 @@
 
 A policy samples in an engine that is not quite training's: weights rounded to bf16 or int8, or 1 %
 of noise on its routers. Training then computes the logprobs of the same tokens, once with its own
-experts and once with the engine's. Two policies bound what to expect: a random one, in which the
-experts matter and every token is open, and the tiny one of campaigns (or ``--model DIR``) at its
-trade, which is nearly sure of every token. ``--campaign`` runs whole campaigns under an int8 engine
-instead, with ``routing_replay=rollout`` and ``off``.
+experts and once with the engine's. What replay is worth depends on how open the tokens are: a
+random policy bounds it on one side, the tiny one of campaigns (or ``--model DIR``) at its trade on
+the other, which at temperature 1 is nearly sure of every token. Higher ``--temperatures`` open its
+tokens, and so lie between. ``--campaign`` runs whole campaigns under an int8 engine instead, with
+``routing_replay=rollout`` and ``off``.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ RANDOM_VOCABULARY = 200
 SEED = 7
 """Of demonstrations that the policy was not made with."""
 FIGURES = ("k3", "p999_abs", "F_1.1")
+COLORS = ("#0072b2", "#009e73", "#e69f00", "#d55e00")
+"""Okabe and Ito's: told apart with every kind of colour vision."""
 CAMPAIGNS = {"replay": ["routing_replay=rollout"], "native": ["routing_replay=off"]}
 
 
@@ -84,10 +87,12 @@ def prompts(policy: Path, scenario: schema.ScenarioKind, count: int) -> list[lis
 
 
 async def _generated(
-    engine: EngineCore, asked: Sequence[list[int]], new_tokens: int
+    engine: EngineCore, asked: Sequence[list[int]], new_tokens: int, temperature: float
 ) -> list[Generation]:
     def params(seed: int) -> SamplingParams:
-        return SamplingParams(max_new_tokens=new_tokens, sampling_seed=seed, routing_start=0)
+        return SamplingParams(
+            max_new_tokens=new_tokens, sampling_seed=seed, routing_start=0, temperature=temperature
+        )
 
     calls = (engine.generate(ids, params(at), rid=f"r{at}") for at, ids in enumerate(asked))
     try:
@@ -97,14 +102,19 @@ async def _generated(
 
 
 def sampled(
-    policy: Path, asked: Sequence[list[int]], precision: Precision, *, new_tokens: int = NEW_TOKENS
+    policy: Path,
+    asked: Sequence[list[int]],
+    precision: Precision,
+    *,
+    new_tokens: int = NEW_TOKENS,
+    temperature: float = 1.0,
 ) -> list[list[Sample]]:
     """Let an engine of a precision answer prompts; return each as a rollout of one sample."""
     shape = routing_shape(policy)
     assert shape is not None
     longest = max(map(len, asked)) + new_tokens + 1
     engine = EngineCore(policy, max_context_tokens=longest, precision=precision)
-    answers = asyncio.run(_generated(engine, asked, new_tokens))
+    answers = asyncio.run(_generated(engine, asked, new_tokens, temperature))
     return [
         [_sample(f"r{at}", prompt, answer, shape, worth=1.0 if at % 2 else -1.0)]
         for at, (prompt, answer) in enumerate(zip(asked, answers, strict=True))
@@ -126,12 +136,18 @@ def _sample(
     return Sample(name, tokens, mask, logprobs, worth, routing=routing)
 
 
-def compared(policy: Path, rollouts: list[list[Sample]]) -> dict[str, float]:
+def compared(
+    policy: Path, rollouts: list[list[Sample]], *, temperature: float = 1.0
+) -> dict[str, float]:
     """Return the mismatch with replay, and without it (``…_native``), and the disagreement."""
     config = compose(["routing_replay=rollout", "routing_replay.shadow_every=1"])
     assert isinstance(config.trainer, schema.LocalTrainer)
     trainer = LocalTrainer(
-        config.trainer, weights=policy, temperature=1.0, seed=0, routing=config.routing_replay
+        config.trainer,
+        weights=policy,
+        temperature=temperature,
+        seed=0,
+        routing=config.routing_replay,
     )
     metrics = trainer.step(rollouts)
     return {key.removeprefix("r3/"): value for key, value in metrics.items() if "r3/" in key}
@@ -141,13 +157,14 @@ Found = dict[str, dict[str, float]]
 """By engine: the figures of ``compared``, and ``tokens``."""
 
 
-def measure(policy: Path, asked: Sequence[list[int]]) -> Found:
+def measure(policy: Path, asked: Sequence[list[int]], temperature: float = 1.0) -> Found:
     """Compare every engine with training."""
     results = {}
     for name, precision in ENGINES.items():
-        rollouts = sampled(policy, asked, precision)
+        rollouts = sampled(policy, asked, precision, temperature=temperature)
         tokens = sum(int(sample.loss_mask.sum()) for [sample] in rollouts)
-        results[name] = compared(policy, rollouts) | {"tokens": float(tokens)}
+        found = compared(policy, rollouts, temperature=temperature)
+        results[name] = found | {"tokens": float(tokens)}
     return results
 
 
@@ -168,7 +185,7 @@ def show(policy: str, results: Found) -> None:
             _times(*k3),
             f"{tail[0]:.3g} → {tail[1]:.3g}",
             _times(*tail),
-            f"{far[0]:.2e} → {far[1]:.2e}",
+            f"{far[0]:.2%} → {far[1]:.2%}",
         )
     Console(stderr=True, width=140).print(table)
 
@@ -178,23 +195,31 @@ def _times(before: float, after: float) -> str:
 
 
 def plot(measured: Mapping[str, Found], path: Path) -> None:
-    """Draw k3 and the tail, native beside replayed; a row per policy."""
+    """Draw k3 and the tail of every policy and engine: from native down to replayed."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6 * len(measured)), dpi=150, layout="constrained")
-    rows = figure.subplots(len(measured), 2, squeeze=False)
+    figure = Figure(figsize=(9, 4.2), dpi=150, layout="constrained")
+    engines = [name for name in ENGINES if name != "identical"]
     titles = {"k3": "k3", "p999_abs": "99.9th percentile of |Δ logprob|"}
-    for row, (policy, results) in zip(rows, measured.items(), strict=True):
-        for axes, (name, title) in zip(row, titles.items(), strict=True):
-            places = np.arange(len(results))
-            for shift, suffix, label in ((-0.2, "_native", "native"), (0.2, "", "with replay")):
-                heights = [found[name + suffix] for found in results.values()]
-                axes.bar(places + shift, heights, 0.38, label=label)
-            axes.set_xticks(places, [key.replace(" ", "\n", 1) for key in results], fontsize=8)
-            axes.set_yscale("log")
-            axes.set_title(f"{policy}: {title}", loc="left", fontsize=10)
-            axes.spines[["top", "right"]].set_visible(False)
-    rows[0][0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2)
+    for axes, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        for number, (policy, results) in enumerate(measured.items()):
+            places = np.arange(len(engines)) + 0.17 * (number - (len(measured) - 1) / 2)
+            native = [results[engine][f"{name}_native"] for engine in engines]
+            replayed = [results[engine][name] for engine in engines]
+            color = COLORS[number % len(COLORS)]
+            axes.vlines(places, replayed, native, color=color, linewidth=1.5)
+            axes.plot(places, native, "o", color=color, markerfacecolor="white")
+            axes.plot(places, replayed, "o", color=color, label=policy)
+        axes.set_xticks(range(len(engines)), engines)
+        axes.set_yscale("log")
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(
+        "mismatch of rollout and training: ○ native, ● with routing replay", fontsize=11
+    )
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path)
 
 
@@ -267,6 +292,7 @@ def main() -> None:
     )
     parser.add_argument("--sequences", type=int, default=256, help="turns that are sampled")
     parser.add_argument("--model", type=Path, help="a Qwen3-MoE with its tokenizer")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 2.0, 3.0])
     parser.add_argument("--campaign", action="store_true")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--plot", type=Path, help="PNG to write")
@@ -291,7 +317,9 @@ def main() -> None:
             random_policy(Path(directory)), random_prompts(options.sequences)
         )
     own = prompts(made, config.scenario.kind, options.sequences)
-    measured["tiny policy" if options.model is None else made.name] = measure(made, own)
+    name = "tiny policy" if options.model is None else made.name
+    for temperature in options.temperatures:
+        measured[f"{name} at temperature {temperature:g}"] = measure(made, own, temperature)
     for policy, results in measured.items():
         show(policy, results)
     if options.plot:

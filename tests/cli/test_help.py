@@ -16,7 +16,7 @@ Golden = Callable[[str, str], None]
 
 COMMANDS = (
     *("run", "check", "eval", "launch", "regrade", "replay", "show", "status", "dump-trajectories"),
-    "gateway",
+    *("gateway", "watch", "report", "compare"),
 )
 
 HEAVY = {

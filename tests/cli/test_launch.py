@@ -1,4 +1,4 @@
-"""``agentrl launch`` and ``agentrl run launch=… --dry-run``: scripts, plan, refusals."""
+"""``agentrl launch``: scripts, plan, refusals."""
 
 from __future__ import annotations
 
@@ -30,21 +30,6 @@ def test_launch_json_is_the_plan(agentrl: Agentrl) -> None:
     assert document["topology"]["train_gpus"] == 64
     assert document["memory"]["training"]["fits"] is True
     assert document["start"] == "job/slurm.sh"
-
-
-def test_a_dry_run_with_a_launcher_writes_into_the_run_s_directory(
-    agentrl: Agentrl, tmp_path: Path
-) -> None:
-    done = agentrl("run", *JOB, "run.dir=here", "--dry-run")
-    assert (done.code, done.stdout) == (0, "here/launch/slurm.sh\n")
-    assert (tmp_path / "here" / "launch" / "plan.json").is_file()
-
-
-def test_a_run_with_a_launcher_says_how_it_is_started(agentrl: Agentrl, tmp_path: Path) -> None:
-    done = agentrl("run", *JOB, "run.dir=here")
-    assert done.code == 2
-    assert "launch=slurm is started by its script: add --dry-run" in done.stderr
-    assert not (tmp_path / "here").exists()
 
 
 @pytest.mark.parametrize(

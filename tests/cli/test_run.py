@@ -127,6 +127,8 @@ def test_the_comparison_marks_the_best_and_shows_what_could_not_start() -> None:
             "steps": 3,
             "eval": {"first": 0.25, "last": last},
             "tokens": {"sampled": 1200, "trained": 1200},
+            "reward": 0.5,
+            "k3": None,
             "wall_s": 61.4,
         }
 
@@ -136,8 +138,11 @@ def test_the_comparison_marks_the_best_and_shows_what_could_not_start() -> None:
     )
     columns = {str(column.header): list(map(str, column.cells)) for column in table.columns}
     assert columns["run"] == ["a", "b", "c", "d"]
-    assert columns["held-out last"] == ["50.0%", "75.0%", "–", "–"]
-    assert columns["tokens trained"] == ["1,200", "1,200", "–", "1,200"]
+    assert columns["held-out"] == ["25.0% → 50.0%", "25.0% → 75.0%", "–", "25.0%"]
+    assert columns["reward"] == ["0.500", "0.500", "–", "0.500"]
+    assert columns["trained"] == ["1,200", "1,200", "–", "1,200"]
+    assert columns["k3"] == ["–", "–", "–", "–"]
+    assert columns["time"] == ["1:01", "1:01", "–", "1:01"]
     assert columns["end"] == ["done", "done", "usage", "done"]
-    styles = [getattr(cell, "style", None) for cell in table.columns[3].cells]
+    styles = [getattr(cell, "style", None) for cell in table.columns[2].cells]
     assert styles == ["", "bold green", None, ""]

@@ -76,10 +76,14 @@ class FolderBackend:
     fails_to_close: bool = False
     alive: set[str] = field(default_factory=set)
     made: list[str] = field(default_factory=list)
+    has_images: bool = True
+    images: list[tuple[str | None, str | None]] = field(default_factory=list)
+    """Image and work directory of each that was asked for."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Copy the source."""
         self.made.append(spec.name)
+        self.images.append((spec.image, spec.workdir))
         if self.hangs:
             await asyncio.sleep(3600)
         if len(self.made) <= self.failures:

@@ -30,6 +30,8 @@ class SglangServer(ScriptedEngine):
     """It takes no notice of aborts."""
     parsers: tuple[str, ...] = ("qwen25",)
     """What it has that reads Qwen's calls; the others find none."""
+    reasoning_parsers: tuple[str, ...] = ("qwen3",)
+    """What it has that reads Qwen's thoughts."""
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body = orjson.loads(await request.read() or b"{}")
@@ -44,6 +46,8 @@ class SglangServer(ScriptedEngine):
             case "/tokenize":
                 ids = self.tokenizer.encode(body["prompt"], add_special_tokens=False).ids
                 return _json({"tokens": ids, "count": len(ids), "max_model_len": 40960})
+            case "/separate_reasoning" if body["reasoning_parser"] not in self.reasoning_parsers:
+                return _json({"reasoning_text": "", "text": body["text"]})
             case "/separate_reasoning":
                 thought, close, rest = body["text"].partition("</think>")
                 thought, rest = (thought, rest) if close else ("", thought)
@@ -81,6 +85,9 @@ def hermes(text: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
 class Router:
     """An async context manager: a router in front of servers; all go to the first."""
 
+    spreads = False
+    """Requests go to the servers in turn, whatever their routing key."""
+
     def __init__(self, *workers: ScriptedEngine) -> None:
         self.workers = workers
         self.keys: list[str | None] = []
@@ -117,7 +124,8 @@ class Router:
         asked = orjson.loads(await request.read())
         self.keys.append(request.headers.get("X-SMG-Routing-Key"))
         kept = {name: asked[name] for name in KNOWN if name in asked}
-        url = f"{self.workers[0].url}/generate"
+        number = len(self.keys) % len(self.workers) if self.spreads else 0
+        url = f"{self.workers[number].url}/generate"
         async with self._client.post(url, data=orjson.dumps(kept)) as response:
             return web.Response(
                 body=await response.read(),

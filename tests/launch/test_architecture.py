@@ -60,12 +60,20 @@ BILLIONS = {
 """As the models' makers say."""
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_30b_a3b": ("qwen3_moe", {"num_hidden_layers": 48, "head_dim": 128}),
+    "qwen3_30b_a3b": (
+        "qwen3_moe",
+        {"num_hidden_layers": 48, "head_dim": 128, "norm_topk_prob": True},
+    ),
     "glm4_5_106b_a12b": ("glm4_moe", {"attention_bias": True, "head_dim": 128}),
     "glm4_7_flash": ("glm4_moe_lite", {"first_k_dense_replace": 1}),
     "qwen3_6_35b_a3b": ("qwen3_5_moe_text", {}),
 }
 """transformers' families, and where their defaults are not the model."""
+
+PUBLISHED: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("published_configs.json").read_text("utf-8")
+)
+"""What the makers' ``config.json`` say of the architecture."""
 
 
 def model_of(kind: str) -> MoeModel:
@@ -132,7 +140,72 @@ def test_a_text_model_within_a_larger_one_is_compared(tmp_path: Path) -> None:
     file = config_json("qwen3_6_35b_a3b", tmp_path)
     file.write_text(json.dumps({"text_config": json.loads(file.read_text()) | {"hidden_size": 1}}))
     (found,) = compare(model_of("qwen3_6_35b_a3b"), file)
-    assert "hidden_size=1, but model=qwen3_6_35b_a3b has 2048" in found
+    assert "hidden_size=1, but model.architecture.hidden=2048" in found
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_table_agrees_with_what_is_published(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[kind]), "utf-8")
+    assert compare(model_of(kind), tmp_path / "config.json") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "line"),
+    [
+        ("qwen3_30b_a3b", {"rope_theta": 10000000.0}, "model.architecture.rotary_base=1000000"),
+        ("qwen3_30b_a3b", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type=yarn"),
+        ("qwen3_30b_a3b", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type=yarn"),
+        ("qwen3_30b_a3b", {"mlp_only_layers": [0]}, "mlp_only_layers=[0], but Megatron is told of"),
+        (
+            "qwen3_30b_a3b",
+            {"first_k_dense_replace": 1},
+            "model.architecture.experts.dense_layers=0",
+        ),
+        ("qwen3_235b_a22b", {"tie_word_embeddings": True}, "tie_word_embeddings=True"),
+        ("glm4_7_355b_a32b", {"first_k_dense_replace": 1}, "experts.dense_layers=3"),
+        ("glm4_7_355b_a32b", {"routed_scaling_factor": 1.0}, "experts.scaling=2.5"),
+        ("glm4_7_355b_a32b", {"n_group": 8}, "n_group=8, but Megatron is told of 1"),
+        ("glm4_5_106b_a12b", {"use_qk_norm": True}, "attention.qk_norm=False"),
+        ("glm4_7_flash", {"q_lora_rank": 1536}, "attention.q_rank=768"),
+        ("glm4_7_flash", {"v_head_dim": 128}, "attention.value_dim=256"),
+        ("glm4_7_flash", {"mlp_layer_types": ["sparse"] * 47}, "experts.dense_layers makes"),
+    ],
+)
+def test_every_difference_names_the_table_s_key(
+    kind: str, change: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[kind] | change), "utf-8")
+    (found,) = compare(model_of(kind), tmp_path / "config.json")
+    assert line in found
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "line"),
+    [
+        ("text_config", {"full_attention_interval": 3}, "attention.full_every=4"),
+        ("text_config", {"layer_types": ["full_attention"] * 40}, "attention.full_every makes"),
+        ("text_config", {"linear_value_head_dim": 64}, "attention.linear_head_dim=128"),
+        ("rope_parameters", {"partial_rotary_factor": 0.5}, "attention.rotary_share=0.25"),
+        ("top", {"tie_word_embeddings": True}, "tie_word_embeddings=True"),
+    ],
+)
+def test_a_nested_config_json_is_looked_through(
+    where: str, change: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    said = json.loads(json.dumps(PUBLISHED["qwen3_6_35b_a3b"]))
+    text = said["text_config"]
+    {"top": said, "text_config": text, "rope_parameters": text["rope_parameters"]}[where].update(
+        change
+    )
+    (tmp_path / "config.json").write_text(json.dumps(said), "utf-8")
+    (found,) = compare(model_of("qwen3_6_35b_a3b"), tmp_path / "config.json")
+    assert line in found
+
+
+def test_what_is_no_model_s_config_json_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": []}')
+    with pytest.raises(CheckpointError, match="says no num_hidden_layers"):
+        compare(model_of("qwen3_30b_a3b"), tmp_path / "config.json")
 
 
 def test_a_broken_config_json_is_a_clear_error(tmp_path: Path) -> None:

@@ -4,112 +4,26 @@ asked.
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import socket
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from conf.schema import Config
-from launch.plan import plan_job
-from launch.write import write_job
-from tests.launch.cluster import a_config
-
-BIN = Path(__file__).parents[1] / "fakes" / "bin"
-HOSTS = ["head", *(f"node{number}" for number in range(1, 8))]
-SECRET = "e2b_do-not-write-this"
-DEADLINE_S = 60
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Eight nodes and a shared directory, all of them in a folder."""
-
-    root: Path
-
-    @property
-    def job(self) -> Path:
-        return self.root / "shared" / "agentrl"
-
-    def config(self, launch: str, join_s: int = 30) -> Config:
-        """Return a job whose paths are this cluster's."""
-        config = a_config(launch=launch)
-        shared = self.root / "shared"
-        section = {
-            "shared_dir": shared,
-            "slime_dir": self.root / "slime",
-            "python": str(BIN / "node-python"),
-            "join_s": join_s,
-            "free_disk_gb": 1,
-            "secrets": ("E2B_API_KEY",),
-            "ray_port": free_port(),
-            "dashboard_port": free_port(),
-            **({"hosts_file": self.root / "hosts"} if launch == "ssh" else {}),
-            **({"head": "head"} if launch == "ray" else {}),
-        }
-        model = config.model.model_copy(update={"path": shared / "weights"})
-        there = config.launch.model_copy(update=section)
-        return config.model_copy(update={"launch": there, "model": model})
-
-    def write(self, launch: str, **changes: int) -> Path:
-        """Write the job's directory; return its start script."""
-        plan = plan_job(self.config(launch, **changes))
-        return write_job(plan, self.root / "out", command=["agentrl", "launch"])
-
-    def environment(self, **given: str) -> dict[str, str]:
-        found = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG")}
-        return {
-            **found,
-            "PATH": f"{BIN}:{os.environ['PATH']}",
-            "FAKE_DIR": str(self.root / "fake"),
-            "FAKE_HOSTS": " ".join(HOSTS),
-            "FAKE_CLUSTER_SECRET": SECRET,
-            "E2B_API_KEY": SECRET,
-            **given,
-        }
-
-    def start(self, script: Path, **given: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", str(script)],
-            env=self.environment(**given),
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-
-    def said(self, name: str) -> list[str]:
-        """Return the lines of a file of the stand-ins."""
-        file = self.root / "fake" / name
-        return file.read_text().splitlines() if file.exists() else []
-
-    def calls(self, start: str) -> list[str]:
-        return [line for line in self.said("calls") if line.startswith(start)]
-
-    def no_file_holds_the_secret(self) -> None:
-        for file in self.root.rglob("*"):
-            assert not file.is_file() or SECRET not in file.read_text(errors="replace"), file
+from tests.launch.standins import (
+    DEADLINE_S,
+    HOSTS,
+    SECRET,
+    Cluster,
+    make_cluster,
+    wait_for,
+)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
-    (tmp_path / "fake").mkdir()
-    (tmp_path / "slime" / "tools").mkdir(parents=True)
-    (tmp_path / "slime" / "train.py").touch()
-    (tmp_path / "shared" / "weights").mkdir(parents=True)
-    (tmp_path / "shared" / "weights" / "config.json").write_text("{}")
-    (tmp_path / "hosts").write_text("# the job's nodes\n" + "\n".join(HOSTS) + "\n")
-    return Cluster(tmp_path)
+    return make_cluster(tmp_path)
 
 
 def test_eight_nodes_join_by_ssh_and_are_ended_again(cluster: Cluster) -> None:
@@ -215,6 +129,80 @@ def test_a_slurm_job_that_runs_is_not_submitted_twice(cluster: Cluster) -> None:
     assert not cluster.calls("sbatch")
 
 
+def test_a_queue_that_does_not_answer_submits_nothing(cluster: Cluster) -> None:
+    start = cluster.write("slurm")
+    (cluster.job / "state").mkdir(parents=True)
+    (cluster.job / "state" / "slurm_id").write_text("4242\n")
+    (cluster.root / "fake" / "unreachable").touch()
+    done = cluster.start(start)
+    assert done.returncode == 4
+    assert "Unable to contact slurm controller" in done.stderr
+    assert not cluster.calls("sbatch")
+
+
+def test_a_launch_that_is_started_twice_follows_the_first_one(cluster: Cluster) -> None:
+    hold = cluster.root / "hold"
+    hold.touch()
+    start = cluster.write("ssh")
+    first = subprocess.Popen(
+        ["bash", str(start)], env=cluster.environment(FAKE_HOLD=str(hold)),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for(cluster.job / "state" / "phase", containing="training")
+    second = subprocess.Popen(
+        ["bash", str(start)], env=cluster.environment(), stderr=subprocess.PIPE, text=True
+    )
+    assert second.stderr is not None
+    assert "looks after this job: following it" in second.stderr.readline()
+    hold.unlink()
+    assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (0, 0)
+    second.stderr.close()
+    assert len(cluster.calls("ray job submit")) == 1
+    assert len(cluster.said("ended")) == len(HOSTS)
+
+
+def test_a_launch_that_was_killed_is_taken_up_with_its_job(cluster: Cluster) -> None:
+    hold = cluster.root / "hold"
+    hold.touch()
+    start = cluster.write("ssh")
+    first = subprocess.Popen(
+        ["bash", str(start)], env=cluster.environment(FAKE_HOLD=str(hold)),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for(cluster.job / "state" / "phase", containing="training")
+    first.kill()
+    first.wait()
+    second = subprocess.Popen(
+        ["bash", str(start)], env=cluster.environment(), stderr=subprocess.PIPE, text=True
+    )
+    assert second.stderr is not None
+    assert "has left its job running: taking it up" in second.stderr.readline()
+    hold.unlink()
+    assert second.wait(DEADLINE_S) == 0
+    second.stderr.close()
+    assert len(cluster.calls("ray job submit")) == 1
+    assert not list((cluster.job / "state").glob("node-*.pid"))
+    assert set(cluster.said("ended")) == set(HOSTS)
+
+
+def test_an_api_server_that_does_not_answer_starts_no_rayjob(cluster: Cluster) -> None:
+    (cluster.root / "fake" / "apiserver_gone").touch()
+    done = cluster.start(cluster.write("kubernetes"))
+    assert done.returncode == 4
+    assert "kubectl cannot ask for RayJob agentrl" in done.stderr
+    assert not cluster.calls("kubectl --namespace default apply")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [("Complete SUCCEEDED", 0), ("Failed FAILED", 1), ("Failed ", 4), ("Complete STOPPED", 1)],
+)
+def test_a_rayjob_ends_the_script_as_it_ends(cluster: Cluster, status: str, code: int) -> None:
+    done = cluster.start(cluster.write("kubernetes"), FAKE_JOB_STATUS=status)
+    assert done.returncode == code, done.stderr
+    assert cluster.calls("kubectl --namespace default logs")
+
+
 def test_a_running_ray_cluster_is_neither_started_nor_stopped(cluster: Cluster) -> None:
     (cluster.root / "fake" / "nodes").mkdir()
     for host in HOSTS:
@@ -260,24 +248,3 @@ def test_ending_the_launch_ends_its_nodes_and_nobody_else_s(cluster: Cluster) ->
     finally:
         stranger.kill()
         stranger.wait()
-
-
-def wait_for(file: Path, lines: int = 1) -> None:
-    """Wait until the file has so many lines."""
-    subprocess.run(
-        ["bash", "-c", 'until [[ $(wc -l <"$1" || echo 0) -ge $2 ]]; do sleep 0.05; done', "-",
-         str(file), str(lines)],
-        timeout=DEADLINE_S, check=True, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-
-
-def test_the_gateway_s_public_url_must_lead_to_its_port(cluster: Cluster) -> None:
-    reach = shutil.which("python3")
-    assert reach is not None
-    script = cluster.write("ssh").parent / "reach.py"
-    port, other = free_port(), free_port()
-    asked = [reach, str(script), "127.0.0.1", str(port)]
-    led = subprocess.run([*asked, f"http://127.0.0.1:{port}"], capture_output=True)
-    assert led.returncode == 0
-    astray = subprocess.run([*asked, f"http://127.0.0.1:{other}"], capture_output=True)
-    assert astray.returncode == 1

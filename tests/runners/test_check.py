@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -11,17 +12,27 @@ from conf import programs
 from conf.compose import compose
 from conf.errors import ExitCode
 from conf.schema import Config
-from runners.check import DialBackError, dial_back
+from runners.check import DialBack, DialBackError, check_run
+from runners.engines.capabilities import EngineUnfit, Finding
 from runners.harnesses.registry import install_harness
 from runners.outcome import OutcomeCode
-from tests.fakes.scripted_engine import ScriptedEngine, spoken
+from tests.fakes.scripted_engine import Completion, spoken
+from tests.fakes.sglang_server import SglangServer
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+
+SGLANG = Path(__file__).parents[1] / "fakes" / "sglang_package"
 
 
 def config_for(tmp_path: Path, *overrides: str) -> Config:
     """Return a configuration whose tokenizer is there."""
     tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
     return compose([f"model.tokenizer='{tokenizer}'", *overrides])
+
+
+async def dial_back(config: Config, work: Path) -> DialBack:
+    """Check, and return what the turn showed."""
+    _, found = await check_run(config, work, tell=lambda findings: None)
+    return found
 
 
 async def test_one_turn_is_taken_in_the_sandbox_and_recorded(tmp_path: Path) -> None:
@@ -35,13 +46,48 @@ async def test_one_turn_is_taken_in_the_sandbox_and_recorded(tmp_path: Path) -> 
     assert not (tmp_path / "work" / "sandboxes").exists()
 
 
-async def test_an_engine_that_runs_already_is_asked(tmp_path: Path) -> None:
-    async with ScriptedEngine() as engine:
-        engine.say(spoken([{"type": "text", "text": "Sure"}]))
+async def test_an_engine_that_runs_already_is_tried_and_asked(tmp_path: Path) -> None:
+    told: list[Finding] = []
+    async with SglangServer() as engine:
+        engine.always = Completion(spoken([{"type": "text", "text": "Sure"}]))
         config = config_for(tmp_path, "engine=sglang", f"engine.url={engine.url}")
-        found = await dial_back(config, tmp_path / "work")
+        findings, found = await check_run(config, tmp_path / "work", tell=told.extend)
     assert found.result.final_message == "Sure"
-    assert len(engine.seen.requests[0]["input_ids"]) == found.prompt_tokens
+    assert len(engine.seen.requests[-1]["input_ids"]) == found.prompt_tokens
+    assert told == findings
+    assert [finding.name for finding in findings if not finding.ok] == []
+    assert "tokenizer" in [finding.name for finding in findings]
+
+
+async def test_an_engine_that_is_unfit_is_told_whole_before_the_check_fails(
+    tmp_path: Path,
+) -> None:
+    told: list[Finding] = []
+    async with SglangServer() as engine:
+        engine.always = Completion("Sure<|im_end|>", weight_version="abc")
+        engine.context_length = 8
+        config = config_for(tmp_path, "engine=sglang", f"engine.url={engine.url}")
+        with pytest.raises(EngineUnfit, match="engine: weight version: ") as error:
+            await check_run(config, tmp_path / "work", tell=told.extend)
+    assert error.value.exit_code == ExitCode.PREFLIGHT
+    assert "engine: context length: " in str(error.value)
+    assert {finding.name for finding in told if not finding.ok} >= {"weight version"}
+
+
+async def test_a_server_of_the_run_is_started_tried_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SGLANG))
+    config = config_for(tmp_path, "engine=sglang_launch", "model.path=weights")
+    told: list[Finding] = []
+    with pytest.raises(EngineUnfit, match="/generate: HTTP 404"):  # the stand-in has none
+        await check_run(config, tmp_path / "work", tell=told.extend)
+    facts = {finding.name: finding for finding in told}
+    assert facts["context length"].ok, "the server was started with the model's context"
+    engine = next(finding.detail for finding in told if "/generate" in finding.detail)
+    address = engine.partition("http://")[2].partition(" ")[0]
+    with pytest.raises(OSError, match="Connect call failed"):
+        await asyncio.open_connection(*address.split(":"))
 
 
 async def test_a_policy_that_is_not_made_yet_is_not_needed(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from conf.schema import Deadlines
 from conf.schema import TestsReward as Reward
 from runners.gateway.service import Parts
 from runners.harnesses.contract import HarnessResult
+from runners.keeper import StoreKeeper
 from runners.ledger import Ledger
 from runners.limits import Admission, TokenBucket
 from runners.observe.attempts import AttemptWatch
@@ -147,7 +148,7 @@ async def world(
             )
             ledger = Ledger(store)
             tools = RolloutTools(
-                backend=RegisteredBackend(backend, ledger),
+                backend=RegisteredBackend(backend, StoreKeeper(store, ledger)),
                 harness=harness,
                 grader=grader,
                 gateway=gateway.admin,
@@ -449,6 +450,21 @@ async def test_a_resumed_rollout_takes_an_attempt_number_nobody_used(
 async def test_what_the_agent_program_said_of_itself_is_kept(tmp_path: Path, task: Task) -> None:
     facts = {"program": "an agent", "version": "1.2.3"}
     async with world(tmp_path, task) as here:
-        here.harness.trouble = lambda _: replace(ended(OutcomeCode.INFRA_MODEL), facts=facts)
+        said = replace(ended(OutcomeCode.INFRA_MODEL), facts=facts, output="no model\n")
+        here.harness.trouble = lambda _: said
         [record] = await here.pool(attempts=1).run(here.specs(1))
         assert record.extra["harness"] == facts
+        assert record.extra["output"] == "no model\n"
+
+
+async def test_an_attempts_session_has_the_runs_turns(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.tools = replace(here.tools, max_turns=3)
+        [record] = await here.pool().run(here.specs(1))
+        assert here.tools.store.sessions()[record.session_id]["max_turns"] == 3
+
+
+async def test_an_attempts_sandbox_is_made_of_its_tasks_image(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, replace(task, image="swe:1", workdir="/testbed")) as here:
+        await here.pool().run(here.specs(1))
+        assert here.backend.images == [("swe:1", "/testbed")]

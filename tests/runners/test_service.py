@@ -54,6 +54,16 @@ async def test_a_file_in_the_current_directory_does_not_stand_for_a_library(
     assert gone(service.pid)
 
 
+async def test_what_was_raised_is_told_although_more_was_printed_after_it(tmp_path: Path) -> None:
+    service = await start(tmp_path)
+    lines = ["ValueError: an old one", "RuntimeError: no memory", "  at 1", *(["ended"] * 3)]
+    service.log.write_text("\n".join(lines))
+    assert service.log_tail() == "RuntimeError: no memory | ended | ended | ended"
+    service.log.write_text("loading\nRuntimeError: no memory\nended")
+    assert service.log_tail() == "loading | RuntimeError: no memory | ended"
+    await service.stop()
+
+
 async def test_a_service_that_dies_at_start_is_an_error_that_says_why(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match=r"exit 4.*cannot bind: the reason") as caught:
         await start(tmp_path, die_before_ready=True)

@@ -83,15 +83,28 @@ class Request:
         return len(self.prompt) + self.sampling.max_new_tokens
 
 
-class TextDecoder(Protocol):
-    """The one thing the engine needs of a tokenizer."""
+class Encoded(Protocol):
+    """An encoded text."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Its ids."""
+        ...
+
+
+class TextCodec(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoded:
+        """Turn text into ids."""
+        ...
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Turn ids into text."""
         ...
 
 
-def load_tokenizer(directory: Path) -> TextDecoder:
+def load_tokenizer(directory: Path) -> TextCodec:
     """Read ``tokenizer.json``; raises EngineError when it is missing or broken."""
     from tokenizers import Tokenizer  # imported late: the engine runs without it
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from runners.engines.embedded.model import Qwen3Moe, Span, Step, decode_blocks
 from runners.engines.embedded.prefix_cache import PrefixCache, common_prefix
-from runners.engines.embedded.request import Finished, Request, TextDecoder
+from runners.engines.embedded.request import Finished, Request, TextCodec
 from runners.engines.embedded.rows import Rows
 from runners.engines.embedded.sampling import sample
 
@@ -43,7 +43,7 @@ class Scheduler:
         cache_tokens: int,
         max_context_tokens: int,
         weight_version: int,
-        tokenizer: TextDecoder | None,
+        tokenizer: TextCodec | None,
     ) -> None:
         self.model = model
         self.weight_version = weight_version

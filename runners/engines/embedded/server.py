@@ -58,6 +58,13 @@ class UpdateCommand(_Command):
     torch_empty_cache: bool | None = None
 
 
+class TokenizeCommand(_Command):
+    """``/tokenize``."""
+
+    prompt: str
+    add_special_tokens: bool = True
+
+
 class PauseCommand(_Command):
     """``/pause_generation``."""
 
@@ -130,6 +137,7 @@ class EngineServer:
             ("/get_model_info", ("GET",), self.model_info),
             ("/v1/loads", ("GET",), self.loads),
             ("/get_weight_version", ("GET",), self.weight_version),
+            ("/tokenize", ("POST",), self.tokenize),
         ):
             for method in methods:
                 app.router.add_route(method, path, handler)
@@ -235,6 +243,17 @@ class EngineServer:
     async def model_info(self, request: web.Request) -> web.Response:
         """Say what is served."""
         return _json(self._model())
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Say which ids a text has; 400 without a tokenizer."""
+        command, core = _parse(TokenizeCommand, await request.read()), self.core
+        if core.tokenizer is None:
+            raise EngineError("The engine was started without a tokenizer.", status=400)
+        encoded = core.tokenizer.encode(
+            command.prompt, add_special_tokens=command.add_special_tokens
+        )
+        ids, limit = encoded.ids, core.max_context_tokens
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": limit})
 
     async def weight_version(self, request: web.Request) -> web.Response:
         """Say which weights are in use."""

@@ -48,8 +48,9 @@ _OFF_REQUEST: Mapping[str, tuple[Any, ...]] = {
     "token_ids_logprob": ([],),
     **dict.fromkeys(
         (
-            "stream", "background", "require_reasoning", "return_bytes", "return_hidden_states",
-            "return_indexer_topk", "return_prompt_token_ids", "return_text_in_logprobs",
+            "stream", "background", "require_reasoning", "return_bytes", "return_entropy",
+            "return_hidden_states", "return_indexer_topk", "return_prompt_token_ids",
+            "return_text_in_logprobs",
         ),
         (False,),
     ),
@@ -67,7 +68,7 @@ _OFF_REQUEST: Mapping[str, tuple[Any, ...]] = {
 _INERT = ("spaces_between_special_tokens", "stream_interval")
 _INERT_REQUEST = (
     "log_metrics", "no_logs", "priority", "routing_key", "session_id", "conversation_id",
-    "custom_labels", "routed_dp_rank", "data_parallel_rank",
+    "custom_labels", "routed_dp_rank", "data_parallel_rank", "model",
 )  # fmt: skip
 """Keys without meaning for one process; the router adds some of them."""
 

@@ -2,6 +2,6 @@
 it ended.
 """
 
-from runners.harnesses.claude_code.host import ClaudeCodeHarness
+from runners.harnesses.claude_code.host import harness
 
-__all__ = ["ClaudeCodeHarness"]
+__all__ = ["harness"]

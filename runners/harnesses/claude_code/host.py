@@ -1,4 +1,4 @@
-"""The host's side of Claude Code: start it in the sandbox, read how it ended."""
+"""The host's side of Claude Code."""
 
 from __future__ import annotations
 
@@ -7,43 +7,24 @@ from pathlib import Path
 from conf import schema
 from runners.harnesses.claude_code.result import read_result
 from runners.harnesses.claude_code.settings import INSIDE, command, environment
-from runners.harnesses.contract import HarnessContext, HarnessResult
+from runners.harnesses.contract import HarnessContext
+from runners.harnesses.started import Start, StartedProgram
 from runners.sandboxes.contract import Sandbox
 
-OUTPUT_LIMIT = 2 << 20
-"""Its first and its last event are in the halves that are kept."""
 
+def harness(
+    config: schema.ClaudeCodeHarness, scenario: schema.Scenario, program: Path
+) -> StartedProgram:
+    """Return the harness that runs this program file."""
 
-class ClaudeCodeHarness:
-    """Runs one program file, mounted where it lies; everything it writes goes to the sandbox's
-    private home.
-    """
-
-    def __init__(
-        self, config: schema.ClaudeCodeHarness, scenario: schema.Scenario, program: Path
-    ) -> None:
-        self._config = config
-        self._scenario = scenario
-        self._program = program
-
-    def mounts(self) -> dict[str, Path]:
-        """Return the program, by its path inside."""
-        return {INSIDE: self._program}
-
-    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessResult:
-        """Run it to its end or deadline; raises SandboxError."""
+    def start(sandbox: Sandbox, context: HarnessContext) -> Start:
         chosen = environment(
-            self._config,
-            self._scenario,
+            config,
+            scenario,
             url=sandbox.gateway_url or "",
             api_key=context.api_key,
             model=context.model,
         )
-        result = await sandbox.run(
-            command(self._config, self._scenario),
-            deadline_s=context.deadline_s,
-            env=dict(chosen),
-            stdin=context.problem_statement.encode(),
-            output_limit=OUTPUT_LIMIT,
-        )
-        return read_result(result)
+        return Start(command(config, scenario), chosen)
+
+    return StartedProgram({INSIDE: program}, start, read_result)

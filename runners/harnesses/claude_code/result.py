@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses.contract import HarnessResult
 from runners.harnesses.events import Event, events, tail
 from runners.outcome import OutcomeCode
@@ -63,6 +64,8 @@ def _word(ended: Event) -> str | None:
 def _reason(ended: Event) -> str | None:
     word = _word(ended)
     if word in ("api_error", "model_error"):
+        if TURNS_SPENT in _text(ended):
+            return "max_turns"
         return _refusal(ended.get("api_error_status"))
     if word in ("success", "completed"):
         return None if ended.get("is_error") else "completed"

@@ -2,6 +2,6 @@
 ended.
 """
 
-from runners.harnesses.codex.host import CodexHarness
+from runners.harnesses.codex.host import harness
 
-__all__ = ["CodexHarness"]
+__all__ = ["harness"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses.contract import HarnessResult
 from runners.harnesses.events import Event, events, tail
 from runners.outcome import OutcomeCode
@@ -16,6 +17,7 @@ from runners.sandboxes.contract import CommandResult
 
 CODES = {
     "completed": OutcomeCode.POLICY_FINISHED,
+    "turns": OutcomeCode.BUDGET_TURNS,
     "context": OutcomeCode.BUDGET_TOKENS,
     "timeout": OutcomeCode.BUDGET_WALL,
     "model": OutcomeCode.INFRA_MODEL,
@@ -23,6 +25,7 @@ CODES = {
 }
 """By why it ended; anything else is the program's failure."""
 SENTENCES = (
+    ("turns", re.compile(re.escape(TURNS_SPENT))),
     ("context", re.compile(r"context window")),
     ("model", re.compile(r"unexpected status (429|5\d\d)|the engine (cannot answer|failed)")),
     ("gateway", re.compile(r"unexpected status \d+|error sending request|stream disconnected")),

@@ -2,6 +2,6 @@
 it is started, ``result.py`` how it ended.
 """
 
-from runners.harnesses.mini_swe_agent.host import MiniSweAgentHarness
+from runners.harnesses.mini_swe_agent.host import harness
 
-__all__ = ["MiniSweAgentHarness"]
+__all__ = ["harness"]

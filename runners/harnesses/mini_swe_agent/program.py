@@ -2,22 +2,32 @@
 needs in one directory.
 
 A directory and no virtual environment: it is mounted elsewhere than where it was made, and the
-Python that runs it is the sandbox's. That Python must be the version that pip installed for.
+Python that runs it is the sandbox's. That Python must be the version that pip installed for. What
+it needs is listed whole in ``requirements.txt``, so that nothing is resolved anew.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from conf import programs, schema
 from runners.cache import building
-from runners.harnesses.installing import ProgramError, run_installer
+from runners.harnesses.events import events, tail
+from runners.harnesses.installing import SHOWN, ProgramError, run_installer
+from runners.harnesses.mini_swe_agent.result import CODES
+from runners.harnesses.mini_swe_agent.settings import ENVIRONMENT, KEY, command, settings
 
 PACKAGE = "mini-swe-agent"
-UNDECLARED = ("litellm==1.106.2", "mcp==2.3.0")
-"""litellm imports ``mcp`` without asking for it; another litellm may send other requests."""
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+STARTER = Path(__file__).with_name("start.py")
+START_S = 120.0
+NOWHERE = "http://127.0.0.1:1"
+"""Nobody answers there, and to be told so takes no time."""
 
 
 def ready(config: schema.MiniSweAgentHarness) -> Path:
@@ -40,13 +50,14 @@ def ready(config: schema.MiniSweAgentHarness) -> Path:
 def install(config: schema.MiniSweAgentHarness) -> Path:
     """Return its directory, installing it first if it is not there; raises ProgramError.
 
-    Takes minutes and blocks.
+    Takes most of a minute and blocks.
     """
     directory = programs.mini_swe_agent(config)
     if config.directory is None and not directory.exists():
         try:
             with building(directory) as made:
                 _pip(config.version, made)
+                _start_once(config, made)
         except OSError as error:
             raise ProgramError(f"cannot install mini-swe-agent in {directory}: {error}") from error
     return ready(config)
@@ -58,18 +69,47 @@ def version(directory: Path) -> str:
     return names[-1].split("-")[1].removesuffix(".dist") if names else "none"
 
 
-def requirements(wanted: str) -> list[str]:
-    """Return what pip is asked for."""
-    return [*UNDECLARED, f"{PACKAGE}=={wanted}"]
+def _by_hand(wanted: str) -> str:
+    return (
+        f"run `pip install --target DIR --no-deps -r {REQUIREMENTS} {PACKAGE}=={wanted}` with the "
+        "sandbox's Python, and set harness.directory=DIR"
+    )
 
 
 def _pip(wanted: str, target: Path) -> None:
-    by_hand = (
-        f"run `pip install --target DIR {' '.join(requirements(wanted))}` with the sandbox's "
-        "Python, and set harness.directory=DIR"
-    )
+    by_hand = _by_hand(wanted)
     if importlib.util.find_spec("pip") is None:
         raise ProgramError(f"pip, which installs mini-swe-agent, is missing: {by_hand}")
-    options = ("--quiet", "--disable-pip-version-check")
+    options = ("--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps")
     line = [sys.executable, "-m", "pip", "install", *options, "--target", str(target)]
-    run_installer("pip", [*line, *requirements(wanted)], target, by_hand)
+    line += ["-r", str(REQUIREMENTS), f"{PACKAGE}=={wanted}"]
+    run_installer("pip", line, target, by_hand)
+
+
+def _start_once(config: schema.MiniSweAgentHarness, directory: Path) -> None:
+    """Start it without a gateway: all that it imports must be there, and is compiled by that, which
+    in the sandbox, where it is mounted read-only, every start would do again. It ends with a word
+    of its own.
+    """
+    chosen = settings(config, url=NOWHERE, model="policy", workdir=str(directory))
+    line = command(str(STARTER), chosen, packages=str(directory))
+    once = {"MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1", KEY: "none"}
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            done = subprocess.run(
+                [sys.executable, *line[1:]],
+                input=b"Nothing.",
+                capture_output=True,
+                timeout=START_S,
+                check=False,
+                env={**os.environ, **ENVIRONMENT, **once, "MSWEA_GLOBAL_CONFIG_DIR": scratch},
+            )
+    except subprocess.TimeoutExpired:
+        raise ProgramError(f"{PACKAGE} did not start within {START_S:.0f} s") from None
+    ended = [event for event in events(done.stdout) if "exit_status" in event]
+    if not ended or ended[-1]["exit_status"] not in CODES:
+        complaint = ended[-1]["error"] if ended else tail(done.stderr)[-SHOWN:]
+        raise ProgramError(
+            f"{PACKAGE} {config.version} does not start with what {REQUIREMENTS} lists: "
+            f"{' '.join(complaint.split())[:SHOWN]}; {_by_hand(config.version)}"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runners.gateway.refusal import PROMPT_TOO_LONG
+from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT
 from runners.harnesses.contract import HarnessResult
 from runners.harnesses.events import events, tail
 from runners.outcome import OutcomeCode
@@ -37,6 +37,8 @@ def read_result(command: CommandResult) -> HarnessResult:
     code = CODES.get(status, OutcomeCode.INFRA_HARNESS)
     if PROMPT_TOO_LONG in str(ended.get("error")):  # to litellm one bad request among others
         code = OutcomeCode.BUDGET_TOKENS
+    elif TURNS_SPENT in str(ended.get("error")):
+        code = OutcomeCode.BUDGET_TURNS
     if command.timed_out:
         code = OutcomeCode.BUDGET_WALL
         message = f"killed at its deadline after {command.duration_s:.0f} s"

@@ -45,9 +45,9 @@ def settings(
     return ["mini.yaml", *given]
 
 
-def command(start: str, chosen: list[str]) -> list[str]:
+def command(start: str, chosen: list[str], packages: str = INSIDE) -> list[str]:
     """Return the command line; the task comes on stdin."""
-    return ["python", "-I", "-S", start, INSIDE, json.dumps(chosen)]
+    return ["python", "-I", "-S", start, packages, json.dumps(chosen)]
 
 
 def environment(api_key: str) -> Mapping[str, str]:

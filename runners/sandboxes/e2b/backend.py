@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from e2b import AsyncSandbox, SandboxQuery
@@ -23,7 +23,7 @@ from e2b.sandbox.sandbox_api import SandboxNetworkOpts
 from conf import schema
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.e2b.calls import Calls, Gone
-from runners.sandboxes.e2b.machine import CALL_S, E2bMachine
+from runners.sandboxes.e2b.machine import ANSWER_S, CALL_S, E2bMachine
 from runners.sandboxes.remote import RemoteSandbox, run_mark, transit
 from runners.sandboxes.tree import remove_tree
 
@@ -32,10 +32,13 @@ RUN = "agentrl_run"
 NAME = "agentrl_name"
 """Of a sandbox's metadata at E2B."""
 EVERYTHING = "0.0.0.0/0"
+T = TypeVar("T")
 
 
 class E2bBackend:
     """Sandboxes of one run at E2B."""
+
+    has_images = True
 
     def __init__(self, config: schema.E2bSandbox, root: Path) -> None:
         """``root`` keeps the run's mark, and what is on its way."""
@@ -48,8 +51,11 @@ class E2bBackend:
         self._calls = Calls(config.attempts, key)
         self._boots = asyncio.Semaphore(config.boots)
         self._open: dict[str, _E2bSandbox] = {}
-        # Our own retries alone: the SDK's know nothing of how many others wait.
-        self._api: ApiParams = {"api_key": key, "retries": 0}
+        self._api: ApiParams = {
+            "api_key": key,
+            "retries": config.attempts - 1,
+            "request_timeout": ANSWER_S,
+        }
         if config.api_url is not None:
             self._api["api_url"] = config.api_url
         if config.sandbox_url is not None:
@@ -83,7 +89,7 @@ class E2bBackend:
             **self._api,
         )
         try:
-            sandbox = await self._calls.make("boot a sandbox", call, deadline_s=CALL_S)
+            sandbox = await self._control("boot a sandbox", call)
         except BaseException:
             with contextlib.suppress(SandboxError):  # its lifetime ends it
                 await asyncio.shield(self._end({spec.name}))
@@ -124,7 +130,7 @@ class E2bBackend:
         """End this run's sandboxes of these names, or all."""
         pages = AsyncSandbox.list(query=SandboxQuery(metadata={RUN: self._mark}), **self._api)
         while pages.has_next:
-            page = await self._calls.make("list sandboxes", pages.next_items, deadline_s=CALL_S)
+            page = await self._control("list sandboxes", pages.next_items)
             left = [
                 info.sandbox_id
                 for info in page
@@ -135,9 +141,12 @@ class E2bBackend:
     async def _kill(self, sandbox_id: str) -> None:
         call = partial(AsyncSandbox.kill, sandbox_id, **self._api)
         try:
-            await self._calls.make("end a sandbox", call, deadline_s=CALL_S)
+            await self._control("end a sandbox", call)
         except Gone:
             return
+
+    async def _control(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        return await self._calls.make(what, call, deadline_s=CALL_S, retried=True)
 
     def forget(self, name: str) -> None:
         """Take a closed sandbox off the list."""

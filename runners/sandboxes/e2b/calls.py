@@ -25,10 +25,19 @@ class Calls:
         self._attempts = attempts
         self._secret = secret
 
-    async def make(self, what: str, call: Callable[[], Awaitable[T]], *, deadline_s: float) -> T:
+    async def make(
+        self,
+        what: str,
+        call: Callable[[], Awaitable[T]],
+        *,
+        deadline_s: float,
+        retried: bool = False,
+    ) -> T:
         """Return what a call returns; raises SandboxError.
 
         The deadline is each try's. It is ours: over HTTP/1.1 the SDK does not keep its own.
+        ``retried``: the SDK makes the call again itself when E2B answers that it cannot, after the
+        time that E2B asks for (``Retry-After``), which no error of its tells.
         """
         failures = 0
         while True:
@@ -40,7 +49,8 @@ class Calls:
                 if met is None:
                     raise
                 failures += 1
-                if not met.again or failures >= self._attempts:
+                again = met.again and not (retried and met.answered)
+                if not again or failures >= self._attempts:
                     raise self._error(what, met, failures) from None  # the cause may hold the key
             await asyncio.sleep(backoff_s(failures))
 

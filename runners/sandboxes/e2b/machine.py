@@ -9,8 +9,12 @@ from e2b import AsyncSandbox
 
 from runners.sandboxes.e2b.calls import Calls, Gone
 
-CALL_S = 60.0
-"""A call of the control plane."""
+ANSWER_S = 60.0
+"""A call of the control plane, with what the SDK waits between its tries: a longer Retry-After is
+not waited for.
+"""
+CALL_S = ANSWER_S + 5.0
+"""Ours for the same, beyond the SDK's own."""
 TRANSFER_S = 300.0
 """A file on its way."""
 MARGIN_S = 60
@@ -72,7 +76,9 @@ class E2bMachine:
     async def end(self) -> None:
         """Kill it; see the contract."""
         try:
-            await self._calls.make("end a sandbox", self._sandbox.kill, deadline_s=CALL_S)
+            await self._calls.make(
+                "end a sandbox", self._sandbox.kill, deadline_s=CALL_S, retried=True
+            )
         except Gone:
             return
 
@@ -84,5 +90,5 @@ class E2bMachine:
         async def call() -> None:
             await self._sandbox.set_timeout(self._lifetime_s)
 
-        await self._calls.make("renew a sandbox", call, deadline_s=CALL_S)
+        await self._calls.make("renew a sandbox", call, deadline_s=CALL_S, retried=True)
         self._ends_at = time.monotonic() + self._lifetime_s

@@ -34,6 +34,8 @@ class Trouble:
     """E2B has too much to do."""
     gone: bool = False
     """The sandbox has ended."""
+    answered: bool = False
+    """E2B itself said so; otherwise something on the way there."""
 
 
 _GONE = (SandboxNotRunningException, e2b.SandboxNotFoundException)
@@ -61,7 +63,7 @@ def trouble(error: Exception) -> Trouble | None:
     """Return what an error means, None if it is neither the SDK's nor a connection's."""
     text = f"{type(error).__name__}: {error_text(error)}"
     if isinstance(error, _PUSHED_BACK):
-        return Trouble(text, again=True, pushed_back=True)
+        return Trouble(text, again=True, pushed_back=True, answered=True)
     if isinstance(error, _GONE):
         return Trouble(text, gone=True)
     if isinstance(error, e2b.CommandExitException):
@@ -72,8 +74,9 @@ def trouble(error: Exception) -> Trouble | None:
     if isinstance(error, _TRANSPORT):
         return Trouble(text, again=True)
     if isinstance(error, e2b.SandboxException):
-        refused = error.status_code is not None and 400 <= error.status_code < 500
-        return Trouble(text, again=not refused)
+        status = error.status_code
+        refused = status is not None and 400 <= status < 500
+        return Trouble(text, again=not refused, answered=status is not None)
     if type(error) is Exception:  # "Command ended without an end event"
         return Trouble(text, again=True)
     return None

@@ -22,7 +22,7 @@ from runners.tasks.patch import git_environment, run_git
 from runners.tasks.rows import SwebenchRow
 from runners.tasks.swebench import eval_script
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the sources or what is made of them change."""
 OWNER = "agentrl-fixtures"
 INSTANCES = "instances.jsonl"

@@ -12,9 +12,10 @@ from pathlib import Path
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import EvalCommand, F2PScript, Task, Verdict
 from runners.tasks.graders.contract import late_s
-from runners.tasks.graders.verdicts import LOG_BYTES, by_exit_code
+from runners.tasks.graders.verdicts import by_exit_code
 from runners.tasks.toolbox import pytest_environment, pytest_mounts, relocated
 
+LOG_LIMIT = 1 << 20
 RUN_STDIN = """\
 set -e
 folder=$(mktemp -d)
@@ -57,7 +58,7 @@ async def _run(
     task: Task, sandbox: Sandbox, argv: list[str], deadline_s: float, stdin: bytes = b""
 ) -> Verdict:
     result = await sandbox.run(
-        argv, deadline_s=deadline_s, env=pytest_environment(), stdin=stdin, output_limit=LOG_BYTES
+        argv, deadline_s=deadline_s, env=pytest_environment(), stdin=stdin, output_limit=LOG_LIMIT
     )
     log = result.stdout + result.stderr
     return by_exit_code(task, result.exit_code, log=log, late_s=late_s(result))

@@ -8,6 +8,7 @@ must have been reported as passed too.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import importlib.util
 import json
 import tempfile
@@ -18,9 +19,27 @@ from typing import Any
 from conf.errors import AgentrlError, ExitCode
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
-from runners.tasks.graders.pytest_ids import tally as tally_of
+from runners.tasks.graders.pytest_ids import PASSING, named, passed
 from runners.tasks.graders.scripts import ScriptRun, run_script, script_mounts
 from runners.tasks.graders.verdicts import Tally, counted, verdict
+from runners.tasks.swebench import OF_PYTEST
+
+MISSING = (
+    "task.grader=official needs the package swebench>=5,<6: pip install 'agentrl[swebench]', or "
+    "set task.grader=own"
+)
+NOT_BROKEN = PASSING | {"skipped"}
+"""What the package takes of a pass-to-pass test, if the log names the skipped ones at all."""
+
+
+UNREAD = {
+    "patch_is_None": False,
+    "patch_exists": True,
+    "patch_successfully_applied": False,
+    "resolved": False,
+    "infra_failure": False,
+}
+"""The package's report on a log without results."""
 
 
 class OfficialError(AgentrlError):
@@ -32,6 +51,20 @@ class OfficialError(AgentrlError):
 def installed() -> bool:
     """Whether the package is there."""
     return importlib.util.find_spec("swebench") is not None
+
+
+def check_parser(name: str) -> None:
+    """Raise ValueError if the package has no log parser of that name; OfficialError without it."""
+    if not installed():
+        raise OfficialError(MISSING)
+    if name in OF_PYTEST:
+        return
+    from swebench.harness.log_parsers import PARSER_REGISTRY
+
+    if name not in PARSER_REGISTRY:
+        near = difflib.get_close_matches(name, PARSER_REGISTRY, 1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        raise ValueError(f"the package swebench has no log_parser {name}{hint}")
 
 
 class OfficialJudge:
@@ -55,10 +88,7 @@ def test_spec(task: Task) -> Any:
     try:
         from swebench.harness.utils import make_test_spec
     except ImportError as error:
-        raise OfficialError(
-            f"task.grader=official needs the package swebench>=5,<6 ({error}): "
-            "pip install 'agentrl[swebench]', or set task.grader=own"
-        ) from error
+        raise OfficialError(f"{MISSING} ({error})") from error
     row: dict[str, Any] = json.loads(task.grading.row)
     return make_test_spec(
         {
@@ -78,7 +108,10 @@ def read(task: Task, spec: Any, run: ScriptRun) -> Verdict:
     """Return the verdict on a run; blocks while the package is imported (1 s, once)."""
     if not run.started and run.late_s is None:
         return verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
-    report = official_report(task, spec, run.log)
+    with tempfile.NamedTemporaryFile("wb", suffix=".log") as file:
+        file.write(run.log.decode(errors="replace").encode())
+        file.flush()
+        report = official_report(task, spec, Path(file.name))
     status = report.get("tests_status")
     if status is None:
         said = report.get("infra_failure_reason") or "the log has no results"
@@ -86,26 +119,26 @@ def read(task: Task, spec: Any, run: ScriptRun) -> Verdict:
         if run.late_s is None:  # a patch can do that; calibration finds the others
             return verdict(task, VerdictKind.UNSOLVED, reason, log=run.log)
         return counted(task, Tally(), log=run.log, late_s=run.late_s)
-    said_passed = Tally(
-        len(status["FAIL_TO_PASS"]["success"]), len(status["PASS_TO_PASS"]["success"])
-    )
-    reported = tally_of(task, run.outcomes) if run.began else said_passed
-    tally = Tally(
-        min(said_passed.fail_to_pass, reported.fail_to_pass),
-        min(said_passed.pass_to_pass, reported.pass_to_pass),
-    )
-    return counted(task, tally, log=run.log, late_s=run.late_s)
+    mended, kept = status["FAIL_TO_PASS"]["success"], status["PASS_TO_PASS"]["success"]
+    if run.began:
+        outcomes = named(task, run.outcomes)
+        mended = [name for name in mended if passed(name, outcomes)]
+        kept = [name for name in kept if passed(name, outcomes, NOT_BROKEN)]
+    return counted(task, Tally(len(mended), len(kept)), log=run.log, late_s=run.late_s)
 
 
-def official_report(task: Task, spec: Any, log: bytes) -> dict[str, Any]:
-    """Return what ``get_eval_report`` says of a log."""
+def official_report(task: Task, spec: Any, log: Path) -> dict[str, Any]:
+    """Return what ``get_eval_report`` says of a log; nothing is resolved in one that its parser
+    stumbles over, which any printed line can bring about.
+    """
     from swebench.harness.grading import get_eval_report
 
     prediction = {"instance_id": task.id, "model_name_or_path": "agentrl", "model_patch": "x"}
-    with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as file:
-        file.write(log.decode(errors="replace"))
-        file.flush()
+    try:
         report: dict[str, dict[str, Any]] = get_eval_report(
-            spec, prediction, file.name, include_tests_status=True
+            spec, prediction, str(log), include_tests_status=True
         )
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        said = f"{spec.log_parser} cannot read the log ({type(error).__name__}: {error})"
+        return {**UNREAD, "infra_failure_reason": said}
     return report[task.id]

@@ -7,13 +7,15 @@ like it, if they agree. What was printed decides nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
-from runners.tasks.graders.scripts import ScriptRun, run_script, script_mounts
+from runners.tasks.graders.scripts import ScriptRun, run_script, script_mounts, worse
 from runners.tasks.graders.verdicts import Tally, counted, verdict
+from runners.tasks.swebench import naming_of
 
 PASSING = frozenset({"passed", "xfailed"})
 
@@ -37,22 +39,29 @@ def read(task: Task, run: ScriptRun) -> Verdict:
         return verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
     if not run.began and run.late_s is None:  # a patch can do that; calibration finds the others
         return verdict(task, VerdictKind.UNSOLVED, "pytest did not start", log=run.log)
-    return counted(task, tally(task, run.outcomes), log=run.log, late_s=run.late_s)
-
-
-def tally(task: Task, outcomes: Mapping[str, str]) -> Tally:
-    """Count the tests that passed."""
-    return Tally(
+    outcomes = named(task, run.outcomes)
+    tally = Tally(
         sum(passed(name, outcomes) for name in task.fail_to_pass),
         sum(passed(name, outcomes) for name in task.pass_to_pass),
     )
+    return counted(task, tally, log=run.log, late_s=run.late_s)
 
 
-def passed(name: str, outcomes: Mapping[str, str]) -> bool:
+def named(task: Task, outcomes: Mapping[str, str]) -> dict[str, str]:
+    """Return the outcomes by the names that tests have in the task; the worst of equal ones."""
+    assert isinstance(task.grading, EvalScript)
+    naming = naming_of(json.loads(task.grading.row)["log_parser"])
+    found: dict[str, str] = {}
+    for name, outcome in outcomes.items():
+        found[naming(name)] = worse(found.get(naming(name)), outcome)
+    return found
+
+
+def passed(name: str, outcomes: Mapping[str, str], passing: frozenset[str] = PASSING) -> bool:
     """Whether a test did."""
     if name in outcomes:
-        return outcomes[name] in PASSING
+        return outcomes[name] in passing
     if name.count("[") <= name.count("]"):
         return False
-    alike = {outcome in PASSING for known, outcome in outcomes.items() if known.startswith(name)}
+    alike = {outcome in passing for known, outcome in outcomes.items() if known.startswith(name)}
     return alike == {True}

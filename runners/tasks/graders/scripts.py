@@ -76,12 +76,13 @@ def read_run(nonce: str, result: CommandResult) -> ScriptRun:
             exit_code = int(rest)
         else:
             name = str(json.loads(rest))
-            outcomes[name] = _worse(outcomes.get(name), word)
+            outcomes[name] = worse(outcomes.get(name), word)
     return ScriptRun(started, began, outcomes, exit_code, result.stderr, late_s(result))
 
 
 _ORDER = ("xpassed", "passed", "xfailed", "skipped", "failed", "error")
 
 
-def _worse(one: str | None, other: str) -> str:
+def worse(one: str | None, other: str) -> str:
+    """Return the worse of two outcomes of a test."""
     return other if one is None else max(one, other, key=_ORDER.index)

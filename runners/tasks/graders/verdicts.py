@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from runners.tasks.contract import Task, Verdict, VerdictKind
 
-LOG_BYTES = 4000
+DOES_NOT_APPLY = "patch does not apply"
+"""The reason of a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def verdict(
         pass_to_pass_passed=tally.pass_to_pass,
         pass_to_pass_total=len(task.pass_to_pass),
         reason=reason,
-        log=log[-LOG_BYTES:].decode(errors="replace"),
+        log=log.decode(errors="replace"),
         duration_s=0.0,
         timed_out=timed_out,
     )

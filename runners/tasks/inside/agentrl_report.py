@@ -3,21 +3,19 @@
 An id is reported once all phases of its test are over, as the worst of them: ``passed``,
 ``xfailed``, ``xpassed``, ``skipped``, ``failed`` or ``error``. A test that passed after pytest or
 the builtins had been replaced has ``failed``.
-"""
 
-from __future__ import annotations
+It runs in the Python and the pytest of the project under test, from Python 3.6 and pytest 3.6 on;
+where it cannot, it reports nothing and the tests run without it.
+"""
 
 import builtins
 import json
 import os
-from typing import TYPE_CHECKING
+import sys
 
-import _pytest.assertion.rewrite
-import _pytest.python
-import _pytest.reports
-import _pytest.runner
 import pytest
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,7 +24,7 @@ ORDER = ("xpassed", "passed", "xfailed", "skipped", "failed", "error")
 """From the least to the worst."""
 
 
-def claim() -> object | None:
+def claim() -> "object | None":
     """Return the reporter, if this is the first pytest of the script: the word is there once."""
     pipes = os.environ.pop("AGENTRL_REPORT", "")
     if not pipes:
@@ -37,10 +35,14 @@ def claim() -> object | None:
     if len(word) != WORD:
         return None
     os.set_inheritable(tell, False)
-    return reporter(word, tell)
+    try:
+        return reporter(word, tell)
+    except Exception as error:  # a pytest of another age: the log has to do
+        sys.stderr.write(f"agentrl_report: {type(error).__name__}: {error}\n")
+        return None
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: "pytest.Config") -> None:
     """Take part."""
     if REPORTER is not None:
         config.pluginmanager.register(REPORTER, "agentrl-reporter")
@@ -49,8 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def reporter(word: bytes, tell: int) -> object:
     """Return the plugin that reports; only its closures know the word."""
     write, dumps = os.write, json.dumps  # taken before the code under test can replace them
-    intact, outcomes = guard(), dict[str, str]()
-    rank = ORDER.index
+    intact, rank = guard(), ORDER.index
+    outcomes: dict[str, str] = {}
 
     def send(outcome: str, name: str) -> None:
         data = word + f" {outcome} {dumps(name)}\n".encode()
@@ -59,7 +61,7 @@ def reporter(word: bytes, tell: int) -> object:
 
     class Reporter:
         @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
             found = outcome_of(report)
             known = outcomes.get(report.nodeid)
             if found and (known is None or rank(found) > rank(known)):
@@ -70,7 +72,7 @@ def reporter(word: bytes, tell: int) -> object:
                 send("failed" if good and not intact() else said, report.nodeid)
 
         @pytest.hookimpl(tryfirst=True)
-        def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
             if report.failed:
                 send("error", report.nodeid)
 
@@ -78,7 +80,7 @@ def reporter(word: bytes, tell: int) -> object:
     return Reporter()
 
 
-def outcome_of(report: pytest.TestReport) -> str:
+def outcome_of(report: "pytest.TestReport") -> str:
     """Return what one phase says; "" for a setup or teardown in which nothing happened."""
     if report.failed:
         return "failed" if report.when == "call" else "error"
@@ -89,8 +91,13 @@ def outcome_of(report: pytest.TestReport) -> str:
     return "passed" if report.when == "call" else ""
 
 
-def guard() -> Callable[[], bool]:
+def guard() -> "Callable[[], bool]":
     """Return a function that says whether pytest and the builtins are as they are now."""
+    import _pytest.assertion.rewrite
+    import _pytest.python
+    import _pytest.reports
+    import _pytest.runner
+
     modules = (_pytest.runner, _pytest.reports, _pytest.python, _pytest.assertion.rewrite)
     owners: list[object] = [builtins, *modules, _pytest.runner.CallInfo]
     owners += [_pytest.reports.TestReport, _pytest.python.Function]
@@ -98,7 +105,7 @@ def guard() -> Callable[[], bool]:
         (owner, name, value, code_of(value))
         for owner in owners
         for name, value in vars(owner).items()
-        if (callable(value) or isinstance(value, classmethod | staticmethod)) and name != "_"
+        if (callable(value) or isinstance(value, (classmethod, staticmethod))) and name != "_"
     ]
     look, vary = code_of, vars
 

@@ -48,6 +48,8 @@ class ReplayedStep:
                 f"config.json says {list(shape.routed)} of {shape.layers}: rows would be replayed "
                 "in other layers than their own; set routing_replay=off"
             )
+        self.refused: dict[str, str] = {}
+        """Rollouts of the step whose routing could not be true, and what is wrong with it."""
         self._totals = _Totals()
 
     @property
@@ -64,7 +66,7 @@ class ReplayedStep:
         """Check a step's samples and return them; one whose routing cannot be true stops the step
         (RoutingError) or comes back without weight and without routing.
         """
-        self._totals = _Totals()
+        self._totals, self.refused = _Totals(), {}
         if isinstance(self.config, schema.RoutingRecompute):
             return list(samples)
         admitted = []
@@ -74,6 +76,7 @@ class ReplayedStep:
                 raise RoutingError(f"{sample.rollout_id} {fault}")
             if fault is not None:
                 self._totals.refused += 1
+                self.refused.setdefault(sample.rollout_id, fault)
                 sample = replace(sample, routing=None, advantage=0.0)
             elif sample.routing is not None:
                 self._totals.captured += int(sample.routing.valid.sum())
@@ -137,7 +140,7 @@ class ReplayedStep:
             recorded[index] = Routing(self.shape.narrow(experts[row, :tokens]), known)
 
     def figures(
-        self, here: Mapping[str, float], native: Mapping[str, float] | None
+        self, here: Mapping[str, float | None], native: Mapping[str, float | None] | None
     ) -> dict[str, Any]:
         """Return the step's figures under ``r3/``: those of the mismatch with replay (``here``),
         what it is without (``native``) if that was measured, and what was replayed.
@@ -146,8 +149,8 @@ class ReplayedStep:
         """
         totals = self._totals
         share = None
-        if native is not None:
-            k3, k3_native = here["k3"], native["k3"]
+        k3, k3_native = here["k3"], None if native is None else native["k3"]
+        if k3 is not None and k3_native is not None:
             share = 1.0 - k3 / k3_native if k3_native > 0 else 0.0
             if k3 > WORSE * max(k3_native, SMALLEST):
                 raise RoutingError(
@@ -157,10 +160,10 @@ class ReplayedStep:
         return {
             **{f"r3/{name}": value for name, value in here.items()},
             **{f"r3/{name}_native": native and native[name] for name in COMPARED},
-            "r3/captured": totals.captured / max(1, totals.tokens),
-            "r3/replayed": totals.replayed / max(1, totals.rows),
-            "r3/disagree_slot": totals.other_slots / max(1, totals.slots),
-            "r3/disagree_token": totals.other_rows / max(1, totals.routed_rows),
+            "r3/captured": _part(totals.captured, totals.tokens),
+            "r3/replayed": _part(totals.replayed, totals.rows),
+            "r3/disagree_slot": _part(totals.other_slots, totals.slots),
+            "r3/disagree_token": _part(totals.other_rows, totals.routed_rows),
             "r3/invalid_rows": float(totals.tokens - totals.captured),
             "r3/refused_samples": float(totals.refused),
             "r3/gate_grad_norm": totals.gate_norm,
@@ -225,6 +228,11 @@ class _Totals:
         self.other_rows = self.routed_rows = 0
         self.other_by_layer: Counter[int] = Counter()
         self.gate_norm = 0.0
+
+
+def _part(count: int, whole: int) -> float | None:
+    """Return a share; None of nothing."""
+    return count / whole if whole else None
 
 
 def _worst(batch: MicroBatch, fired: Fired, parts: list[tuple[slice, slice]]) -> str:

@@ -25,6 +25,8 @@ class Fault:
     status: int = 429
     message: str = "injected"
     seconds: float = 0.0
+    retry_after_s: int | None = None
+    """What a ``status`` tells to wait."""
 
 
 @dataclass

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
+import time
 import urllib.parse
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -46,6 +48,11 @@ class E2bServer:
         self.ended: list[Machine] = []
         self.requests: list[str] = []
         """Method and path of each request."""
+        self.times: list[float] = []
+        """When each came, on the monotonic clock."""
+        self.most_at_once: Counter[str] = Counter()
+        """Of equal requests, how many were answered at one time."""
+        self._at_once: Counter[str] = Counter()
         self.url = ""
         self._root = root
         self._numbers = itertools.count()
@@ -195,14 +202,27 @@ class E2bServer:
     def _middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
         @web.middleware
         async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-            self.requests.append(f"{request.method} {request.path}")
+            asked = f"{request.method} {request.path}"
+            self.requests.append(asked)
+            self.times.append(time.monotonic())
+            self._at_once[asked] += 1
+            self.most_at_once[asked] = max(self.most_at_once[asked], self._at_once[asked])
+            try:
+                return await respond(request, handler)
+            finally:
+                self._at_once[asked] -= 1
+
+        async def respond(request: web.Request, handler: Handler) -> web.StreamResponse:
             if "sandboxes" in request.path and request.headers.get("x-api-key") != KEY:
                 return envd.refusal(401, "401", "unknown key")
             fault = self.faults.strikes(request, "status", "drop", "lose", "slow")
             if fault is None:
                 return await handler(request)
             if fault.what == "status":
-                return envd.refusal(fault.status, str(fault.status), fault.message)
+                refused = envd.refusal(fault.status, str(fault.status), fault.message)
+                if fault.retry_after_s is not None:
+                    refused.headers["Retry-After"] = str(fault.retry_after_s)
+                return refused
             if fault.what == "slow":
                 await asyncio.sleep(fault.seconds)
                 return await handler(request)

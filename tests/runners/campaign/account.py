@@ -16,7 +16,10 @@ from runners.trajectory.dump import dump
 from runners.trajectory.exporters.jsonl import validate
 from runners.trajectory.store import RunStore
 
-_TIMED = ("time/", "tokens/per_s", "rollout/retried")
+_TIMED = (
+    *("time/", "tokens/per_s"),
+    *("rollout/retried", "rollout/engine_retries", "rollout/pushed_back"),
+)
 """Metrics that depend on the clock, or on how often something was tried."""
 _CLOSE = ("loss/", "policy/")
 """Metrics of the trainer: sums of floats, whose last bits depend on how requests were batched."""

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from runners.campaign.batch import Batch, Sessions, make_batch, step_metrics, untrainable_groups
+from runners.campaign.batch import (
+    FIGURES,
+    Batch,
+    Sessions,
+    make_batch,
+    step_metrics,
+    untrainable_groups,
+)
 from runners.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.graph import segments
 from runners.trajectory.record import RolloutRecord, Segment, Turn
@@ -147,6 +154,16 @@ def test_an_ungraded_rollout_is_neither_in_the_baseline_nor_fanned_out() -> None
     metrics = step_metrics(batch, 1.0)
     assert metrics["rollout/ungraded"] == 2
     assert metrics["tokens/trained_share"] == pytest.approx(12 / 18)  # one graded in vain
+
+
+def test_what_is_wrong_with_sessions_is_summed_up_and_nothing_that_is_not_graded() -> None:
+    told = [{"unread": 2, "routing_missing": 1}, {"unread": 3}, {"unread": 4}]
+    records = [
+        replace(record, extra={"session": figures})
+        for record, figures in zip(rollouts(1.0, 0.0, None), told, strict=True)
+    ]
+    metrics = step_metrics(batch_of(records, LINEAR), 1.0)
+    assert [metrics[f"rollout/{name}"] for name in FIGURES] == [0, 0, 0, 5, 1, 0, 0]
 
 
 @given(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
 from conf.errors import ExitCode
+from runners.campaign.loop import note_masked
 from runners.campaign.result import summarize
 from runners.trajectory.store import RunStore
-from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.scripted_engine import Completion
+from tests.fakes.sglang_server import SglangServer
 from tests.runners.campaign.conftest import Miniature
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,17 +46,29 @@ def test_a_campaign_under_an_int8_engine_replays_every_token_of_every_branch(
 async def test_an_engine_that_returns_no_routing_ends_the_campaign_before_its_first_rollout(
     miniature: Miniature,
 ) -> None:
-    async with ScriptedEngine() as engine:
-        engine.say("ab")
+    async with SglangServer() as engine:
+        engine.always = Completion("ab<|im_end|>")
         process = miniature.begin(
             "engine=sglang", f"engine.url={engine.url}", "routing_replay=rollout"
         )
         out, err = await asyncio.to_thread(process.communicate, timeout=110)
         assert process.returncode == ExitCode.PREFLIGHT, err.decode()
         assert b"--enable-return-routed-experts" in out + err
-        assert len(engine.seen.requests) == 1
+        assert all("probe" in asked["rid"] for asked in engine.seen.requests)
     with miniature.store() as store:
         assert store.sessions() == {}
+
+
+def test_what_was_masked_is_an_event_with_its_reason(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path / "run", {}) as store:
+        note_masked(store, "routing_refused", {"train-000001-000-00": "routes token 3 in layer 1"})
+        note_masked(store, "unbuilt", {})
+        (event,) = store.events()
+    assert event.kind == "routing_refused"
+    assert event.data == {
+        "rollout_id": "train-000001-000-00",
+        "reason": "routes token 3 in layer 1",
+    }
 
 
 def test_the_summary_tells_what_replay_came_to_only_where_there_was_any(

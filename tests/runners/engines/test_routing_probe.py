@@ -45,7 +45,7 @@ async def test_an_engine_that_returns_what_is_asked_for_passes(
 @pytest.mark.parametrize(
     ("sent", "shape", "mend"),
     [
-        ("none", SHAPE, "--enable-return-routed-experts. A router drops"),
+        ("none", SHAPE, "--enable-return-routed-experts. An old router"),
         ("whole", SHAPE, "takes no notice of routed_experts_start_len"),
         ("short", SHAPE, "another model than model.path describes"),
         ("sent", replace(SHAPE, layers=4), "another model than model.path describes"),

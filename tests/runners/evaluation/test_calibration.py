@@ -33,7 +33,7 @@ def calibration(benchmark: Benchmark, run_dir: Path, *, resume: bool = False) ->
 
 def test_the_generated_tasks_are_fit(tasks: list[Task], tmp_path: Path) -> None:
     result = calibration(a_benchmark(*tasks), tmp_path / "run")
-    assert (result.exit_code, result.document["fit"]) == (ExitCode.DONE, 4)
+    assert (result.end.exit_code, result.document["fit"]) == (ExitCode.DONE, 4)
     assert not list((tmp_path / "run" / "sandboxes").glob("*"))
 
 
@@ -44,7 +44,7 @@ def test_unfit_tasks_are_named_with_the_reason_and_left_out_of_the_evaluation(
     trivial = replace(tasks[2], fail_to_pass=())
     benchmark = a_benchmark(tasks[0], wrong, trivial, tasks[3])
     result = calibration(benchmark, tmp_path / "run")
-    assert result.exit_code is ExitCode.FAILURE_BUDGET
+    assert result.end.exit_code is ExitCode.FAILURE_BUDGET
     aside = result.document["set_aside"]
     assert set(aside) == {wrong.id, trivial.id}
     assert "the reference patch does not solve it" in aside[wrong.id]
@@ -61,11 +61,11 @@ def test_what_could_not_be_graded_is_no_judgement_and_is_tried_again(
 ) -> None:
     gone = replace(tasks[1], repo=tmp_path / "gone")
     first = calibration(a_benchmark(tasks[0], gone), tmp_path / "run")
-    assert first.exit_code is ExitCode.FAILURE_BUDGET
+    assert first.end.exit_code is ExitCode.FAILURE_BUDGET
     assert set(first.document["not_graded"]) == {gone.id}
     assert first.document["set_aside"] == {}
     again = calibration(a_benchmark(tasks[0], tasks[1]), tmp_path / "run", resume=True)
-    assert (again.exit_code, again.document["fit"]) == (ExitCode.DONE, 2)
+    assert (again.end.exit_code, again.document["fit"]) == (ExitCode.DONE, 2)
     with RunStore.open(tmp_path / "run", read_only=True) as store:
         assert count(store) == {tasks[0].id: 1, tasks[1].id: 2}
 

@@ -79,7 +79,7 @@ def test_failures_are_no_verdicts_and_a_resume_tries_them_again(
     document = evaluation.finish(process, ExitCode.FAILURE_BUDGET)
     assert "2 tasks have no valid rollout (held_out-0001, held_out-0002)" in document["message"]
     report = report_of(document)
-    assert report.error_ids == report.tasks_without_verdict == ["held_out-0001", "held_out-0002"]
+    assert report.failed_ids == report.tasks_without_verdict == ["held_out-0001", "held_out-0002"]
     assert report.submitted_ids == ["held_out-0000", "held_out-0002", "held_out-0003"]
     assert (report.rollouts.valid, report.rollouts.error, report.pass_at[0].tasks) == (2, 2, 2)
     assert set(report.faults.injected) == {"sandbox_boot.error", "grade.error"}
@@ -103,8 +103,8 @@ def test_a_dead_engine_ends_the_evaluation_with_code_4_and_a_report(
     nobody = ["engine=sglang", "engine.url=http://127.0.0.1:9", "observe.dashboard=off"]
     config = a_config(*SMALL, "run.eval_tasks=0", *policy, *nobody)
     result = run_evaluation(BENCHMARKS["bugfix"], config, tmp_path / "run")
-    assert result.exit_code is ExitCode.SERVICE_GONE
-    assert "127.0.0.1:9" in result.message
+    assert result.end.exit_code is ExitCode.SERVICE_GONE
+    assert "127.0.0.1:9" in result.end.message
     assert result.report is not None
     assert result.report.rollouts.not_run == 4
     assert (tmp_path / "run" / "report.json").exists()

@@ -95,12 +95,13 @@ def test_the_official_counts_are_about_the_first_rollout_of_each_task(store: Run
     assert report.resolved_ids == ["t0"]
     assert report.unresolved_ids == ["t2"]
     assert report.empty_patch_ids == ["t1"]
-    assert report.error_ids == ["t3"]
+    assert report.error_ids == []
+    assert report.failed_ids == ["t3"], "it failed before there was a patch"
     assert report.incomplete_ids == ["t3", "t4"]
     assert report.submitted_ids == ["t0", "t1", "t2"]
     assert report.completed_ids == ["t0", "t2"]
     [second] = report.further_samples
-    assert (second.resolved_ids, second.error_ids) == (["t0", "t1"], ["t2", "t3"])
+    assert (second.resolved_ids, second.error_ids) == (["t0", "t1"], ["t3"])
     assert second.submitted_ids == ["t0", "t1", "t3"], "t3 has a patch, only its grading failed"
     for counts in (report, second):
         document = counts.model_dump()
@@ -146,6 +147,12 @@ def test_faults_that_were_made_stand_beside_failures_that_were_seen(store: RunSt
         "infra.sandbox_lost": 1,
         "infra.sandbox_start": 1,
     }
+
+
+def test_who_changed_the_tests_is_named_with_the_files(store: RunStore) -> None:
+    assert the_report(store).tampered == {}
+    store.put_rollout(a_record(0, 1, "solved", turns=2, extra={"tampered": ["tests/a.py"]}))
+    assert the_report(store).tampered == {rollout_id(0, 1): ["tests/a.py"]}
 
 
 def test_a_task_set_aside_is_named_and_in_no_count(store: RunStore) -> None:

@@ -92,7 +92,11 @@ class Places:
         turns: Callable[[str], int] = lambda name: 0,
     ) -> FaultyBackend:
         """Return a faulty backend around a real one."""
-        return FaultyBackend(real or self.sandboxes, Injection(plan, self.store), turns)
+
+        async def taken(name: str) -> int:
+            return turns(name)
+
+        return FaultyBackend(real or self.sandboxes, Injection(plan, self.store), taken)
 
     @asynccontextmanager
     async def admin(self, plan: FaultPlan) -> AsyncIterator[FaultyAdmin]:

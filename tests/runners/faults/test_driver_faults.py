@@ -161,7 +161,11 @@ async def test_cancelling_a_command_in_a_dying_sandbox_ends_it(places: Places) -
 @pytest.mark.parametrize("what", ["death", "garbage"])
 async def test_a_grader_that_loses_its_sandbox_has_no_verdict(places: Places, what: What) -> None:
     injection = Injection(plan_of("grade", what, k=1), places.store)
-    backend = FaultyBackend(places.sandboxes, injection, lambda name: 0)
+
+    async def no_turns(name: str) -> int:
+        return 0
+
+    backend = FaultyBackend(places.sandboxes, injection, no_turns)
     grader = FaultyGrader(SandboxGrader(backend), injection)
     name = f"{SESSION}-grade"
     verdict = await grader.grade(places.task, PATCH, name=name, deadline_s=30)

@@ -74,7 +74,7 @@ async def worked(
 def isolated(root: Path) -> LocalBackend:
     """Return sandboxes as isolated as this machine can."""
     settings = SandboxSettings(
-        kind="local", isolation="auto", memory_mb=512, processes=32, file_mb=8, cpu_s=20
+        kind="local", isolation="auto", memory_mb=512, processes=32, file_mb=8, cpu_s=20, warm=0
     )
     return LocalBackend(settings, root / "isolated")
 

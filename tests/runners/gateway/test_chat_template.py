@@ -65,6 +65,14 @@ def test_the_models_own_template_renders(directory: Path) -> None:
         renderer.render_ids([{"role": "nobody", "content": ""}])
 
 
+def test_a_template_s_json_is_indented_as_it_asks(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("{{ messages | tojson(indent=2) }}")
+    tokenizer = load_tokenizer(directory)
+    messages = [{"role": "user", "content": "é<b>"}]
+    text = tokenizer.decode(ChatTemplate(tokenizer, directory).render_ids(messages))
+    assert text == json.dumps(messages, indent=2, ensure_ascii=False)
+
+
 def test_a_template_cannot_reach_out_of_its_sandbox(directory: Path) -> None:
     hostile = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     (directory / "chat_template.jinja").write_text(hostile)

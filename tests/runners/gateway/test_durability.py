@@ -48,7 +48,9 @@ async def bench(engine: ScriptedEngine, tokenizer_dir: Path) -> AsyncIterator[Be
     services = Services(client, tokenizer, load_renderer(tokenizer, "qwen3"), journal)
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
     yield Bench(
-        Session("s", services, sampling, max_context_tokens=10_000, seed=None), log, services
+        Session("s", services, sampling, max_context_tokens=10_000, max_turns=None, seed=None),
+        log,
+        services,
     )
     log.open.set()
     await journal.close()

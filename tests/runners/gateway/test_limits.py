@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runners.gateway.refusal import TURNS_SPENT
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 from tests.runners.gateway.running import Gateway, running_gateway, user
 
@@ -92,3 +93,44 @@ async def test_calls_of_the_engine_keep_to_the_rate(
         await asyncio.wait({waiting}, timeout=0.1)
         assert len(engine.seen.requests) == 1
         waiting.cancel()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+async def test_a_turn_beyond_the_sessions_budget_is_refused_in_every_dialect(
+    path: str, gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    agent = await gateway.session(max_turns=1)
+    engine.say(DONE)
+    await agent.ask([user("hi")])
+    words = {"input": "more"} if path == "/v1/responses" else {"messages": [user("more")]}
+    limit = {} if path == "/v1/responses" else {"max_tokens": 9}
+    status, body = await agent.post(path, {"model": "policy", **words, **limit})
+    assert (status, body["error"]["message"]) == (403, f"{TURNS_SPENT}: 1 of them")
+    assert len(engine.seen.requests) == 1
+
+
+async def test_an_answer_may_be_asked_for_again_when_the_budget_is_spent(
+    gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    agent = await gateway.session(max_turns=1)
+    engine.say(DONE)
+    first = await agent.ask([user("hi")])
+    assert await agent.ask([user("hi")]) == first
+
+
+async def test_a_generation_that_failed_is_none_of_the_sessions_turns(
+    gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    agent = await gateway.session(max_turns=1)
+    engine.say(Completion(status=400), DONE)
+    assert (await agent.post("/v1/messages", agent.body([user("hi")])))[0] == 400
+    assert (await agent.ask([user("hi")]))["stop_reason"] == "end_turn"
+
+
+async def test_turns_in_flight_count_too(gateway: Gateway, engine: ScriptedEngine) -> None:
+    agent = await gateway.session(max_turns=2)
+    engine.say(DONE, DONE)
+    bodies = [agent.body([user(f"task {number}")]) for number in range(3)]
+    answers = await asyncio.gather(*(agent.post("/v1/messages", body) for body in bodies))
+    assert sorted(status for status, _ in answers) == [200, 200, 403]
+    assert (await agent.stats())["turns"] == 2

@@ -123,7 +123,7 @@ async def test_a_weight_update_between_turns_leaves_each_token_the_rows_it_was_s
     assert [part.weight_version for part in stored(gateway).values()] == [1, 2, 2]
 
 
-async def test_sub_agents_compactions_and_an_update_in_the_middle_keep_their_own_rows(
+async def test_sub_agents_a_compaction_a_retry_and_updates_in_the_middle_keep_their_own_rows(
     gateway: Gateway,
     engine: ScriptedEngine,
     tmp_path: Path,
@@ -138,6 +138,7 @@ async def test_sub_agents_compactions_and_an_update_in_the_middle_keep_their_own
     engine.say(
         call("Agent", prompt="look at a.py"),
         call("Read", path="a.py"),
+        Completion(said, finish="abort"),  # the sub-agent asks again
         Completion(said, weight_version="2"),
         call("Submit", message="it subtracts"),
         said,
@@ -147,9 +148,10 @@ async def test_sub_agents_compactions_and_an_update_in_the_middle_keep_their_own
     session = await gateway.session()
     settings = {"model": "policy", "max_turns": 9, "max_tokens": 500}
     settings |= {"dispatch": True, "window_tokens": 1}
-    messages = Messages(gateway.url, session.key)
+    messages = Messages(gateway.url, session.key, backoff_s=0.01)
     await asyncio.to_thread(native.attempt, messages, "fix a.py", settings)
     messages.connection.close()
+    assert len(engine.seen.requests) == len(gateway.turns("s1")) + 1
     kinds = {chain.kind for chain in segments(gateway.turns("s1"))}
     assert kinds == {"wipe", "subagent", "compaction", "final"}
     assert every_trained_token_has_its_own_turns_row(gateway) == [1, 2, 3]

@@ -4,18 +4,21 @@ a scripted engine behind it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conf.schema import Harness as HarnessConfig
-from conf.schema import LinearScenario, Scenario
+from aiohttp import web
+
+from conf.schema import Config, LinearScenario, Scenario
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.harnesses.registry import make_harness
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
-from tests.fakes.scripted_engine import ScriptedEngine, spoken
+from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.gateway.running import Agent, running_gateway
 
@@ -33,12 +36,37 @@ def say(text: str) -> str:
     return spoken([{"type": "text", "text": text}])
 
 
+class SeveralThreads(ScriptedEngine):
+    """Has a script per thread, by the task that a sub-agent was given: its requests come between
+    those of others whenever they come. ``AGENT`` in what is said becomes the name of the sub-agent
+    that the prompt named last, as Codex has it.
+    """
+
+    def __init__(self, scripts: Mapping[str, Sequence[str]]) -> None:
+        super().__init__()
+        self._scripts = {task: deque(map(Completion, said)) for task, said in scripts.items()}
+
+    async def _generate(self, body: dict[str, Any]) -> web.StreamResponse:
+        prompt = self.tokenizer.decode(body["input_ids"], skip_special_tokens=False)
+        heard = "".join(
+            part.partition("<|im_end|>")[0] for part in prompt.split("<|im_start|>user")
+        )
+        task = next((task for task in self._scripts if task != MAIN and task in heard), MAIN)
+        self.script = self._scripts[task]
+        if self.script and (named := re.findall(r'"agent_id":"([^"]+)"', prompt)):
+            text = self.script[0].text.replace("AGENT", named[-1])
+            self.script[0] = replace(self.script[0], text=text)
+        return await super()._generate(body)
+
+
 @dataclass
 class Work:
     """What came of one run of the agent."""
 
     result: HarnessResult
     finished: dict[str, Any]
+    key: str
+    """Of its session."""
     a_py: str
     changed: list[str]
     """Names in the workspace that were not there before."""
@@ -46,12 +74,12 @@ class Work:
 
 @asynccontextmanager
 async def gateway_session(
-    engine: ScriptedEngine, tmp_path: Path, **changes: Any
+    engine: ScriptedEngine, place: Path, max_turns: int | None = None, room: int = 400_000
 ) -> AsyncIterator[Agent]:
     """Open a session of a gateway in this loop."""
-    tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
-    async with running_gateway(engine.url, tokenizer, tmp_path / "run", **changes) as gateway:
-        yield await gateway.session()
+    tokenizer, run = write_tiny_tokenizer(place / "tokenizer"), place / "run"
+    async with running_gateway(engine.url, tokenizer, run, max_context_tokens=room) as gateway:
+        yield await gateway.session(max_turns=max_turns)
 
 
 @asynccontextmanager
@@ -79,28 +107,40 @@ async def opened(
         await sandbox.close()
 
 
-async def work(
-    program: HarnessConfig,
-    backend: SandboxBackend,
-    session: Agent,
-    tmp_path: Path,
-    scenario: Scenario = LINEAR,
-    *,
-    key: str | None = None,
-    deadline_s: float = 60,
-) -> Work:
-    """Let the agent work on a small repository."""
-    harness = make_harness(program, scenario)
-    context = HarnessContext("Fix add in a.py.", key or session.key, "policy", deadline_s)
-    async with opened(backend, session, tmp_path, harness) as sandbox:
-        result = await harness.run(sandbox, context)
-        async with sandbox.on_host() as workspace:
-            return Work(
-                result,
-                await session.finish(),
-                (workspace / "a.py").read_text(),
-                sorted({path.name for path in workspace.iterdir()} - {"a.py", "big.txt"}),
-            )
+@dataclass(frozen=True)
+class Program:
+    """A real agent program, installed, and what it works with."""
+
+    config: Config
+    backend: SandboxBackend
+    engine: ScriptedEngine
+    place: Path
+
+    async def work(
+        self,
+        scenario: Scenario = LINEAR,
+        *,
+        max_turns: int | None = None,
+        room: int = 400_000,
+        key: str | None = None,
+        deadline_s: float = 60,
+    ) -> Work:
+        """Let it work on a small repository; ``room``: the model's context in tokens."""
+        harness = make_harness(self.config.harness, scenario)
+        async with (
+            gateway_session(self.engine, self.place, max_turns, room) as session,
+            opened(self.backend, session, self.place, harness) as sandbox,
+        ):
+            context = HarnessContext("Fix add in a.py.", key or session.key, "policy", deadline_s)
+            result = await harness.run(sandbox, context)
+            async with sandbox.on_host() as workspace:
+                return Work(
+                    result,
+                    await session.finish(),
+                    session.key,
+                    (workspace / "a.py").read_text(),
+                    sorted({path.name for path in workspace.iterdir()} - {"a.py", "big.txt"}),
+                )
 
 
 def chains_of(done: Work) -> list[tuple[str, str, tuple[int, ...]]]:

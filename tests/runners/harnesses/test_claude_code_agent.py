@@ -5,13 +5,11 @@ trained and every branch named, in every scenario.
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from conf import programs
 from conf.compose import compose
 from conf.schema import (
     ClaudeCodeHarness,
@@ -22,7 +20,7 @@ from conf.schema import (
 )
 from runners.harnesses.claude_code.result import read_result
 from runners.harnesses.claude_code.settings import command, environment
-from runners.harnesses.registry import install_harness, make_harness
+from runners.harnesses.registry import make_harness
 from runners.outcome import OutcomeCode
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
@@ -31,16 +29,16 @@ from tests.runners.harnesses.real_agent import (
     LINEAR,
     MAIN,
     SUB,
+    Program,
     call,
     chains_of,
     check_tokens,
     gateway_session,
     opened,
     say,
-    work,
 )
 
-pytestmark = pytest.mark.agents
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
 
 OVERRIDES = ["harness=claude_code", "harness.max_turns=9", "harness.max_tokens=4096"]
 CONFIG = compose(OVERRIDES)
@@ -59,14 +57,6 @@ SUMMARY = say("<summary>add in a.py subtracts</summary>")
 DONE = say("done")
 
 
-@pytest.fixture(scope="module")
-def installed() -> None:
-    """Install Claude Code, or skip where nothing can."""
-    if shutil.which("npm") is None and not programs.claude_code(HARNESS).exists():
-        pytest.skip("npm, which installs Claude Code, is not here")
-    install_harness(HARNESS)
-
-
 @pytest.fixture(scope="module", params=["auto", "none"])
 def any_backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -75,19 +65,6 @@ def any_backend(
     backend = make_backend(config.sandbox, tmp_path_factory.mktemp("backend") / "root")
     yield backend
     asyncio.run(backend.close())
-
-
-@pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxBackend]:
-    backend = make_backend(CONFIG.sandbox, tmp_path_factory.mktemp("backend") / "root")
-    yield backend
-    asyncio.run(backend.close())
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[ScriptedEngine]:
-    async with ScriptedEngine() as engine:
-        yield engine
 
 
 @pytest.mark.parametrize(
@@ -123,14 +100,11 @@ async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_ar
     scenario: Scenario,
     script: list[str],
     chains: list[tuple[str, str, tuple[int, ...]]],
-    installed: None,
-    backend: SandboxBackend,
+    program: Program,
     engine: ScriptedEngine,
-    tmp_path: Path,
 ) -> None:
     engine.say(*script)
-    async with gateway_session(engine, tmp_path) as session:
-        done = await work(HARNESS, backend, session, tmp_path, scenario)
+    done = await program.work(scenario)
     result, stats = done.result, done.finished["stats"]
     assert (result.code, result.final_message) == (OutcomeCode.POLICY_FINISHED, "done"), result
     assert "a + b" in done.a_py
@@ -155,25 +129,22 @@ def offered(engine: ScriptedEngine, turn: int) -> set[str]:
     return {part.partition('"')[0] for part in prompt.split(head)[1:]}
 
 
-async def test_only_the_investigator_can_search(
-    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
-) -> None:
+async def test_only_the_investigator_can_search(program: Program, engine: ScriptedEngine) -> None:
     engine.say(SENT, REPORT, DONE)
-    async with gateway_session(engine, tmp_path) as session:
-        await work(HARNESS, backend, session, tmp_path, SubagentScenario(kind="subagent"))
+    await program.work(SubagentScenario(kind="subagent"))
     assert offered(engine, 0) == {"Agent", "Edit", "Read", "Write"}
     assert offered(engine, 1) == {"Glob", "Grep", "Read"}
 
 
 async def test_a_sub_agent_in_the_background_is_a_branch_too(
-    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
+    program: Program, engine: ScriptedEngine
 ) -> None:
     scenario = SubagentScenario(kind="subagent")
     engine.say(SENT)
     engine.always = Completion(DONE)
-    async with gateway_session(engine, tmp_path) as session:
+    async with gateway_session(engine, program.place) as session:
         harness = make_harness(HARNESS, scenario)
-        async with opened(backend, session, tmp_path, harness) as sandbox:
+        async with opened(program.backend, session, program.place, harness) as sandbox:
             env = environment(
                 HARNESS, scenario, url=sandbox.gateway_url or "", api_key=session.key, model="m"
             )
@@ -190,49 +161,17 @@ async def test_a_sub_agent_in_the_background_is_a_branch_too(
 
 
 async def test_it_runs_in_whatever_isolation_there_is(
-    installed: None, any_backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
+    program: Program, any_backend: SandboxBackend, engine: ScriptedEngine
 ) -> None:
     shell = call("Bash", command="sed -i s/-/+/ a.py && cat a.py", description="Mend")
     engine.say(shell, DONE)
-    async with gateway_session(engine, tmp_path) as session:
-        done = await work(HARNESS, any_backend, session, tmp_path)
+    done = await replace(program, backend=any_backend).work()
     assert done.result.code is OutcomeCode.POLICY_FINISHED, done.result
     assert ("a + b" in done.a_py, done.changed) == (True, [])
 
 
-async def test_the_turns_of_the_configuration_are_its_budget(
-    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
-) -> None:
-    engine.always = Completion(READ)
-    async with gateway_session(engine, tmp_path) as session:
-        done = await work(HARNESS, backend, session, tmp_path)
-    assert done.result.code is OutcomeCode.BUDGET_TURNS
-    assert done.finished["stats"]["turns"] == HARNESS.max_turns
-
-
-async def test_a_history_that_outgrows_the_model_is_a_budget(
-    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
-) -> None:
-    engine.say(COUNT)
-    async with gateway_session(engine, tmp_path, max_context_tokens=16_000) as session:
-        done = await work(HARNESS, backend, session, tmp_path)
-    assert done.result.code is OutcomeCode.BUDGET_TOKENS
-    assert done.finished["stats"]["turns"] == 1
-
-
-async def test_at_the_deadline_it_is_a_budget(
-    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
-) -> None:
-    engine.say(call("Bash", command="tail -f a.py", description="Wait"))
-    async with gateway_session(engine, tmp_path) as session:
-        done = await work(HARNESS, backend, session, tmp_path, deadline_s=3)
-    assert done.result.code is OutcomeCode.BUDGET_WALL
-    assert done.finished["stats"]["turns"] == 1
-
-
 async def test_a_refused_key_is_the_gateways_failure_even_at_the_deadline(
-    installed: None, backend: SandboxBackend, engine: ScriptedEngine, tmp_path: Path
+    program: Program, engine: ScriptedEngine
 ) -> None:
-    async with gateway_session(engine, tmp_path) as session:
-        done = await work(HARNESS, backend, session, tmp_path, key="unknown", deadline_s=3)
+    done = await program.work(key="unknown", deadline_s=3)
     assert done.result.code is OutcomeCode.INFRA_GATEWAY

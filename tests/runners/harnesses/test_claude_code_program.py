@@ -185,6 +185,12 @@ def test_a_given_program_that_does_not_run_is_refused(text: str, tmp_path: Path)
     assert f"{given} does not run" in refused(config(given))
 
 
+def test_a_given_program_that_is_something_else_is_refused_in_a_line(tmp_path: Path) -> None:
+    given = write_program(tmp_path / "ls", "#!/bin/sh\necho 'ls 9.1\n(c) somebody'\n")
+    message = refused(config(given))
+    assert f"harness.binary={given} does not say its version, but 'ls 9.1 (c) somebody'" in message
+
+
 def test_a_run_without_it_says_what_to_do() -> None:
     with pytest.raises(ProgramError, match="agentrl check harness=claude_code"):
         make_harness(config(), LinearScenario(kind="linear"))

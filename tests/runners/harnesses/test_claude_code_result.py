@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses.claude_code.result import read_result
 from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult
@@ -25,6 +26,7 @@ RESULT = {
     "subagent_stats": {"spawned": 1},
     "usage": {"input_tokens": 30, "output_tokens": 7},
 }
+SPENT = f"API Error: 403 {TURNS_SPENT}: 9 of them"
 
 
 def printed(*events: dict[str, Any], code: int = 0, timed_out: bool = False) -> CommandResult:
@@ -66,6 +68,10 @@ def test_a_task_that_is_done_is_finished_and_its_facts_are_kept() -> None:
         ({"terminal_reason": "api_error", "api_error_status": 529}, OutcomeCode.INFRA_MODEL),
         ({"terminal_reason": "api_error", "api_error_status": 401}, OutcomeCode.INFRA_GATEWAY),
         ({"terminal_reason": "api_error"}, OutcomeCode.INFRA_GATEWAY),
+        (
+            {"terminal_reason": "api_error", "api_error_status": 403, "result": SPENT},
+            OutcomeCode.BUDGET_TURNS,
+        ),
         ({"terminal_reason": "completed"}, OutcomeCode.INFRA_HARNESS),
         ({"terminal_reason": "aborted_tools"}, OutcomeCode.INFRA_HARNESS),
         ({"terminal_reason": 7}, OutcomeCode.INFRA_HARNESS),

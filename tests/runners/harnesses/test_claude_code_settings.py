@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from conf.schema import (
     ClaudeCodeHarness,
-    CompactScenario,
-    LinearScenario,
-    MixedScenario,
-    Scenario,
-    SubagentScenario,
 )
-from runners.harnesses.claude_code import ClaudeCodeHarness as Harness
+from runners.harnesses import claude_code
 from runners.harnesses.claude_code.settings import command, environment
+from tests.runners.harnesses.golden import SCENARIOS, check_golden
 from tests.runners.harnesses.listener import Listener, started
 
-GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = ClaudeCodeHarness(
     kind="claude_code",
     version="2.1.328",
@@ -29,12 +23,6 @@ SETTINGS = ClaudeCodeHarness(
     memory_mb=16384,
     cpu_s=600,
 )
-SCENARIOS: dict[str, Scenario] = {
-    "linear": LinearScenario(kind="linear"),
-    "subagent": SubagentScenario(kind="subagent"),
-    "compact": CompactScenario(kind="compact", window_tokens=30_000),
-    "mixed": MixedScenario(kind="mixed", window_tokens=30_000),
-}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -43,12 +31,7 @@ def test_the_command_line_and_the_environment_are_as_agreed(
 ) -> None:
     scenario = SCENARIOS[name]
     added = environment(SETTINGS, scenario, url="http://gateway", api_key="KEY", model="policy")
-    found = {"argv": command(SETTINGS, scenario), "env": dict(added)}
-    file = GOLDEN / f"claude_code-{name}.json"
-    text = json.dumps(found, indent=2) + "\n"
-    if request.config.getoption("--update-golden"):
-        file.write_text(text, "utf-8")
-    assert file.read_text("utf-8") == text
+    check_golden(f"claude_code-{name}", command(SETTINGS, scenario), added, request)
 
 
 @pytest.mark.parametrize(("max_tokens", "reserved"), [(4096, 4096), (64_000, 20_000)])
@@ -64,7 +47,7 @@ def test_the_window_is_what_a_turn_may_hold_before_it_compacts(
 
 async def test_neither_the_key_nor_the_task_is_in_the_command_line() -> None:
     sandbox = Listener()
-    harness = Harness(SETTINGS, SCENARIOS["mixed"], Path("claude"))
+    harness = claude_code.harness(SETTINGS, SCENARIOS["mixed"], Path("claude"))
     await started(harness, sandbox)
     assert sandbox.argv[0] in harness.mounts()
     assert sandbox.env["ANTHROPIC_AUTH_TOKEN"] == "SECRET"

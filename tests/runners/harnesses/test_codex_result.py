@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from conf.schema import CodexHarness
+from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses.codex.result import read_result
 from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult
 
 VERSION = "0.169.0"
-SETTINGS = CodexHarness(kind="codex", version=VERSION, binary=None, memory_mb=16384, cpu_s=600)
+SETTINGS = CodexHarness(
+    kind="codex", version=VERSION, binary=None, max_turns=40, memory_mb=16384, cpu_s=600
+)
 
 START = {"type": "thread.started", "thread_id": "t"}
 RAN = {"type": "item.completed", "item": {"id": "i1", "type": "command_execution"}}
@@ -25,6 +28,7 @@ SAID = {"type": "item.completed", "item": {"id": "i3", "type": "agent_message", 
 ENDED = {"type": "turn.completed", "usage": {"input_tokens": 30, "output_tokens": 7}}
 
 TOO_LONG = "Codex ran out of room in the model's context window. Start a new thread."
+SPENT = f"unexpected status 403 Forbidden: {TURNS_SPENT}: 9 of them, url: http://127.0.0.1:8080/v1"
 NO_KEY = "unexpected status 401 Unauthorized: unknown API key, url: http://127.0.0.1:8080/v1"
 NO_ENGINE = "stream disconnected before completion: the engine cannot answer now: HTTP 500"
 NO_GATEWAY = "stream disconnected before completion: error sending request for url (http://x)"
@@ -64,6 +68,7 @@ def test_a_task_that_is_done_is_finished_and_its_facts_are_kept() -> None:
     ("message", "code"),
     [
         (TOO_LONG, OutcomeCode.BUDGET_TOKENS),
+        (SPENT, OutcomeCode.BUDGET_TURNS),
         (NO_KEY, OutcomeCode.INFRA_GATEWAY),
         (NO_ENGINE, OutcomeCode.INFRA_MODEL),
         (NO_GATEWAY, OutcomeCode.INFRA_GATEWAY),

@@ -10,6 +10,7 @@ import pytest
 
 from conf import programs
 from conf.schema import LinearScenario, MiniSweAgentHarness
+from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses import mini_swe_agent
 from runners.harnesses.installing import ProgramError
 from runners.harnesses.mini_swe_agent.program import install, ready
@@ -18,9 +19,9 @@ from runners.harnesses.mini_swe_agent.settings import command, environment, sett
 from runners.harnesses.registry import make_harness
 from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult
+from tests.runners.harnesses.golden import check_golden
 from tests.runners.harnesses.listener import Listener, started
 
-GOLDEN = Path(__file__).parent / "golden" / "mini_swe_agent.json"
 VERSION = "2.4.6"
 
 
@@ -56,16 +57,12 @@ def test_the_command_line_and_the_environment_are_as_agreed(
     request: pytest.FixtureRequest,
 ) -> None:
     chosen = settings(config(), url="http://gateway", model="policy", workdir="/workspace")
-    found = {"argv": command("/start.py", chosen), "env": dict(environment("KEY"))}
-    text = json.dumps(found, indent=2) + "\n"
-    if request.config.getoption("--update-golden"):
-        GOLDEN.write_text(text, "utf-8")
-    assert GOLDEN.read_text("utf-8") == text
+    check_golden("mini_swe_agent", command("/start.py", chosen), environment("KEY"), request)
 
 
 async def test_neither_the_key_nor_the_task_is_in_the_command_line(tmp_path: Path) -> None:
     sandbox = Listener()
-    harness = mini_swe_agent.MiniSweAgentHarness(config(), tmp_path)
+    harness = mini_swe_agent.harness(config(), tmp_path)
     await started(harness, sandbox)
     assert set(harness.mounts()) <= set(sandbox.argv)
     assert "SECRET" in sandbox.env.values()
@@ -74,7 +71,7 @@ async def test_neither_the_key_nor_the_task_is_in_the_command_line(tmp_path: Pat
 def test_what_pip_says_is_repeated_and_nothing_is_left(cache: Path) -> None:
     with pytest.raises(ProgramError, match="No matching distribution") as caught:
         install(config())
-    assert "pip install --target DIR" in str(caught.value)
+    assert "pip install --target DIR --no-deps -r" in str(caught.value)
     assert "harness.directory=DIR" in str(caught.value)
     assert list((cache / "agentrl" / "programs").iterdir()) == []
 
@@ -114,6 +111,7 @@ def printed(code: int = 0, *, timed_out: bool = False, **ended: Any) -> CommandR
 
 
 TOO_LONG = "BadRequestError: litellm.BadRequestError: OpenAIException - prompt is too long: 9 > 8"
+SPENT = f"PermissionDeniedError: litellm.PermissionDeniedError: - {TURNS_SPENT}: 9 of them"
 
 
 @pytest.mark.parametrize(
@@ -125,6 +123,7 @@ TOO_LONG = "BadRequestError: litellm.BadRequestError: OpenAIException - prompt i
         ("TimeExceeded", "", OutcomeCode.BUDGET_WALL),
         ("BadRequestError", TOO_LONG, OutcomeCode.BUDGET_TOKENS),
         ("BadRequestError", "BadRequestError: no", OutcomeCode.INFRA_GATEWAY),
+        ("PermissionDeniedError", SPENT, OutcomeCode.BUDGET_TURNS),
         ("AuthenticationError", "AuthenticationError: key", OutcomeCode.INFRA_GATEWAY),
         ("InternalServerError", "InternalServerError: 500", OutcomeCode.INFRA_MODEL),
         ("KeyError", "KeyError: 'x'", OutcomeCode.INFRA_HARNESS),

@@ -31,7 +31,13 @@ def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalBackend]:
     settings = SandboxSettings(
-        kind="local", isolation=request.param, memory_mb=512, processes=32, file_mb=8, cpu_s=20
+        kind="local",
+        isolation=request.param,
+        memory_mb=512,
+        processes=32,
+        file_mb=8,
+        cpu_s=20,
+        warm=0,
     )
     backend = LocalBackend(settings, tmp_path_factory.mktemp("backend") / "root")
     yield backend

@@ -22,7 +22,7 @@ def local(tmp_path: Path) -> LocalBackend:
     settings = Settings.model_validate(
         {
             "kind": "local", "isolation": isolation, "memory_mb": 512, "processes": 24,
-            "file_mb": 4, "cpu_s": 2,
+            "file_mb": 4, "cpu_s": 2, "warm": 0,
         }
     )  # fmt: skip
     return LocalBackend(settings, tmp_path / "sandboxes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from conf.compose import compose, to_json
@@ -16,9 +17,9 @@ from runners.sandboxes.contract import SandboxSpec
 from runners.tasks.datasets import load_tasks
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.store import RunStore
-from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.gateway.running import running_gateway
+from tests.runners.harnesses.real_agent import MAIN, SeveralThreads
 
 ROLLOUT = "train-000000-000-00"
 SMALL = ["task.train_tasks=1", "task.held_out_tasks=1", "run.eval_tasks=1", "run.tasks_per_step=1"]
@@ -32,38 +33,43 @@ def run_config(tmp_path: Path, *overrides: str) -> Config:
     return compose([f"model.tokenizer='{tokenizer}'", *SMALL, *room, sampled, *overrides])
 
 
-async def record(config: Config, run_dir: Path, script: list[str]) -> RolloutRecord:
-    """Let the program of ``config`` work on its first task, and store it in ``run_dir``."""
+async def record(
+    config: Config, run_dir: Path, script: Sequence[str], **subs: Sequence[str]
+) -> RolloutRecord:
+    """Let the program of ``config`` work on its first task, and store it in ``run_dir``; ``subs``
+    are the scripts of sub-agents, by a word of their tasks.
+    """
     RunStore.create(run_dir, json.loads(to_json(config))).close()
     task = load_tasks(config)[0]
     harness = make_harness(config.harness, config.scenario)
     backend = await asyncio.to_thread(make_backend, config.sandbox, run_dir / "sandboxes")
     session_id = f"{ROLLOUT}-a0"
     assert config.model.tokenizer is not None
-    async with ScriptedEngine() as engine:
-        engine.say(*script)
-        async with running_gateway(
+    async with (
+        SeveralThreads({MAIN: script, **subs}) as engine,
+        running_gateway(
             engine.url,
             config.model.tokenizer,
             run_dir,
             make_run=False,
             max_context_tokens=config.model.max_context_tokens,
-        ) as gateway:
-            session = await gateway.session(session_id)
-            spec = SandboxSpec(
-                session_id,
-                task.repo,
-                "gateway",
-                gateway_control=Path(gateway.control),
-                gateway_url=gateway.url,
-                session_key=session.key,
-                mounts=harness.mounts(),
-            )
-            sandbox = await backend.create(spec)
-            context = HarnessContext(task.problem_statement, session.key, "policy", 60)
-            result = await harness.run(sandbox, context)
-            await sandbox.close()
-            await session.finish()
+        ) as gateway,
+    ):
+        session = await gateway.session(session_id)
+        spec = SandboxSpec(
+            session_id,
+            task.repo,
+            "gateway",
+            gateway_control=Path(gateway.control),
+            gateway_url=gateway.url,
+            session_key=session.key,
+            mounts=harness.mounts(),
+        )
+        sandbox = await backend.create(spec)
+        context = HarnessContext(task.problem_statement, session.key, "policy", 60)
+        result = await harness.run(sandbox, context)
+        await sandbox.close()
+        await session.finish()
     await backend.close()
     with RunStore.open(run_dir) as store:
         record = RolloutRecord(

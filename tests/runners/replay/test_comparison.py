@@ -12,11 +12,13 @@ import pytest
 from runners.engines.contract import EngineError, SamplingParams
 from runners.gateway.tokenizer import load_tokenizer
 from runners.replay.comparison import Difference, compare
-from runners.replay.recording import RecordedEngine, prompts
+from runners.replay.recording import RecordedEngine, Unanswered, prompts
 from runners.trajectory.record import Turn
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 PARAMS = SamplingParams(100)
+BY_MAIN, BY_SUB = "s:main:x", "s:subagent:x"
+"""Names of requests, as the gateway makes them."""
 NOON = 1_700_000_000.0
 DAY_S = 86_400
 
@@ -117,28 +119,98 @@ async def test_a_prompt_is_answered_by_the_turn_whose_it_is_in_whatever_order() 
     turns = [turn(0, [1, 2], [10]), turn(1, [1, 3], [11]), turn(2, [5], [12])]
     engine = RecordedEngine(turns)
     for prompt, said in (([1, 3], 11), ([5], 12), ([1, 2], 10)):
-        answer = await engine.generate(prompt, PARAMS, rid="r")
+        answer = await engine.generate(prompt, PARAMS, rid=BY_MAIN)
         assert (answer.output_ids.tolist(), answer.matched) == ([said], said)
+
+
+async def said(engine: RecordedEngine, prompt: list[int], rid: str) -> int:
+    """Return the one token that was said after a prompt."""
+    (answer,) = (await engine.generate(prompt, PARAMS, rid=rid)).output_ids.tolist()
+    return int(answer)
 
 
 async def test_a_new_prompt_is_answered_by_the_next_turn_of_its_own_thread() -> None:
     main = turn(0, [1, 2], [10])
-    sub = turn(1, [7, 7], [11], thread="sub")
+    sub = turn(1, [7, 7], [11], thread="sub", branch="subagent")
     second = turn(2, [3, 4], [12], parent=0, prompt_kept=3)
     third = turn(3, [5], [13], parent=2, prompt_kept=6)
     engine = RecordedEngine([main, sub, second, third])
-    await engine.generate([1, 2], PARAMS, rid="r")
-    answer = await engine.generate([1, 2, 10, 3, 9], PARAMS, rid="r")
-    assert answer.output_ids.tolist() == [12], "the tool said something else this time"
-    answer = await engine.generate([1, 2, 10, 3, 9, 12, 5], PARAMS, rid="r")
-    assert answer.output_ids.tolist() == [13]
-    assert (await engine.generate([7, 8], PARAMS, rid="r")).output_ids.tolist() == [11]
+    assert await said(engine, [1, 2], BY_MAIN) == 10
+    assert await said(engine, [1, 2, 10, 3, 9], BY_MAIN) == 12, "a tool said something else"
+    assert await said(engine, [1, 2, 10, 3, 9, 12, 5], BY_MAIN) == 13
+    assert await said(engine, [7, 8], BY_SUB) == 11
+
+
+SYSTEM, OTHER, TASK_A, TASK_B, REPLY = 5, 6, 20, 21, 3
+
+
+def two_sub_agents() -> list[Turn]:
+    """Return a session whose sub-agents A and B work at the same time, A's requests first."""
+    return [
+        turn(0, [1, REPLY], [10]),
+        turn(1, [SYSTEM, TASK_A, REPLY], [11], thread="a", branch="subagent"),
+        turn(2, [SYSTEM, TASK_B, REPLY], [12], thread="b", branch="subagent"),
+        turn(3, [30, REPLY], [13], thread="a", branch="subagent", parent=1, prompt_kept=4),
+        turn(4, [31, REPLY], [14], thread="b", branch="subagent", parent=2, prompt_kept=4),
+        turn(5, [32, REPLY], [15], parent=0, prompt_kept=3),
+    ]
+
+
+@pytest.mark.parametrize("system", [SYSTEM, OTHER])
+async def test_sub_agents_are_told_apart_by_their_tasks_whoever_asks_first(system: int) -> None:
+    engine = RecordedEngine(two_sub_agents())
+    assert await said(engine, [1, REPLY], BY_MAIN) == 10
+    assert await said(engine, [system, TASK_B, REPLY], BY_SUB) == 12
+    assert await said(engine, [system, TASK_B, REPLY, 12, 99, REPLY], BY_SUB) == 14
+    assert await said(engine, [system, TASK_A, REPLY], BY_SUB) == 11
+    assert await said(engine, [1, REPLY, 10, 98, REPLY], BY_MAIN) == 15
+    assert await said(engine, [system, TASK_A, REPLY, 11, 97, REPLY], BY_SUB) == 13
+
+
+async def test_sub_agents_with_one_task_are_answered_line_by_line() -> None:
+    turns = two_sub_agents()
+    turns[2] = replace(turns[2], prompt_new=turns[1].prompt_new)
+    engine = RecordedEngine(turns)
+    first = await said(engine, [OTHER, TASK_A, REPLY], BY_SUB)
+    second = await said(engine, [OTHER, TASK_A, REPLY], BY_SUB)
+    assert (first, second) == (11, 12)
+    assert await said(engine, [OTHER, TASK_A, REPLY, 12, 31, REPLY], BY_SUB) == 14
+    assert await said(engine, [OTHER, TASK_A, REPLY, 11, 30, REPLY], BY_SUB) == 13
+
+
+async def test_a_turn_too_many_takes_none_of_another_thread() -> None:
+    engine = RecordedEngine(two_sub_agents())
+    await said(engine, [SYSTEM, TASK_A, REPLY], BY_SUB)
+    await said(engine, [SYSTEM, TASK_A, REPLY, 11, 30, REPLY], BY_SUB)
+    for prompt, rid, after in (
+        ([SYSTEM, TASK_A, REPLY, 11, 30, REPLY, 13, 40, REPLY], BY_SUB, 3),
+        ([OTHER, 77], "s:side:x", None),
+    ):
+        with pytest.raises(EngineError, match="no further turn here"):
+            await engine.generate(prompt, PARAMS, rid=rid)
+        assert engine.unanswered[-1].after == after
+
+
+def test_a_turn_too_many_stands_behind_the_one_it_goes_on_from(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_tiny_tokenizer(tmp_path))
+    turns = two_sub_agents()[:3]
+    changed = replace(turns[2], request={"messages": [{"role": "user", "content": "b"}]})
+    extra = Unanswered(np.array([SYSTEM], np.int32), 1)
+    unknown = Unanswered(np.array([OTHER], np.int32), None)
+    asked = list(enumerate(prompts(turns)))
+    found = compare(turns, [*turns[:2], changed], asked, [unknown, extra], tokenizer)
+    assert [(d.what, d.thread, d.turn) for d in found] == [
+        ("extra", "a", 1),
+        ("message", "b", 0),
+        ("extra", None, 0),
+    ]
 
 
 async def test_when_all_is_said_it_refuses_for_good() -> None:
     engine = RecordedEngine([turn(0, [1], [2])])
-    await engine.generate([1], PARAMS, rid="r")
+    await engine.generate([1], PARAMS, rid=BY_MAIN)
     with pytest.raises(EngineError) as caught:
-        await engine.generate([1, 2, 3], PARAMS, rid="r")
+        await engine.generate([1, 2, 3], PARAMS, rid=BY_MAIN)
     assert (caught.value.status, caught.value.retryable) == (400, False)
-    assert [prompt.tolist() for prompt in engine.unanswered] == [[1, 2, 3]]
+    (only,) = engine.unanswered
+    assert (only.prompt.tolist(), only.after) == ([1, 2, 3], 0)

@@ -87,7 +87,7 @@ async def test_a_program_that_goes_on_longer_asks_an_extra_turn(tmp_path: Path) 
     await record(config, tmp_path / "run", [LOOK])
     result = await asyncio.to_thread(replay, tmp_path / "run", ROLLOUT, ["harness.max_turns=2"])
     first = result.differences[0]
-    assert (first.what, first.turn, first.branch) == ("extra", 1, None)
+    assert (first.what, first.turn, first.branch) == ("extra", 1, "main")
 
 
 async def test_sub_agents_are_answered_with_what_they_were_told(tmp_path: Path) -> None:

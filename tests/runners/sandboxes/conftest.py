@@ -13,7 +13,8 @@ import pytest
 
 from conf.schema import LocalSandbox as Settings
 from runners.sandboxes.contract import SandboxSpec
-from runners.sandboxes.local import LocalBackend, LocalSandbox
+from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local_sandbox import LocalSandbox
 
 Isolation = Literal["auto", "bubblewrap", "unshare", "none"]
 PROGRAM = {"bubblewrap": "bwrap", "unshare": "unshare"}
@@ -31,7 +32,7 @@ def settings(**changes: object) -> Settings:
     """Return settings with small limits."""
     values = {
         "kind": "local", "isolation": "bubblewrap", "memory_mb": 512, "processes": 24,
-        "file_mb": 4, "cpu_s": 2, **changes,
+        "file_mb": 4, "cpu_s": 2, "warm": 0, **changes,
     }  # fmt: skip
     return Settings.model_validate(values)
 

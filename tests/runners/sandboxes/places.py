@@ -6,8 +6,8 @@ import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,17 @@ import pytest
 from conf.schema import DockerSandbox, E2bSandbox
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
+from tests.fakes.docker.installed import docker_program
+from tests.fakes.docker.installed import works as docker_works
 from tests.fakes.e2b.box import boxes_work
 from tests.fakes.e2b.server import KEY, E2bServer
 from tests.fakes.e2b.threaded import threaded_e2b_server
 from tests.runners.sandboxes.conftest import PROGRAM, settings
 
-NAMES = ("bubblewrap", "unshare", "none", "e2b", "docker")
+NAMES = ("bubblewrap", "unshare", "none", "e2b", "docker_program", "docker")
+"""docker_program: the backend with a stand-in for the ``docker`` program. It shows that the calls
+and the rights that they ask for are enough, not what an engine makes of the limits.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Place:
     @property
     def elsewhere(self) -> bool:
         """It outlives its driver."""
-        return self.name in ("e2b", "docker")
+        return self.name in ("e2b", "docker_program", "docker")
 
 
 def e2b_settings(server: E2bServer, **changes: object) -> E2bSandbox:
@@ -61,8 +66,8 @@ def docker_settings() -> DockerSandbox:
     )
 
 
-@contextmanager
-def place(name: str, root: Path) -> Iterator[Place]:
+@asynccontextmanager
+async def place(name: str, root: Path) -> AsyncIterator[Place]:
     """Yield a backend, or skip the test."""
     if name == "e2b":
         if not boxes_work():
@@ -70,7 +75,15 @@ def place(name: str, root: Path) -> Iterator[Place]:
         with api_key(), threaded_e2b_server(root / "boxes") as server:
             backend = make_backend(e2b_settings(server), root / "driver")
             yield Place(name, backend, root, server)
-            asyncio.run(backend.close())
+            await backend.close()
+        return
+    if name == "docker_program":
+        if not docker_works():
+            pytest.skip("this machine cannot stand in for a docker engine")
+        with docker_program(root / "bin"):
+            backend = make_backend(docker_settings(), root / "driver")
+            yield Place(name, backend, root)
+            await backend.close()
         return
     if name == "docker":
         if shutil.which("docker") is None or _fails("docker", "version"):
@@ -79,9 +92,10 @@ def place(name: str, root: Path) -> Iterator[Place]:
     else:
         if name in PROGRAM and shutil.which(PROGRAM[name]) is None:
             pytest.skip(f"{PROGRAM[name]} is not installed")
-        backend = make_backend(settings(isolation=name, file_mb=16), root / "driver")
+        local = settings(isolation=name, file_mb=16, warm=1)
+        backend = await asyncio.to_thread(make_backend, local, root / "driver")
     yield Place(name, backend, root)
-    asyncio.run(backend.close())
+    await backend.close()
 
 
 def _fails(*argv: str) -> bool:

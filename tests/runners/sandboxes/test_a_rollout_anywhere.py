@@ -4,10 +4,11 @@ graded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from conf.schema import LinearScenario
 from conf.schema import NativeHarness as Settings
@@ -22,17 +23,18 @@ from tests.fakes.scripted_gateway import Reply, scripted_gateway, use
 from tests.runners.sandboxes.places import NAMES, Place, place
 from tests.runners.tasks.repositories import FIX, make_task
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 HARNESS = NativeHarness(
     Settings(kind="native", max_turns=3, max_tokens=7, memory_mb=512, cpu_s=20),
     LinearScenario(kind="linear"),
 )
 
 
-@pytest.fixture(params=NAMES, scope="module")
-def there(
+@pytest_asyncio.fixture(params=NAMES, scope="module", loop_scope="module")
+async def there(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
-    with place(request.param, tmp_path_factory.mktemp(request.param)) as there:
+) -> AsyncIterator[Place]:
+    async with place(request.param, tmp_path_factory.mktemp(request.param)) as there:
         yield there
 
 

@@ -8,26 +8,34 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
 from tests.runners.sandboxes.places import NAMES, Place, place
 from tests.runners.sandboxes.test_isolation import gone, running
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 _names = (f"conformance-{number}" for number in itertools.count())
 ARGUMENTS = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 
 
-@pytest.fixture(params=NAMES, scope="module")
-def there(
+PLACES = [
+    pytest.param(name, marks=pytest.mark.slow if name == "docker_program" else ()) for name in NAMES
+]
+"""A program is started for each call of docker's: forty seconds."""
+
+
+@pytest_asyncio.fixture(params=PLACES, scope="module", loop_scope="module")
+async def there(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
-    with place(request.param, tmp_path_factory.mktemp(request.param)) as there:
+) -> AsyncIterator[Place]:
+    async with place(request.param, tmp_path_factory.mktemp(request.param)) as there:
         yield there
 
 

@@ -1,13 +1,19 @@
-"""What the docker backend asks of the ``docker`` program; with an engine, see test_conformance."""
+"""What the docker backend asks of the ``docker`` program. That the calls do what they are for is
+shown by test_conformance, with a stand-in for the program, and with an engine where there is one.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from runners.sandboxes import docker
 from runners.sandboxes.contract import SandboxError, SandboxSpec
+from tests.fakes.docker.installed import docker_program, works
 from tests.runners.sandboxes.places import docker_settings
 
 MARK = "0123456789abcdef"
@@ -45,6 +51,40 @@ def test_only_the_runs_own_containers_are_listed_and_removed() -> None:
     assert listing[:5] == ["docker", "ps", "--all", "--filter", f"label=agentrl_run={MARK}"]
     assert listing[-1] == '{{.ID}} {{.Label "agentrl_name"}}'
     assert docker.remove_argv("box") == ["docker", "rm", "--force", "--volumes", "box"]
+
+
+def test_the_real_program_knows_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("docker is not installed")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/socket")
+    spec = SandboxSpec("train-1-a0", None, "none")
+    for argv in (
+        docker.run_argv(docker_settings(), spec, MARK),
+        docker.exec_argv("box", "true", stdin=True),
+        docker.list_argv(MARK),
+        docker.remove_argv("box"),
+    ):
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode
+        assert "daemon" in done.stderr, argv
+        assert "flag" not in done.stderr, argv
+
+
+async def test_a_task_works_in_its_images_own_directory(tmp_path: Path) -> None:
+    if not works():
+        pytest.skip("this machine cannot stand in for a docker engine")
+    (source := tmp_path / "source").mkdir()
+    (source / "a.txt").write_text("pinned\n")
+    image = "mkdir /testbed && cd /testbed && git init -q . && echo old > gone.txt && git add . && "
+    with docker_program(tmp_path / "bin", image=f"{image} echo built > built.o"):
+        backend = docker.DockerBackend(docker_settings(), tmp_path / "driver")
+        spec = SandboxSpec("one", source, "none", image="swe:1", workdir="/testbed")
+        sandbox = await backend.create(spec)
+        said = await sandbox.run(["sh", "-c", "pwd; cat *; touch built.o a.txt"], deadline_s=30)
+        facts = next((tmp_path / "bin/containers").glob("*/facts.json")).read_text()
+        await backend.close()
+    assert (said.exit_code, said.stdout) == (0, b"/testbed\npinned\nbuilt\n"), said
+    assert json.loads(facts)["image"] == "swe:1"
 
 
 async def test_what_the_program_says_is_in_the_error() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.inhabitants import Inhabitant, inhabitants
-from runners.sandboxes.local import LocalBackend, LocalSandbox
+from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local_sandbox import LocalSandbox
 from tests.runners.sandboxes.conftest import PROGRAM, settings
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runners.sandboxes.contract import CommandResult
-from runners.sandboxes.local import LocalSandbox
+from runners.sandboxes.local_sandbox import LocalSandbox
 from tests.runners.sandboxes.conftest import Opener
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 
 from runners.sandboxes.local import LocalBackend
 from runners.sandboxes.tree import copy_tree, remove_tree
-from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import EvalCommand, Patch, Task, Verdict, VerdictKind
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import capture
-from tests.runners.tasks.repositories import FIX, git, make_task
+from tests.runners.tasks.pytest_tasks import make_pytest_task
+from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
 LATIN = "café\n".encode("latin-1")
 TESTS = """\
@@ -178,6 +180,49 @@ async def test_a_deleted_test_is_put_back_and_told(
     fixed(workspace)
     _, verdict = await graded(backend, task, workspace, "fixed")
     assert verdict.kind is VerdictKind.SOLVED
+
+
+FORCED = """\
+import pytest
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    found = yield
+    found.get_result().outcome = "passed"
+"""
+
+
+async def test_an_edited_conftest_is_put_back_and_told(
+    backend: LocalBackend, tmp_path: Path
+) -> None:
+    task = make_pytest_task(tmp_path)
+    workspace = tmp_path / "workspace"
+    copy_tree(task.repo, workspace)
+    (workspace / "conftest.py").write_text(FORCED)
+    (workspace / "setup.cfg").write_text("[tool:pytest]\naddopts = --deselect tests\n")
+    git(workspace, "add", "-A")
+    git(workspace, "commit", "-q", "-m", "all green")
+    patch = await capture(task, workspace)
+    assert patch.tampered == ("conftest.py", "setup.cfg")
+    cheated = await SandboxGrader(backend).grade(task, patch, name="g", deadline_s=60)
+    assert (cheated.kind, cheated.fail_to_pass_passed) == (VerdictKind.UNSOLVED, 0)
+    fixed(workspace)
+    patch = await capture(task, workspace)
+    honest = await SandboxGrader(backend).grade(task, patch, name="g", deadline_s=60)
+    assert honest.kind is VerdictKind.SOLVED, honest
+    assert patch.files == ("calc/add.py",)
+
+
+async def test_grading_has_no_network(backend: LocalBackend, task: Task) -> None:
+    if backend.guarantees()["no network but the gateway"] == "NOT KEPT":
+        pytest.skip("sandboxes of this machine have a network, and say so")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        reach = f"import socket; socket.create_connection(('127.0.0.1', {port}), 5)"
+        asks = replace(task, grading=EvalCommand(f'python -c "{reach}"', "/repo"))
+        verdict = await SandboxGrader(backend).grade(asks, patch_of(b""), name="g", deadline_s=30)
+    assert verdict.kind is VerdictKind.UNSOLVED
+    assert "refused" in verdict.log or "unreachable" in verdict.log
 
 
 async def test_names_that_cannot_be_stored_are_escaped(task: Task, workspace: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +30,7 @@ from runners.tasks.graders.decorators import SecondLook
 from runners.tasks.graders.official import official_report, test_spec
 from runners.tasks.graders.official import read as read_official
 from runners.tasks.graders.pytest_ids import read
-from runners.tasks.graders.scripts import read_run, run_script, script_mounts
+from runners.tasks.graders.scripts import PLUGIN, read_run, run_script, script_mounts
 from runners.tasks.grading import SandboxGrader
 from tests.runners.tasks.pytest_tasks import (
     diff_of,
@@ -97,7 +101,7 @@ async def test_a_forgery_does_not_solve(backend: LocalBackend, task: Task, how: 
 
 @needs_package
 async def test_what_fools_the_official_log_does_not_fool_us(
-    backend: LocalBackend, task: Task
+    backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
     grading, forged = task.grading, FORGERIES["a printed summary, then the end"]
     assert isinstance(grading, EvalScript)
@@ -114,7 +118,8 @@ async def test_what_fools_the_official_log_does_not_fool_us(
         run = await run_script(grading, spec.eval_script, sandbox, 30)
     finally:
         await sandbox.close()
-    assert official_report(task, spec, run.log)["resolved"]
+    (tmp_path / "log").write_bytes(run.log)
+    assert official_report(task, spec, tmp_path / "log")["resolved"]
     assert read_official(task, spec, run).kind is VerdictKind.UNSOLVED
 
 
@@ -122,6 +127,35 @@ async def test_a_loop_is_unsolved_at_the_deadline(backend: LocalBackend, task: T
     loops = "def add(a, b):\n    while (a, b) == (2, 3):\n        pass\n    return a + b\n"
     verdict = await grade(backend, task, diff_of(task.repo, calc__add=loops), deadline_s=2)
     assert (verdict.kind, verdict.timed_out) == (VerdictKind.UNSOLVED, True)
+
+
+def test_the_plugin_can_be_read_by_the_oldest_python_of_swe_bench() -> None:
+    ast.parse(PLUGIN.read_text("utf-8"), feature_version=(3, 6))
+    assert "from __future__" not in PLUGIN.read_text("utf-8")
+
+
+def test_a_pytest_that_the_plugin_does_not_know_runs_without_it(tmp_path: Path) -> None:
+    (tmp_path / "pytest.py").write_text("def hookimpl(**_): return lambda function: function\n")
+    (tmp_path / "_pytest").mkdir()
+    (tmp_path / "_pytest/__init__.py").write_text("")
+    ask, word = os.pipe()
+    said, tell = os.pipe()
+    os.write(word, b"w" * 32)
+    done = subprocess.run(
+        [sys.executable, "-c", "import agentrl_report; print(agentrl_report.REPORTER)"],
+        env={
+            "PYTHONPATH": f"{tmp_path}:{PLUGIN.parent}",
+            "AGENTRL_REPORT": f"{ask},{tell}",
+        },
+        pass_fds=(ask, tell),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for descriptor in (ask, word, said, tell):
+        os.close(descriptor)
+    assert done.stdout == "None\n"
+    assert "agentrl_report: ModuleNotFoundError" in done.stderr
 
 
 # --- what pytest says, read --------------------------------------------------------------------

@@ -29,6 +29,8 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 class Counting:
     """A backend that counts what it makes; the first ``failures`` sandboxes fail."""
 
+    has_images = False
+
     def __init__(self, backend: LocalBackend, failures: int = 0) -> None:
         self.made = 0
         self._backend = backend

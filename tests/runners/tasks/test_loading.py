@@ -170,15 +170,6 @@ def test_tests_named_by_ids_and_commands_are_protected(tmp_path: Path) -> None:
     assert pro.protected == ("tests/a.py", "tests/b.py")
 
 
-def test_rows_that_pytest_does_not_run_need_the_official_package(
-    tmp_path: Path, here: dict[str, Any]
-) -> None:
-    file = write(tmp_path / "rows.jsonl", [{**here, "log_parser": "parse_log_django"}])
-    assert "task.grader=official" in validate(config(file), str(file)).faults[0]
-    official = load(config(file, grader="official"), str(file))[0]
-    assert official.grading.kind == "swebench"
-
-
 def test_too_few_tasks_to_train_on_are_refused(tmp_path: Path, here: dict[str, Any]) -> None:
     file = write(tmp_path / "r.jsonl", [{**here, "instance_id": f"t-{n}"} for n in range(4)])
     fits = ("task=jsonl", f"task.path='{file}'", "run.eval_tasks=1", "run.tasks_per_step=3")

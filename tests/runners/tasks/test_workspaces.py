@@ -10,7 +10,7 @@ import pytest
 
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local import LocalBackend
-from runners.sandboxes.tree import copy_tree
+from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import EvalCommand, Origin, Task, VerdictKind
 from runners.tasks.graders.decorators import ReadyFirst
 from runners.tasks.grading import SandboxGrader
@@ -122,6 +122,27 @@ def test_bundles_and_mirrors_are_sources_too(task: Task, tmp_path: Path) -> None
         pinned(str(source), "f" * 40, tmp_path / "none")
     assert not (tmp_path / "none").exists()
     assert not list(tmp_path.glob(".none*"))
+
+
+def test_nothing_is_borrowed_from_the_source_or_its_work_trees(task: Task, tmp_path: Path) -> None:
+    assert task.origin is not None
+    original, source = tmp_path / "original", tmp_path / "source"
+    copy_tree(Path(task.origin.source), original)
+    git(original, "clone", "-q", "--shared", str(original), str(source))
+    git(source, "worktree", "add", "-q", "-b", "side", str(tmp_path / "aside"), "origin/release")
+    assert (source / ".git/objects/info/alternates").exists()
+    made = tmp_path / "made"
+    pinned(str(source), task.base_commit, made)
+    remove_tree(original)
+    remove_tree(source)
+    git(made, "fsck", "--full", "--strict")
+    assert git(made, "worktree", "list").count("\n") == 0
+    assert git(made, "for-each-ref", "--format=%(refname)") == "refs/heads/main"
+    for name in ("worktrees", "objects/info/alternates", "packed-refs", "logs", "FETCH_HEAD"):
+        assert not (made / ".git" / name).exists(), name
+    assert objects(made) == set(
+        git(made, "rev-list", "--objects", "--no-object-names", task.base_commit).split()
+    )
 
 
 def test_bytes_are_the_blobs_whatever_attributes_say(tmp_path: Path) -> None:

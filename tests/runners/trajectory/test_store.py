@@ -254,6 +254,24 @@ def test_an_evaluation_finishes_once(store: RunStore) -> None:
     assert [(row.step, row.result) for row in store.evaluations()] == [(0, {"solve_rate": 0.5})]
 
 
+def test_what_came_after_a_step_is_taken_back(store: RunStore) -> None:
+    for step in (1, 2, 3):
+        store.begin_step(step, ["t"])
+        store.finish_step(step, {})
+        store.finish_evaluation(step, {})
+        store.put_rollout(a_rollout(f"train-{step:06}-00-00"))
+        store.put_rollout(a_rollout(f"eval-{step:06}-00-00"))
+    store.rewind(1)
+    assert [row.step for row in store.steps()] == [1]
+    assert [row.step for row in store.evaluations()] == [1]
+    kept = {record.rollout_id for record in store.rollouts(counts=True)}
+    # Step 2 was sampled by the weights that step 1 has left.
+    assert kept == {"train-000001-00-00", "eval-000001-00-00", "train-000002-00-00"}
+    assert len(store.rollouts()) == 6
+    store.begin_step(2, ["t"])
+    store.finish_step(2, {})
+
+
 def test_events_keep_their_order_and_kind(store: RunStore) -> None:
     store.event("retry", {"n": 1})
     store.event("resume", {})

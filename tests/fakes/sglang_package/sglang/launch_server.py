@@ -52,6 +52,7 @@ async def serve(asked: argparse.Namespace) -> None:
 
     app = web.Application()
     app.router.add_get("/health_generate", health)
+    app.router.add_get("/health", health)
     app.router.add_get("/server_info", info)
     runner = web.AppRunner(app)
     await runner.setup()

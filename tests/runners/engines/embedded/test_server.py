@@ -448,6 +448,20 @@ async def test_loads_count_running_and_waiting_requests(http: Http, core: Engine
     await asyncio.gather(*running)
 
 
+async def test_tokenize_says_which_ids_a_text_has(http: Http, core: EngineCore) -> None:
+    assert core.tokenizer is not None
+    text = "naïve 日本"
+    status, answer = await http.post("/tokenize", {"prompt": text, "add_special_tokens": False})
+    ids = core.tokenizer.encode(text, add_special_tokens=False).ids
+    assert (status, answer) == (
+        200,
+        {"tokens": ids, "count": len(ids), "max_model_len": core.max_context_tokens},
+    )
+    assert core.tokenizer.decode(ids) == text
+    status, answer = await http.post("/tokenize", {"text": text})
+    assert (status, "prompt" in answer["error"]["message"]) == (400, True)
+
+
 async def test_server_and_model_info_tell_limits_and_model(http: Http, model_dir: Path) -> None:
     for path in ("/server_info", "/get_server_info"):
         _, info = await http.get(path)

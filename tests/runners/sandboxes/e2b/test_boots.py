@@ -208,3 +208,35 @@ async def test_sixty_four_boot_at_once(
 
     assert await asyncio.gather(*(one(number) for number in range(64))) == [b"one\n"] * 64
     assert not server.machines
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_as_long_as_the_service_asks_is_waited(
+    server: E2bServer, backend: E2bBackend, source: Path, status: int
+) -> None:
+    server.plan(CREATE, "status", status=status, times=1, retry_after_s=1)
+    sandbox = await backend.create(spec(source))
+    first, second = (
+        at for at, asked in zip(server.times, server.requests, strict=True) if asked == CREATE
+    )
+    assert second - first >= 1
+    await sandbox.close()
+
+
+async def test_an_answer_is_not_tried_again_by_us_and_by_the_sdk(
+    server: E2bServer, backend: E2bBackend, source: Path
+) -> None:
+    server.plan(CREATE, "status", status=502, times=99)
+    with pytest.raises(SandboxError, match="502"):
+        await backend.create(spec(source))
+    assert server.requests.count(CREATE) == 3
+
+
+async def test_no_more_boot_at_once_than_configured(
+    server: E2bServer, source: Path, tmp_path: Path
+) -> None:
+    backend = E2bBackend(e2b_settings(server, boots=2), tmp_path / "driver")
+    server.plan(CREATE, "slow", seconds=0.05, times=99)
+    sandboxes = await asyncio.gather(*(backend.create(spec(source, f"s{n}")) for n in range(6)))
+    assert server.most_at_once[CREATE] == 2
+    await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from e2b import AsyncSandbox
 
-from runners.sandboxes.contract import SandboxError, SandboxSpec
+from runners.sandboxes.contract import OversizedError, SandboxError, SandboxSpec
 from runners.sandboxes.e2b.backend import E2bBackend
 from runners.sandboxes.e2b.calls import Calls
 from runners.sandboxes.e2b.machine import E2bMachine
 from runners.sandboxes.remote import RemoteSandbox
+from runners.tasks.patch import take
 from tests.fakes.e2b.server import KEY, E2bServer
 from tests.runners.sandboxes.places import e2b_settings
+from tests.runners.tasks.repositories import make_task
 
 START = "POST /process.Process/Start"
 ONCE = "echo ran >> ran.txt; sleep 0.1; echo done"
@@ -124,3 +126,20 @@ async def test_a_lifetime_that_is_long_enough_costs_no_call(
     (machine,) = server.machines.values()
     await sandbox.run(["true"], deadline_s=30)
     assert not machine.renewed
+
+
+async def test_a_workspace_that_is_too_large_is_the_agents_doing(
+    server: E2bServer, sandbox: RemoteSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = make_task(tmp_path / "task")
+    monkeypatch.setattr("runners.sandboxes.remote.UNPACKED_LIMIT", 1 << 20)
+    await sandbox.run(["bash", "-c", "head -c 2000000 /dev/urandom > big"], deadline_s=30)
+    with pytest.raises(OversizedError, match="has more than 1024 MB"):
+        async with sandbox.on_host():
+            pass
+    patch = await take(task, sandbox)
+    assert (patch.diff, patch.refused) == (b"", "the workspace has more than 1024 MB")
+    assert "GET /files" not in server.requests, "nothing of it is fetched"
+    await sandbox.run(["truncate", "-s", "500000", "big"], deadline_s=30)
+    async with sandbox.on_host() as workspace:
+        assert (workspace / "big").stat().st_size == 500_000

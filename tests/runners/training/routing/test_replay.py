@@ -206,7 +206,29 @@ def test_two_calls_of_a_micro_batch_have_their_own_rows(policy: nn.Module) -> No
     assert fired.other_slots == 0
 
 
+def test_a_second_registry_on_one_policy_has_a_state_of_its_own(policy: nn.Module) -> None:
+    first, second = RouterReplay(policy), RouterReplay(policy)
+    own = recorded(policy, first)
+    _, fired = replayed(policy, second, other(own))
+    assert fired.forward == dict.fromkeys(second.routers, 1)
+    _, fired = replayed(policy, first, own)
+    assert fired.other_slots == 0
+    second.close()
+    assert replayed(policy, first, own)[1].other_slots == 0
+
+
+def test_a_router_whose_rule_is_not_known_is_refused_by_name() -> None:
+    class FusedRouter(nn.Module):
+        pass
+
+    policy: Any = qwen()
+    policy.model.layers[1].mlp.gate = FusedRouter()
+    with pytest.raises(RoutingError, match=r"layer 1 routes with FusedRouter.*routing_replay=off"):
+        RouterReplay(policy)
+
+
 def test_a_hook_that_does_not_fire_is_an_alarm(policy: nn.Module) -> None:
+    """The silent no-op: training went on with its own experts."""
     replay = RouterReplay(policy)
     own = recorded(policy, replay)
     last = max(replay.routers)
@@ -216,6 +238,7 @@ def test_a_hook_that_does_not_fire_is_an_alarm(policy: nn.Module) -> None:
 
 
 def test_a_hook_that_fires_twice_is_an_alarm(policy: nn.Module) -> None:
+    """The registry hooked twice: what was forced would be compared with itself."""
     replay = RouterReplay(policy)
     own = recorded(policy, replay)
     first = min(replay.routers)

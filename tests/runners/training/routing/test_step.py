@@ -96,6 +96,23 @@ def test_an_engine_with_the_same_routers_has_no_mismatch_with_and_without_replay
     assert (metrics["r3/gate_grad_norm"] or 0.0) > 0.0
 
 
+@pytest.mark.parametrize("routing", [r3(), R2])
+def test_a_step_has_every_figure_and_none_that_says_zero_of_nothing(
+    weights: Path, routing: RoutingReplay
+) -> None:
+    names = "captured replayed disagree_slot disagree_token k1 k3 k3_native p999_abs F_1.1 F_2"
+    names += " p999_abs_native F_1.1_native routing_share gate_grad_norm invalid_rows"
+    samples = rollouts(make_trainer(weights))
+    metrics = make_trainer(weights, routing=routing).step(samples)
+    assert {f"r3/{name}" for name in names.split()} <= metrics.keys()
+    assert (metrics["r3/captured"] is None) == (routing is R2), "R2 captures nothing"
+    assert (metrics["r3/k3_native"] is None) == (routing is R2), "R2 is not compared"
+    flat = [[replace(sample, advantage=0.0)] for [sample] in samples]
+    metrics = make_trainer(weights, routing=routing).step(flat)
+    for name in ("replayed", "disagree_slot", "disagree_token", "k1", "k3", "F_2"):
+        assert metrics[f"r3/{name}"] is None, "nothing was trained"
+
+
 def test_replay_takes_away_what_other_routers_put_between_rollout_and_training(
     weights: Path, noisy: Path
 ) -> None:
@@ -170,8 +187,14 @@ def test_an_impossible_sample_can_be_masked_instead(weights: Path) -> None:
     samples[0] = [corrupt("zeros", samples[0][0], samples[1][0])]
     with pytest.raises(RoutingError, match="r0 routes token 0 in layer 0 twice"):
         make_trainer(weights, routing=r3()).step(samples)
-    metrics = make_trainer(weights, routing=r3(on_fault="mask")).step(samples)
+    trainer = make_trainer(weights, routing=r3(on_fault="mask"))
+    metrics = trainer.step(samples)
     assert metrics["r3/refused_samples"] == 1.0
+    (alarm,) = trainer.refused.items()
+    assert alarm[0] == "r0"
+    assert alarm[1].startswith("routes token 0 in layer 0 twice to one expert")
+    trainer.step(rollouts(engine))
+    assert trainer.refused == {}, "of the last step"
     assert metrics["train/updates"] == 1.0
 
 

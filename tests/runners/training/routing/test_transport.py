@@ -11,22 +11,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from conf.compose import compose
 from conf.schema import Config
 from runners.campaign.batch import Batch, Sessions, make_batch
 from runners.engines.contract import SamplingParams
 from runners.engines.embedded.core import EngineCore
+from runners.training.batching import micro_batches
+from runners.training.fanout import fan_out
 from runners.training.routing.shape import routing_shape
 from runners.training.sample import Sample
-from runners.trajectory.graph import segments
+from runners.trajectory.graph import TurnGraph, segments
 from runners.trajectory.record import RolloutRecord
-from runners.trajectory.routing import RoutingError, RoutingShape, TurnRouting, turn_routing
+from runners.trajectory.routing import (
+    Routing,
+    RoutingError,
+    RoutingShape,
+    TurnRouting,
+    segment_routing,
+    turn_routing,
+)
 from runners.trajectory.store import RunStore
 from tests.fakes.tiny_model import write_tiny_model
 from tests.runners.training.routing.test_step import corrupt, r3
 from tests.runners.training.test_local import VOCAB, make_trainer
-from tests.runners.trajectory.records import CONFIG, LOST, a_rollout, a_turn
+from tests.runners.trajectory.records import CONFIG, LOST, a_rollout, a_turn, branched_turns
 
 TURNS, NEW, SAMPLED = 3, 6, 12
 CONFIGS = {kind: compose(["routing_replay=rollout", f"routing_replay.on_fault={kind}"])
@@ -216,3 +226,61 @@ def test_backward_with_recomputed_activations_replays_what_forward_replayed(
         metrics = trainer.step(rollouts)
         found.append((metrics["policy/grad_norm"], metrics["r3/gate_grad_norm"]))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("tokens", [60, 4096])
+def test_padding_and_packing_keep_rows_with_their_tokens(
+    tokens: int, weights: Path, shape: RoutingShape, tmp_path: Path
+) -> None:
+    """Samples of several lengths, in any order: what is padding or unknown is never replayed."""
+    batch = played(weights, shape, tmp_path / "run", {1: {2}})
+    samples = [sample for rollout in batch.rollouts for sample in rollout]
+    cut = [
+        replace(
+            sample,
+            tokens=sample.tokens[:-keep],
+            loss_mask=sample.loss_mask[:-keep],
+            logprobs=sample.logprobs[:-keep],
+            routing=sample.routing
+            and Routing(sample.routing.experts[:-keep], sample.routing.valid[:-keep]),
+        )
+        for keep, sample in zip((1, 5, 9, 3), samples, strict=True)
+    ]
+    seen: set[int] = set()
+    weights_of = [1.0] * len(cut)
+    device = torch.device("cpu")
+    for part in micro_batches(cut, weights_of, tokens_per_microbatch=tokens, device=device):
+        assert part.experts is not None
+        assert part.routed is not None
+        for row, index in enumerate(part.samples):
+            own, length = cut[index].routing, part.lengths[row]
+            assert own is not None
+            assert np.array_equal(part.experts[row, :length].numpy(), own.experts)
+            assert np.array_equal(part.routed[row, :length].numpy(), own.valid)
+            assert not part.routed[row, length:].any()
+            seen.add(index)
+    assert seen == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("fanout", ["segments", "collapse"])
+def test_each_sample_has_the_rows_of_its_own_segment(fanout: str, shape: RoutingShape) -> None:
+    """Turns that several chains share, and a chain that is left out, move nobody's rows."""
+    turns = branched_turns()
+    graph = TurnGraph(turns)
+    held = {}
+    for turn in turns:
+        path = graph.nodes[turn.index].tokens()
+        start = 0 if turn.parent is None else graph.nodes[turn.parent].length - 1
+        rng = np.random.default_rng(turn.index)
+        size = (len(path) - 1 - start, shape.layers, shape.experts)
+        flat = rng.random(size).argsort(-1)[..., : shape.top_k].astype(np.int32).ravel()
+        held[turn.index] = turn_routing(flat, path, start, shape, turn.weight_version)
+    config = compose([f"fanout={fanout}"]).fanout
+    fan = fan_out("r", segments(turns), 1.0, config, lambda one: segment_routing(one, held, shape))
+    assert len(fan.samples) == (1 if fanout == "collapse" else 5)
+    chains = {tuple(chain.tokens.tolist()): chain for chain in segments(turns)}
+    for sample in fan.samples:
+        assert sample.routing is not None
+        chain = chains[tuple(sample.tokens.tolist())]
+        wanted = np.concatenate([held[index].experts for index in chain.turns])
+        assert np.array_equal(sample.routing.experts[:-1], wanted), chain.kind

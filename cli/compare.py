@@ -1,0 +1,38 @@
+"""``agentrl compare``: what runs came to, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.arguments import Json, examples
+
+EXAMPLES = examples("agentrl compare runs/20260101-120000-linear runs/20260101-130000-linear")
+
+
+def compare(
+    context: typer.Context,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", help="Run directories, two or more.", show_default=False),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Compare runs: solve rates, reward, tokens, time, and the keys in which they differ."""
+    context.obj.json = as_json
+    if len(runs) < 2:
+        raise typer.BadParameter("name two runs or more")
+    from cli.invocation import print_json, stdout
+    from cli.tables import render_comparison, render_differences
+    from runners.report.comparison import compare_runs
+
+    found = compare_runs(runs)
+    if as_json:
+        print_json(found)
+        return
+    stdout().print(render_comparison(found["runs"], title="runs"))
+    stdout().print(
+        render_differences(found["differences"], [run["label"] for run in found["runs"]])
+    )

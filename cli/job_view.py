@@ -1,0 +1,103 @@
+"""A job on a cluster while it is followed: a picture on a terminal, a line per change elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from conf.schema import Config
+from launch.submission import Sight
+from runners.observe.dashboard import duration
+from runners.observe.terminal import printable
+
+_OUTCOMES = 5
+
+
+class JobView:
+    """Shows sights of one job while its ``with`` block runs."""
+
+    def __init__(self, config: Config, run_dir: Path, console: Console) -> None:
+        mode = config.observe.dashboard
+        shown = mode == "on" or (mode == "auto" and console.is_terminal)
+        self._console = console
+        self._title = f"job {config.launch.kind} {run_dir.name}"
+        self._steps = config.run.steps
+        self._started = time.monotonic()
+        self._live = Live(console=console, refresh_per_second=2, transient=True) if shown else None
+        self._said: dict[str, str] = {}
+        self._before: Any = ...
+        """When the status changed last before this: what it says was shown then, or is old."""
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, sight: Sight) -> None:
+        """Show how the job stands now."""
+        if self._before is ...:
+            self._before = sight.status.get("updated_at")
+        if sight.status.get("updated_at") == self._before:
+            sight = replace(sight, status={})
+        if self._live is not None:
+            self._live.update(self._picture(sight))
+            return
+        for name, text in self._lines(sight):
+            if self._said.get(name) != text:
+                self._said[name] = text
+                self._console.print(printable(text), soft_wrap=True)
+
+    def _lines(self, sight: Sight) -> Iterator[tuple[str, str]]:
+        yield "phase", sight.phase
+        for step, rate in sight.status.get("evaluations", []):
+            yield f"held-out {step}", f"held-out solve rate after {step} steps: {rate:.1%}"
+        if done := sight.status.get("steps_done"):
+            yield "step", f"step {done}/{self._steps}  {_figures(sight.status)}"
+
+    def _picture(self, sight: Sight) -> RenderableType:
+        status = sight.status
+        table = Table(title=Text(self._title), title_justify="left", show_header=False)
+        table.add_column(style="bright_black", no_wrap=True)
+        table.add_column(overflow="fold")
+        table.add_row("state", Text(printable(sight.phase), "bold cyan"))
+        table.add_row("followed for", duration(time.monotonic() - self._started))
+        if status:
+            table.add_row("steps", f"{status.get('steps_done', 0)} of {self._steps}")
+            table.add_row("under way", f"{status.get('step_rollouts', 0):,} rollouts done")
+            if status.get("metrics"):
+                table.add_row("last step", _figures(status))
+            for step, rate in status.get("evaluations", [])[-1:]:
+                table.add_row(f"held-out after {step}", f"{rate:.1%}")
+            for code, count in list(status.get("outcomes", {}).items())[:_OUTCOMES]:
+                table.add_row(f"  {code}", f"{count:,}")
+            silent_s = time.time() - float(status.get("updated_at") or 0.0)
+            table.add_row("last sign of life", f"{duration(max(silent_s, 0.0))} ago")
+        said = Text(f" {printable(sight.line)}", "bright_black", no_wrap=True, overflow="ellipsis")
+        return Group(table, said, Text(" ctrl-C leaves; the job goes on", "bright_black"))
+
+
+def _figures(status: dict[str, Any]) -> str:
+    found = status.get("metrics", {})
+    names = {"reward": "train/reward_mean", "solve rate": "train/solve_rate"}
+    shown = [
+        f"{name} {found[key]:.3f}" for name, key in names.items() if found.get(key) is not None
+    ]
+    return "  ".join(shown) or "no rollout was graded"

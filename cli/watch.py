@@ -1,0 +1,27 @@
+"""``agentrl watch``: a run from another terminal."""
+
+from __future__ import annotations
+
+import typer
+
+from cli.arguments import RunDir, examples
+
+EXAMPLES = examples("agentrl watch runs/20260101-120000-linear")
+
+
+def watch(context: typer.Context, run: RunDir) -> None:
+    """Look on while a run runs, and end with it. Nothing of the run is changed.
+
+    Exit code: the run's own; 4 if its driver is gone. ctrl-C ends the looking on, not the run.
+    """
+    from cli.invocation import stderr, stdout
+    from conf.errors import ExitCode
+    from runners.observe.onlooker import look_on
+    from runners.observe.status import render
+
+    try:
+        status = look_on(run, stderr())
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    stdout().print(render(status))
+    raise typer.Exit(ExitCode.SERVICE_GONE if status.exit_code is None else status.exit_code)

@@ -1,0 +1,59 @@
+"""One execution of an evaluation or of a calibration: store, driver, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from conf.schema import Config
+from runners.driver import Driver, End, open_run
+from runners.evaluation.benchmarks import Benchmark
+from runners.observe.progress import Progress
+from runners.trajectory.store import RunStore
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a measurement works with."""
+
+    benchmark: Benchmark
+    config: Config
+    store: RunStore
+    driver: Driver
+    progress: Progress
+
+
+class Measurement(Protocol):
+    """What is executed, once."""
+
+    async def work(self) -> None:
+        """Do what is left to do; raises Interrupted and AgentrlError."""
+        ...
+
+    def write(self) -> None:
+        """Write what is known, at every end; raises StoreError."""
+        ...
+
+
+M = TypeVar("M", bound=Measurement)
+
+
+def execute(
+    make: Callable[[Execution], M],
+    benchmark: Benchmark,
+    config: Config,
+    run_dir: Path,
+    *,
+    resume: bool,
+) -> tuple[M, End]:
+    """Execute, or continue, a measurement in ``run_dir``; return it, and how it ended.
+
+    Raises AgentrlError only for what makes a start impossible.
+    """
+    with open_run(config, run_dir, resume=resume) as store:
+        progress = Progress(store.run_dir.name, steps=0)
+        driver = Driver(config, store, progress, benchmark=benchmark.name)
+        measurement = make(Execution(benchmark, config, store, driver, progress))
+        return measurement, driver.run(measurement.work, measurement.write)

@@ -1,0 +1,436 @@
+"""``python -m runners.executors.bridge``: the one process of a run that speaks Ray (protocol of its
+start and its end: ``runners.service``).
+
+It keeps a worker on every node of the cluster, brings attempts to them, and their questions to the
+driver. Ray ends a process that loses its cluster, and writes to its terminal: so it is not the
+driver's. When the driver is gone this process ends, and with it the workers, which Ray does not
+let outlive who made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from conf.errors import AgentrlError, ExitCode
+from runners.executors.line import Line
+from runners.executors.trouble import ExecutorError, NodeLost, Trouble
+from runners.executors.worker import Worker, WorkerSettings, identity, is_loopback
+from runners.service import announce, parent_gone, receive_settings
+
+_log = logging.getLogger(__name__)
+
+CONNECT_S = 5.0
+"""To find out whether anybody listens at the head's address."""
+LOOK_S = 1.0
+"""Between two looks at which nodes there are."""
+SILENCE_S = 60.0
+"""A worker says every second that it lives; one whose event loop stands still for so long is
+lost."""
+PREPARE_S = 300.0
+"""From a worker's start to its readiness: a Python starts, sandboxes are tried."""
+CLOSE_S = 20.0
+"""What a worker gets to remove what it has made."""
+SPARE_CALLS = 16
+"""Of a worker at once, besides attempts and their cancellations: questions and answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node of the cluster."""
+
+    node_id: str
+    name: str
+    address: str
+
+
+@dataclass(eq=False, slots=True)
+class Post:
+    """A worker on a node; mutated by the bridge."""
+
+    place: Place
+    actor: Any
+    lost: asyncio.Future[str]
+    """Why it is; set once."""
+    in_flight: set[str] = field(default_factory=set)
+    ready: bool = False
+
+
+class Bridge:
+    """The workers of one run."""
+
+    def __init__(self, *, rollouts_per_node: int, driver_node: bool, patience_s: float) -> None:
+        self._rollouts_per_node = rollouts_per_node
+        self._driver_node = driver_node
+        self._patience_s = patience_s
+        self._posts: dict[str, Post] = {}
+        """By node id; the lost ones are gone from here."""
+        self._refused: set[str] = set()
+        self._changed = asyncio.Condition()
+        self._running: dict[str, asyncio.Task[bytes]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._address = _own_address()
+        self._settings: WorkerSettings
+        self._line: Line
+
+    def attach(self, line: Line) -> None:
+        """Take the line to the driver."""
+        self._line = line
+
+    async def answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Answer the driver."""
+        match name:
+            case "start":
+                return await self._start(*arguments)
+            case "run":
+                return await self._run(*arguments)
+            case "cancel":
+                return await self._cancel(*arguments)
+            case "close":
+                return await self.close()
+        raise ValueError(f"the bridge knows no {name}")
+
+    async def close(self) -> None:
+        """End all workers, and have them remove what they made."""
+        for task in self._tasks:
+            task.cancel()
+        posts, self._posts = list(self._posts.values()), {}
+        await asyncio.gather(*(self._dismiss(post) for post in posts))
+
+    # Nodes and their workers.
+
+    async def _start(self, settings: WorkerSettings) -> dict[str, dict[str, str]]:
+        """Get a worker ready on every node there is; returns what their sandboxes promise.
+
+        Raises ExecutorError with the reason of every node that cannot work.
+        """
+        self._settings = settings
+        places = await self._places()
+        if not places:
+            raise ExecutorError(
+                "the Ray cluster has no node that may take rollouts: start another with "
+                "`ray start --address=…`, or set executor.driver_node=true",
+                ExitCode.PREFLIGHT,
+            )
+        found = await asyncio.gather(*map(self._staffed, places), return_exceptions=True)
+        faults = [str(each) for each in found if isinstance(each, AgentrlError)]
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, AgentrlError):
+                raise each
+        if faults:
+            raise ExecutorError("\n".join(faults), ExitCode.PREFLIGHT)
+        self._spawn(self._watch_nodes(), "nodes")
+        return {
+            place.name: each
+            for place, each in zip(places, found, strict=True)
+            if not isinstance(each, BaseException)
+        }
+
+    async def _places(self) -> Sequence[Place]:
+        mine = ray.get_runtime_context().get_node_id()
+        nodes = await asyncio.to_thread(ray.nodes)
+        return [
+            Place(
+                node["NodeID"],
+                f"{node['NodeManagerHostname']}/{node['NodeID'][:8]}",
+                node["NodeManagerAddress"],
+            )
+            for node in nodes
+            if node["Alive"] and (self._driver_node or node["NodeID"] != mine)
+        ]
+
+    async def _watch_nodes(self) -> None:
+        """Staff nodes that join, and those whose worker was lost; give up those that leave."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            places = await self._places()
+            alive = {place.node_id for place in places}
+            for post in list(self._posts.values()):
+                if post.place.node_id not in alive:
+                    await self._lose(post, "the node has left the cluster")
+            for place in places:
+                if place.node_id not in self._posts and place.node_id not in self._refused:
+                    self._spawn(self._staffed_later(place), f"staff-{place.name}")
+
+    async def _staffed_later(self, place: Place) -> None:
+        try:
+            facts = await self._staffed(place)
+        except AgentrlError as error:
+            self._refused.add(place.node_id)
+            await self._line.ask("refused", place.name, str(error))
+        else:
+            await self._line.ask("joined", place.name, facts)
+
+    async def _staffed(self, place: Place) -> dict[str, str]:
+        """Start a worker and get it ready; returns what its sandboxes promise. Raises
+        ExecutorError.
+        """
+        actor = self._made(place)
+        post = Post(place, actor, asyncio.get_running_loop().create_future())
+        self._posts[place.node_id] = post
+        try:
+            async with asyncio.timeout(PREPARE_S):
+                self._refuse_unreached(place)
+                _refuse_different(place, await actor.hello.remote())
+                settings = replace(self._settings, node=place.name)
+                found = pickle.loads(await actor.prepare.remote(pickle.dumps(settings)))
+            if isinstance(found, Trouble):
+                raise ExecutorError(f"node {place.name}: {found.text}", ExitCode.PREFLIGHT)
+        except (RayError, TimeoutError, ExecutorError) as error:
+            del self._posts[place.node_id]
+            self._kill(post)
+            if isinstance(error, ExecutorError):
+                raise
+            raise ExecutorError(
+                f"node {place.name}: {_said(error, PREPARE_S)}", ExitCode.PREFLIGHT
+            ) from error
+        post.ready = True
+        self._spawn(self._listen(post), f"listen-{place.name}")
+        await self._tell_waiting()
+        return dict(found)
+
+    def _refuse_unreached(self, place: Place) -> None:
+        host = urlsplit(self._settings.gateway_url).hostname or ""
+        if place.address != self._address and is_loopback(host):
+            raise ExecutorError(
+                f"node {place.name} at {place.address} does not reach gateway.host={host}: set "
+                f"gateway.host={self._address} (or 0.0.0.0)",
+                ExitCode.PREFLIGHT,
+            )
+
+    def _made(self, place: Place) -> Any:
+        return (
+            ray.remote(Worker)
+            .options(
+                num_cpus=0,
+                max_restarts=0,
+                max_concurrency=2 * self._rollouts_per_node + SPARE_CALLS,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False),
+            )
+            .remote()
+        )
+
+    async def _lose(self, post: Post, why: str) -> None:
+        """Give a worker up: what it ran is lost."""
+        if self._posts.get(post.place.node_id) is not post:
+            return
+        del self._posts[post.place.node_id]
+        self._kill(post)
+        name = post.place.name
+        _log.warning("node %s is lost: %s", name, why)
+        try:
+            await self._line.ask("lost", name, why)
+        finally:
+            post.lost.set_result(why)
+            await self._tell_waiting()
+
+    def _kill(self, post: Post) -> None:
+        with suppress(RayError):
+            ray.kill(post.actor, no_restart=True)
+
+    async def _dismiss(self, post: Post) -> None:
+        with suppress(RayError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await post.actor.close.remote()
+        self._kill(post)
+
+    # Questions of workers.
+
+    async def _listen(self, post: Post) -> None:
+        """Take a worker's questions to the driver, for as long as it lives."""
+        stages: dict[str, str] = {}
+        while not post.lost.done():
+            try:
+                async with asyncio.timeout(SILENCE_S):
+                    questions, now = await post.actor.questions.remote()
+            except (RayError, TimeoutError) as error:
+                await self._lose(post, _said(error, SILENCE_S))
+                return
+            for number, question in questions:
+                self._spawn(self._ask(post, number, question), f"question-{number}")
+            if now != stages:
+                stages = now
+                self._spawn(self._line.ask("stages", stages), "stages")
+
+    async def _ask(self, post: Post, number: int, question: bytes) -> None:
+        answer = await self._line.ask("question", post.place.name, question)
+        with suppress(RayError):  # a worker that is gone needs none
+            await post.actor.answer.remote(number, answer)
+
+    # Attempts.
+
+    async def _run(self, session_id: str, order: bytes) -> bytes:
+        """Run an attempt on the node with the most room; raises NodeLost and ExecutorError."""
+        task = asyncio.ensure_future(self._brought(session_id, order))
+        self._running[session_id] = task
+        try:
+            return await task
+        finally:
+            del self._running[session_id]
+
+    async def _brought(self, session_id: str, order: bytes) -> bytes:
+        asked = time.monotonic()
+        post = await self._room()
+        post.in_flight.add(session_id)
+        try:
+            call = asyncio.ensure_future(_result(post.actor, order, time.monotonic() - asked))
+            ends: list[asyncio.Future[Any]] = [call, post.lost]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not post.lost.done():
+                try:
+                    return call.result()
+                except RayError as error:
+                    await self._lose(post, _said(error, SILENCE_S))
+            raise NodeLost(f"node {post.place.name}: {await post.lost}", post.place.name)
+        finally:
+            post.in_flight.discard(session_id)
+            await self._tell_waiting()
+
+    async def _room(self) -> Post:
+        """Return a worker with room, when there is one; raises ExecutorError if for too long there
+        is none at all.
+        """
+        since: float | None = None
+        async with self._changed:
+            while True:
+                ready = [post for post in self._posts.values() if post.ready]
+                free = [post for post in ready if len(post.in_flight) < self._rollouts_per_node]
+                if free:
+                    return min(free, key=lambda post: len(post.in_flight))
+                since = None if ready else (since or time.monotonic())
+                left = self._patience_s - (time.monotonic() - since) if since else None
+                if left is not None and left <= 0:
+                    raise ExecutorError(
+                        f"no node of the Ray cluster could take rollouts for {self._patience_s:g} "
+                        "s (executor.patience_s): start some, then continue with --resume"
+                    )
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._changed.wait()
+
+    async def _cancel(self, session_id: str) -> None:
+        """End an attempt; returns when its worker has removed what it made."""
+        for post in self._posts.values():
+            if session_id in post.in_flight:
+                with suppress(RayError):
+                    await post.actor.cancel.remote(session_id)
+                return
+        if session_id in self._running:  # it waits for room
+            self._running[session_id].cancel()
+
+    async def _tell_waiting(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _spawn(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _result(actor: Any, order: bytes, waited_s: float) -> bytes:
+    found: bytes = await actor.run.remote(order, waited_s)
+    return found
+
+
+def _refuse_different(place: Place, theirs: dict[str, str]) -> None:
+    for what, here in identity().items():
+        if theirs[what] != here:
+            raise ExecutorError(
+                f"node {place.name} has another {what} ({theirs[what]}) than the driver ({here}): "
+                "install the same on every node",
+                ExitCode.PREFLIGHT,
+            )
+
+
+def _said(error: BaseException, deadline_s: float) -> str:
+    """Return why a worker is given up; Ray writes pages."""
+    name = type(error).__name__
+    if isinstance(error, TimeoutError):
+        return f"its worker did not answer for {deadline_s:g} s"
+    if isinstance(error, ActorDiedError | ActorUnavailableError):
+        return f"its worker is gone ({name})"
+    return f"{name}: {' '.join(str(error).split())[:300]}"
+
+
+def _own_address() -> str:
+    found: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return found
+
+
+def connect(address: str | None) -> str:
+    """Join a running cluster and return this machine's address in it; raises ExecutorError.
+
+    Ray itself would start a cluster of its own where it finds none, and wait a minute for a head
+    that is not there.
+    """
+    given = address or os.environ.get("RAY_ADDRESS")
+    try:
+        if given is not None:
+            host, _, port = given.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        ray.init(address=given or "auto", log_to_driver=False, logging_level=logging.WARNING)
+    except (RayError, OSError, RuntimeError, ValueError) as error:
+        named = f"executor.address={address}" if address else f"RAY_ADDRESS={given}"
+        raise ExecutorError(
+            f"no Ray cluster at {named if given else 'this machine'}: "
+            f"{' '.join(str(error).split())[:300]}; `ray start --head` begins one, "
+            "`ray start --address=HEAD:PORT` makes this machine a part of another's",
+            ExitCode.PREFLIGHT,
+        ) from error
+    return _own_address()
+
+
+async def serve(settings: dict[str, Any]) -> None:
+    """Serve the driver until he is gone, or says that it is enough."""
+    address = connect(settings.pop("address"))
+    bridge = Bridge(**settings)
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = Line(reader, writer, bridge.answer)
+        bridge.attach(line)
+        await line.serve()
+
+    path = Path(tempfile.mkdtemp(prefix="line-")) / "line"
+    server = await asyncio.start_unix_server(take, path)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    announce({"address": address, "line": str(path)})
+    ends = [asyncio.ensure_future(each) for each in (parent_gone(), stop.wait())]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    server.close()
+    await bridge.close()
+
+
+def main() -> int:
+    """Return the process's exit code; what the driver must know is announced."""
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
+    )
+    settings = receive_settings()
+    try:
+        asyncio.run(serve(settings))
+    except ExecutorError as error:
+        announce({"refused": str(error), "exit_code": int(error.exit_code)})
+        return int(error.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

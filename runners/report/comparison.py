@@ -1,0 +1,51 @@
+"""What runs came to, side by side, read from their stores alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conf.keys import dotted
+from runners.campaign.result import summarize
+from runners.report.facts import Facts, read_facts
+from runners.trajectory.store import RunStore
+
+_OWN = ("run.dir",)
+"""Keys in which every two runs differ."""
+
+
+def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
+    """Return ``runs``: a document each, and ``differences``: key → value of each run, None where a
+    run has no such key. Raises StoreError.
+    """
+    names = [path.resolve().name for path in run_dirs]
+    runs, configs = [], []
+    for path, name in zip(run_dirs, names, strict=True):
+        with RunStore.open(path, read_only=True) as store:
+            facts = read_facts(store)
+            summary = summarize(store, wall_s=facts.wall_s)
+        label = name if names.count(name) == 1 else str(path)
+        runs.append({"label": label, **summary, **_further(facts, summary)})
+        configs.append(dict(dotted(facts.config)))
+    keys = dict.fromkeys(key for config in configs for key in config if key not in _OWN)
+    values = {key: [config.get(key) for config in configs] for key in keys}
+    differences = {
+        key: found for key, found in values.items() if any(one != found[0] for one in found)
+    }
+    return {"runs": runs, "differences": differences}
+
+
+def _further(facts: Facts, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return what a campaign's own summary does not say; an evaluation's rate is its last."""
+    status = facts.status
+    rates = [{"name": r.name, "value": r.value, "interval": [r.low, r.high]} for r in facts.rates]
+    measured = {**summary["eval"], "last": facts.rates[0].value if facts.rates else None}
+    return {
+        "benchmark": status.benchmark,
+        "state": status.state,
+        "exit_code": status.exit_code,
+        "message": status.message,
+        "eval": measured if status.benchmark else summary["eval"],
+        "rates": rates,
+    }

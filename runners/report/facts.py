@@ -1,0 +1,228 @@
+"""What a report says of a run, read from its store: sums over all attempts, a few of them whole."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from conf.compose import changed_keys
+from runners.campaign.result import metrics_rows
+from runners.evaluation.statistics import bootstrap_interval, pass_at_k, wilson_interval
+from runners.observe.status import Status, status_of
+from runners.outcome import OutcomeClass
+from runners.trajectory.record import RolloutRecord
+from runners.trajectory.store import EventRow, RunStore
+
+SLOWEST = 12
+_MESSAGE = 160
+"""Failures whose messages begin alike are one."""
+
+UNGRADED = "no grade"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A solve rate with its 95 % interval."""
+
+    name: str
+    """"step 20", "pass@1"."""
+    step: int
+    value: float
+    low: float
+    high: float
+    of: int
+    """Rollouts, or tasks, it is the mean of."""
+
+
+@dataclass(slots=True)
+class Failure:
+    """Attempts without a grade that ended alike."""
+
+    code: str
+    message: str
+    first: RolloutRecord
+    count: int = 0
+    made_good: int = 0
+    """Those of them that another attempt replaced."""
+
+
+@dataclass(slots=True)
+class Sums:
+    """Sums over the attempts of a run; mutated by ``add``."""
+
+    outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """Split → outcome code → rollouts."""
+    ends: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """Training step → solved, unsolved or no grade → rollouts."""
+    stages: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """Training step → stage → seconds of its rollouts together."""
+    tokens: Counter[str] = field(default_factory=Counter)
+    """Sampled ones, by what became of them; and ``trained``."""
+    failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
+    tasks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Group of an evaluation → its graded rollouts, and how many of them are solved."""
+    slow: list[tuple[float, str, RolloutRecord]] = field(default_factory=list)
+    """A heap of the rollouts that took longest."""
+
+    def add(self, record: RolloutRecord) -> None:
+        """Take in an attempt."""
+        graded = record.outcome.meaning.reward_counts and record.solved is not None
+        if not graded and record.outcome.outcome_class is not OutcomeClass.CANCELLED:
+            self._failed(record)
+        if not record.counts:
+            self.tokens["replaced"] += record.sampled_tokens
+            return
+        self.outcomes[record.split][record.outcome.code.value] += 1
+        end = UNGRADED if not graded else "solved" if record.solved else "unsolved"
+        if record.split == "train":
+            self.ends[record.step][end] += 1
+            self.stages[record.step].update(record.timings)
+            self.tokens["graded" if graded else "ungraded"] += record.sampled_tokens
+            self.tokens["trained"] += record.trained_tokens
+        else:
+            self.tokens["evaluation"] += record.sampled_tokens
+            if graded:
+                seen, solved = self.tasks.get(record.group, (0, 0))
+                self.tasks[record.group] = (seen + 1, solved + bool(record.solved))
+        took = (record.timings.get("total", 0.0), record.session_id, _light(record))
+        (heapq.heappush if len(self.slow) < SLOWEST else heapq.heappushpop)(self.slow, took)
+
+    def _failed(self, record: RolloutRecord) -> None:
+        message = record.outcome.message
+        key = (record.outcome.code.value, message[:_MESSAGE])
+        failure = self.failures.setdefault(key, Failure(key[0], message, _light(record)))
+        failure.count += 1
+        failure.made_good += not record.counts
+
+    @property
+    def slowest(self) -> list[RolloutRecord]:
+        """The rollouts that took longest, the longest first."""
+        return [record for _, _, record in sorted(self.slow, reverse=True)]
+
+
+def _light(record: RolloutRecord) -> RolloutRecord:
+    """Return a record without its long texts."""
+    return replace(record, final_message="", patch="", verdict=None, extra={})
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The turns of one kind of branch, over all counting rollouts."""
+
+    kind: str
+    threads: int
+    turns: int
+    sampled: int
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Chains that could not be continued, for one reason."""
+
+    kind: str
+    count: int
+    example: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that the page says."""
+
+    status: Status
+    config: dict[str, Any]
+    changes: dict[str, Any]
+    """Keys whose values are not the defaults."""
+    written_at: float
+    wall_s: float
+    steps: list[dict[str, Any]]
+    """Metrics of each finished step, ``step`` among them."""
+    rates: list[Rate]
+    """Held-out solve rates of a campaign; pass@1, pass@2, … of an evaluation."""
+    sums: Sums
+    branches: list[Branch]
+    breaks: list[Break]
+    events: list[EventRow]
+
+    def kind(self, group: str) -> str:
+        """Return what was chosen of a configuration group."""
+        section = self.config.get(group)
+        return str(section.get("kind", "?")) if isinstance(section, dict) else "?"
+
+    @property
+    def routing(self) -> bool:
+        """Whether training replayed routing, or means to."""
+        return self.kind("routing_replay") not in ("off", "?")
+
+
+def read_facts(store: RunStore) -> Facts:
+    """Read everything of a run, which may be running; raises StoreError."""
+    state, config, status = store.state(), store.config(), status_of(store)
+    sums = Sums()
+    for record in store.each_rollout():
+        sums.add(record)
+    rates = list(_passes(sums, config) if status.benchmark else _held_out(store))
+    return Facts(
+        status=status,
+        config=config,
+        changes=changed_keys(config),
+        written_at=time.time(),
+        wall_s=state.spent_s,
+        steps=metrics_rows(store),
+        rates=rates,
+        sums=sums,
+        branches=_branches(store),
+        breaks=_breaks(store),
+        events=store.events(),
+    )
+
+
+def _held_out(store: RunStore) -> Iterator[Rate]:
+    for row in store.evaluations():
+        rate, of = row.result.get("solve_rate"), row.result.get("graded", row.result.get("tasks"))
+        interval = None if rate is None else wilson_interval(round(rate * (of or 0)), of or 0)
+        if rate is not None:
+            low, high = interval or (rate, rate)
+            yield Rate(f"step {row.step}", row.step, rate, low, high, of or 0)
+
+
+def _passes(sums: Sums, config: dict[str, Any]) -> Iterator[Rate]:
+    """Yield pass@k of what an evaluation has graded so far."""
+    for k in range(1, int(config.get("eval", {}).get("attempts_per_task", 1)) + 1):
+        tasks = [counts for counts in sums.tasks.values() if counts[0] >= k]
+        values = [pass_at_k(graded, solved, k) for graded, solved in tasks]
+        interval = bootstrap_interval(values)
+        if interval is not None:
+            yield Rate(f"pass@{k}", k, sum(values) / len(values), *interval, len(values))
+
+
+def _branches(store: RunStore) -> list[Branch]:
+    rows = store.query(
+        """
+        SELECT branch, count(DISTINCT session_id || ' ' || thread), count(*), sum(output_count)
+        FROM turn WHERE session_id IN (SELECT session_id FROM rollout WHERE counts)
+        GROUP BY branch ORDER BY 4 DESC
+        """
+    )
+    return [Branch(*row) for row in rows]
+
+
+def _breaks(store: RunStore) -> list[Break]:
+    rows = store.query(
+        """
+        SELECT break_reason, count(*), min(session_id) FROM turn
+        WHERE break_reason IS NOT NULL
+        AND session_id IN (SELECT session_id FROM rollout WHERE counts)
+        GROUP BY break_reason ORDER BY 2 DESC
+        """
+    )
+    found: dict[str, Break] = {}
+    for reason, number, session in rows:
+        kind = reason.partition(":")[0]
+        old = found.get(kind, Break(kind, 0, reason, session))
+        found[kind] = replace(old, count=old.count + number)
+    return list(found.values())

@@ -1,0 +1,237 @@
+"""The head of a report, its curves, and how rollouts ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import get_args
+from xml.etree.ElementTree import Element
+
+from runners.observe.dashboard import duration
+from runners.outcome import MEANING, OutcomeClass
+from runners.report.chart import Line, Point, line_chart, stacked_chart
+from runners.report.element import Child, make
+from runners.report.facts import UNGRADED, Facts, Rate
+from runners.report.figures import count, several, share
+from runners.report.table import section, table
+from runners.trajectory.record import SegmentKind
+from runners.trajectory.run_state import State
+
+_STATE_COLOURS: dict[str, str] = {State.DONE: "green", State.RUNNING: "blue", State.CREATED: "grey"}
+
+_PHASES = {
+    "rollouts": ("blue", "time/rollout_s"),
+    "training": ("orange", "time/train_s"),
+}
+STAGES = {
+    "queue": "grey",
+    "session": "yellow",
+    "boot": "sky",
+    "harness": "blue",
+    "patch": "purple",
+    "finish": "vermillion",
+    "grade": "orange",
+}
+"""Each stage of an attempt and its colour."""
+_SEGMENTS = dict(
+    zip(get_args(SegmentKind), ("blue", "grey", "purple", "orange", "green"), strict=True)
+)
+_ENDS = {"solved": "green", "unsolved": "vermillion", UNGRADED: "yellow"}
+
+_MEANS = {
+    OutcomeClass.POLICY: "the policy's own end: graded, trained",
+    OutcomeClass.BUDGET: "a limit ended it: graded like any other",
+    OutcomeClass.INFRA: "a service failed: no reward, tried again",
+    OutcomeClass.GRADER: "no verdict: no reward, tried again",
+    OutcomeClass.CANCELLED: "the run was stopped: not counted",
+    OutcomeClass.INTERNAL: "a defect of agentrl: no reward, tried again",
+}
+
+
+def head(facts: Facts) -> Element:
+    """Return what the run is and what it came to."""
+    status = facts.status
+    what = f"evaluation of {status.benchmark}" if status.benchmark else "campaign"
+    chosen = ("scenario", "model", "engine", "sandbox", "harness", "task", "trainer")
+    facts_line = [
+        make("span", make("span", f"{group} ", class_="dim"), facts.kind(group))
+        for group in chosen
+        if not (status.benchmark and group == "trainer")
+    ]
+    state = make("span", status.state, class_=f"state {_STATE_COLOURS.get(status.state, 'orange')}")
+    notes: list[Child] = []
+    if status.message:
+        notes.append(make("p", status.message, class_="message"))
+    if status.mend:
+        notes.append(make("p", "Continue with ", make("code", status.mend)))
+    when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(facts.written_at))
+    return make(
+        "header",
+        make("p", what, class_="dim"),
+        make("h1", status.run_dir.rstrip("/").rpartition("/")[2] or status.run_dir, " ", state),
+        make("p", *facts_line, class_="chosen"),
+        *notes,
+        make("div", *_tiles(facts), class_="tiles"),
+        make("p", f"as of {when}, in {status.run_dir}", class_="dim small"),
+    )
+
+
+def _tiles(facts: Facts) -> Iterator[Element]:
+    status, sums = facts.status, facts.sums
+    if status.benchmark:
+        for rate in facts.rates:
+            yield _tile(rate.name, share(rate.value), f"95 %: {_between(rate)}, {rate.of:,} tasks")
+    elif facts.rates:
+        first, last = facts.rates[0], facts.rates[-1]
+        arrow = share(first.value) + ("" if first is last else f" → {share(last.value)}")
+        of = f"95 %: {_between(first)}" + ("" if first is last else f" → {_between(last)}")
+        yield _tile("held-out solve rate", arrow, f"{of}, {first.of:,} rollouts")
+    if not status.benchmark:
+        rewards = [step.get("train/reward_mean") for step in facts.steps]
+        known = [reward for reward in rewards if reward is not None]
+        if known:
+            arrow = f"{known[0]:.2f}" + (f" → {known[-1]:.2f}" if len(known) > 1 else "")
+            yield _tile("mean reward", arrow, "first and last step")
+        done = status.step_rollouts
+        under_way = f"{several(done, 'rollout')} of the next done" if done else ""
+        yield _tile("steps", f"{status.steps_done:,} of {status.steps:,}", under_way)
+    ended = sum(sum(codes.values()) for codes in sums.outcomes.values())
+    failed = sum(failure.count for failure in sums.failures.values())
+    more = f"{several(failed, 'attempt')} failed" if failed else "no attempt failed"
+    yield _tile("rollouts", count(ended), more)
+    tokens = sums.tokens
+    trained = f"{count(tokens['trained'])} trained" if not status.benchmark else ""
+    yield _tile("tokens sampled", count(status.sampled_tokens), trained)
+    yield _tile("wall time", duration(facts.wall_s), "of all executions")
+
+
+def _tile(name: str, value: str, more: str) -> Element:
+    return make(
+        "div", make("span", name, class_="dim"), make("b", value), make("small", more or "\u00a0")
+    )
+
+
+def _between(rate: Rate) -> str:
+    return f"{100 * rate.low:.0f}–{100 * rate.high:.0f} %"
+
+
+def curves(facts: Facts) -> Element | None:
+    """Return the course of the run over its steps."""
+    charts = [
+        line_chart(
+            "Held-out solve rate",
+            "with 95 % interval (Wilson)",
+            [] if facts.status.benchmark else [_held_out(facts.rates)],
+            rate=True,
+            most=1.0,
+        ),
+        line_chart(
+            "Training solve rate",
+            "graded rollouts",
+            [Line("solved", course(facts, "train/solve_rate"), "blue")],
+            rate=True,
+            most=1.0,
+        ),
+        line_chart(
+            "Mean reward",
+            "graded rollouts",
+            [Line("reward", course(facts, "train/reward_mean"), "blue")],
+        ),
+        stacked_chart(
+            "How rollouts ended",
+            "rollouts per step",
+            {end: (colour, _counts(facts.sums.ends, end)) for end, colour in _ENDS.items()},
+        ),
+        stacked_chart("Trained tokens", "per step, by kind of segment", _trained(facts)),
+        line_chart(
+            "Sampling speed",
+            "tokens/s while rolling out",
+            [Line("tokens/s", course(facts, "tokens/per_s"), "blue")],
+        ),
+        stacked_chart("Time of a step", "seconds, by phase", _phases(facts)),
+        stacked_chart("Time of a rollout", "mean seconds, by stage", _stages(facts)),
+        line_chart(
+            "Training against rollout",
+            "k3, an estimate of KL",
+            [Line("k3", course(facts, "policy/k3"), "blue")],
+            log=True,
+        ),
+    ]
+    shown = [chart for chart in charts if chart is not None]
+    return section("Curves", make("div", *shown, class_="charts")) if shown else None
+
+
+def course(facts: Facts, name: str) -> list[Point]:
+    """Return a metric of each finished step."""
+    return [(step["step"], step.get(name)) for step in facts.steps]
+
+
+def _held_out(rates: list[Rate]) -> Line:
+    return Line(
+        "held-out",
+        [(rate.step, rate.value) for rate in rates],
+        "orange",
+        ranges=[(rate.step, rate.low, rate.high) for rate in rates],
+    )
+
+
+def _counts(by_step: Mapping[int, Mapping[str, float]], name: str) -> dict[int, float]:
+    return {step: counts.get(name, 0.0) for step, counts in by_step.items()}
+
+
+def _trained(facts: Facts) -> dict[str, tuple[str, dict[int, float]]]:
+    return {
+        kind: (
+            colour,
+            {step["step"]: step.get(f"tokens/trained_{kind}") or 0.0 for step in facts.steps},
+        )
+        for kind, colour in _SEGMENTS.items()
+    }
+
+
+def _phases(facts: Facts) -> dict[str, tuple[str, dict[int, float]]]:
+    parts: dict[str, tuple[str, dict[int, float]]] = {
+        name: (colour, {step["step"]: step.get(key) or 0.0 for step in facts.steps})
+        for name, (colour, key) in _PHASES.items()
+    }
+    known = {step["step"]: step.get("time/step_s") or 0.0 for step in facts.steps}
+    rest = {
+        step: max(0.0, whole - sum(heights[step] for _, heights in parts.values()))
+        for step, whole in known.items()
+    }
+    return {**parts, "batch and checkpoint": ("grey", rest)}
+
+
+def _stages(facts: Facts) -> dict[str, tuple[str, dict[int, float]]]:
+    number = {step: sum(ends.values()) for step, ends in facts.sums.ends.items()}
+    return {
+        stage: (
+            colour,
+            {
+                step: spent.get(stage, 0.0) / max(1, number[step])
+                for step, spent in facts.sums.stages.items()
+            },
+        )
+        for stage, colour in STAGES.items()
+    }
+
+
+def outcomes(facts: Facts) -> Element:
+    """Return how many rollouts ended how, and what that means."""
+    splits = [split for split in ("train", "eval") if split in facts.sums.outcomes]
+    codes = {code for split in splits for code in facts.sums.outcomes[split]}
+    totals = {split: sum(facts.sums.outcomes[split].values()) for split in splits}
+    rows = []
+    for code in sorted(codes, key=lambda code: -sum(facts.sums.outcomes[s][code] for s in splits)):
+        kind = OutcomeClass(code.partition(".")[0])
+        meaning = MEANING[kind]
+        cells: list[Child] = [make("code", code)]
+        for split in splits:
+            number = facts.sums.outcomes[split][code]
+            cells += [count(number), share(number / totals[split])]
+        rows.append([*cells, _MEANS[kind], "yes" if meaning.reward_counts else "no"])
+    if not rows:
+        return section("Outcomes", make("p", "No rollout has ended yet.", class_="dim"))
+    names = {"train": "training", "eval": "evaluation"}
+    columns = ["outcome", *(c for s in splits for c in (names[s], "")), "meaning", "reward counts"]
+    return section("Outcomes", table(columns, rows, numbers=range(1, 1 + 2 * len(splits))))

@@ -1,0 +1,108 @@
+"""The report of a run: ``report.html``, from the store alone, without network and without scripts.
+
+The run may be running; nothing of it is changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from conf.errors import AgentrlError, ExitCode
+from runners.report.element import make, written
+from runners.report.facts import Facts, read_facts
+from runners.report.overview import curves, head, outcomes
+from runners.report.rollouts import Links, branches, configuration, failures, rollouts
+from runners.report.routing import routing
+from runners.report.swimlane import Run, read_runs
+from runners.trajectory.store import RunStore
+
+NAME = "report.html"
+QUICK = 5_000
+"""A report of so many attempts takes about a second: a run writes it by itself at its end."""
+_STYLE = Path(__file__).with_name("page.css")
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+class ReportError(AgentrlError):
+    """The report cannot be written where it should be."""
+
+    exit_code = ExitCode.USAGE
+
+
+def write_report(run_dir: Path, out: Path | None = None) -> Path:
+    """Write a run's report to ``out`` (``RUN/report.html`` if None) and return where it is; raises
+    StoreError and ReportError.
+    """
+    path = run_dir / NAME if out is None else out
+    with RunStore.open(run_dir, read_only=True) as store:
+        text = report(store, path)
+    unfinished = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text, "utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ReportError(f"{path} cannot be written ({reason}): choose another --out") from error
+    return path
+
+
+def is_quick(run_dir: Path) -> bool:
+    """Whether the report of a run takes about a second at most; raises StoreError."""
+    with RunStore.open(run_dir, read_only=True) as store:
+        ((attempts,),) = store.query("SELECT count(*) FROM rollout")
+    return int(attempts) <= QUICK
+
+
+def report(store: RunStore, path: Path) -> str:
+    """Return the page, which will lie at ``path``."""
+    facts = read_facts(store)
+    links = Links(store.run_dir, path)
+    config = json.dumps(facts.config, indent=2, ensure_ascii=False)
+    parts = [
+        curves(facts),
+        outcomes(facts),
+        routing(facts),
+        branches(facts),
+        rollouts(facts, list(_lanes(store, facts)), links),
+        failures(facts, links),
+        configuration(facts, config),
+    ]
+    shown = [part for part in parts if part is not None]
+    names = [(part[0].text or "", f"#{part.get('id')}") for part in shown]
+    bar = make("nav", *(make("a", name, href=place) for name, place in names))
+    return written(
+        make(
+            "html",
+            make(
+                "head",
+                make("meta", charset="utf-8"),
+                make("meta", name="viewport", content="width=device-width, initial-scale=1"),
+                make("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+                make("title", f"{store.run_dir.resolve().name} · report"),
+                make("style", _STYLE.read_text("utf-8")),
+            ),
+            make("body", head(facts), bar, make("main", *shown)),
+            lang="en",
+        )
+    )
+
+
+def _lanes(store: RunStore, facts: Facts) -> Iterator[tuple[str, list[Run]]]:
+    """Yield the newest step's attempts, the slowest's and the first's; an evaluation's are one."""
+    steps = sorted(facts.sums.ends)
+    if not steps:
+        for ((step,),) in [store.query("SELECT max(step) FROM rollout WHERE split = 'eval'")]:
+            if step is not None:
+                yield "The evaluation", read_runs(store, step, "eval")
+        return
+    took = {step["step"]: step["time/step_s"] for step in facts.steps if "time/step_s" in step}
+    chosen = {steps[-1]: f"Step {steps[-1]}, the newest"}
+    if took:
+        slowest = max(took, key=lambda step: took[step])
+        chosen.setdefault(slowest, f"Step {slowest}, the slowest ({took[slowest]:.1f} s)")
+    chosen.setdefault(steps[0], f"Step {steps[0]}, the first")
+    for step, title in chosen.items():
+        yield title, read_runs(store, step, "train")

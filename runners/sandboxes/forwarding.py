@@ -1,0 +1,69 @@
+"""A sandbox, and a backend, that pass everything on: for those that change one thing of a real one.
+
+A subclass overrides what it changes and calls ``real`` for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+from runners.sandboxes.contract import CommandResult, Sandbox, SandboxBackend, SandboxSpec
+
+
+class ForwardingSandbox:
+    """A ``Sandbox`` around a real one."""
+
+    def __init__(self, real: Sandbox) -> None:
+        self.real = real
+        self.spec: SandboxSpec = real.spec
+        self.workdir: str = real.workdir
+        self.gateway_url: str | None = real.gateway_url
+
+    async def run(
+        self,
+        argv: list[str],
+        *,
+        deadline_s: float,
+        env: dict[str, str] | None = None,
+        stdin: bytes = b"",
+        output_limit: int = 65536,
+    ) -> CommandResult:
+        """Run a command in it; see the contract."""
+        return await self.real.run(
+            argv, deadline_s=deadline_s, env=env, stdin=stdin, output_limit=output_limit
+        )
+
+    def on_host(self, *, leave_out: Collection[str] = ()) -> AbstractAsyncContextManager[Path]:
+        """Yield the workspace as a directory of the host; see the contract."""
+        return self.real.on_host(leave_out=leave_out)
+
+    async def close(self) -> None:
+        """Kill whatever is left and remove the workspace."""
+        await self.real.close()
+
+
+class ForwardingBackend:
+    """A ``SandboxBackend`` around a real one."""
+
+    def __init__(self, real: SandboxBackend) -> None:
+        self.real = real
+        self.has_images: bool = real.has_images
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Make a sandbox; see the contract."""
+        return await self.real.create(spec)
+
+    def guarantees(self) -> dict[str, str]:
+        """Return what holds here."""
+        return self.real.guarantees()
+
+    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
+        """End the sandboxes of a dead driver."""
+        await self.real.reap(left)
+
+    async def close(self) -> None:
+        """Remove every sandbox that is left."""
+        await self.real.close()

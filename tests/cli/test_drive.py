@@ -1,0 +1,242 @@
+"""``agentrl run launch=…``: started, followed, left and taken up again, against stand-ins for the
+launchers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Agentrl, Ended
+from tests.launch.standins import BIN, DEADLINE_S, HOSTS, Cluster, make_cluster, wait_for
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = make_cluster(tmp_path)
+    for name, value in made.environment().items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+def running_ray(cluster: Cluster) -> Cluster:
+    (cluster.root / "fake" / "nodes").mkdir()
+    for host in HOSTS:
+        (cluster.root / "fake" / "nodes" / host).touch()
+    return cluster
+
+
+def said(ended: Ended) -> str:
+    return " ".join(ended.stderr.split())
+
+
+def test_a_job_that_fails_says_why_and_the_next_one_goes_on(
+    agentrl: Agentrl, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running_ray(cluster)
+    monkeypatch.setenv("FAKE_TRAIN_EXIT", "9")
+    done = agentrl("run", *cluster.overrides("ray"))
+    assert done.code == 1
+    assert "has failed; started again, it goes on from the last checkpoint" in said(done)
+    assert "its last words: step 0 done" in said(done)
+    assert f"continue with: agentrl run --resume {cluster.job}" in said(done)
+    monkeypatch.setenv("FAKE_TRAIN_EXIT", "0")
+    again = agentrl("run", "--resume", str(cluster.job), "run.steps=70", "--json")
+    assert again.code == 0, again.stderr
+    document = json.loads(again.stdout)
+    assert (document["run_dir"], document["exit_code"]) == (str(cluster.job), 0)
+    assert (document["launch"], document["message"]) == ("ray", "")
+    first, second = cluster.calls("python -u train.py")
+    assert "--num-rollout 60" in first
+    assert "--num-rollout 70" in second
+    assert json.loads((cluster.job / "config.json").read_text())["run"]["steps"] == 70
+
+
+@pytest.mark.parametrize(
+    ("variable", "code", "message"),
+    [
+        ("FAKE_BROKEN", 3, "node2: 7 GPUs, launch.gpus_per_node=8"),
+        ("FAKE_MISSING", 4, "7 of 8 nodes joined within 2 s (launch.join_s)"),
+    ],
+)
+def test_what_stops_a_job_before_its_training_has_a_code_of_its_own(
+    agentrl: Agentrl,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.setenv(variable, "node2")
+    done = agentrl("run", *cluster.overrides("ssh"), "launch.join_s=2")
+    assert done.code == code
+    assert message in said(done)
+    assert (cluster.job / "state" / "exit_code").read_text() == f"{code}\n"
+
+
+def test_a_job_survives_its_terminal_and_is_followed_again(
+    agentrl: Agentrl, cluster: Cluster
+) -> None:
+    hold = cluster.root / "hold"
+    hold.touch()
+    first = cluster.agentrl("run", *cluster.overrides("ssh"), FAKE_HOLD=str(hold))
+    wait_for(cluster.job / "state" / "phase", containing="training")
+    os.killpg(first.pid, signal.SIGHUP)  # the terminal's processes
+    first.communicate(timeout=DEADLINE_S)
+    assert first.returncode == -signal.SIGHUP
+    refused = agentrl("run", "--resume", str(cluster.job), "run.steps=70")
+    assert refused.code == 2
+    assert "is running with the configuration it was started with" in said(refused)
+    second = cluster.agentrl("run", "--resume", str(cluster.job))
+    assert second.stderr is not None
+    shown = [second.stderr.readline() for _ in range(2)]
+    assert shown[1].startswith("following process "), shown
+    hold.unlink()
+    second.communicate(timeout=DEADLINE_S)
+    assert second.returncode == 0
+    assert sorted(cluster.said("ended")) == sorted(HOSTS)
+    assert len(cluster.calls("python -u train.py")) == 1
+    cluster.no_file_holds_the_secret()
+
+
+def test_ctrl_c_leaves_the_job_in_its_queue_and_says_how_to_stop_it(
+    agentrl: Agentrl, cluster: Cluster
+) -> None:
+    queued = cluster.root / "queued"
+    queued.touch()
+    overrides = cluster.overrides("slurm")
+    first = cluster.agentrl("run", *overrides, FAKE_QUEUED=str(queued))
+    assert first.stderr is not None
+    while first.stderr.readline() != "queued: pending (Resources)\n":
+        pass
+    first.send_signal(signal.SIGINT)
+    _, stderr = first.communicate(timeout=DEADLINE_S)
+    assert first.returncode == 130
+    assert "the job goes on without this terminal" in stderr
+    assert f"follow it: agentrl run --resume {cluster.job}" in stderr
+    assert "stop it:   scancel 4242" in stderr
+    queued.unlink()
+    again = agentrl("run", *overrides)
+    assert again.code == 0, again.stderr
+    assert "following Slurm job 4242, which is running" in said(again)
+    assert len(cluster.calls("sbatch")) == 1
+    cluster.no_file_holds_the_secret()
+
+
+def test_a_rayjob_is_submitted_followed_and_replaced_when_it_is_over(
+    agentrl: Agentrl, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = cluster.overrides("kubernetes")
+    overrides[2] = "launch.shared_dir=/mounted/in/the/pods"
+    kept = [line for line in overrides if not line.startswith(("model.path", "task.path"))]
+    asked = [*kept, "model.path=/mounted/weights", "task.path=/mounted/tasks.jsonl"]
+    monkeypatch.setenv("FAKE_JOB_STATUS", "Failed FAILED")
+    failed = agentrl("run", *asked)
+    assert failed.code == 1
+    assert "its files are in /mounted/in/the/pods/agentrl of the claim" in said(failed)
+    monkeypatch.setenv("FAKE_JOB_STATUS", "Complete SUCCEEDED")
+    done = agentrl("run", "--resume", "runs/agentrl")
+    assert done.code == 0, done.stderr
+    assert (done.stdout, len(cluster.calls("kubectl --namespace default delete"))) == (
+        f"{cluster.root}/runs/agentrl\n",
+        1,
+    )
+    (cluster.root / "fake" / "rayjob").write_text("2 Running RUNNING\n")
+    again = agentrl("run", *asked)
+    assert again.code == 0
+    assert "following RayJob agentrl, which is running" in said(again)
+    assert len(cluster.calls("kubectl --namespace default apply")) == 2
+
+
+def test_a_shared_directory_that_is_not_here_is_found_before_anything_starts(
+    agentrl: Agentrl, cluster: Cluster
+) -> None:
+    overrides = [line.replace("/shared", "/not-here") for line in cluster.overrides("slurm")]
+    for mode in ([], ["--dry-run"]):
+        done = agentrl("run", *overrides, *mode)
+        assert (done.code, done.stdout) == (3, "")
+        assert "not-here is no directory here: start the job where it is mounted" in said(done)
+    assert cluster.said("calls") == []
+    assert not list(cluster.root.glob("**/slurm.sh"))
+
+
+def test_every_problem_of_a_start_is_said_at_once(
+    agentrl: Agentrl, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("E2B_API_KEY")
+    (cluster.root / "hosts").write_text("head\n")
+    (cluster.root / "shared" / "tasks.jsonl").unlink()
+    (cluster.root / "shared" / "weights" / "config.json").unlink()
+    monkeypatch.setenv("PATH", str(cluster.root))
+    done = agentrl("run", *cluster.overrides("ssh"))
+    assert done.code == 3
+    for message in (
+        "launch=ssh starts the job with ssh, which is not on this machine's PATH",
+        "E2B_API_KEY is not in the environment",
+        "names 1 hosts, and launch.nodes=8",
+        "tasks.jsonl does not exist",
+        "weights has no config.json",
+    ):
+        assert message in said(done)
+    assert not cluster.job.exists()
+
+
+def test_another_run_s_directory_is_refused_with_both_mends(
+    agentrl: Agentrl, cluster: Cluster
+) -> None:
+    overrides = cluster.overrides("slurm")
+    cluster.job.mkdir()
+    shown = agentrl("show", *overrides, "--json").stdout
+    (cluster.job / "config.json").write_text(shown)
+    done = agentrl("run", *overrides, "run.steps=70", "scenario=mixed")
+    assert done.code == 2
+    assert "run.steps=60, not 70" in said(done)
+    assert f"agentrl run --resume {cluster.job}" in said(done)
+    assert "choose another launch.name" in said(done)
+    refused = agentrl("run", "--resume", str(cluster.job), "scenario=mixed")
+    assert refused.code == 2
+    assert "cannot become" in said(refused)
+    assert cluster.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["run.dir=here"], "leave run.dir out"),
+        (["seed=0,1"], "start each combination with a launch.name of its own"),
+        (["launch.join=2"], "did you mean launch.join_s"),
+        (["launch.extra_flags=[--colocatee]"], "did you mean --colocate?"),
+    ],
+)
+def test_what_is_asked_wrongly_is_refused_with_its_mend(
+    agentrl: Agentrl, cluster: Cluster, more: list[str], message: str
+) -> None:
+    done = agentrl("run", *cluster.overrides("slurm"), *more)
+    assert done.code == 2
+    assert message in said(done)
+    assert not cluster.job.exists()
+
+
+def test_a_dry_run_writes_the_job_and_shows_its_commands(
+    agentrl: Agentrl, cluster: Cluster
+) -> None:
+    overrides = cluster.overrides("slurm")
+    done = agentrl("run", *overrides, "--dry-run")
+    start = cluster.job / "launch" / "slurm.sh"
+    assert (done.code, done.stdout.strip()) == (0, str(start))
+    assert "GPU memory of the fullest rank" in done.stderr
+    assert "at most 2.6 M tokens" in said(done)
+    assert f"bash {start}" in said(done)
+    assert "sbatch --parsable" in said(done)
+    assert cluster.said("calls") == []
+    document = json.loads(agentrl("run", *overrides, "--dry-run", "--json").stdout)
+    assert document["commands"][0] == f"bash {start}"
+    assert document["commands"][-1].startswith(f"{BIN / 'node-python'} -u train.py --actor-num")
+    assert document["topology"]["train_gpus"] == 64
+    written = subprocess.run(["bash", "-n", start], check=False)
+    assert written.returncode == 0

@@ -1,0 +1,40 @@
+"""The stand-in found as ``docker`` on PATH."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+NEEDED = ("bwrap", "nsenter", "setpriv")
+
+
+def works() -> bool:
+    """Whether this machine can stand in for an engine."""
+    return os.geteuid() == 0 and all(shutil.which(name) for name in NEEDED)
+
+
+@contextmanager
+def docker_program(directory: Path, *, image: str = "") -> Iterator[None]:
+    """Put it there; ``image`` is a script that makes what its image has."""
+    directory.mkdir()
+    program = directory / "docker"
+    text = Path(__file__).with_name("program.py").read_text()
+    program.write_text(f"#!{sys.executable} -IS\n{text}")
+    program.chmod(0o755)
+    if image:
+        (directory / "image").write_text(image)
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{directory}:{before}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+        left = [path.name for path in (directory / "containers").glob("*")]
+        if left:
+            subprocess.run([program, "rm", "--force", *left], check=True, capture_output=True)
+        assert not left, "containers were left"

@@ -1,0 +1,225 @@
+"""A stand-in for the ``docker`` program, without an engine: each container is a bubblewrap with a
+root of its own, and real processes with the rights that ``--cap-add`` names.
+
+It takes the flags that it knows, as docker's documentation has them, and refuses all others. What
+it does not do: fetch images (every name is the same one, whose ``/etc/start`` is run if the test
+wrote one), limit memory, processes and CPU time, or lead a network anywhere but to this machine's.
+Root alone can enter a container. It keeps its state beside itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+STATE = Path(sys.argv[0]).absolute().parent / "containers"
+PREFIX = Path(sys.base_prefix).resolve()
+PATH = f"{PREFIX}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives")
+RUN = {
+    **dict.fromkeys(("--detach", "--init"), 0),
+    **dict.fromkeys(("--name", "--label", "--network", "--user", "--workdir", "--entrypoint"), 1),
+    **dict.fromkeys(("--memory", "--memory-swap", "--pids-limit", "--cpus"), 1),
+    **dict.fromkeys(("--security-opt", "--cap-drop", "--cap-add"), 1),
+}
+EXEC = {"--interactive": 0, "--user": 1}
+LIST = {"--all": 0, "--filter": 1, "--format": 1}
+REMOVE = {"--force": 0, "--volumes": 0}
+"""Flags → how many words follow each."""
+Flags = dict[str, list[str]]
+
+
+def refuse(said: str, code: int = 125) -> NoReturn:
+    """End as docker does when it cannot."""
+    print(f"docker: {said}", file=sys.stderr)
+    sys.exit(code)
+
+
+def parse(words: list[str], known: dict[str, int]) -> tuple[Flags, list[str]]:
+    """Return the flags before the first other word, and the rest."""
+    flags: Flags = {}
+    while words and words[0].startswith("-"):
+        name, *words = words
+        if name not in known:
+            refuse(f"unknown flag: {name}")
+        flags.setdefault(name, []).extend(words[: known[name]])
+        words = words[known[name] :]
+    return flags, words
+
+
+def found(name: str) -> dict[str, Any]:
+    """Return a container by its name or id; ends the program if there is none."""
+    for file in STATE.glob("*/facts.json"):
+        facts: dict[str, Any] = json.loads(file.read_text())
+        if name == facts["name"] or facts["id"].startswith(name):
+            return facts
+    print(f"Error response from daemon: No such container: {name}", file=sys.stderr)
+    sys.exit(1)
+
+
+def furnish(root: Path) -> None:
+    """Make what an image has of its own."""
+    for name in ("etc", "home", "opt", "proc", "dev", "root", "tmp", "usr", "var/lib"):
+        (root / name).mkdir(parents=True)
+    (root / PREFIX.relative_to("/")).mkdir(parents=True, exist_ok=True)
+    (root / "tmp").chmod(0o1777)
+    (root / "root").chmod(0o755)
+    (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\n")
+    for name in ETC:
+        host = Path("/etc") / name
+        if host.is_dir():
+            shutil.copytree(host, root / "etc" / name, symlinks=True)
+        elif host.exists():
+            shutil.copy2(host, root / "etc" / name)
+
+
+def mounted(pid: int, own: Path) -> bool:
+    """Whether a container's first process has the container's root."""
+    try:
+        return own.samefile(f"/proc/{pid}/root/etc/passwd")
+    except OSError:
+        return False
+
+
+def run(words: list[str]) -> None:
+    """Start a container and print its id."""
+    flags, words = parse(words, RUN)
+    if "--detach" not in flags or "--init" not in flags or not words:
+        refuse("the stand-in runs containers with --detach and --init alone")
+    name = flags["--name"][0]
+    if any(json.loads(f.read_text())["name"] == name for f in STATE.glob("*/facts.json")):
+        refuse(f'Conflict. The container name "/{name}" is already in use.')
+    container = secrets.token_hex(32)
+    root = STATE / container / "root"
+    furnish(root)
+    binds = ["--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev"]
+    for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+        if Path(path).is_symlink():
+            binds += ["--symlink", os.readlink(path), path]  # noqa: PTH115 (text as it is)
+        elif Path(path).is_dir():
+            binds += ["--ro-bind", path, path]
+    if not PREFIX.is_relative_to("/usr"):
+        binds += ["--ro-bind", str(PREFIX), str(PREFIX)]
+    if flags["--network"] == ["none"]:
+        binds.append("--unshare-net")
+    told, tell = os.pipe()
+    bubblewrap = ["bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--cap-add", "ALL"]
+    subprocess.Popen(
+        [*bubblewrap, *binds, "--info-fd", str(tell), "--", flags["--entrypoint"][0], *words[1:]],
+        pass_fds=[tell],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=(STATE / container / "log").open("wb"),
+        start_new_session=True,
+    )
+    os.close(tell)
+    with os.fdopen(told) as file:
+        pid = json.load(file)["child-pid"]
+    facts = {
+        **{"id": container, "name": name, "pid": pid, "image": words[0]},
+        "labels": dict(label.split("=", 1) for label in flags["--label"]),
+        "rights": flags.get("--cap-add", []),
+    }
+    (STATE / container / "facts.json").write_text(json.dumps(facts))
+    until = time.monotonic() + 20
+    while not mounted(pid, root / "etc/passwd"):
+        if time.monotonic() > until:
+            refuse("the container does not start")
+        time.sleep(0.001)
+    image = STATE.parent / "image"
+    if image.exists():
+        script = inside(facts, ["sh", "-c", image.read_text()])
+        subprocess.run(script, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    print(container)
+
+
+def inside(facts: dict[str, Any], words: list[str]) -> list[str]:
+    """Return what runs a command in a container, with its rights and no others."""
+    rights = ",".join(f"+{right.lower()}" for right in facts["rights"])
+    return [
+        *("nsenter", "--target", str(facts["pid"]), "--mount", "--pid", "--net", "--ipc", "--uts"),
+        *("setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set=-all,{rights}"),
+        *("env", "-i", f"PATH={PATH}", "HOME=/root", *words),
+    ]
+
+
+def pump(source: int, target: int, *, close: bool = False) -> None:
+    """Copy a stream to its end."""
+    with contextlib.suppress(OSError):
+        while data := os.read(source, 1 << 16):
+            while data:
+                data = data[os.write(target, data) :]
+    if close:
+        os.close(target)
+
+
+def execute(words: list[str]) -> None:
+    """Run a command in a container; it goes on if this program is killed, its streams do not."""
+    flags, words = parse(words, EXEC)
+    if flags["--user"] != ["0"]:
+        refuse("the stand-in knows root alone")
+    facts = found(words[0])
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(inside(facts, words[1:]), stdin=pipe, stdout=pipe, stderr=pipe)
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    given = os.dup(process.stdin.fileno())
+    process.stdin.close()
+    if "--interactive" in flags:
+        threading.Thread(target=pump, args=(0, given), kwargs={"close": True}, daemon=True).start()
+    else:
+        os.close(given)
+    said = threading.Thread(target=pump, args=(process.stderr.fileno(), 2))
+    said.start()
+    pump(process.stdout.fileno(), 1)
+    said.join()
+    sys.stdout.flush()
+    os._exit(process.wait())
+
+
+def remove(words: list[str]) -> None:
+    """End a container."""
+    flags, words = parse(words, REMOVE)
+    assert "--force" in flags
+    for name in words:
+        facts = found(name)
+        folder = STATE / facts["id"]
+        (folder / "facts.json").unlink()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(facts["pid"], signal.SIGKILL)
+        while Path(f"/proc/{facts['pid']}").exists():
+            time.sleep(0.002)
+        shutil.rmtree(folder, ignore_errors=True)
+        print(name)
+
+
+def show(words: list[str]) -> None:
+    """List containers by a label, in the one format that is asked for."""
+    flags, _ = parse(words, LIST)
+    (wanted,) = flags["--filter"]
+    (line,) = flags["--format"]
+    for file in STATE.glob("*/facts.json"):
+        facts = json.loads(file.read_text())
+        if wanted in {f"label={name}={value}" for name, value in facts["labels"].items()}:
+            said = line.replace("{{.ID}}", facts["id"][:12])
+            for name, value in facts["labels"].items():
+                said = said.replace(f'{{{{.Label "{name}"}}}}', value)
+            print(said)
+
+
+if __name__ == "__main__":
+    STATE.mkdir(exist_ok=True)
+    command, *rest = sys.argv[1:]
+    {"run": run, "exec": execute, "rm": remove, "ps": show}[command](rest)

@@ -1,0 +1,138 @@
+"""slime's ``train.py``, as far as a job sees it: its arguments, its checkpoints, the order of its
+rollouts, evaluations and updates, on a thread of its own as slime has it. The policy is scripted.
+
+``FAKE_DIE=STEP`` kills the process in the middle of that step's rollouts, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+from argparse import ArgumentParser, Namespace
+from collections.abc import Coroutine
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.fakes.scripted_engine import Completion, spoken
+from tests.fakes.sglang_server import Router, SglangServer
+from tests.fakes.slime_rollout import Sample, group_rolled_out, train_data
+
+SAYS = spoken([{"type": "text", "text": "I give up."}])
+MARKER = "latest_checkpointed_iteration.txt"
+WAIT_S = 120
+
+
+def arguments(words: list[str]) -> Namespace:
+    """Read what the job's command line says; the rest is Megatron's and SGLang's."""
+    parser = ArgumentParser(allow_abbrev=False)
+    for name in ("custom-generate-function-path", "custom-reward-post-process-path"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("hf-checkpoint", "prompt-data", "save", "load", "metadata-key", "label-key"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("num-rollout", "rollout-batch-size", "n-samples-per-prompt", "save-interval"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--eval-function-path")
+    parser.add_argument("--eval-interval", type=int)
+    parser.add_argument("--use-rollout-routing-replay", action="store_true")
+    found, _ = parser.parse_known_args(words)
+    return found
+
+
+def function(path: str) -> Any:
+    """Load a function by its path."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+class Loop:
+    """An event loop on a thread, as slime's ``AsyncLoopThread``."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run it there and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT_S)
+
+
+def install(run: Any) -> None:
+    """Make the modules importable that an evaluation function takes from slime."""
+    types, async_utils = ModuleType("slime.utils.types"), ModuleType("slime.utils.async_utils")
+    types.Sample = Sample  # type: ignore[attr-defined]
+    async_utils.run = run  # type: ignore[attr-defined]
+    for module in (ModuleType("slime"), ModuleType("slime.utils"), types, async_utils):
+        sys.modules[module.__name__] = module
+
+
+def dealt(args: Namespace, rollout_id: int) -> list[list[Sample]]:
+    """Return the groups of a rollout, numbered over the whole job."""
+    rows = [json.loads(line) for line in Path(args.prompt_data).read_text().splitlines()]
+    groups = []
+    for place in range(args.rollout_batch_size):
+        group = rollout_id * args.rollout_batch_size + place
+        row = rows[group % len(rows)]
+        groups.append(
+            [
+                Sample(
+                    group_index=group,
+                    index=group * args.n_samples_per_prompt + member,
+                    prompt=row["prompt"],
+                    label=row[args.label_key],
+                    metadata=dict(row[args.metadata_key]),
+                )
+                for member in range(args.n_samples_per_prompt)
+            ]
+        )
+    return groups
+
+
+async def rolled(args: Namespace, groups: list[list[Sample]], generate: Any) -> list[Any]:
+    """Roll out all groups at once; the process may be told to die when the first one is done."""
+    tasks = [asyncio.create_task(group_rolled_out(args, group, generate)) for group in groups]
+    mark = Path(args.save) / "died"
+    step = groups[0][0].group_index // args.rollout_batch_size + 1
+    if os.environ.get("FAKE_DIE") == str(step) and not mark.exists():
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return list(await asyncio.gather(*tasks))
+
+
+def train(args: Namespace) -> None:
+    """Do what ``slime/train.py`` does, without weights."""
+    loop = Loop()
+    install(loop.run)
+    engine = SglangServer()
+    engine.always = Completion(SAYS)
+
+    async def served() -> Router:
+        return await Router(await engine.__aenter__()).__aenter__()
+
+    args.sglang_router_ip, args.sglang_router_port = loop.run(served()).address
+    generate = function(args.custom_generate_function_path)
+    rewards = function(args.custom_reward_post_process_path)
+    evaluate = function(args.eval_function_path) if args.eval_function_path else None
+    marker = Path(args.load) / MARKER
+    first = int(marker.read_text()) + 1 if marker.exists() else 0
+    for rollout_id in range(first, args.num_rollout):
+        if evaluate is not None and rollout_id == 0:
+            evaluate(args, rollout_id, None, evaluation=True)
+        groups = loop.run(rolled(args, dealt(args, rollout_id), generate))
+        train_data(args, groups, rewards)
+        print(f"step {rollout_id}: trained", flush=True)
+        if (rollout_id + 1) % args.save_interval == 0:
+            (Path(args.save) / MARKER).write_text(str(rollout_id))
+        last = rollout_id == args.num_rollout - 1
+        if evaluate is not None and ((rollout_id + 1) % args.eval_interval == 0 or last):
+            evaluate(args, rollout_id, None, evaluation=True)
+
+
+if __name__ == "__main__":
+    train(arguments(sys.argv[1:]))

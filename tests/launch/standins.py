@@ -1,0 +1,161 @@
+"""Eight nodes and a shared directory in a folder, and stand-ins for what a launcher calls."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.schema import Config
+from launch.plan import plan_job
+from launch.write import write_job
+from tests.launch.cluster import LAUNCHERS, a_config
+
+REPOSITORY = Path(__file__).parents[2]
+BIN = Path(__file__).parents[1] / "fakes" / "bin"
+HOSTS = ["head", *(f"node{number}" for number in range(1, 8))]
+SECRET = "e2b_do-not-write-this"
+DEADLINE_S = 60
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a call of ``agentrl`` ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    """Its lines joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Eight nodes and a shared directory, all of them in a folder."""
+
+    root: Path
+
+    @property
+    def job(self) -> Path:
+        return self.root / "shared" / "agentrl"
+
+    def config(self, launch: str, join_s: int = 30) -> Config:
+        """Return a job whose paths are this cluster's."""
+        config = a_config(launch=launch)
+        shared = self.root / "shared"
+        section = {
+            "shared_dir": shared,
+            "slime_dir": self.root / "slime",
+            "python": str(BIN / "node-python"),
+            "join_s": join_s,
+            "free_disk_gb": 1,
+            "secrets": ("E2B_API_KEY",),
+            "ray_port": free_port(),
+            "dashboard_port": free_port(),
+            **({"hosts_file": self.root / "hosts"} if launch == "ssh" else {}),
+            **({"head": "head"} if launch == "ray" else {}),
+        }
+        model = config.model.model_copy(update={"path": shared / "weights"})
+        there = config.launch.model_copy(update=section)
+        return config.model_copy(update={"launch": there, "model": model})
+
+    def overrides(self, launch: str, *more: str) -> list[str]:
+        """Return what a user asks ``agentrl run`` for this cluster."""
+        shared = self.root / "shared"
+        own = {"ssh": [f"launch.hosts_file={self.root / 'hosts'}"], "ray": ["launch.head=head"]}
+        return [
+            *("trainer=slime", f"launch={launch}", f"launch.shared_dir={shared}"),
+            *("model=qwen3_30b_a3b", f"model.path={shared / 'weights'}"),
+            *("task=jsonl", f"task.path={shared / 'tasks.jsonl'}", "launch.join_s=30"),
+            *(f"launch.slime_dir={self.root / 'slime'}", "launch.free_disk_gb=1"),
+            *(f"launch.python={BIN / 'node-python'}", "launch.secrets=[E2B_API_KEY]"),
+            *(f"launch.ray_port={free_port()}", f"launch.dashboard_port={free_port()}"),
+            *own.get(launch, LAUNCHERS[launch]),
+            *more,
+        ]
+
+    def agentrl(self, *arguments: str, **given: str) -> subprocess.Popen[str]:
+        """Start ``agentrl`` on the machine that submits."""
+        environment = self.environment(**given) | {
+            **{"PYTHONPATH": str(REPOSITORY), "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"},
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "cli.main", *arguments],
+            env=environment, cwd=self.root, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def ran(self, *arguments: str, **given: str) -> Ran:
+        """Run ``agentrl`` to its end."""
+        process = self.agentrl(*arguments, **given)
+        stdout, stderr = process.communicate(timeout=DEADLINE_S)
+        return Ran(process.returncode, stdout, " ".join(stderr.split()))
+
+    def write(self, launch: str, **changes: int) -> Path:
+        """Write the job's directory; return its start script."""
+        plan = plan_job(self.config(launch, **changes))
+        return write_job(plan, self.root / "out", command=["agentrl", "launch"])
+
+    def environment(self, **given: str) -> dict[str, str]:
+        found = {name: value for name, value in os.environ.items() if name in ("HOME", "LANG")}
+        return {
+            **found,
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "FAKE_DIR": str(self.root / "fake"),
+            "FAKE_HOSTS": " ".join(HOSTS),
+            "FAKE_CLUSTER_SECRET": SECRET,
+            "FAKE_PYTHONPATH": str(REPOSITORY),
+            "E2B_API_KEY": SECRET,
+            **given,
+        }
+
+    def start(self, script: Path, **given: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", str(script)],
+            env=self.environment(**given),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    def said(self, name: str) -> list[str]:
+        """Return the lines of a file of the stand-ins."""
+        file = self.root / "fake" / name
+        return file.read_text().splitlines() if file.exists() else []
+
+    def calls(self, start: str) -> list[str]:
+        return [line for line in self.said("calls") if line.startswith(start)]
+
+    def no_file_holds_the_secret(self) -> None:
+        for file in self.root.rglob("*"):
+            assert not file.is_file() or SECRET not in file.read_text(errors="replace"), file
+
+
+def make_cluster(root: Path) -> Cluster:
+    """Lay out what the nodes see."""
+    (root / "fake").mkdir()
+    (root / "slime" / "tools").mkdir(parents=True)
+    (root / "slime" / "train.py").touch()
+    (root / "shared" / "weights").mkdir(parents=True)
+    (root / "shared" / "weights" / "config.json").write_text("{}")
+    (root / "shared" / "tasks.jsonl").touch()
+    (root / "hosts").write_text("# the job's nodes\n" + "\n".join(HOSTS) + "\n")
+    return Cluster(root)
+
+
+def wait_for(file: Path, lines: int = 1, containing: str = "") -> None:
+    """Wait until the file has so many lines that contain a word."""
+    subprocess.run(
+        ["bash", "-c", 'until (($(grep -c -- "$3" "$1") >= $2)); do sleep 0.05; done', "-",
+         str(file), str(lines), containing],
+        timeout=DEADLINE_S, check=True, stderr=subprocess.DEVNULL,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""The real ``smg`` in front of two servers; it is skipped where it is not installed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from runners.engines.capabilities import Finding, Fleet, capabilities
+from runners.engines.contract import SamplingParams
+from runners.engines.sglang.workers import connect
+from runners.trajectory.routing import RoutingShape
+from tests.fakes.scripted_engine import Completion
+from tests.fakes.sglang_server import KNOWN, SglangServer
+from tests.fakes.smg import running_smg
+
+SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
+READY_S = 60.0
+
+
+class BehindSmg(SglangServer):
+    """Takes no notice of what smg adds to a request."""
+
+    async def _generate(self, body: dict[str, Any]) -> web.StreamResponse:
+        routing = ("return_routed_experts", "routed_experts_start_len")
+        return await super()._generate({k: body[k] for k in (*KNOWN, *routing) if k in body})
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[list[BehindSmg]]:
+    async with AsyncExitStack() as exits:
+        running = [await exits.enter_async_context(BehindSmg()) for _ in range(2)]
+        for server in running:
+            server.always = Completion("a b<|im_end|>")
+            server.shape = SHAPE
+        yield running
+
+
+async def until_it_knows(router: str, number: int) -> None:
+    """Wait until the router has so many workers."""
+    async with asyncio.timeout(READY_S), aiohttp.ClientSession() as client:
+        while True:
+            async with client.get(f"{router}/workers") as response:
+                workers = (await response.json())["workers"]
+            if sum(worker["is_healthy"] for worker in workers) == number:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def tried(router: str, urls: list[str]) -> dict[str, Finding]:
+    fleet = Fleet(router, urls)
+    try:
+        found = await capabilities(fleet, context_tokens=32768, routing=SHAPE)
+    finally:
+        await fleet.close()
+    return {finding.name: finding for finding in found}
+
+
+async def test_a_session_stays_at_its_server_behind_consistent_hashing(
+    servers: list[BehindSmg],
+) -> None:
+    urls = [server.url for server in servers]
+    with running_smg("--policy", "consistent_hashing", "--worker-urls", *urls) as router:
+        await until_it_knows(router, 2)
+        found = await tried(router, urls)
+        engine = connect(router, urls)
+        for server in servers:
+            server.seen.requests.clear()
+        for session in range(12):
+            for turn in range(3):
+                rid = f"s{session}:main:{turn}"
+                await engine.generate([1, 2], SamplingParams(max_new_tokens=8), rid=rid)
+        await engine.close()
+    assert [finding for finding in found.values() if not finding.ok] == []
+    assert found["routing"].detail == "2 layers, 2 experts a token"
+    assert found["sessions"].detail == "the router keeps a session at one server"
+    seen = [{body["rid"].partition(":")[0] for body in s.seen.requests} for s in servers]
+    assert len(seen[0] | seen[1]) == 12
+    assert all(seen)
+    assert not seen[0] & seen[1]
+
+
+async def test_a_policy_that_spreads_sessions_is_found(servers: list[BehindSmg]) -> None:
+    urls = [server.url for server in servers]
+    with running_smg("--policy", "round_robin", "--worker-urls", *urls) as router:
+        await until_it_knows(router, 2)
+        found = await tried(router, urls)
+    assert {name for name, finding in found.items() if not finding.ok} == {"sessions"}
+    assert "--policy consistent_hashing" in found["sessions"].detail

@@ -1,0 +1,125 @@
+"""A real Ray cluster on this machine: each node is a ``ray start`` with its own processes, which a
+test can kill as a machine dies.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from runners.ports import free_port
+
+STARTED = "Ray runtime started"
+START_S = 90.0
+LIMITS = (
+    *("--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats"),
+    *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0", "--block"),
+)
+HEALTH = {
+    # Ray's defaults take half a minute to see that a node is gone.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def kill(self) -> None:
+        """End everything that runs on it, at once."""
+        with suppress(psutil.NoSuchProcess):
+            processes = psutil.Process(self.process.pid).children(recursive=True)
+            for process in (*processes, self.process):
+                with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    process.kill()
+        self.process.wait()
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the processes of our workers on it."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if child.name().startswith("ray::Worker")]
+
+
+@dataclass
+class RayCluster:
+    """A head and what has joined it."""
+
+    directory: Path
+    prefix: Sequence[str] = ()
+    """Put before the head's command: another network."""
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        """The head's."""
+        return (self.directory / "ray_current_cluster").read_text().strip()
+
+    def head(self, *options: str) -> Node:
+        """Start the head."""
+        return self._start(
+            self.prefix,
+            "--head",
+            "--port=0",
+            "--include-dashboard=false",
+            f"--temp-dir={self.directory}",
+            f"--ray-client-server-port={free_port('127.0.0.1')}",
+            *options,
+        )
+
+    def join(self, *options: str, prefix: Sequence[str] = ()) -> Node:
+        """Start another node."""
+        return self._start(prefix, f"--address={self.address}", *options)
+
+    def _start(self, prefix: Sequence[str], *options: str) -> Node:
+        log = self.directory / f"node-{len(self.nodes)}.log"
+        ray = Path(sys.executable).with_name("ray")
+        with log.open("wb") as sink:
+            process = subprocess.Popen(
+                [*prefix, ray, "start", *options, *LIMITS],
+                stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                env={**os.environ, **HEALTH}, start_new_session=True,
+            )  # fmt: skip
+        node = Node(process, log)
+        self.nodes.append(node)
+        until = time.monotonic() + START_S
+        while STARTED not in log.read_text(errors="replace"):
+            assert process.poll() is None, log.read_text(errors="replace")
+            assert time.monotonic() < until, log.read_text(errors="replace")
+            time.sleep(0.1)
+        return node
+
+
+@contextmanager
+def ray_cluster(prefix: Sequence[str] = (), *options: str) -> Iterator[RayCluster]:
+    """Give a cluster of a head; everything that was started is ended."""
+    directory = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # its sockets' paths are long
+    cluster = RayCluster(directory, prefix)
+    try:
+        cluster.head(*options)
+        yield cluster
+    finally:
+        for node in reversed(cluster.nodes):
+            node.kill()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Press ctrl-C."""
+    process.send_signal(signal.SIGINT)

@@ -1,0 +1,216 @@
+"""Campaigns on a real Ray cluster of several nodes, one of which dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runners.ledger import Ledger
+from runners.marks import SANDBOX
+from runners.outcome import OutcomeCode
+from runners.trajectory.record import RolloutRecord
+from runners.trajectory.store import RunStore
+from tests.fakes.tiny_model import write_tiny_model
+from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from tests.runners.campaign.conftest import Miniature
+from tests.runners.executors.cluster import RayCluster, ray_cluster
+
+pytest.importorskip("ray", reason="the extra agentrl[ray] is not installed")
+pytestmark = pytest.mark.timeout(240)
+PLANNED = 2 * 2 * 4 + 2 * 4
+"""Rollouts of a miniature campaign: two steps, two evaluations."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """A head with one more node; a test that kills a node starts its own."""
+    with ray_cluster() as cluster:
+        cluster.join()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("policy")
+    write_tiny_tokenizer(directory)
+    return write_tiny_model(directory, vocab_size=tiny_tokenizer().get_vocab_size())
+
+
+@pytest.fixture
+def mini(tmp_path: Path, policy: Path) -> Iterator[Miniature]:
+    mini = Miniature(tmp_path / "run", tmp_path / "cache", policy)
+    yield mini
+    for process in mini.processes:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def on(cluster: RayCluster, *more: str) -> list[str]:
+    """Return the overrides of a run on the cluster."""
+    return ["executor=ray", f"executor.address={cluster.address}", *more]
+
+
+def nodes_of(records: list[RolloutRecord]) -> Counter[str]:
+    return Counter(record.extra["node"] for record in records)
+
+
+def assert_planned_and_no_more(mini: Miniature) -> None:
+    """Every rollout counts once, every step and evaluation is there once, nothing is left."""
+    with mini.store() as store:
+        counting = store.rollouts(counts=True)
+        assert len({record.rollout_id for record in counting}) == len(counting) == PLANNED
+        assert [(row.step, row.state) for row in store.steps()] == [(1, "done"), (2, "done")]
+        assert [row.step for row in store.evaluations()] == [0, 2]
+        assert Ledger(store).alive() == []
+    assert not sandboxes_of(mini)
+
+
+def sandboxes_of(mini: Miniature) -> list[int]:
+    """Return the processes in sandboxes of workers whose cache is the test's."""
+    mine = f"XDG_CACHE_HOME={mini.cache}".encode()
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if mine in environment and f"{SANDBOX}=".encode() in environment:
+            found.append(process.pid)
+    return found
+
+
+def eventually(true: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < until, what
+        time.sleep(0.05)
+
+
+def training(count: int) -> Callable[[RunStore], bool]:
+    return lambda store: len(store.rollouts(split="train", counts=True)) >= count
+
+
+def test_a_campaign_runs_on_both_nodes(cluster: RayCluster, mini: Miniature) -> None:
+    document = mini.finish(mini.begin(*on(cluster, "executor.rollouts_per_node=4")))
+    assert document["steps"] == 2
+    assert_planned_and_no_more(mini)
+    with mini.store() as store:
+        assert len(nodes_of(store.rollouts())) == 2
+        assert all(record.extra["node"] for record in store.rollouts())
+        assert len(store.events("node")) == 2
+    eventually(lambda: not any(node.workers() for node in cluster.nodes), "workers are left")
+
+
+def test_a_campaign_survives_the_death_of_a_node(cluster: RayCluster, mini: Miniature) -> None:
+    doomed = cluster.join()
+    slow = "rollout.concurrency=12"
+    driver = mini.begin(*on(cluster, slow, "executor.rollouts_per_node=4"))
+    mini.wait_until(training(2), driver)
+    doomed.kill()
+    document = mini.finish(driver)
+    assert document["steps"] == 2
+    assert_planned_and_no_more(mini)
+    with mini.store() as store:
+        [lost] = store.events("node_lost")
+        attempts = store.rollouts()
+        failed = [record for record in attempts if not record.outcome.meaning.reward_counts]
+        assert {record.outcome.code for record in failed} <= {OutcomeCode.INFRA_NODE_LOST}
+        assert {record.extra["node"] for record in failed} <= {lost.data["node"]}
+        assert len(attempts) == PLANNED + len(failed)
+        assert len(nodes_of(attempts)) == 3
+
+
+def test_a_killed_driver_leaves_nothing_on_any_node_and_the_run_resumes(
+    cluster: RayCluster, mini: Miniature
+) -> None:
+    driver = mini.begin(*on(cluster))
+    mini.wait_until(training(2), driver)
+    driver.kill()
+    driver.communicate()
+    eventually(lambda: not any(node.workers() for node in cluster.nodes), "workers are left")
+    eventually(lambda: not sandboxes_of(mini), "sandboxes are left")
+    mini.finish(mini.resume())
+    assert_planned_and_no_more(mini)
+
+
+def test_ctrl_c_drains_and_the_second_leaves_at_once(cluster: RayCluster, mini: Miniature) -> None:
+    driver = mini.begin(*on(cluster))
+    mini.wait_until(training(1), driver)
+    driver.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    driver.send_signal(signal.SIGINT)
+    _, err = driver.communicate(timeout=60)
+    assert driver.returncode == 130, err.decode()
+    with mini.store() as store:
+        assert Ledger(store).alive() == []
+        codes = {record.outcome.code for record in store.rollouts()}
+        assert not any(str(code).startswith(("infra", "internal")) for code in codes)
+    eventually(lambda: not any(node.workers() for node in cluster.nodes), "workers are left")
+
+
+def test_a_worker_that_dies_is_replaced_on_its_node(cluster: RayCluster, mini: Miniature) -> None:
+    driver = mini.begin(*on(cluster, "executor.driver_node=false"))
+    mini.wait_until(training(1), driver)
+    [worker] = cluster.nodes[1].workers()
+    worker.kill()
+    mini.finish(driver)
+    assert_planned_and_no_more(mini)
+    with mini.store() as store:
+        assert len(nodes_of(store.rollouts())) == 1
+        assert len(store.events("node")) == 2
+
+
+def test_without_any_node_the_run_ends_with_code_4_and_resumes(
+    cluster: RayCluster, mini: Miniature
+) -> None:
+    with ray_cluster() as alone:
+        doomed = alone.join()
+        changes = ("executor.driver_node=false", "executor.patience_s=1")
+        driver = mini.begin(*on(alone, *changes))
+        mini.wait_until(training(1), driver)
+        doomed.kill()
+        _, err = driver.communicate(timeout=100)
+        assert driver.returncode == 4, err.decode()
+        assert b"no node of the Ray cluster could take rollouts for 1 s" in err
+    mini.finish(mini.resume("executor.driver_node=true", f"executor.address={cluster.address}"))
+    assert_planned_and_no_more(mini)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", None])
+def test_a_cluster_that_is_not_there_is_said_before_any_rollout(
+    address: str | None, mini: Miniature, tmp_path: Path
+) -> None:
+    given = [] if address is None else [f"executor.address={address}"]
+    environment = {"RAY_ADDRESS": "127.0.0.1:9"} if address is None else {}
+    os.environ.update(environment)
+    try:
+        driver = mini.begin("executor=ray", *given)
+    finally:
+        for name in environment:
+            del os.environ[name]
+    _, err = driver.communicate(timeout=60)
+    assert driver.returncode == 3
+    assert b"no Ray cluster at" in err
+    assert b"127.0.0.1:9" in err
+
+
+def test_the_driver_needs_no_ray_and_says_what_installs_it(tmp_path: Path) -> None:
+    hidden = (
+        "import sys; sys.modules['ray'] = None\n"
+        "import runners.stack, runners.executors.ray as r\n"
+        "import asyncio\n"
+        "asyncio.run(r.join(None, None, None, None, None, None))\n"
+    )
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, check=False)
+    assert b"executor=ray needs ray, which is missing: pip install 'agentrl[ray]'" in done.stderr

@@ -1,0 +1,36 @@
+"""What a program is started with, held against a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from conf.schema import (
+    CompactScenario,
+    LinearScenario,
+    MixedScenario,
+    Scenario,
+    SubagentScenario,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+SCENARIOS: dict[str, Scenario] = {
+    "linear": LinearScenario(kind="linear"),
+    "subagent": SubagentScenario(kind="subagent"),
+    "compact": CompactScenario(kind="compact", window_tokens=30_000),
+    "mixed": MixedScenario(kind="mixed", window_tokens=30_000),
+}
+
+
+def check_golden(
+    name: str, argv: list[str], env: Mapping[str, str], request: pytest.FixtureRequest
+) -> None:
+    """Hold a command line and an environment against the golden file, or write it."""
+    file = GOLDEN / f"{name}.json"
+    text = json.dumps({"argv": argv, "env": dict(env)}, indent=2) + "\n"
+    if request.config.getoption("--update-golden"):
+        file.write_text(text, "utf-8")
+    assert file.read_text("utf-8") == text

@@ -1,0 +1,71 @@
+"""The image that a row names reaches the sandboxes that have images, and no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.sandboxes.local import LocalBackend
+from runners.tasks.contract import Origin
+from runners.tasks.loading import load
+from runners.tasks.toolbox import SITE, agent_environment, agent_mounts, fitting, pytest_mounts
+from runners.tasks.workspaces import Workspaces
+from tests.fakes.rollout_parts import FolderBackend
+from tests.runners.tasks.repositories import make_task
+from tests.runners.tasks.test_loading import config, write
+from tests.runners.tasks.test_rows import CLASSIC
+
+IMAGE = "swebench/sweb.eval.x86_64.o_1776_r-1:latest"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"image": IMAGE},
+        {"metadata": {"remote_env_info": {"image": IMAGE}}},
+        {"remote_env_info": {"image_url": IMAGE}},
+    ],
+)
+def test_a_rows_image_and_work_directory_are_the_tasks(tmp_path: Path, row: dict[str, Any]) -> None:
+    (tmp_path / "repo").mkdir()
+    rows = [{**CLASSIC, "repo_path": "repo", **row}]
+    (task,) = load(config(file := write(tmp_path / "rows.jsonl", rows)), str(file))
+    assert (task.image, task.workdir) == (IMAGE, "/testbed")
+    assert task.origin is not None
+    assert task.origin.image == IMAGE
+
+
+def test_a_row_without_image_leaves_it_to_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "repo").mkdir()
+    file = write(tmp_path / "rows.jsonl", [{**CLASSIC, "repo_path": "repo"}])
+    (task,) = load(config(file), str(file))
+    assert (task.image, task.workdir) == (None, None)
+
+
+async def test_sandboxes_without_images_never_see_one(
+    backend: LocalBackend, tmp_path: Path
+) -> None:
+    task = replace(make_task(tmp_path / "task"), image=IMAGE, workdir="/testbed")
+    ready = await Workspaces(backend, tmp_path / "root").ready(task)
+    assert (ready.image, ready.workdir) == (None, None)
+    origin = Origin(str(task.repo), task.base_commit, image=IMAGE)
+    made = await Workspaces(backend, tmp_path / "root").ready(replace(task, origin=origin))
+    assert (made.image, made.workdir) == (None, None)
+
+
+async def test_sandboxes_with_images_see_it(tmp_path: Path) -> None:
+    task = replace(make_task(tmp_path / "task"), image=IMAGE, workdir="/testbed")
+    ready = await Workspaces(FolderBackend(tmp_path), tmp_path / "root").ready(task)
+    assert ready == task
+
+
+def test_an_image_is_tested_by_its_own_pytest(tmp_path: Path) -> None:
+    task = replace(make_task(tmp_path / "task"), image=IMAGE)
+    assert (agent_mounts(task), agent_environment(task)) == ({}, {})
+    mounts = {**pytest_mounts(), "/opt/agentrl/grade/runner.py": Path("runner.py")}
+    assert list(fitting(mounts, IMAGE)) == ["/opt/agentrl/grade/runner.py"]
+    assert fitting(mounts, None) == mounts
+    assert any(inside.startswith(f"{SITE}/") for inside in mounts)

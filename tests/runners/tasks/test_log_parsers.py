@@ -1,0 +1,317 @@
+"""Logs in the form of each project's test program: our verdict is the official package's, and what
+our own grader cannot see it does not judge.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.tasks.contract import EvalScript, Task, VerdictKind
+from runners.tasks.files import DatasetError
+from runners.tasks.graders import pytest_ids
+from runners.tasks.graders.official import OfficialError, official_report, test_spec
+from runners.tasks.graders.official import read as read_official
+from runners.tasks.graders.scripts import ScriptRun
+from runners.tasks.loading import load, validate
+from runners.tasks.rows import SwebenchRow
+from runners.tasks.swebench import eval_script, naming_of, package_fields, runs_pytest
+from tests.runners.tasks.test_loading import config, write
+from tests.runners.tasks.test_rows import CLASSIC
+
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("swebench") is None, reason="the extra swebench is not installed"
+)
+
+DJANGO = """\
+Testing against Django installed in '/testbed/django' with up to 1 processes
+Creating test database for alias 'default'...
+System check identified no issues (0 silenced).
+test_empty (utils_tests.test_text.TestText) ... ok
+test_wrap (utils_tests.test_text.TestText)
+Long lines are cut. ... FAIL
+test_slug (utils_tests.test_text.TestText) ... ok
+test_locale (utils_tests.test_text.TestText) ... skipped 'needs a locale'
+test_crash (utils_tests.test_text.TestText) ... ERROR
+
+======================================================================
+FAIL: test_wrap (utils_tests.test_text.TestText)
+----------------------------------------------------------------------
+AssertionError: 3 != 4
+"""
+SYMPY = """\
+============================= test process starts ==============================
+executable:         /opt/miniconda3/envs/testbed/bin/python  (3.9.19-final-0) [CPython]
+sympy/core/tests/test_basic.py[4]
+test_structure ok
+test_equality F
+test_free_symbols ok
+test_literal_evalf_is_number E                                            [FAIL]
+
+________________________________________________________________________________
+______________ sympy/core/tests/test_basic.py:test_equality ___________________
+AssertionError
+"""
+PYTEST = """\
+============================= test session starts ==============================
+collected 5 items
+
+tests/test_a.py ..F.s                                                    [100%]
+
+=========================== short test summary info ============================
+PASSED tests/test_a.py::test_one
+PASSED tests/test_a.py::TestB::test_two[x-1]
+PASSED tests/test_a.py::test_spaces[a b]
+SKIPPED [1] tests/test_a.py:9: no reason
+XFAIL tests/test_a.py::test_known - a bug
+FAILED tests/test_a.py::test_three - assert 1 == 2
+==================== 1 failed, 3 passed, 1 skipped, 1 xfailed in 0.12s =========
+"""
+SPHINX = """\
+py39: commands[0]> python -X dev -m pytest -rA --durations 25 tests/test_build.py
+============================= test session starts ==============================
+tests/test_build.py ...F                                                 [100%]
+==================================== PASSES ====================================
+# testroot: root
+=========================== short test summary info ============================
+PASSED tests/test_build.py::test_one
+PASSED tests/test_build.py::test_two[html5 x]
+FAILED tests/test_build.py::test_three - AssertionError: a - b
+========================= 1 failed, 2 passed in 3.21s ==========================
+py39: exit 1 (3.90 seconds) /testbed> python -X dev -m pytest pid=112
+  py39: FAIL code 1 (4.01=setup[0.11]+cmd[3.90] seconds)
+"""
+OLD_SCIKIT = """\
+sklearn/tests/test_base.py::test_clone PASSED
+sklearn/tests/test_base.py::test_repr FAILED
+sklearn/tests/test_base.py::test_pickle SKIPPED
+"""
+SEABORN = """\
+=========================== short test summary info ============================
+PASSED tests/test_core.py::TestMap::test_one
+FAILED tests/test_core.py::TestMap::test_two - ValueError: no
+"""
+REQUESTS = """\
+=========================== short test summary info ============================
+PASSED test_requests.py::TestRequests::test_path[/tmp/build-7/cert.pem]
+PASSED test_requests.py::TestRequests::test_url[//host/x]
+FAILED test_requests.py::TestRequests::test_get[http://a] - ConnectionError
+"""
+MATPLOTLIB = """\
+=========================== short test summary info ============================
+PASSED lib/tests/test_pick.py::test_click[MouseButton.LEFT-x]
+FAILED lib/tests/test_pick.py::test_click[MouseButton.RIGHT-x] - assert
+"""
+DJANGO_TEST = "(utils_tests.test_text.TestText)"
+CASES: dict[str, tuple[str, str, list[str], list[str]]] = {
+    "django": (
+        "django/django",
+        DJANGO,
+        [f"test_empty {DJANGO_TEST}", f"test_slug {DJANGO_TEST}"],
+        ["Long lines are cut.", f"test_crash {DJANGO_TEST}", f"test_none {DJANGO_TEST}"],
+    ),
+    "sympy": (
+        "sympy/sympy",
+        SYMPY,
+        ["test_structure", "test_free_symbols"],
+        ["test_equality", "test_none"],
+    ),
+    "pytest": (
+        "pallets/flask",
+        PYTEST,
+        [
+            "tests/test_a.py::test_one",
+            "tests/test_a.py::TestB::test_two[x-1]",
+            "tests/test_a.py::test_spaces[a",
+            "tests/test_a.py::test_known",
+        ],
+        ["tests/test_a.py::test_three", "tests/test_a.py::test_none"],
+    ),
+    "tox": (
+        "sphinx-doc/sphinx",
+        SPHINX,
+        ["tests/test_build.py::test_one", "tests/test_build.py::test_two[html5 x]"],
+        ["tests/test_build.py::test_three"],
+    ),
+    "old pytest": (
+        "scikit-learn/scikit-learn",
+        OLD_SCIKIT,
+        ["sklearn/tests/test_base.py::test_clone"],
+        ["sklearn/tests/test_base.py::test_repr"],
+    ),
+    "seaborn": (
+        "mwaskom/seaborn",
+        SEABORN,
+        ["tests/test_core.py::TestMap::test_one"],
+        ["tests/test_core.py::TestMap::test_two"],
+    ),
+    "requests": (
+        "psf/requests",
+        REQUESTS,
+        [
+            "test_requests.py::TestRequests::test_path[/cert.pem]",
+            "test_requests.py::TestRequests::test_url[//host/x]",
+        ],
+        ["test_requests.py::TestRequests::test_get[http://a]"],
+    ),
+    "matplotlib": (
+        "matplotlib/matplotlib",
+        MATPLOTLIB,
+        ["lib/tests/test_pick.py::test_click[1-x]"],
+        ["lib/tests/test_pick.py::test_click[3-x]"],
+    ),
+}
+"""Repository, log, tests that pass in it and tests that do not."""
+
+
+def a_task(repo: str, fail_to_pass: list[str], pass_to_pass: list[str]) -> Task:
+    """A task as a classic row of the repository gives it."""
+    lists = {"FAIL_TO_PASS": fail_to_pass, "PASS_TO_PASS": pass_to_pass}
+    row = SwebenchRow.model_validate({**CLASSIC, "repo": repo, **lists})
+    grading = EvalScript("swebench", eval_script(row), row.workdir, package_fields(row))
+    return Task(
+        id=row.instance_id,
+        split="held_out",
+        repo=Path("repo"),
+        base_commit=row.base_commit,
+        problem_statement=row.problem_statement,
+        fail_to_pass=row.fail_to_pass,
+        pass_to_pass=row.pass_to_pass,
+        protected=(),
+        gold_patch="",
+        kind=repo,
+        grading=grading,
+    )
+
+
+def a_log(text: str) -> bytes:
+    """The log of an eval script in which the tests printed this."""
+    return f"+ : '>>>>> Start Test Output'\n{text}+ : '>>>>> End Test Output'\n".encode()
+
+
+def outcomes_of(text: str) -> dict[str, str]:
+    """What our plugin would have reported of the pytest run in a log."""
+    words = {"PASSED": "passed", "FAILED": "failed", "XFAIL": "xfailed"}
+    lines = [line.partition(" - ")[0].partition(" ") for line in text.splitlines()]
+    return {name: words[word] for word, _, name in lines if word in words and "::" in name}
+
+
+@needs_package
+@pytest.mark.parametrize("kind", CASES)
+def test_a_classic_log_is_read_as_the_package_reads_it(kind: str, tmp_path: Path) -> None:
+    repo, text, passing, failing = CASES[kind]
+    run = ScriptRun(started=True, exit_code=0, log=a_log(text))
+    for wanted, kept, solved, counts in (
+        (passing[:1], passing[1:], True, (1, len(passing) - 1)),
+        (passing[:1], failing, False, (1, 0)),
+        ([*failing, passing[0]], [], False, (1, 0)),
+    ):
+        task = a_task(repo, wanted, kept)
+        spec = test_spec(task)
+        verdict = read_official(task, spec, run)
+        file = tmp_path / "log"
+        file.write_bytes(run.log)
+        assert official_report(task, spec, file)["resolved"] is solved
+        assert (verdict.kind is VerdictKind.SOLVED) is solved, verdict
+        assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == counts
+
+
+@needs_package
+@pytest.mark.parametrize("kind", ["pytest", "tox", "seaborn", "requests", "matplotlib"])
+def test_our_plugin_says_the_same_of_a_run_as_its_log(kind: str) -> None:
+    repo, text, passing, failing = CASES[kind]
+    run = ScriptRun(True, True, outcomes_of(text), 0, a_log(text))
+    for wanted, kept in ((passing, []), (passing, failing), (failing, passing)):
+        task = a_task(repo, wanted, kept)
+        ours, theirs = pytest_ids.read(task, run), read_official(task, test_spec(task), run)
+        assert ours == theirs
+        alone = read_official(task, test_spec(task), replace(run, began=False))
+        assert alone == theirs, "the plugin takes nothing away from an honest run"
+
+
+@needs_package
+def test_a_line_that_the_packages_parser_stumbles_over_solves_nothing() -> None:
+    run = ScriptRun(started=True, exit_code=0, log=a_log(f"{DJANGO}FAIL:\n"))
+    task = a_task("django/django", [f"test_empty {DJANGO_TEST}"], [])
+    verdict = read_official(task, test_spec(task), run)
+    assert verdict.kind is VerdictKind.UNSOLVED
+    assert "parse_log_django cannot read the log (IndexError" in verdict.reason
+
+
+@needs_package
+def test_a_skipped_test_that_the_log_names_is_not_broken() -> None:
+    name = "sklearn/tests/test_base.py::test_pickle"
+    outcomes = {"sklearn/tests/test_base.py::test_clone": "passed", name: "skipped"}
+    run = ScriptRun(True, True, outcomes, 0, a_log(OLD_SCIKIT))
+    task = a_task("scikit-learn/scikit-learn", ["sklearn/tests/test_base.py::test_clone"], [name])
+    assert read_official(task, test_spec(task), run).kind is VerdictKind.SOLVED
+    task = a_task("scikit-learn/scikit-learn", [name], [])
+    assert read_official(task, test_spec(task), run).kind is VerdictKind.UNSOLVED
+
+
+@pytest.mark.parametrize(
+    ("parser", "name", "read"),
+    [
+        ("parse_log_requests", "t.py::a[/x/y.pem]", "t.py::a[/y.pem]"),
+        ("parse_log_requests", "t.py::a[//x/y]", "t.py::a[//x/y]"),
+        ("parse_log_pylint", "t.py::a[/x/*/y]", "t.py::a[/x/*/y]"),
+        ("parse_log_pytest_options", "t.py::a[x/y]", "t.py::a[x/y]"),
+        ("parse_log_matplotlib", "t.py::a[MouseButton.RIGHT]", "t.py::a[3]"),
+        ("parse_log_pytest", "t.py::a[/x/y]", "t.py::a[/x/y]"),
+    ],
+)
+def test_ids_are_compared_as_the_instances_have_them(parser: str, name: str, read: str) -> None:
+    assert naming_of(parser)(name) == read
+
+
+FOREIGN: list[dict[str, Any]] = [
+    {"repo": "django/django"},
+    {"repo": "sympy/sympy"},
+    {"log_parser": "parse_log_gotest"},
+    {"log_parser": "parse_log_jest"},
+    {"eval_type": "fail_only"},
+]
+
+
+@pytest.mark.parametrize("change", FOREIGN)
+def test_what_pytest_does_not_run_is_not_judged_by_us(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    (tmp_path / "repo").mkdir()
+    row = {**CLASSIC, "repo_path": "repo", **change}
+    assert not runs_pytest(SwebenchRow.model_validate(row))
+    file = write(tmp_path / "rows.jsonl", [row])
+    [fault] = validate(config(file), str(file)).faults
+    assert fault.startswith("rows.jsonl:1: ")
+    assert "so our own grader cannot judge it: pip install 'agentrl[swebench]'" in fault
+
+
+@needs_package
+def test_a_parser_that_the_package_has_not_got_is_a_fault_of_the_row(tmp_path: Path) -> None:
+    (tmp_path / "repo").mkdir()
+    row = {**CLASSIC, "repo_path": "repo", "log_parser": "parse_log_jset"}
+    file = write(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(DatasetError, match="no log_parser parse_log_jset: did you mean parse_log_"):
+        load(config(file, grader="official"), str(file))
+
+
+def test_without_the_package_only_rows_that_need_it_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "swebench", None)
+    (tmp_path / "repo").mkdir()
+    row = {**CLASSIC, "repo_path": "repo"}
+    file = write(
+        tmp_path / "rows.jsonl", [row, {**row, "instance_id": "d", "repo": "django/django"}]
+    )
+    report = validate(config(file, grader="auto"), str(file))
+    assert [task.grading.kind for task in report.tasks] == ["pytest"]
+    [fault] = report.faults
+    assert "django/django is not tested by pytest (parse_log_django)" in fault
+    with pytest.raises(OfficialError, match=r"pip install 'agentrl\[swebench\]'"):
+        validate(config(file, grader="official"), str(file))
