@@ -40,8 +40,8 @@ def drive(job: Job, invocation: Invocation, lines: list[str], *, dry_run: bool) 
 
     launch = job.config.launch
     assert isinstance(launch, ClusterLaunch)
-    _refuse_other_run(job)
     plan = plan_job(job.config)
+    _refuse_other_run(job)
     if dry_run:
         return _dry_run(job, plan, invocation)
     from launch.job_preflight import job_preflight

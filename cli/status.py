@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import typer
 
 from cli.arguments import Json, RunDir, examples
@@ -16,8 +19,35 @@ def status(context: typer.Context, run: RunDir, as_json: Json = False) -> None:
     from runners.backends.published import read_published
     from runners.observe.status import read_status, render
 
+    if (waiting := _before_its_store(run)) is not None:
+        if as_json:
+            print_json(waiting)
+        else:
+            stdout().print(f"job {run.name}: {waiting['message']}", soft_wrap=True)
+        return
     found = read_published(run) or read_status(run)
     if as_json:
         print_json(found.to_dict())
     else:
         stdout().print(render(found))
+
+
+def _before_its_store(run: Path) -> dict[str, Any] | None:
+    """Return how a job on a cluster stands before its first rollout; None of any other run."""
+    from cli.jobs import cluster_config
+    from conf.sections.cluster import ClusterLaunch
+    from launch.running import running
+    from launch.submission import Follower
+    from runners.trajectory.store import STORE_FILE
+
+    config = None if (run / STORE_FILE).exists() else cluster_config(run)
+    if config is None:
+        return None
+    launch = config.launch
+    assert isinstance(launch, ClusterLaunch)
+    phase = Follower(launch, run).glance().phase
+    found = running(launch, run)
+    state = "created" if found is None else "running"
+    ended = f"not running; the last that was seen of it: {phase}"
+    message = ended if found is None else f"{phase} ({found.what})"
+    return {"run_dir": str(run), "state": state, "message": message, "steps_done": 0}

@@ -111,6 +111,12 @@ class Follower:
                 return log
         return self._dir / "logs" / LAUNCH_LOG
 
+    def glance(self) -> Sight:
+        """Return how the job stands now; without an exit code even if it is over."""
+        log = self.log
+        tail = _tail(log, self._log_from if log.name == LAUNCH_LOG else 0)
+        return Sight(self._phase(tail), self._status(), _last(tail))
+
     def sights(self, wait: Callable[[float], None] = time.sleep) -> Iterator[Sight]:
         """Yield how the job stands, again and again, until it is over."""
         while True:

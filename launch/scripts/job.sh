@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# job.sh HEAD: wait for the nodes, submit the job or find it running, follow it, end as it ends.
+# job.sh HEAD [follow]: wait for the nodes, submit the job or find it running, follow it, end as it
+# ends. With "follow" the job was running a moment ago.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/settings.sh"
@@ -10,7 +11,7 @@ log=$LOG_DIR/job.log
 
 id=
 [[ ! -s $known ]] || id=$(<"$known")
-if [[ -n $id && $(job_state "$address" "$id") == running ]]; then
+if [[ -n $id && (${2:-} == follow || $(job_state "$address" "$id") == running) ]]; then
   say "job $id is running: following it"
 else
   wait_for_nodes "$address"

@@ -51,13 +51,14 @@ stop() {
   wait "${nodes[@]}" || :
   end_launch "$code"
 }
-nodes=() job=
+nodes=() job='' how=()
 trap stop EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
 if [[ $left == running ]]; then
   say "an earlier launch was lost and has left its job running: taking it up"
+  how=(follow)
 else
   if compgen -G "$STATE_DIR/node-*.pid" >/dev/null; then
     say "an earlier launch was lost and has left nodes: ending them"
@@ -72,6 +73,6 @@ else
     nodes+=("$!")
   done
 fi
-bash "$SCRIPT_DIR/job.sh" "$head" &
+bash "$SCRIPT_DIR/job.sh" "$head" "${how[@]}" &
 job=$!
 wait "$job"

@@ -118,7 +118,7 @@ def _segment(base: Any, taken: Taken, chain: Segment, row: Sample, making: Makin
 
 def _with_row(sample: Any, base: Any, row: Sample, start: int, about: dict[str, Any]) -> Any:
     sample.rollout_id = base.index if getattr(base, "rollout_id", None) is None else base.rollout_id
-    sample.session_id = about.get("session", base.session_id)
+    sample.session_id = about.get("session", getattr(base, "session_id", None))
     sample.tokens = row.tokens.tolist()
     sample.response_length = len(row.tokens) - start
     sample.loss_mask = row.loss_mask[start:].astype(int).tolist()

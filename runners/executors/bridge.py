@@ -47,6 +47,9 @@ PREPARE_S = 300.0
 """From a worker's start to its readiness: a Python starts, sandboxes are tried."""
 CLOSE_S = 20.0
 """What a worker gets to remove what it has made."""
+AGAIN_S = 30.0
+"""Between two tries to get a worker onto a node that could not be had."""
+SHOWN = 300
 SPARE_CALLS = 16
 """Of a worker at once, besides attempts and their cancellations: questions and answers."""
 
@@ -82,6 +85,8 @@ class Bridge:
         self._posts: dict[str, Post] = {}
         """By node id; the lost ones are gone from here."""
         self._refused: set[str] = set()
+        self._not_before: dict[str, float] = {}
+        """When a node is tried again (``time.monotonic``)."""
         self._changed = asyncio.Condition()
         self._running: dict[str, asyncio.Task[bytes]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -118,7 +123,8 @@ class Bridge:
     async def _start(self, settings: WorkerSettings) -> dict[str, dict[str, str]]:
         """Get a worker ready on every node there is; returns what their sandboxes promise.
 
-        Raises ExecutorError with the reason of every node that cannot work.
+        Raises ExecutorError with the reason of every node that cannot work. One that is just
+        leaving the cluster is no reason, as long as there is another.
         """
         self._settings = settings
         places = await self._places()
@@ -129,12 +135,12 @@ class Bridge:
                 ExitCode.PREFLIGHT,
             )
         found = await asyncio.gather(*map(self._staffed, places), return_exceptions=True)
-        faults = [str(each) for each in found if isinstance(each, AgentrlError)]
-        for each in found:
-            if isinstance(each, BaseException) and not isinstance(each, AgentrlError):
+        faults = [each for each in found if isinstance(each, BaseException)]
+        for each in faults:
+            if not isinstance(each, AgentrlError):
                 raise each
-        if faults:
-            raise ExecutorError("\n".join(faults), ExitCode.PREFLIGHT)
+        if len(faults) == len(places) or not all(isinstance(each, NodeLost) for each in faults):
+            raise ExecutorError("\n".join(map(str, faults)), ExitCode.PREFLIGHT)
         self._spawn(self._watch_nodes(), "nodes")
         return {
             place.name: each
@@ -159,18 +165,26 @@ class Bridge:
         """Staff nodes that join, and those whose worker was lost; give up those that leave."""
         while True:
             await asyncio.sleep(LOOK_S)
-            places = await self._places()
+            try:
+                places = await self._places()
+            except RayError as error:  # the head does not answer; Ray ends this process in the end
+                _log.warning("which nodes there are is not known: %s", _told(error))
+                continue
             alive = {place.node_id for place in places}
             for post in list(self._posts.values()):
                 if post.place.node_id not in alive:
                     await self._lose(post, "the node has left the cluster")
             for place in places:
-                if place.node_id not in self._posts and place.node_id not in self._refused:
+                wanted = place.node_id not in self._posts and place.node_id not in self._refused
+                if wanted and time.monotonic() >= self._not_before.get(place.node_id, 0.0):
                     self._spawn(self._staffed_later(place), f"staff-{place.name}")
 
     async def _staffed_later(self, place: Place) -> None:
         try:
             facts = await self._staffed(place)
+        except NodeLost as error:
+            _log.warning("%s", error)
+            self._not_before[place.node_id] = time.monotonic() + AGAIN_S
         except AgentrlError as error:
             self._refused.add(place.node_id)
             await self._line.ask("refused", place.name, str(error))
@@ -178,8 +192,9 @@ class Bridge:
             await self._line.ask("joined", place.name, facts)
 
     async def _staffed(self, place: Place) -> dict[str, str]:
-        """Start a worker and get it ready; returns what its sandboxes promise. Raises
-        ExecutorError.
+        """Start a worker and get it ready; returns what its sandboxes promise.
+
+        Raises ExecutorError if it cannot work there, NodeLost if it is gone before it says so.
         """
         actor = self._made(place)
         post = Post(place, actor, asyncio.get_running_loop().create_future())
@@ -197,9 +212,13 @@ class Bridge:
             self._kill(post)
             if isinstance(error, ExecutorError):
                 raise
-            raise ExecutorError(
-                f"node {place.name}: {_said(error, PREPARE_S)}", ExitCode.PREFLIGHT
-            ) from error
+            if "ModuleNotFoundError" in str(error):
+                raise ExecutorError(
+                    f"node {place.name} lacks agentrl, or something that it needs: "
+                    f"{_told(error)}; install the same on every node",
+                    ExitCode.PREFLIGHT,
+                ) from error
+            raise NodeLost(f"node {place.name}: {_said(error, PREPARE_S)}", place.name) from error
         post.ready = True
         self._spawn(self._listen(post), f"listen-{place.name}")
         await self._tell_waiting()
@@ -266,7 +285,7 @@ class Bridge:
                 self._spawn(self._ask(post, number, question), f"question-{number}")
             if now != stages:
                 stages = now
-                self._spawn(self._line.ask("stages", stages), "stages")
+                self._spawn(self._line.ask("stages", post.place.name, stages), "stages")
 
     async def _ask(self, post: Post, number: int, question: bytes) -> None:
         answer = await self._line.ask("question", post.place.name, question)
@@ -366,7 +385,13 @@ def _said(error: BaseException, deadline_s: float) -> str:
         return f"its worker did not answer for {deadline_s:g} s"
     if isinstance(error, ActorDiedError | ActorUnavailableError):
         return f"its worker is gone ({name})"
-    return f"{name}: {' '.join(str(error).split())[:300]}"
+    return f"{name}: {_told(error)}"
+
+
+def _told(error: BaseException) -> str:
+    """Return what can be shown of what Ray says: the end is the cause."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= SHOWN else f"…{text[-SHOWN:]}"
 
 
 def _own_address() -> str:
@@ -390,7 +415,7 @@ def connect(address: str | None) -> str:
         named = f"executor.address={address}" if address else f"RAY_ADDRESS={given}"
         raise ExecutorError(
             f"no Ray cluster at {named if given else 'this machine'}: "
-            f"{' '.join(str(error).split())[:300]}; `ray start --head` begins one, "
+            f"{_told(error)}; `ray start --head` begins one, "
             "`ray start --address=HEAD:PORT` makes this machine a part of another's",
             ExitCode.PREFLIGHT,
         ) from error

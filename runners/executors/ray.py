@@ -61,8 +61,9 @@ class Away:
     allowed_s: float
     """From the end of its queueing."""
 
-    def entered(self, stage: str) -> None:
-        """Take note of its stage; its deadline begins with its work."""
+    def entered(self, stage: str, node: str) -> None:
+        """Take note of where it is; its deadline begins with its work."""
+        self.flight.where = node
         if not stage or stage == self.flight.stage:
             return
         self.flight(stage)
@@ -232,9 +233,10 @@ class RayExecutor:
             case "question":
                 return await self._question(*arguments)
             case "stages":
-                for session_id, stage in arguments[0].items():
+                node, stages = arguments
+                for session_id, stage in stages.items():
                     if session_id in self._away:
-                        self._away[session_id].entered(stage)
+                        self._away[session_id].entered(stage, node)
                 return None
             case "joined":
                 return self._joined(*arguments)

@@ -23,6 +23,8 @@ from runners.gateway.tokenizer import (
     Renderer,
     Tokenizer,
     load_renderer,
+    read_json,
+    token_text,
 )
 
 PARSE_S = 30.0
@@ -56,7 +58,7 @@ class ChatTemplate:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        settings = _json(directory / "tokenizer_config.json")
+        settings = read_json(directory / "tokenizer_config.json")
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -71,11 +73,11 @@ class ChatTemplate:
         self._errors = TemplateError
         self._tokenizer = tokenizer
         self._special = {
-            name: _text(settings[name])
+            name: text
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-            if settings.get(name)
+            if (text := token_text(settings.get(name)))
         }
-        self._stop = _stop_ids(tokenizer, _json(directory / "generation_config.json"))
+        self._stop = _stop_ids(tokenizer, read_json(directory / "generation_config.json"))
 
     def render_ids(
         self,
@@ -219,20 +221,6 @@ def _stop_ids(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> list[int]:
     if found is None:
         return []
     return [int(token) for token in found] if isinstance(found, list) else [int(found)]
-
-
-def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ConfigError([f"model.tokenizer: {file} cannot be read: {error}"]) from error
-    return found
-
-
-def _text(token: str | Mapping[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])
 
 
 def _to_json(

@@ -182,7 +182,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         raise ConfigError([f"model.tokenizer: {file} cannot be read: {error}"]) from error
     backend.no_padding()
     backend.no_truncation()
-    eos = _eos_token(directory / "tokenizer_config.json")
+    eos = token_text(read_json(directory / "tokenizer_config.json").get("eos_token"))
     return Tokenizer(
         backend,
         name_or_path=str(directory),
@@ -238,12 +238,20 @@ def _families() -> Mapping[str, Any]:
     }
 
 
-def _eos_token(file: Path) -> str | None:
+def read_json(file: Path) -> dict[str, Any]:
+    """Return a tokenizer's JSON file, empty if it is not there; raises ConfigError."""
     if not file.is_file():
-        return None
+        return {}
     try:
-        token = json.loads(file.read_text("utf-8")).get("eos_token")
-    except (ValueError, AttributeError) as error:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError([f"model.tokenizer: {file} cannot be read: {error}"]) from error
-    text = token["content"] if isinstance(token, dict) else token
+    if not isinstance(found, dict):
+        raise ConfigError([f"model.tokenizer: {file} cannot be read: it holds no JSON object"])
+    return found
+
+
+def token_text(token: object) -> str | None:
+    """Return a special token's text, which stands alone or with its properties."""
+    text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

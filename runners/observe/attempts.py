@@ -17,7 +17,9 @@ from runners.observe.awaits import describe_pending
 class Flight:
     """An attempt in flight; called with each stage that it enters."""
 
-    __slots__ = ("_begun", "_seconds", "last_sign", "pending", "session_id", "stage", "task")
+    __slots__ = (
+        *("_begun", "_seconds", "last_sign", "pending", "session_id", "stage", "task", "where"),
+    )
 
     def __init__(self, session_id: str, task: asyncio.Task[Any] | None) -> None:
         self.session_id = session_id
@@ -25,6 +27,8 @@ class Flight:
         """Whose await chain tells what the attempt waits for."""
         self.stage = ""
         """The one it is in; empty before the first."""
+        self.where = ""
+        """The node it runs on; empty: in this process."""
         self.last_sign = time.monotonic()
         """When it last made progress."""
         self.pending = ""

@@ -121,7 +121,8 @@ async def _described(flight: Flight) -> str:
 
 def _stages(flight: Flight) -> str:
     timings = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in flight.timings().items())
-    return f"in stage {flight.stage or '(none yet)'} ({timings or 'just begun'})"
+    where = f" on {flight.where}" if flight.where else ""
+    return f"in stage {flight.stage or '(none yet)'}{where} ({timings or 'just begun'})"
 
 
 def _processes(session_id: str) -> str:

@@ -31,6 +31,7 @@ DRAWN = (
     r'"nickname":"[^"]*"',  # Codex, of a sub-agent
     r"\bagentId: \w+",  # Claude Code, of a sub-agent
     r"\bduration_ms: \d+",
+    r"\bsubagent_tokens: \d+",  # counts those of such ids too
     r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
 )
 """What agent programs and test runners draw anew or measure."""

@@ -114,6 +114,8 @@ def test_ctrl_c_leaves_the_job_in_its_queue_and_says_how_to_stop_it(
     assert first.stderr is not None
     while first.stderr.readline() != "queued: pending (Resources)\n":
         pass
+    status = json.loads(agentrl("status", str(cluster.job), "--json").stdout)
+    assert (status["state"], status["message"]) == ("running", "queued (Slurm job 4242)")
     first.send_signal(signal.SIGINT)
     _, stderr = first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 130

@@ -63,7 +63,7 @@ class OneNode:
 
     async def tell(self, stages: dict[str, str]) -> None:
         """Tell the driver in which stages attempts are."""
-        await self._line.ask("stages", stages)
+        await self._line.ask("stages", NODE, stages)
 
     def cut(self) -> None:
         """Cut the line to the driver."""
@@ -88,7 +88,7 @@ class OneNode:
     async def _listen(self) -> None:
         while True:
             questions, stages = await self.worker.questions()
-            await self._line.ask("stages", stages)
+            await self._line.ask("stages", NODE, stages)
             for number, question in questions:
                 answer = await self._line.ask("question", NODE, question)
                 await self.worker.answer(number, answer)

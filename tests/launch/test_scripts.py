@@ -226,6 +226,17 @@ def test_a_job_without_its_secret_on_the_cluster_fails_by_name(cluster: Cluster)
     assert "not in the environment: E2B_API_KEY" in (cluster.job / "logs" / "job.log").read_text()
 
 
+def test_tasks_that_cannot_be_read_end_the_job_with_their_own_code(cluster: Cluster) -> None:
+    (cluster.root / "fake" / "nodes").mkdir()
+    for host in HOSTS:
+        (cluster.root / "fake" / "nodes" / host).touch()
+    done = cluster.start(cluster.write("ray"), FAKE_BEGIN_EXIT="5")
+    assert done.returncode == 5
+    assert (cluster.job / "state" / "exit_code").read_text() == "5\n"
+    assert not cluster.calls("python -u train.py")
+    assert cluster.start(cluster.job / "launch" / "ray.sh").returncode == 0
+
+
 def test_ending_the_launch_ends_its_nodes_and_nobody_else_s(cluster: Cluster) -> None:
     script = cluster.write("ssh", join_s=DEADLINE_S)
     stranger = subprocess.Popen(["/bin/sleep", "infinity"])

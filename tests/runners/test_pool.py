@@ -358,12 +358,12 @@ async def test_sandboxes_that_push_back_lower_the_number_in_flight(
 
 async def test_queueing_eats_no_deadline_and_is_timed(tmp_path: Path, task: Task) -> None:
     async with world(tmp_path, task) as here:
-        here.tools = replace(here.tools, sandbox_starts=TokenBucket(5.0))
-        deadlines = here.tools.deadlines.model_copy(update={"boot_s": 0.3, "guard_s": 0.5})
+        here.tools = replace(here.tools, sandbox_starts=TokenBucket(1.0))
+        deadlines = here.tools.deadlines.model_copy(update={"boot_s": 2.0, "guard_s": 3.0})
         here.tools = replace(here.tools, deadlines=deadlines)
-        records = await here.pool(attempts=1).run(here.specs(4))
+        records = await here.pool(attempts=1).run(here.specs(5))
         assert all(record.solved for record in records)
-        assert max(record.timings["queue"] for record in records) > 0.3
+        assert max(record.timings["queue"] for record in records) > 3.0
 
 
 async def test_a_failing_teardown_is_an_event_and_not_a_result(tmp_path: Path, task: Task) -> None:

@@ -87,7 +87,7 @@ def furnish(root: Path) -> None:
 def mounted(pid: int, own: Path) -> bool:
     """Whether a container's first process has the container's root."""
     try:
-        return own.samefile(f"/proc/{pid}/root/etc/passwd")
+        return own.samefile(Path(f"/proc/{pid}/root") / "etc" / "passwd")
     except OSError:
         return False
 

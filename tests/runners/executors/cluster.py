@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -44,17 +43,26 @@ class Node:
 
     def kill(self) -> None:
         """End everything that runs on it, at once."""
-        with suppress(psutil.NoSuchProcess):
-            processes = psutil.Process(self.process.pid).children(recursive=True)
-            for process in (*processes, self.process):
-                with suppress(psutil.NoSuchProcess, ProcessLookupError):
-                    process.kill()
+        for process in self._processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.kill()
         self.process.wait()
 
     def workers(self) -> list[psutil.Process]:
         """Return the processes of our workers on it."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child for child in children if child.name().startswith("ray::Worker")]
+        found = []
+        for process in self._processes():
+            with suppress(psutil.NoSuchProcess):
+                if process.name().startswith("ray::Worker"):
+                    found.append(process)
+        return found
+
+    def _processes(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
 
 
 @dataclass
@@ -94,7 +102,8 @@ class RayCluster:
             process = subprocess.Popen(
                 [*prefix, ray, "start", *options, *LIMITS],
                 stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
-                env={**os.environ, **HEALTH}, start_new_session=True,
+                env={**os.environ, **HEALTH, "XDG_CACHE_HOME": str(self.directory / "cache")},
+                start_new_session=True,
             )  # fmt: skip
         node = Node(process, log)
         self.nodes.append(node)
@@ -118,8 +127,3 @@ def ray_cluster(prefix: Sequence[str] = (), *options: str) -> Iterator[RayCluste
         for node in reversed(cluster.nodes):
             node.kill()
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def interrupt(process: subprocess.Popen[bytes]) -> None:
-    """Press ctrl-C."""
-    process.send_signal(signal.SIGINT)

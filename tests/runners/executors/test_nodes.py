@@ -13,6 +13,7 @@ from runners.executors import ray as driver_side
 from runners.executors.trouble import ExecutorError
 from runners.executors.worker import identity
 from runners.limits import TokenBucket
+from runners.observe.stuck import attempts_text
 from runners.outcome import Outcome, OutcomeCode, Stage
 from runners.pool import BreakerOpen
 from runners.rollout import Finished, RolloutSpec, RolloutTools, bare_record
@@ -103,6 +104,7 @@ async def test_an_attempt_that_its_worker_never_ends_is_given_up(
         [flight] = here.tools.watch.in_flight()
         assert flight.stage == Stage.QUEUE  # waiting for room has no deadline
         await here.node.tell({flight.session_id: Stage.HARNESS})
+        assert "in stage harness on node/1" in attempts_text(here.tools.watch)
         record = (await running).record
         assert record.outcome.code is OutcomeCode.INTERNAL_GUARD
         assert record.outcome.stage is Stage.HARNESS

@@ -26,7 +26,7 @@ pytest.importorskip("ray", reason="the extra agentrl[ray] is not installed")
 pytestmark = pytest.mark.timeout(240)
 SMALL = [
     *("run.steps=1", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=0"),
-    *("task.train_tasks=8", "task.held_out_tasks=0", "rollout.concurrency=8"),
+    *("task.train_tasks=8", "task.held_out_tasks=4", "rollout.concurrency=8"),
 ]
 
 

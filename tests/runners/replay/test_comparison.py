@@ -73,6 +73,7 @@ def differences(tmp_path: Path) -> Any:
         ("1 passed in 0.03s", "1 passed in 0.12s"),
         ("Chunk ID: 7d9ddd\nWall time: 0.0000 seconds", "Chunk ID: 0a1b2c\nWall time: 1.5 seconds"),
         ('{"nickname":"Bohr"}', '{"nickname":"Planck"}'),
+        ("<usage>subagent_tokens: 11037", "<usage>subagent_tokens: 11039"),
         ("<day>2023-11-14</day>", "<day>2023-11-15</day>"),
         ("01a1f864-63b4-7b60-8e02-46f167aa5a43", "11a1f864-63b4-7b60-8e02-46f167aa5a43"),
     ],

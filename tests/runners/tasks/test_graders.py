@@ -27,6 +27,7 @@ from runners.tasks.contract import (
     VerdictKind,
 )
 from runners.tasks.graders.decorators import SecondLook
+from runners.tasks.graders.logs import TAIL, KeptLogs, log_file
 from runners.tasks.graders.official import official_report, test_spec
 from runners.tasks.graders.official import read as read_official
 from runners.tasks.graders.pytest_ids import read
@@ -320,6 +321,18 @@ class Listed:
     async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
         self.names.append(name)
         return self.verdicts[len(self.names) - 1]
+
+
+async def test_a_log_is_kept_whole_and_the_verdict_has_its_end(task: Task, tmp_path: Path) -> None:
+    long = replace(verdict_of(2, 2), log="x" * TAIL + "the end")
+    kept = KeptLogs(Listed([long, long, long]), tmp_path)
+    verdict = await kept.grade(task, patch_of(b"d"), name="g", deadline_s=1)
+    assert (len(verdict.log), verdict.log[-7:]) == (TAIL, "the end")
+    assert log_file(tmp_path, task.id, patch_of(b"d")).read_text() == long.log
+    (tmp_path / "full").write_text("no directory can be made below it")
+    for nowhere in (None, tmp_path / "full"):
+        grader = KeptLogs(Listed([long]), nowhere)
+        assert (await grader.grade(task, patch_of(b"d"), name="g", deadline_s=1)) == verdict
 
 
 async def test_only_failing_kept_tests_get_a_second_look(task: Task) -> None:
