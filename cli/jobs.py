@@ -4,6 +4,7 @@ one starts.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import dataclass
@@ -147,10 +148,11 @@ def cluster_config(run_dir: Path) -> Config | None:
     """
     file = run_dir / CONFIG_FILE
     try:
-        config = from_json(file.read_text("utf-8"), source=str(file))
-    except (OSError, UnicodeDecodeError):
-        return None
-    return config if isinstance(config.launch, ClusterLaunch) else None
+        text = file.read_text("utf-8")
+        kind = json.loads(text)["launch"]["kind"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # of a run here the store says everything
+    return None if kind == "local" else from_json(text, source=str(file))
 
 
 def _cluster_job(configs: list[Config]) -> Job:

@@ -8,7 +8,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,22 +113,24 @@ class Follower:
 
     def glance(self) -> Sight:
         """Return how the job stands now; without an exit code even if it is over."""
-        log = self.log
-        tail = _tail(log, self._log_from if log.name == LAUNCH_LOG else 0)
+        tail = self._tail()
         return Sight(self._phase(tail), self._status(), _last(tail))
 
     def sights(self, wait: Callable[[float], None] = time.sleep) -> Iterator[Sight]:
         """Yield how the job stands, again and again, until it is over."""
         while True:
             code, message = self._end()
-            log = self.log
-            tail = _tail(log, self._log_from if log.name == LAUNCH_LOG else 0)
-            if code is not None and code and not message:
-                message = _reason(tail)
-            yield Sight(self._phase(tail), self._status(), _last(tail), code, message)
+            sight = self.glance()
             if code is not None:
+                reason = message or (_reason(self._tail()) if code else "")
+                yield replace(sight, exit_code=code, message=reason)
                 return
+            yield sight
             wait(LOOK_S)
+
+    def _tail(self) -> list[str]:
+        log = self.log
+        return _tail(log, self._log_from if log.name == LAUNCH_LOG else 0)
 
     def _end(self) -> tuple[int | None, str]:
         """Return the job's exit code, None while it goes on, and what is to be said about it."""

@@ -1,26 +1,19 @@
-"""``python -m runners.executors.bridge``: the one process of a run that speaks Ray (protocol of its
-start and its end: ``runners.service``).
+"""The workers of a run on the nodes of a Ray cluster: one on each, attempts brought to them, and
+their questions to the driver.
 
-It keeps a worker on every node of the cluster, brings attempts to them, and their questions to the
-driver. Ray ends a process that loses its cluster, and writes to its terminal: so it is not the
-driver's. When the driver is gone this process ends, and with it the workers, which Ray does not
-let outlive who made them.
+Invariant: an attempt is on one worker, and ends when that is lost. Ray lets no worker outlive the
+process of this bridge (``__main__``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import pickle
-import signal
-import socket
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,12 +25,9 @@ from conf.errors import AgentrlError, ExitCode
 from runners.executors.line import Line
 from runners.executors.trouble import ExecutorError, NodeLost, Trouble
 from runners.executors.worker import Worker, WorkerSettings, identity, is_loopback
-from runners.service import announce, parent_gone, receive_settings
 
 _log = logging.getLogger(__name__)
 
-CONNECT_S = 5.0
-"""To find out whether anybody listens at the head's address."""
 LOOK_S = 1.0
 """Between two looks at which nodes there are."""
 SILENCE_S = 60.0
@@ -50,6 +40,7 @@ CLOSE_S = 20.0
 AGAIN_S = 30.0
 """Between two tries to get a worker onto a node that could not be had."""
 SHOWN = 300
+"""Characters of an error of Ray."""
 SPARE_CALLS = 16
 """Of a worker at once, besides attempts and their cancellations: questions and answers."""
 
@@ -78,7 +69,10 @@ class Post:
 class Bridge:
     """The workers of one run."""
 
-    def __init__(self, *, rollouts_per_node: int, driver_node: bool, patience_s: float) -> None:
+    def __init__(
+        self, address: str, *, rollouts_per_node: int, driver_node: bool, patience_s: float
+    ) -> None:
+        """``address`` is this machine's in the cluster."""
         self._rollouts_per_node = rollouts_per_node
         self._driver_node = driver_node
         self._patience_s = patience_s
@@ -90,7 +84,7 @@ class Bridge:
         self._changed = asyncio.Condition()
         self._running: dict[str, asyncio.Task[bytes]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._address = _own_address()
+        self._address = address
         self._settings: WorkerSettings
         self._line: Line
 
@@ -168,7 +162,7 @@ class Bridge:
             try:
                 places = await self._places()
             except RayError as error:  # the head does not answer; Ray ends this process in the end
-                _log.warning("which nodes there are is not known: %s", _told(error))
+                _log.warning("which nodes there are is not known: %s", told(error))
                 continue
             alive = {place.node_id for place in places}
             for post in list(self._posts.values()):
@@ -215,7 +209,7 @@ class Bridge:
             if "ModuleNotFoundError" in str(error):
                 raise ExecutorError(
                     f"node {place.name} lacks agentrl, or something that it needs: "
-                    f"{_told(error)}; install the same on every node",
+                    f"{told(error)}; install the same on every node",
                     ExitCode.PREFLIGHT,
                 ) from error
             raise NodeLost(f"node {place.name}: {_said(error, PREPARE_S)}", place.name) from error
@@ -385,77 +379,10 @@ def _said(error: BaseException, deadline_s: float) -> str:
         return f"its worker did not answer for {deadline_s:g} s"
     if isinstance(error, ActorDiedError | ActorUnavailableError):
         return f"its worker is gone ({name})"
-    return f"{name}: {_told(error)}"
+    return f"{name}: {told(error)}"
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
     """Return what can be shown of what Ray says: the end is the cause."""
     text = " ".join(str(error).split())
     return text if len(text) <= SHOWN else f"…{text[-SHOWN:]}"
-
-
-def _own_address() -> str:
-    found: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    return found
-
-
-def connect(address: str | None) -> str:
-    """Join a running cluster and return this machine's address in it; raises ExecutorError.
-
-    Ray itself would start a cluster of its own where it finds none, and wait a minute for a head
-    that is not there.
-    """
-    given = address or os.environ.get("RAY_ADDRESS")
-    try:
-        if given is not None:
-            host, _, port = given.rpartition(":")
-            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-        ray.init(address=given or "auto", log_to_driver=False, logging_level=logging.WARNING)
-    except (RayError, OSError, RuntimeError, ValueError) as error:
-        named = f"executor.address={address}" if address else f"RAY_ADDRESS={given}"
-        raise ExecutorError(
-            f"no Ray cluster at {named if given else 'this machine'}: "
-            f"{_told(error)}; `ray start --head` begins one, "
-            "`ray start --address=HEAD:PORT` makes this machine a part of another's",
-            ExitCode.PREFLIGHT,
-        ) from error
-    return _own_address()
-
-
-async def serve(settings: dict[str, Any]) -> None:
-    """Serve the driver until he is gone, or says that it is enough."""
-    address = connect(settings.pop("address"))
-    bridge = Bridge(**settings)
-
-    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = Line(reader, writer, bridge.answer)
-        bridge.attach(line)
-        await line.serve()
-
-    path = Path(tempfile.mkdtemp(prefix="line-")) / "line"
-    server = await asyncio.start_unix_server(take, path)
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    announce({"address": address, "line": str(path)})
-    ends = [asyncio.ensure_future(each) for each in (parent_gone(), stop.wait())]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    server.close()
-    await bridge.close()
-
-
-def main() -> int:
-    """Return the process's exit code; what the driver must know is announced."""
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
-    )
-    settings = receive_settings()
-    try:
-        asyncio.run(serve(settings))
-    except ExecutorError as error:
-        announce({"refused": str(error), "exit_code": int(error.exit_code)})
-        return int(error.exit_code)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

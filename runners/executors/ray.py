@@ -174,7 +174,7 @@ class RayExecutor:
                 self._mourned.add(lost.node)
                 return replace(failed(OutcomeCode.INFRA_NODE_LOST, str(lost)), shared=shared)
             except TimeoutError:
-                await self._line.ask("cancel", session_id)
+                await self._cancel(session_id, 2 * deadlines.teardown_s)
                 text = f"its worker had not ended the attempt after {allowed_s:g} s"
                 return failed(OutcomeCode.INTERNAL_GUARD, text)
             except SandboxError as error:  # the task's repository
@@ -203,13 +203,17 @@ class RayExecutor:
     ) -> None:
         """Have a node give an attempt up, and see to it that there is a record of that."""
         session_id = session_of(spec, number)
-        with suppress(AgentrlError, TimeoutError):
-            async with asyncio.timeout(deadline_s):
-                await self._line.ask("cancel", session_id)
+        await self._cancel(session_id, deadline_s)
         if session_id in self._cancelled:
             return
         outcome = Outcome(OutcomeCode.CANCELLED_USER, Stage(flight.stage), "cancelled")
         self._store.put_rollout(self._record(spec, number, outcome, flight))
+
+    async def _cancel(self, session_id: str, deadline_s: float) -> None:
+        """Have a node give an attempt up, if it hears."""
+        with suppress(AgentrlError, TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self._line.ask("cancel", session_id)
 
     def _record(
         self,
@@ -315,7 +319,7 @@ async def join(
         )
     service = await Service.start(
         "ray",
-        "runners.executors.bridge",
+        "runners.executors",
         config.model_dump(exclude={"kind"}),
         log=run_dir / "logs" / "ray.log",
         deadline_s=START_S,
