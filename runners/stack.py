@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +24,7 @@ from runners.engines.sglang.workers import connect
 from runners.executors.ray import RayExecutor, join
 from runners.faults.around import driver_faults
 from runners.faults.process import gateway_module
-from runners.gateway.client import GatewayAdmin
+from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.harnesses.registry import make_harness
 from runners.keeper import StoreKeeper
 from runners.ledger import Ledger, reap
@@ -128,6 +129,8 @@ async def rollout_stack(
         )
         admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
         exits.push_async_callback(admin.close)
+        if config.gateway.public_url is not None:
+            await _refuse_elsewhere(admin, config.gateway.public_url, store)
         engine = connect(
             engine_url.result(),
             workers_of(config.engine),
@@ -191,6 +194,18 @@ async def _backend(config: schema.Config, exits: AsyncExitStack, run_dir: Path) 
     backend = await asyncio.to_thread(make_backend, config.sandbox, run_dir / "sandboxes")
     exits.push_async_callback(backend.close)
     return backend
+
+
+async def _refuse_elsewhere(admin: GatewayAdmin, public_url: str, store: RunStore) -> None:
+    """Raise GatewayError if sandboxes would be sent to something that is not the run's gateway."""
+    here = await admin.leads_here(public_url)
+    if here is None:
+        store.event("public_url_unreached", {"url": public_url, "gateway": admin.url})
+    elif not here:
+        raise GatewayError(
+            f"gateway.public_url={public_url} leads to something else than this run's gateway, "
+            f"which listens at {admin.url} on {socket.gethostname()}: make it lead there"
+        )
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""``python -m runners.executors``: the one process of a run that speaks Ray (how it starts and ends:
+"""``python -m runners.executors``: the one process of a run that speaks Ray (start and end of it:
 ``runners.service``).
 
 Ray ends a process that loses its cluster, takes over its signals and writes to its terminal: so it

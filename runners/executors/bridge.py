@@ -79,6 +79,8 @@ class Bridge:
         self._posts: dict[str, Post] = {}
         """By node id; the lost ones are gone from here."""
         self._refused: set[str] = set()
+        self._trouble = "nothing"
+        """Why the last node that was given up was."""
         self._not_before: dict[str, float] = {}
         """When a node is tried again (``time.monotonic``)."""
         self._changed = asyncio.Condition()
@@ -178,9 +180,11 @@ class Bridge:
             facts = await self._staffed(place)
         except NodeLost as error:
             _log.warning("%s", error)
+            self._trouble = str(error)
             self._not_before[place.node_id] = time.monotonic() + AGAIN_S
         except AgentrlError as error:
             self._refused.add(place.node_id)
+            self._trouble = str(error)
             await self._line.ask("refused", place.name, str(error))
         else:
             await self._line.ask("joined", place.name, facts)
@@ -247,6 +251,7 @@ class Bridge:
         self._kill(post)
         name = post.place.name
         _log.warning("node %s is lost: %s", name, why)
+        self._trouble = f"node {name}: {why}"
         try:
             await self._line.ask("lost", name, why)
         finally:
@@ -331,7 +336,8 @@ class Bridge:
                 if left is not None and left <= 0:
                     raise ExecutorError(
                         f"no node of the Ray cluster could take rollouts for {self._patience_s:g} "
-                        "s (executor.patience_s): start some, then continue with --resume"
+                        f"s (executor.patience_s), and of the last it was said: {self._trouble}; "
+                        "start some, then continue with --resume"
                     )
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left):

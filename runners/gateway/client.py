@@ -17,6 +17,9 @@ from runners.limits import backoff_s
 DEADLINE_S = 60.0
 """The gateway answers in milliseconds; finishing waits for turns that are being stored."""
 
+PROBE_S = 15.0
+"""For an address that may lead nowhere."""
+
 TRIES = 4
 """Connections tried per call, about two seconds of them: a gateway that is gone stays gone."""
 
@@ -107,6 +110,20 @@ class GatewayAdmin:
             return False
         return True
 
+    async def leads_here(self, url: str) -> bool | None:
+        """Whether an address leads to this gateway; None if nothing is reached there, which may
+        still be reached from elsewhere.
+        """
+        mine = await self._ask("GET", "/health")
+        there = GatewayAdmin(url, "", deadline_s=min(PROBE_S, self._deadline_s))
+        try:
+            found = await there._ask("GET", "/health")
+        except GatewayError as error:
+            return None if error.status is None else False
+        finally:
+            await there.close()
+        return bool(found.get("instance") == mine["instance"])
+
     async def close(self) -> None:
         """Close the connections."""
         if self._client is not None:
@@ -148,7 +165,11 @@ class GatewayAdmin:
                 raise _refused(method, path, response.status, raw)
             answer: dict[str, Any] = orjson.loads(raw)
             return answer
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except orjson.JSONDecodeError as error:
+            raise GatewayError(
+                f"what answers {method} {path} at {self.url} is no gateway", status=200
+            ) from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise GatewayError(
                 f"the gateway at {self.url} does not answer {method} {path}: "
                 f"{str(error) or type(error).__name__}"

@@ -81,6 +81,7 @@ class GatewayServer:
         self.registry = registry
         self._engine = engine
         self._admin_key = admin_key.encode()
+        self._instance = secrets.token_hex(8)
         self._ping_s = ping_s
         self._io_s = io_s
         """Deadline for a client to send its body, or to take what it is sent."""
@@ -130,7 +131,9 @@ class GatewayServer:
     async def _route(self, request: web.BaseRequest, only: Entry | None) -> web.StreamResponse:
         method, path = request.method, request.path.rstrip("/") or "/"
         if path in ("/", "/health", "/api/hello") and method in ("GET", "HEAD"):
-            return _json({"status": "ok", "sessions": len(self.registry)})
+            return _json(
+                {"status": "ok", "sessions": len(self.registry), "instance": self._instance}
+            )
         if path.startswith("/admin/") and only is None:
             return await self._admin(request, method, path)
         if path in DIALECTS and method == "POST":

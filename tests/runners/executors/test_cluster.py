@@ -174,6 +174,7 @@ def test_without_any_node_the_run_ends_with_code_4_and_resumes(
     _, err = driver.communicate(timeout=100)
     assert driver.returncode == 4, err.decode()
     assert b"no node of the Ray cluster could take rollouts for 1 s" in err
+    assert b"and of the last it was said: node " in err
     mini.finish(mini.resume("executor.driver_node=true"))
     assert_planned_and_no_more(mini)
 

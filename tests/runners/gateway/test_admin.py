@@ -235,3 +235,13 @@ async def test_proxies_of_the_environment_are_not_for_gateways(
     admin = GatewayAdmin(gateway.url, gateway.admin_key)
     await admin.create_session("s1")
     await admin.close()
+
+
+async def test_an_address_is_known_to_lead_here_or_elsewhere(
+    gateway: Gateway, engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    assert await gateway.admin.leads_here(gateway.url) is True
+    assert await gateway.admin.leads_here(engine.url) is False
+    async with running_gateway(engine.url, tokenizer_dir, tmp_path / "other") as other:
+        assert await gateway.admin.leads_here(other.url) is False
+    assert await gateway.admin.leads_here(other.url) is None, "nobody listens there any more"

@@ -1,0 +1,30 @@
+"""Where rollouts run, as a user says it."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from conf.resume import resume_config
+from conf.schema import LocalExecutor, RayExecutor
+
+
+def test_rollouts_run_in_the_drivers_process_unless_a_cluster_is_chosen() -> None:
+    assert isinstance(compose([]).executor, LocalExecutor)
+    executor = compose(["executor=ray", "executor.address=head.example:6379"]).executor
+    assert isinstance(executor, RayExecutor)
+    assert executor.address == "head.example:6379"
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "ray://10.0.0.1:10001", "10.0.0.1", ":6379"])
+def test_an_address_is_that_of_a_head(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"executor.address=.* must be HOST:PORT"):
+        compose(["executor=ray", f"executor.address='{address}'"])
+
+
+def test_a_run_may_be_resumed_on_other_nodes() -> None:
+    stored = compose([]).model_dump(mode="json")
+    resumed = resume_config(stored, ["executor=ray", "executor.rollouts_per_node=2"])
+    assert isinstance(resumed.executor, RayExecutor)
+    assert resumed.executor.rollouts_per_node == 2

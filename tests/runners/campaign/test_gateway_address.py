@@ -1,0 +1,28 @@
+"""A run whose sandboxes would be sent to somebody else's server."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from runners.ports import free_port
+from tests.runners.campaign.conftest import Miniature
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_a_public_url_that_leads_elsewhere_ends_the_run_at_its_start(miniature: Miniature) -> None:
+    elsewhere = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{elsewhere.server_port}"
+    own = [f"gateway.public_url={url}", f"gateway.port={free_port('127.0.0.1')}"]
+    try:
+        document = miniature.finish(miniature.begin(*own), code=4)
+    finally:
+        elsewhere.shutdown()
+        elsewhere.server_close()
+    assert f"gateway.public_url={url} leads to something else" in document["message"]
+    with miniature.store() as store:
+        assert store.rollouts() == []
