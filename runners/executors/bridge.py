@@ -37,6 +37,8 @@ PREPARE_S = 300.0
 """From a worker's start to its readiness: a Python starts, sandboxes are tried."""
 CLOSE_S = 20.0
 """What a worker gets to remove what it has made."""
+STAFFING = "staff-"
+"""Begins the names of tasks that bring workers to nodes."""
 AGAIN_S = 30.0
 """Between two tries to get a worker onto a node that could not be had."""
 SHOWN = 300
@@ -107,12 +109,16 @@ class Bridge:
                 return await self.close()
         raise ValueError(f"the bridge knows no {name}")
 
-    async def close(self) -> None:
-        """End all workers, and have them remove what they made."""
+    async def close(self) -> list[str]:
+        """End all workers, and have them remove what they made; returns the nodes that did."""
+        for task in self._tasks:
+            if task.get_name().startswith(STAFFING):
+                task.cancel()
+        posts, self._posts = list(self._posts.values()), {}
+        clean = await asyncio.gather(*(self._dismiss(post) for post in posts))  # they may ask still
         for task in self._tasks:
             task.cancel()
-        posts, self._posts = list(self._posts.values()), {}
-        await asyncio.gather(*(self._dismiss(post) for post in posts))
+        return [post.place.name for post, done in zip(posts, clean, strict=True) if done]
 
     # Nodes and their workers.
 
@@ -137,7 +143,7 @@ class Bridge:
                 raise each
         if len(faults) == len(places) or not all(isinstance(each, NodeLost) for each in faults):
             raise ExecutorError("\n".join(map(str, faults)), ExitCode.PREFLIGHT)
-        self._spawn(self._watch_nodes(), "nodes")
+        self._spawn(self._watch_nodes(), f"{STAFFING}all")
         return {
             place.name: each
             for place, each in zip(places, found, strict=True)
@@ -173,7 +179,7 @@ class Bridge:
             for place in places:
                 wanted = place.node_id not in self._posts and place.node_id not in self._refused
                 if wanted and time.monotonic() >= self._not_before.get(place.node_id, 0.0):
-                    self._spawn(self._staffed_later(place), f"staff-{place.name}")
+                    self._spawn(self._staffed_later(place), f"{STAFFING}{place.name}")
 
     async def _staffed_later(self, place: Place) -> None:
         try:
@@ -262,11 +268,17 @@ class Bridge:
         with suppress(RayError):
             ray.kill(post.actor, no_restart=True)
 
-    async def _dismiss(self, post: Post) -> None:
-        with suppress(RayError, TimeoutError):
+    async def _dismiss(self, post: Post) -> bool:
+        """End a worker; returns whether it has removed everything."""
+        try:
             async with asyncio.timeout(CLOSE_S):
                 await post.actor.close.remote()
-        self._kill(post)
+        except (RayError, TimeoutError) as error:
+            _log.warning("node %s: %s", post.place.name, _said(error, CLOSE_S))
+            return False
+        finally:
+            self._kill(post)
+        return True
 
     # Questions of workers.
 

@@ -129,10 +129,13 @@ class RayExecutor:
             self._joined(name, guarantees)
 
     async def close(self) -> None:
-        """End every worker."""
+        """End every worker; what they had made is gone then, also what nobody waited for."""
         with suppress(AgentrlError):
             async with _within(CLOSE_S, "the Ray cluster's workers"):
-                await self._line.ask("close")
+                clean = await self._line.ask("close")
+            for node in clean:
+                for name in self._sandboxes(node):
+                    self._ledger.leave("sandbox", name)
         self._line.close()
         self._serving.cancel()
 
@@ -283,16 +286,20 @@ class RayExecutor:
         self._mourned.discard(node)
         self._store.event("node", {"node": node, "guarantees": guarantees})
 
+    def _sandboxes(self, node: str) -> dict[str, dict[str, Any]]:
+        """Return what the ledger says of a node's sandboxes."""
+        return {
+            entry.name: entry.facts
+            for entry in self._ledger.alive()
+            if entry.kind == "sandbox" and entry.facts.get("node") == node
+        }
+
     async def _mourn(self, node: str, reason: str) -> None:
         """Take note that a node's worker is gone, and with it what it had made there."""
         self._store.event("node_lost", {"node": node, "reason": reason})
         if not self._gone_with_worker:
             return
-        left = {
-            entry.name: entry.facts
-            for entry in self._ledger.alive()
-            if entry.kind == "sandbox" and entry.facts.get("node") == node
-        }
+        left = self._sandboxes(node)
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._backend.reap(left)

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,12 @@ from tests.launch.standins import BIN, DEADLINE_S, HOSTS, Cluster, make_cluster,
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     made = make_cluster(tmp_path)
     for name, value in made.environment().items():
         monkeypatch.setenv(name, value)
-    return made
+    yield made
+    (made.root / "queued").unlink(missing_ok=True)  # what still waits for it ends
 
 
 def running_ray(cluster: Cluster) -> Cluster:

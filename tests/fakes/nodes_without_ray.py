@@ -51,7 +51,8 @@ class OneNode:
             case "cancel":
                 return None if self.deaf else await self.worker.cancel(*arguments)
             case "close":
-                return await self.close()
+                await self.close()
+                return [NODE]
         raise ValueError(name)
 
     async def lose(self, why: str = "somebody pulled the plug") -> None:

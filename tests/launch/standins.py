@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _on_a_terminal() -> None:
+    """Take ctrl-C; what a shell starts in the background ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,7 @@ class Cluster:
         return subprocess.Popen(
             [sys.executable, "-m", "cli.main", *arguments],
             env=environment, cwd=self.root, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_on_a_terminal,
         )  # fmt: skip
 
     def ran(self, *arguments: str, **given: str) -> Ran:

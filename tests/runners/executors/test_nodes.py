@@ -127,6 +127,23 @@ async def test_a_cancelled_attempt_has_a_record_though_its_worker_is_silent(
         assert record.outcome.code is OutcomeCode.CANCELLED_USER
 
 
+async def test_a_grading_that_nobody_waits_for_any_more_ends_with_its_worker(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        here.engine.say(*SOLUTION)
+        running = asyncio.create_task(here.attempt())
+        grading = "train-000001-000-00-a0-grade"
+        while grading not in {entry.name for entry in here.ledger.alive()}:
+            await asyncio.sleep(0.001)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert isinstance(here.tools.execute, driver_side.RayExecutor)
+        await here.tools.execute.close()
+        assert here.ledger.alive() == []
+
+
 async def test_a_cut_line_ends_the_run_and_not_the_attempt(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
