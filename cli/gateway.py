@@ -15,7 +15,7 @@ from conf.errors import AgentrlError
 
 if TYPE_CHECKING:
     from conf.schema import Config
-    from runners.service import ServiceError
+    from runners.processes.service import ServiceError
     from runners.stack import Policy
 
 EXAMPLES = examples(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runners.owner import fresh_name, is_orphan
+from runners.processes.owner import fresh_name, is_orphan
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from runners.observe.diagnostics import diagnostics
 from runners.observe.evidence import section
 from runners.observe.progress import Progress
 from runners.observe.stuck import attempts_text, watching
-from runners.service import ServiceError
+from runners.processes.service import ServiceError
 from runners.stack import Policy, prepare_policy
 from runners.trajectory.run_state import State
 from runners.trajectory.store import RunStore

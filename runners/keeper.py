@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from runners.ledger import Kind, Ledger
+from runners.processes.ledger import Kind, Ledger
 from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.store import RunStore
 

@@ -21,10 +21,10 @@ from conf.errors import error_text
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.keeper import Keeper, StoreKeeper
-from runners.ledger import Ledger
 from runners.limits import TokenBucket
 from runners.observe.attempts import AttemptWatch, Flight
 from runners.outcome import Outcome, OutcomeClass, OutcomeCode, Stage, advance
+from runners.processes.ledger import Ledger
 from runners.reward import reward_of
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind

@@ -27,14 +27,14 @@ from runners.faults.process import gateway_module
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.harnesses.registry import make_harness
 from runners.keeper import StoreKeeper
-from runners.ledger import Ledger, reap
 from runners.limits import TokenBucket
 from runners.observe.attempts import AttemptWatch
+from runners.processes.ledger import Ledger, reap
+from runners.processes.service import Service, ServiceError
 from runners.rollout import RolloutTools
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
 from runners.sandboxes.registered import RegisteredBackend
-from runners.service import Service, ServiceError
 from runners.taskgroup import task_group
 from runners.tasks.contract import Grader
 from runners.tasks.grading import make_grader

@@ -21,10 +21,10 @@ import psutil
 from conf.errors import AgentrlError, ExitCode
 from runners.backends.rig import read_config
 from runners.campaign.result import metrics_rows
-from runners.ledger import Ledger, reap
 from runners.observe.metrics import MetricsWriter
 from runners.observe.status import status_of
 from runners.observe.summary import write_reward_curve
+from runners.processes.ledger import Ledger, reap
 from runners.tasks.datasets import load_tasks
 from runners.trajectory.jsontext import dumps
 from runners.trajectory.published import STATUS_FILE, publish, published

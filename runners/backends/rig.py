@@ -29,9 +29,9 @@ from runners.gateway.tokenizer import load_tokenizer
 from runners.limits import Admission
 from runners.observe.attempts import AttemptWatch
 from runners.pool import Pool
+from runners.processes.service import ServiceError
 from runners.rollout import RolloutSpec
 from runners.seeds import seed_of
-from runners.service import ServiceError
 from runners.stack import captured_shape, rollout_stack
 from runners.tasks.contract import Task
 from runners.tasks.datasets import load_tasks

@@ -1,5 +1,5 @@
 """``python -m runners.executors``: the one process of a run that speaks Ray (start and end of it:
-``runners.service``).
+``runners.processes.service``).
 
 Ray ends a process that loses its cluster, takes over its signals and writes to its terminal: so it
 is not the driver's. When the driver is gone this process ends, and with it the workers.
@@ -23,7 +23,7 @@ from conf.errors import ExitCode
 from runners.executors.bridge import Bridge, told
 from runners.executors.line import Line
 from runners.executors.trouble import ExecutorError
-from runners.service import announce, parent_gone, receive_settings
+from runners.processes.service import announce, parent_gone, receive_settings
 
 CONNECT_S = 5.0
 """To find out whether anybody listens at the head's address."""

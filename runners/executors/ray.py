@@ -24,9 +24,10 @@ from runners.executors.parcel import packed
 from runners.executors.trouble import ExecutorError, NodeLost, raised, trouble_of
 from runners.executors.worker import Order, Question, WorkerSettings
 from runners.keeper import StoreKeeper
-from runners.ledger import Ledger
 from runners.observe.attempts import Flight
 from runners.outcome import Outcome, OutcomeCode, Stage
+from runners.processes.ledger import Ledger
+from runners.processes.service import Service, ServiceError
 from runners.rollout import (
     Finished,
     RolloutSpec,
@@ -36,7 +37,6 @@ from runners.rollout import (
     session_of,
 )
 from runners.sandboxes.contract import SandboxBackend, SandboxError
-from runners.service import Service, ServiceError
 from runners.tasks.contract import Task
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.store import RunStore

@@ -29,10 +29,10 @@ from runners.executors.trouble import ExecutorError, Trouble, raised, trouble_of
 from runners.faults.around import worker_faults
 from runners.gateway.client import GatewayAdmin
 from runners.harnesses.registry import make_harness
-from runners.ledger import Kind
 from runners.limits import TokenBucket
 from runners.observe.attempts import AttemptWatch
-from runners.owner import PREFIX, fresh_name, is_orphan
+from runners.processes.ledger import Kind
+from runners.processes.owner import PREFIX, fresh_name, is_orphan
 from runners.rollout import Attempt, AttemptTools, Finished, RolloutSpec, session_of
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.registered import RegisteredBackend

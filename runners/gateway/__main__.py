@@ -1,5 +1,5 @@
 """``python -m runners.gateway``: the gateway as a child process of a run (protocol:
-``runners.service``).
+``runners.processes.service``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import uvloop
 from conf.errors import AgentrlError
 from runners.gateway.service import GatewaySettings, Parts, serve
 from runners.observe.diagnostics import diagnostics
-from runners.service import announce, parent_gone, receive_settings
+from runners.processes.service import announce, parent_gone, receive_settings
 
 _log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from runners.gateway.session import Sampling, Services
 from runners.gateway.tokenizer import load_tokenizer
 from runners.gateway.turn_log import Journal, TurnLog
 from runners.limits import Admission, TokenBucket
-from runners.ports import BACKLOG, PATIENCE_S, listen, port_of
+from runners.processes.ports import BACKLOG, PATIENCE_S, listen, port_of
 from runners.trajectory.routing import RoutingShape
 from runners.trajectory.store import RunStore
 

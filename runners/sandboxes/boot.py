@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runners.marks import SANDBOX
+from runners.processes.marks import SANDBOX
 from runners.sandboxes.contract import SandboxError
 
 START_S = 30.0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from runners.marks import SANDBOX
+from runners.processes.marks import SANDBOX
 
 _COMMAND_LENGTH = 160
 _roots: dict[int, str] = {}

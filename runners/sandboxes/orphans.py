@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runners.marks import SANDBOX, kill_marked
-from runners.owner import is_orphan
+from runners.processes.marks import SANDBOX, kill_marked
+from runners.processes.owner import is_orphan
 from runners.sandboxes import cgroup, memory
 
 

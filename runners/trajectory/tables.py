@@ -73,7 +73,7 @@ CREATE TABLE event (
 """
 
 LEDGER = """
--- What exists outside the store, and which driver made it. Written by the driver: `runners.ledger`.
+-- What exists outside the store, and which driver made it. Written by the driver.
 CREATE TABLE ledger (
     kind TEXT NOT NULL, name TEXT NOT NULL, facts TEXT NOT NULL,
     host TEXT NOT NULL, pid INTEGER NOT NULL, pid_started_at REAL NOT NULL,

@@ -32,9 +32,9 @@ from rich.console import Console
 from rich.table import Table
 
 from conf.cache import cache_root
-from runners.ledger import Ledger
-from runners.marks import SANDBOX, SERVICE
-from runners.owner import PREFIX, is_orphan
+from runners.processes.ledger import Ledger
+from runners.processes.marks import SANDBOX, SERVICE
+from runners.processes.owner import PREFIX, is_orphan
 from runners.sandboxes.cgroup import HIERARCHIES
 from runners.sandboxes.memory import SHARED_MEMORY
 from runners.trajectory.store import RunStore

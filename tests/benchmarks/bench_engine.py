@@ -32,7 +32,7 @@ from transformers import Qwen3MoeForCausalLM
 
 from runners.engines.client import HttpEngine
 from runners.engines.contract import SamplingParams
-from runners.service import Service
+from runners.processes.service import Service
 from tests.fakes.tiny_model import write_tiny_model
 
 VOCABULARY = 800

@@ -31,7 +31,7 @@ import psutil
 import uvloop
 
 from runners.gateway.client import GatewayAdmin
-from runners.service import Service
+from runners.processes.service import Service
 from runners.trajectory.store import RunStore
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from runners.ledger import Ledger
+from runners.processes.ledger import Ledger
 from runners.trajectory.dump import dump
 from runners.trajectory.store import RunStore
 from tests.runners.trajectory.records import CONFIG, a_rollout, a_turn

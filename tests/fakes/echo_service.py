@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 
-from runners.service import announce, parent_gone, receive_settings
+from runners.processes.service import announce, parent_gone, receive_settings
 
 
 async def main() -> None:

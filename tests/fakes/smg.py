@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.ports import free_port
+from runners.processes.ports import free_port
 
 READY_S = 60.0
 

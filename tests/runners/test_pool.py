@@ -20,11 +20,11 @@ from conf.schema import TestsReward as Reward
 from runners.gateway.service import Parts
 from runners.harnesses.contract import HarnessResult
 from runners.keeper import StoreKeeper
-from runners.ledger import Ledger
 from runners.limits import Admission, TokenBucket
 from runners.observe.attempts import AttemptWatch
 from runners.outcome import TRANSITIONS, OutcomeClass, OutcomeCode, Stage
 from runners.pool import BreakerOpen, Pool
+from runners.processes.ledger import Ledger
 from runners.rollout import RolloutSpec, RolloutTools
 from runners.sandboxes.contract import SandboxError
 from runners.sandboxes.registered import RegisteredBackend

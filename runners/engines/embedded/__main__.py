@@ -19,8 +19,8 @@ from conf.errors import AgentrlError, ExitCode
 from runners.engines.contract import EngineError
 from runners.engines.embedded.faults import describe
 from runners.observe.diagnostics import diagnostics
-from runners.ports import PATIENCE_S, listen, port_of
-from runners.service import announce, parent_gone, receive_settings
+from runners.processes.ports import PATIENCE_S, listen, port_of
+from runners.processes.service import announce, parent_gone, receive_settings
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the HTTP thread may keep the interpreter from the decode loop (Python's default is ten

@@ -1,5 +1,5 @@
 """``python -m runners.engines.sglang``: an SGLang server as a child process of a run (protocol:
-``runners.service``).
+``runners.processes.service``).
 
 SGLang does not know the protocol, so this process stands between: it starts the server, says when
 it generates, ends when the server does, and ends it when the parent is gone.
@@ -17,8 +17,8 @@ from contextlib import suppress
 import aiohttp
 
 from conf.errors import AgentrlError
-from runners.ports import free_port
-from runners.service import ServiceError, announce, parent_gone, receive_settings
+from runners.processes.ports import free_port
+from runners.processes.service import ServiceError, announce, parent_gone, receive_settings
 
 POLL_S = 0.2
 """Between looks whether it generates; SGLang takes a second for each itself."""

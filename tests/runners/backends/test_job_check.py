@@ -9,7 +9,7 @@ import pytest
 from conf.compose import compose, to_json
 from conf.errors import ExitCode
 from runners.backends.job import main
-from runners.ports import free_port
+from runners.processes.ports import free_port
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 

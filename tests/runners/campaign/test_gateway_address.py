@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from runners.ports import free_port
+from runners.processes.ports import free_port
 from tests.runners.campaign.conftest import Miniature
 
 pytestmark = pytest.mark.timeout(120)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from runners.ports import free_port
+from runners.processes.ports import free_port
 
 STARTED = "Ray runtime started"
 START_S = 90.0

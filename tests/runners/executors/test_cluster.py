@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runners.ledger import Ledger
-from runners.marks import SANDBOX
 from runners.outcome import OutcomeCode
+from runners.processes.ledger import Ledger
+from runners.processes.marks import SANDBOX
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.store import RunStore
 from tests.fakes.tiny_model import write_tiny_model

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.ledger import Ledger
+from runners.processes.ledger import Ledger
 from runners.trajectory.store import RunStore
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer

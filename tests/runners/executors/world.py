@@ -16,10 +16,10 @@ from runners.executors.ray import RayExecutor
 from runners.faults.around import driver_faults
 from runners.harnesses.registry import make_harness
 from runners.keeper import StoreKeeper
-from runners.ledger import Ledger
 from runners.limits import Admission, TokenBucket
 from runners.observe.attempts import AttemptWatch
 from runners.pool import Pool
+from runners.processes.ledger import Ledger
 from runners.rollout import Finished, RolloutSpec, RolloutTools
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.registered import RegisteredBackend

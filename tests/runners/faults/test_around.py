@@ -16,14 +16,14 @@ from runners.faults.around import driver_faults, metrics_faults
 from runners.faults.process import gateway_module, gateway_parts, take_parts
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.server import GatewayServer
-from runners.ledger import Ledger
 from runners.limits import Admission, TokenBucket
 from runners.observe.attempts import AttemptWatch
 from runners.observe.metrics import MetricsWriter
 from runners.outcome import OutcomeClass, Stage
 from runners.pool import Pool
+from runners.processes.ledger import Ledger
+from runners.processes.service import Service
 from runners.rollout import RolloutSpec, RolloutTools
-from runners.service import Service
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.rollout_parts import CallingHarness, FolderBackend, ListedGrader
 from tests.fakes.scripted_engine import Completion, ScriptedEngine

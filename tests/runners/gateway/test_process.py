@@ -18,7 +18,7 @@ import pytest
 from conf.errors import AgentrlError, ExitCode
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.gateway.service import serve
-from runners.service import Service, ServiceError
+from runners.processes.service import Service, ServiceError
 from runners.trajectory.store import RunStore
 from runners.trajectory.store_error import StoreError
 from tests.runners.gateway.running import open_door, settings_for
@@ -72,7 +72,7 @@ async def test_it_serves_sandboxes_until_it_is_stopped_and_holds_on_to_nothing(
 DRIVER = """
 import asyncio, json, os, sys
 from pathlib import Path
-from runners.service import Service
+from runners.processes.service import Service
 async def main():
     service = await Service.start("gateway", "runners.gateway", json.loads(sys.argv[1]),
                                   log=Path(sys.argv[2]), deadline_s=60)

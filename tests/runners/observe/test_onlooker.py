@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runners.ledger import Ledger
 from runners.observe.onlooker import look_on
 from runners.observe.status import Status
+from runners.processes.ledger import Ledger
 from runners.trajectory.run_state import State
 from runners.trajectory.store import RunStore
 from tests.runners.trajectory.records import CONFIG, a_rollout, example_run, write_session

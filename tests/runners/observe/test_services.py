@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runners.service import Service
+from runners.processes.service import Service
 from runners.trajectory.store import RunStore
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer

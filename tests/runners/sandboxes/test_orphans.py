@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.marks import SANDBOX, kill_marked
-from runners.owner import PREFIX, fresh_name, is_orphan
+from runners.processes.marks import SANDBOX, kill_marked
+from runners.processes.owner import PREFIX, fresh_name, is_orphan
 from runners.sandboxes.cgroup import HIERARCHIES
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local import LocalBackend

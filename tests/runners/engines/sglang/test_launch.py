@@ -13,8 +13,8 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema import Config
 from runners.engines.client import HttpEngine
-from runners.ledger import Ledger
-from runners.service import ServiceError
+from runners.processes.ledger import Ledger
+from runners.processes.service import ServiceError
 from runners.stack import start_engine
 from runners.trajectory.store import RunStore
 

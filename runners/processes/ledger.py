@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from conf.errors import AgentrlError
-from runners.marks import SERVICE, kill_marked
+from runners.processes.marks import SERVICE, kill_marked
 from runners.trajectory.jsontext import dumps, loads
 from runners.trajectory.run_state import Driver, this_process
 from runners.trajectory.store import RunStore

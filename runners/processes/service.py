@@ -25,17 +25,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import AgentrlError, ExitCode
-from runners.marks import SERVICE
+from runners.processes.marks import SERVICE
 
 if TYPE_CHECKING:  # a service, which imports this module, needs no store
-    from runners.ledger import Ledger
+    from runners.processes.ledger import Ledger
 
 READY_LINE_BYTES = 1 << 20
 LOG_TAIL_BYTES = 16_384
 LOG_TAIL_LINES = 3
 _RAISED = re.compile(r"^[\w.]*(Error|Exception)\b.*\S", re.MULTILINE)
 """The last line of a traceback; what a server prints while it ends stands below it."""
-PACKAGES = str(Path(__file__).parents[1])
+PACKAGES = str(Path(__file__).parents[2])
 
 
 def _environment() -> dict[str, str]:

@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
-from runners.ledger import Ledger, reap
-from runners.marks import SERVICE
 from runners.observe.status import read_status
+from runners.processes.ledger import Ledger, reap
+from runners.processes.marks import SERVICE
+from runners.processes.service import Service, ServiceError
 from runners.sandboxes.contract import SandboxError
-from runners.service import Service, ServiceError
 from runners.trajectory.run_state import State
 from runners.trajectory.store import RunStore
 from runners.trajectory.store_error import StoreError
@@ -32,8 +32,8 @@ ECHO = "tests.fakes.echo_service"
 DRIVER = f"""
 import asyncio, sys, time
 from pathlib import Path
-from runners.ledger import Ledger
-from runners.service import Service
+from runners.processes.ledger import Ledger
+from runners.processes.service import Service
 from runners.trajectory.store import RunStore
 
 async def main():
@@ -275,7 +275,7 @@ def test_the_ledger_survives_kill_9_at_any_instant(store: RunStore) -> None:
     script = (
         "import itertools, sys\n"
         "from pathlib import Path\n"
-        "from runners.ledger import Ledger\n"
+        "from runners.processes.ledger import Ledger\n"
         "from runners.trajectory.store import RunStore\n"
         "ledger = Ledger(RunStore.open(Path(sys.argv[1])))\n"
         "for number in itertools.count():\n"

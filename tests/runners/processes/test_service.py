@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from conf.errors import ExitCode
-from runners.service import Service, ServiceError
+from runners.processes.service import Service, ServiceError
 
 MODULE = "tests.fakes.echo_service"
 
@@ -101,7 +101,7 @@ def test_a_service_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         [
             sys.executable, "-c",
             "import asyncio, pathlib, sys\n"
-            "from runners.service import Service\n"
+            "from runners.processes.service import Service\n"
             "async def main():\n"
             "    log = pathlib.Path(sys.argv[1])\n"
             f"    s = await Service.start('echo', '{MODULE}', {{}}, log=log, deadline_s=20)\n"

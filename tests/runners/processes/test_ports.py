@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from runners.ports import listen, port_of
+from runners.processes.ports import listen, port_of
 
 
 def accepts(address: tuple[str, int]) -> bool:
