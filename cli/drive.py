@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,26 +34,25 @@ class _Left(BaseException):
     """Asked by SIGTERM to leave."""
 
 
-def drive(job: Job, invocation: Invocation, lines: list[str], *, dry_run: bool) -> int:
-    """Do what ``agentrl run`` was asked; return the exit code. Raises AgentrlError."""
+def drive(job: Job, invocation: Invocation, command: Sequence[str], *, dry_run: bool) -> int:
+    """Do what ``command``, an ``agentrl run``, asks; return the exit code. Raises AgentrlError."""
     from launch.plan import plan_job
     from launch.preflight import refuse_fatal
 
-    launch = job.config.launch
-    assert isinstance(launch, ClusterLaunch)
     plan = plan_job(job.config)
     _refuse_other_run(job)
     if dry_run:
-        return _dry_run(job, plan, invocation)
+        if cluster_config(job.run_dir) not in (None, job.config):
+            _running(job, command)  # a job that waits for its nodes has yet to read its scripts
+        return _dry_run(job, plan, invocation, command)
     from launch.job_preflight import job_preflight
-    from launch.running import running
     from launch.submission import Sight
 
     problems = job_preflight(plan)
     refuse_fatal(problems)
     for warning in (*plan.memory.faults, *(problem.message for problem in problems)):
         report_warning(warning)
-    found = running(launch, job.run_dir)
+    found = _running(job, command)
     if found is None and (done := _steps_done(job)) >= job.config.run.steps > 0:
         stderr().print(
             f"{done} of {job.config.run.steps} steps are done already; for more: "
@@ -60,12 +60,22 @@ def drive(job: Job, invocation: Invocation, lines: list[str], *, dry_run: bool) 
             soft_wrap=True,
         )
         return _ended(job, None, Sight("done", {}, "", 0), invocation)
+    return _follow(job, _follower(job, plan, found, command), found, invocation)
+
+
+def _running(job: Job, command: Sequence[str]) -> Running | None:
+    """Return the job if it goes on; refuse to change it then. Raises JobError or LauncherError."""
+    from launch.running import running
+
+    launch = job.config.launch
+    assert isinstance(launch, ClusterLaunch)
+    found = running(launch, job.run_dir)
     if found is not None and job.config != cluster_config(job.run_dir):
         raise JobError(
             f"{found.what} is running with the configuration it was started with: let it end, or "
-            f"stop it with `{found.stop}`, then resume it with {' '.join(lines)}"
+            f"stop it with `{found.stop}`, then say again `{shlex.join(command)}`"
         )
-    return _follow(job, _follower(job, plan, found), found, invocation)
+    return found
 
 
 def _steps_done(job: Job) -> int:
@@ -104,14 +114,13 @@ def _refuse_other_run(job: Job) -> None:
         )
 
 
-def _write(job: Job, plan: JobPlan) -> Path:
+def _write(job: Job, plan: JobPlan, command: Sequence[str]) -> Path:
     from launch.write import write_job
 
-    words = [f"{key}={value}" for key, value in job.changes().items()]
-    return write_job(plan, job.run_dir / "launch", command=["agentrl", "run", *words])
+    return write_job(plan, job.run_dir / "launch", command=command)
 
 
-def _dry_run(job: Job, plan: JobPlan, invocation: Invocation) -> int:
+def _dry_run(job: Job, plan: JobPlan, invocation: Invocation, command: Sequence[str]) -> int:
     """Write the scripts if they can be written here, and show everything."""
     from launch.job_preflight import job_preflight
     from launch.table import render_job
@@ -119,7 +128,7 @@ def _dry_run(job: Job, plan: JobPlan, invocation: Invocation) -> int:
 
     problems = job_preflight(plan)
     fatal = [problem.message for problem in problems if problem.fatal]
-    start = _written(job, plan)
+    start = _written(job, plan, command)
     code = ExitCode.PREFLIGHT if fatal else ExitCode.DONE
     if invocation.json:
         print_json(
@@ -142,8 +151,8 @@ def _dry_run(job: Job, plan: JobPlan, invocation: Invocation) -> int:
         begins, submits, trains = commands(plan, start)
         shown = {"start": begins, "submits": submits, "trains": _shortened(trains)}
         stderr().print("commands")
-        for name, command in shown.items():
-            stderr().print(f"  {name:8}{command}", soft_wrap=True)
+        for name, line in shown.items():
+            stderr().print(f"  {name:8}{line}", soft_wrap=True)
         stdout().print(str(start), soft_wrap=True)
     return int(code)
 
@@ -153,18 +162,16 @@ def _shortened(command: str, words: int = 5) -> str:
     return f"{' '.join(found[:words])} … ({len(found)} words: TRAIN_ARGS in settings.sh)"
 
 
-def _written(job: Job, plan: JobPlan) -> Path | None:
-    """Write the scripts; None where the shared directory is not here."""
-    from launch.submission import mounted
-
+def _written(job: Job, plan: JobPlan, command: Sequence[str]) -> Path | None:
+    """Write the scripts; None where the shared directory should be here and is not."""
     launch = job.config.launch
     assert isinstance(launch, ClusterLaunch)
-    if mounted(launch) and not launch.shared_dir.is_dir():
+    if not isinstance(launch, KubernetesLaunch) and not launch.shared_dir.is_dir():
         return None
-    return _write(job, plan)
+    return _write(job, plan, command)
 
 
-def _follower(job: Job, plan: JobPlan, found: Running | None) -> Follower:
+def _follower(job: Job, plan: JobPlan, found: Running | None, command: Sequence[str]) -> Follower:
     """Return what follows the job, started if it is not running."""
     from launch.submission import Follower
 
@@ -174,7 +181,7 @@ def _follower(job: Job, plan: JobPlan, found: Running | None) -> Follower:
         return Follower(launch, job.run_dir)
     script = job.run_dir / "launch" / f"{launch.kind}.sh"
     if found is None or not script.exists():
-        script = _write(job, plan)
+        script = _write(job, plan, command)
     if found is None and isinstance(launch, KubernetesLaunch):
         job.write_config()  # what a resume reads; elsewhere the start script writes it
     return Follower.start(launch, job.run_dir, script, runs=found is not None)
@@ -239,7 +246,6 @@ def _detached(job: Job, code: ExitCode, invocation: Invocation) -> int:
 
 def _ended(job: Job, follower: Follower | None, sight: Sight, invocation: Invocation) -> int:
     """Say how the job ended and what it came to."""
-    from launch.submission import mounted
     from runners.observe.summary import summary_table
 
     launch = job.config.launch
@@ -250,10 +256,11 @@ def _ended(job: Job, follower: Follower | None, sight: Sight, invocation: Invoca
     log = None if follower is None else str(follower.log)
     if code:
         report_error(f"{sight.message} (log: {log})")
-    summary = _summary(job) if mounted(launch) and launch.shared_dir.is_dir() else None
+    mounted = launch.shared_dir.is_dir()
+    summary = _summary(job) if mounted else None
     if summary is not None:
         console.print(summary_table(summary))
-    elif not launch.shared_dir.is_dir():
+    elif not mounted:
         console.print(
             f"its files are in {launch.shared_dir / launch.name} of the claim; where that is "
             "mounted, `agentrl status` and `agentrl dump-trajectories` read them",

@@ -166,7 +166,8 @@ def _calibrate(
     result = calibrate(benchmark, job.config, job.run_dir, resume=job.resume)
     if result.document:
         stderr().print(calibration_table(result.document))
-    return {**result.document, **result.end.document()}, result.end.asked_to_stop
+    document = {"run_dir": str(job.run_dir), **result.document, **result.end.document()}
+    return document, result.end.asked_to_stop
 
 
 def _begin(job: Job, invocation: Invocation) -> None:

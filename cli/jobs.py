@@ -56,7 +56,7 @@ class Job:
         """Write the resolved configuration beside the run, as ``--config`` accepts it."""
         from conf.compose import to_json
 
-        file = self.run_dir / "config.json"
+        file = self.run_dir / CONFIG_FILE
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             if self.resume or not file.exists():

@@ -86,7 +86,10 @@ def run(
     if jobs[0].config.launch.kind != "local":
         from cli.drive import drive
 
-        raise typer.Exit(drive(jobs[0], invocation, lines, dry_run=dry_run))
+        given = {"--resume": resume, "--config": config}
+        options = [word for name, path in given.items() if path for word in (name, str(path))]
+        command = ["agentrl", "run", *options, *lines]
+        raise typer.Exit(drive(jobs[0], invocation, command, dry_run=dry_run))
     plans = [plan(job.config, job.run_dir) for job in jobs]
     if dry_run:
         _show_plans(jobs, plans, as_json=as_json)

@@ -14,6 +14,7 @@ from conf.schema import JsonlTask
 from conf.sections.cluster import KubernetesLaunch, SshLaunch
 from launch.plan import JobPlan
 from launch.preflight import Problem
+from launch.running import hosts
 
 PROGRAMS = {
     "ssh": ("ssh",),
@@ -79,21 +80,20 @@ def _hosts(plan: JobPlan) -> Iterator[Problem]:
     if not isinstance(launch, SshLaunch):
         return
     try:
-        lines = launch.hosts_file.read_text("utf-8").splitlines()
+        named = hosts(launch)
     except (OSError, UnicodeDecodeError) as error:
         yield Problem(True, f"launch.hosts_file={launch.hosts_file} cannot be read: {error}")
         return
-    hosts = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if len(hosts) != launch.nodes:
+    if len(named) != launch.nodes:
         yield Problem(
             True,
-            f"launch.hosts_file={launch.hosts_file} names {len(hosts)} hosts, and launch.nodes="
+            f"launch.hosts_file={launch.hosts_file} names {len(named)} hosts, and launch.nodes="
             f"{launch.nodes}: name one per node",
         )
-    elif not _may_be_here(hosts[0]):
+    elif not _may_be_here(named[0]):
         yield Problem(
             True,
-            f"{hosts[0]}, the first host of launch.hosts_file, is another machine: start the job "
+            f"{named[0]}, the first host of launch.hosts_file, is another machine: start the job "
             "there, where Ray's head will be, or put this machine first",
         )
 

@@ -125,12 +125,17 @@ def _address(head: str, launch: ClusterLaunch) -> str:
     return f"http://{head}:{launch.dashboard_port}"
 
 
+def hosts(launch: SshLaunch) -> list[str]:
+    """Return the hosts of ``launch.hosts_file``; raises OSError or UnicodeDecodeError."""
+    lines = (line.strip() for line in launch.hosts_file.read_text("utf-8").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 def _first_host(launch: SshLaunch) -> str:
     try:
-        lines = launch.hosts_file.read_text("utf-8").splitlines()
+        return next(iter(hosts(launch)), "127.0.0.1")
     except (OSError, UnicodeDecodeError):
         return "127.0.0.1"
-    return next((line.strip() for line in lines if line.strip()[:1] not in ("", "#")), "127.0.0.1")
 
 
 def _ray_status(address: str, job_dir: Path) -> str:

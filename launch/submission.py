@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
-from conf.sections.cluster import ClusterLaunch, KubernetesLaunch, SlurmLaunch
+from conf.sections.cluster import ClusterLaunch, SlurmLaunch
 from launch.running import LauncherError, Running, ended, running
 
 LOOK_S = 0.5
@@ -196,11 +196,6 @@ class Follower:
         except (OSError, ValueError):
             return {}
         return found
-
-
-def mounted(launch: ClusterLaunch) -> bool:
-    """Whether this machine sees the job's directory; only pods see a Kubernetes claim for sure."""
-    return not isinstance(launch, KubernetesLaunch) or Path(launch.shared_dir).is_dir()
 
 
 def _text(file: Path) -> str:

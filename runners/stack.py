@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,10 +17,11 @@ from conf import schema
 from conf.cache import cache_root
 from conf.errors import ConfigError
 from runners.engines.capabilities import require
+from runners.engines.client import HttpEngine
 from runners.engines.contract import ServedEngine
 from runners.engines.routing_probe import probe_routing
 from runners.engines.sglang.launch import server_settings
-from runners.engines.sglang.workers import connect
+from runners.engines.sglang.workers import WorkerEngine, connect
 from runners.executors.ray import RayExecutor, join
 from runners.faults.around import driver_faults
 from runners.faults.process import gateway_module
@@ -131,49 +132,70 @@ async def rollout_stack(
         exits.push_async_callback(admin.close)
         if config.gateway.public_url is not None:
             await _refuse_elsewhere(admin, config.gateway.public_url, store)
-        engine = connect(
-            engine_url.result(),
-            workers_of(config.engine),
-            deadline_s=config.rollout.deadlines.turn_s,
-        )
-        exits.push_async_callback(engine.close)
-        if isinstance(config.engine, schema.SglangEngine) and weights is not None:
-            await engine.update_weights(weights, version)
-        if not isinstance(config.engine, schema.EmbeddedEngine):
-            await require(
-                engine_url.result(),
-                workers_of(config.engine),
-                context_tokens=config.model.max_context_tokens,
-                routing=routing,
-                new_weights=weights is not None,
-            )
-        elif routing is not None:
-            await probe_routing(engine, routing, "engine=embedded")
-        workspaces = Workspaces(backend, cache_root() / "workspaces")
-        tools = faults.tools(
-            RolloutTools(
-                backend=backend,
-                harness=make_harness(config.harness, config.scenario),
-                grader=make_grader(backend, config.task, workspaces.ready, run_dir),
-                gateway=admin,
-                gateway_url=config.gateway.public_url or gateway.info["url"],
-                gateway_control=Path(gateway.info["control"]),
-                store=store,
-                deadlines=config.rollout.deadlines,
-                reward=config.reward,
-                scenario=config.scenario.kind,
-                sandbox_starts=TokenBucket(config.rollout.limits.sandbox_starts_per_s),
-                ledger=ledger,
-                watch=watch,
-                max_turns=config.harness.max_turns,
-                ready=workspaces.ready,
-            )
-        )
+        engine = await _fit_engine(config, exits, engine_url.result(), weights, version, routing)
+        tools = faults.tools(_tools(config, store, ledger, backend, gateway.info, admin, watch))
         if (executor := nodes.result()) is not None:
             await executor.start(config, gateway.info, tools)
             exits.push_async_callback(executor.close)
             tools = replace(tools, execute=executor)
         yield RolloutStack(engine=faults.engine(engine), tools=tools)
+
+
+async def _fit_engine(
+    config: schema.Config,
+    exits: AsyncExitStack,
+    url: str,
+    weights: Path | None,
+    version: int,
+    routing: RoutingShape | None,
+) -> HttpEngine | WorkerEngine:
+    """Return the engine, with the policy's weights and everything that the run asks of it."""
+    workers = workers_of(config.engine)
+    engine = connect(url, workers, deadline_s=config.rollout.deadlines.turn_s)
+    exits.push_async_callback(engine.close)
+    if isinstance(config.engine, schema.SglangEngine) and weights is not None:
+        await engine.update_weights(weights, version)
+    if not isinstance(config.engine, schema.EmbeddedEngine):
+        await require(
+            url,
+            workers,
+            context_tokens=config.model.max_context_tokens,
+            routing=routing,
+            new_weights=weights is not None,
+        )
+    elif routing is not None:
+        await probe_routing(engine, routing, "engine=embedded")
+    return engine
+
+
+def _tools(
+    config: schema.Config,
+    store: RunStore,
+    ledger: Ledger,
+    backend: SandboxBackend,
+    gateway: Mapping[str, Any],
+    admin: GatewayAdmin,
+    watch: AttemptWatch,
+) -> RolloutTools:
+    """``gateway`` is what it announced."""
+    workspaces = Workspaces(backend, cache_root() / "workspaces")
+    return RolloutTools(
+        backend=backend,
+        harness=make_harness(config.harness, config.scenario),
+        grader=make_grader(backend, config.task, workspaces.ready, store.run_dir),
+        gateway=admin,
+        gateway_url=config.gateway.public_url or gateway["url"],
+        gateway_control=Path(gateway["control"]),
+        store=store,
+        deadlines=config.rollout.deadlines,
+        reward=config.reward,
+        scenario=config.scenario.kind,
+        sandbox_starts=TokenBucket(config.rollout.limits.sandbox_starts_per_s),
+        ledger=ledger,
+        watch=watch,
+        max_turns=config.harness.max_turns,
+        ready=workspaces.ready,
+    )
 
 
 async def _nodes(

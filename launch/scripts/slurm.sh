@@ -18,6 +18,7 @@ if [[ -s $known ]]; then
 fi
 require_secrets
 prepare_job_dir
+rm -f -- "$known" # whoever follows would read the log of the job that is over
 phase queued
 id=$(AGENTRL_SCRIPTS=$SCRIPT_DIR sbatch --parsable --export=ALL "${SBATCH_ARGS[@]}" --output "$LOG_DIR/slurm-%j.log" "$SCRIPT_DIR/slurm_job.sh") ||
   die 4 "sbatch has not taken the job"

@@ -21,6 +21,7 @@ import psutil
 from conf.errors import AgentrlError, ExitCode
 from runners.backends.rig import read_config
 from runners.campaign.result import metrics_rows
+from runners.evaluation.files import replace_file
 from runners.observe.metrics import MetricsWriter
 from runners.observe.status import status_of
 from runners.observe.summary import write_reward_curve
@@ -30,7 +31,6 @@ from runners.trajectory.jsontext import dumps
 from runners.trajectory.published import STATUS_FILE, publish, published
 from runners.trajectory.run_state import State
 from runners.trajectory.store import STORE_FILE, RunStore
-from runners.trajectory.store_error import store_error
 
 PROMPTS = "prompts.jsonl"
 SILENCE_S = 30.0
@@ -66,12 +66,7 @@ def begin(run_dir: Path) -> None:
         for task in tasks
     ]
     file = run_dir / PROMPTS
-    unfinished = file.with_suffix(".jsonl.partial")
-    try:
-        unfinished.write_text("".join(dumps(row) + "\n" for row in rows), "utf-8")
-        unfinished.replace(file)
-    except OSError as error:
-        raise store_error(error, file) from error
+    replace_file(file, "".join(dumps(row) + "\n" for row in rows))
     print(f"{len(rows):,} training tasks in {file}", file=sys.stderr)
 
 

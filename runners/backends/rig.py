@@ -123,12 +123,12 @@ class Rig:
             pad=pad_token(weights),
             shape=captured_shape(config, weights),
         )
-        store = await _own_store(config, run_dir)
-        self = cls(config, store, making, Journal(config, store))
-        try:
-            self._exits.callback(store.close)
+        async with AsyncExitStack() as exits:
+            store = await _own_store(config, run_dir)
+            exits.callback(store.close)
+            self = cls(config, store, making, Journal(config, store))
             self._journal.begin()
-            stack = await self._exits.enter_async_context(
+            stack = await exits.enter_async_context(
                 rollout_stack(
                     config,
                     store,
@@ -141,9 +141,7 @@ class Rig:
             )
             publish_gateway(run_dir, stack.tools.gateway.url, config.gateway.public_url)
             self._tasks = {task.id: task for task in await asyncio.to_thread(load_tasks, config)}
-        except BaseException:
-            await self._exits.aclose()
-            raise
+            self._exits = exits.pop_all()
         self._groups_per_step = args.rollout_batch_size
         self._group_size = args.n_samples_per_prompt
         self._pool = Pool(
@@ -164,9 +162,9 @@ class Rig:
 
     async def close(self) -> None:
         """End everything."""
-        await self._journal.settled()
-        self._journal.close()
-        await self._exits.aclose()
+        async with self._exits:  # even if its last words cannot be written
+            await self._journal.settled()
+            self._journal.close()
 
     def _leave(self) -> None:
         """End everything as the process ends: whatever does not, goes with it."""
@@ -210,8 +208,11 @@ class Rig:
     async def evaluation(self, sample_class: Any, rollout_id: int) -> dict[str, dict[str, Any]]:
         """Run the held-out tasks and return slime's figures of them; none if nothing is graded.
 
-        slime evaluates before its rollout 0 and after others, under the same number.
+        slime evaluates before its rollout 0 and after others, under the same number. Raises
+        ServiceError if what rollouts need is gone.
         """
+        if self._gone is not None:
+            raise self._gone
         held_out = [task for task in self._tasks.values() if task.split == "held_out"]
         step = rollout_id + (self._journal.step > rollout_id)
         specs = {spec.rollout_id: spec for spec in evaluation_batch(self._config, held_out, step)}

@@ -222,9 +222,5 @@ def note_masked(store: RunStore, kind: str, reasons: Mapping[str, str]) -> None:
 
 def show_step(progress: Progress, step: int, metrics: dict[str, Any]) -> None:
     """Show a finished step, also one of an earlier execution of the run."""
-    reward, solve_rate = metrics["train/reward_mean"], metrics["train/solve_rate"]
-    if reward is None:
-        progress.note(f"step {step}: no rollout was graded")
-        progress.step = step
-    else:
-        progress.step_done(step, reward, solve_rate, metrics["time/step_s"])
+    rates = metrics["train/reward_mean"], metrics["train/solve_rate"]
+    progress.step_done(step, *rates, metrics["time/step_s"])

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,9 @@ async def tried(name: str, ask: Ask, *, fatal: bool = True) -> Finding:
         return Finding(name, True, await ask())
     except (Trouble, AgentrlError) as error:
         return Finding(name, False, " ".join(str(error).split()), fatal)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # not an answer we know
+        kind = type(error).__name__
+        return Finding(name, False, f"the answer cannot be judged ({kind}: {error})", fatal)
 
 
 def refuse_trouble(findings: Iterable[Finding]) -> None:
@@ -227,34 +230,48 @@ async def _loads(fleet: Fleet) -> str:
     return "the drain before new weights can see when nothing runs"
 
 
+@asynccontextmanager
+async def _running(
+    fleet: Fleet, prompts: Mapping[str, Sequence[int]], tokens: int
+) -> AsyncIterator[list[asyncio.Task[dict[str, Any]]]]:
+    """Begin a long generation for each request id; after the block none of them runs on."""
+    calls = {
+        rid: asyncio.create_task(_generate(fleet.front, rid, tokens, prompt))
+        for rid, prompt in prompts.items()
+    }
+    try:
+        await asyncio.wait(calls.values(), timeout=BEGUN_S)
+        yield list(calls.values())
+    finally:
+        # each by its own id: a server takes no notice of an id that it does not know
+        left = [rid for rid, call in calls.items() if not call.done()]
+        await asyncio.gather(*(server.abort(rid) for rid in left for server in fleet.servers))
+        for call in calls.values():
+            call.cancel()
+        await asyncio.gather(*calls.values(), return_exceptions=True)
+
+
 async def _abort(fleet: Fleet, tokens: int) -> str:
     """Begin a long generation and abort it where it runs."""
     rid = _rid()
-    running = asyncio.create_task(_generate(fleet.front, rid, tokens))
     try:
-        await asyncio.wait([running], timeout=BEGUN_S)
-        if running.done():
-            ended = running.result().get("finish_reason")
-            return f"not seen: the request ended before its abort ({ended})"
-        await _abort_at(fleet.servers, rid)
-        await asyncio.wait([running], timeout=ABORT_S)
-        if not running.done():
-            raise Trouble(
-                f"a request ran on {ABORT_S:g} s after its abort. {await _mend(fleet.front)}"
-            )
-        reason = (running.result().get("finish_reason") or {}).get("type")
-        if reason != "abort":
-            raise Trouble(f"a request that was aborted ended with {reason!r}")
-        return "ends a running request"
+        async with _running(fleet, {rid: PROMPT}, tokens) as [running]:
+            if running.done():
+                ended = running.result().get("finish_reason")
+                return f"not seen: the request ended before its abort ({ended})"
+            for server in fleet.servers:
+                await server.tell("/abort_request", {"rid": rid}, deadline_s=ASK_S)
+            await asyncio.wait([running], timeout=ABORT_S)
+            if not running.done():
+                raise Trouble(
+                    f"a request ran on {ABORT_S:g} s after its abort. {await _mend(fleet.front)}"
+                )
+            reason = (running.result().get("finish_reason") or {}).get("type")
+            if reason != "abort":
+                raise Trouble(f"a request that was aborted ended with {reason!r}")
+            return "ends a running request"
     except EngineError as error:
         raise Trouble(f"{error}. {await _mend(fleet.front)}") from error
-    finally:
-        running.cancel()
-
-
-async def _abort_at(servers: Sequence[HttpEngine], rid: str) -> None:
-    for server in servers:
-        await server.tell("/abort_request", {"rid": rid}, deadline_s=ASK_S)
 
 
 async def _mend(front: HttpEngine) -> str:
@@ -299,19 +316,10 @@ async def _sessions(fleet: Fleet, tokens: int) -> str:
         return "not seen: the servers have other work"
     rid = _rid()
     # prompts that share nothing: a router that goes by prefixes has no reason to keep them together
-    calls = [
-        asyncio.create_task(_generate(fleet.front, f"{rid}:{n}", tokens, [10 + n, 20 + n, 30 + n]))
-        for n in range(CALLS)
-    ]
-    try:
-        await asyncio.wait(calls, timeout=BEGUN_S)
+    prompts = {f"{rid}:{n}": [10 + n, 20 + n, 30 + n] for n in range(CALLS)}
+    async with _running(fleet, prompts, tokens):
         loads = [await server.loads() for server in fleet.servers]
-        busy = sum(not load.idle for load in loads)
-        await _abort_at(fleet.servers, rid)
-    finally:
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+    busy = sum(not load.idle for load in loads)
     if not busy:
         return "not seen: the requests ended too soon"
     if busy > 1:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config, Model
 from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.plan import SPLIT, Instance, Selection, rollout_id
@@ -39,6 +40,12 @@ from runners.trajectory.store import RunStore
 NAME_LENGTH = 200
 """SWE-bench's tools make a directory's name of the model's, and that has at most 255 bytes."""
 Column = Literal["solved", "unsolved", "error", "not_run"]
+
+
+class OtherTasks(AgentrlError):
+    """The benchmark has other tasks than when the evaluation began."""
+
+    exit_code = ExitCode.DATA_REFUSED
 
 
 def column(record: RolloutRecord | None) -> Column:
@@ -78,7 +85,7 @@ class _Row:
 
 
 class Results:
-    """The rollouts of an evaluation, as they stand in its store."""
+    """The rollouts of an evaluation, as they stand in its store; raises OtherTasks."""
 
     def __init__(
         self,
@@ -96,7 +103,7 @@ class Results:
         self._rows = [
             _Row(
                 instance,
-                tuple(counting.get(rollout_id(instance.place, sample)) for sample in samples),
+                tuple(_at(instance, sample, counting) for sample in samples),
             )
             for instance in selection.instances
         ]
@@ -267,6 +274,22 @@ class Results:
 def model_name(model: Model) -> str:
     """Return what predictions call the policy: where its weights are, else which one it is."""
     return str(model.path)[-NAME_LENGTH:] if model.path is not None else model.kind
+
+
+def _at(
+    instance: Instance, sample: int, counting: Mapping[str, RolloutRecord]
+) -> RolloutRecord | None:
+    """Return the rollout that counts. A file may have changed, or a dataset's revision moved: no
+    verdict may count for the task that is in its task's place now.
+    """
+    record, task = counting.get(rollout_id(instance.place, sample)), instance.task
+    if record is not None and record.task_id != task.id:
+        raise OtherTasks(
+            f"the benchmark has changed: {record.rollout_id} is a rollout at {record.task_id}, and "
+            f"{task.id} is in its place now: set task.path to what it was (a hub's dataset: "
+            "OWNER/NAME@COMMIT), or evaluate in a new run"
+        )
+    return record
 
 
 def _submitted(record: RolloutRecord) -> bool:

@@ -69,19 +69,23 @@ class Evaluation:
         """Tenths done, and when, at the last line."""
 
     async def work(self) -> None:
-        """Run what is not graded yet; raises Interrupted, and TasksWithoutVerdict at the end."""
+        """Run what is not graded yet; raises Interrupted, OtherTasks, and TasksWithoutVerdict at
+        the end.
+        """
         at = self._execution
         selection = await asyncio.to_thread(select, at.benchmark, at.config)
-        self._selection = selection.without(unfit(at.store))
+        selection = selection.without(unfit(at.store))
         done = finished(at.store)
-        wanted = rollouts(self._selection.instances, at.config)
+        wanted = rollouts(selection.instances, at.config)
+        self._results(selection)  # refused, if the benchmark has changed
+        self._selection = selection
         left = [spec for spec in wanted if spec.rollout_id not in done]
         at.progress.columns.update(
             column(done[spec.rollout_id]) for spec in wanted if spec.rollout_id in done
         )
         if left and len(await self._run(left)) < len(left):
             raise Interrupted
-        if missing := self._results(self._selection).tasks_without_verdict():
+        if missing := self._results(selection).tasks_without_verdict():
             named = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
             raise TasksWithoutVerdict(
                 f"{len(missing)} tasks have no valid rollout ({named}): the rates say nothing "

@@ -212,7 +212,8 @@ class Bridge:
             if isinstance(found, Trouble):
                 raise ExecutorError(f"node {place.name}: {found.text}", ExitCode.PREFLIGHT)
         except (RayError, TimeoutError, ExecutorError) as error:
-            del self._posts[place.node_id]
+            if self._posts.get(place.node_id) is post:  # else its node has left meanwhile
+                del self._posts[place.node_id]
             self._kill(post)
             if isinstance(error, ExecutorError):
                 raise

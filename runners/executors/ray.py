@@ -130,14 +130,16 @@ class RayExecutor:
 
     async def close(self) -> None:
         """End every worker; what they had made is gone then, also what nobody waited for."""
-        with suppress(AgentrlError):
-            async with _within(CLOSE_S, "the Ray cluster's workers"):
-                clean = await self._line.ask("close")
-            for node in clean:
-                for name in self._sandboxes(node):
-                    self._ledger.leave("sandbox", name)
-        self._line.close()
-        self._serving.cancel()
+        try:
+            with suppress(AgentrlError):
+                async with _within(CLOSE_S, "the Ray cluster's workers"):
+                    clean = await self._line.ask("close")
+                for node in clean:
+                    for name in self._sandboxes(node):
+                        self._ledger.leave("sandbox", name)
+        finally:  # the bridge ends the workers at once when its line is cut
+            self._line.close()
+            self._serving.cancel()
 
     async def __call__(
         self, tools: RolloutTools, spec: RolloutSpec, number: int, queued_s: float
@@ -161,9 +163,11 @@ class RayExecutor:
                 order = Order(replace(spec, task=sent), number, queued_s + loop.time() - asked)
                 async with asyncio.timeout(None) as limit:
                     self._away[session_id] = Away(flight, limit, allowed_s)
-                    answer = pickle.loads(
-                        await self._line.ask("run", session_id, pickle.dumps(order))
-                    )
+                    try:
+                        found = await self._line.ask("run", session_id, pickle.dumps(order))
+                    finally:  # whoever is called off may still be told of
+                        del self._away[session_id]
+                answer = pickle.loads(found)
             except asyncio.CancelledError:
                 await self._call_off(spec, number, flight, 2 * deadlines.teardown_s)
                 raise
@@ -182,8 +186,6 @@ class RayExecutor:
                 return failed(OutcomeCode.INTERNAL_GUARD, text)
             except SandboxError as error:  # the task's repository
                 return failed(classify(error, Stage.QUEUE).code, error_text(error))
-            finally:
-                self._away.pop(session_id, None)
             if isinstance(answer, Finished):
                 return answer
             trouble = raised(answer)

@@ -13,9 +13,9 @@ import pickle
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -58,7 +58,7 @@ class WorkerSettings:
     config: schema.Config
     gateway_url: str
     """As this node reaches it."""
-    admin_key: str
+    admin_key: str = field(repr=False)
     sandbox_gateway_url: str
     """As sandboxes elsewhere reach it."""
     mark: str | None
@@ -112,6 +112,8 @@ class Worker:
         self._relay: Relay
         self._watch = AttemptWatch()
         self._attempts: dict[str, asyncio.Task[Finished]] = {}
+        self._called_off: set[str] = set()
+        """Attempts that were cancelled before they came: calls may overtake each other."""
         self._numbers = itertools.count()
         self._unasked: list[tuple[int, bytes]] = []
         self._asked = asyncio.Event()
@@ -136,6 +138,8 @@ class Worker:
         """Run an attempt to its end; returns ``Finished``, or what it raised."""
         told: Order = pickle.loads(order)
         session_id = session_of(told.spec, told.number)
+        if session_id in self._called_off:
+            return pickle.dumps(trouble_of(asyncio.CancelledError("cancelled before it began")))
         work = asyncio.create_task(self._attempt(told, waited_s), name=session_id)
         self._attempts[session_id] = work
         try:
@@ -148,9 +152,11 @@ class Worker:
     async def cancel(self, session_id: str) -> None:
         """End an attempt; returns when what it had made is gone."""
         work = self._attempts.get(session_id)
-        if work is not None:
-            work.cancel()
-            await asyncio.wait([work])
+        if work is None:
+            self._called_off.add(session_id)
+            return
+        work.cancel()
+        await asyncio.wait([work])
 
     async def questions(self) -> tuple[list[tuple[int, bytes]], dict[str, str]]:
         """Return the questions since the last call, and the stage that each attempt is in."""
@@ -251,8 +257,12 @@ class Worker:
     # The keeper of its attempts: the driver does it.
 
     async def enter(self, kind: Kind, name: str) -> None:
-        """Register a thing that is about to be made."""
-        await self._ask("enter", kind, name)
+        """Register a thing that is about to be made; one that nobody waited for leaves again."""
+        try:
+            await self._ask("enter", kind, name)
+        except (asyncio.CancelledError, TimeoutError):  # it may be on its way; this follows it
+            self._later(self.leave(kind, name), f"leave-{name}")
+            raise
 
     async def leave(self, kind: Kind, name: str) -> None:
         """Take a thing off that is gone."""
@@ -273,7 +283,10 @@ class Worker:
 
     def _tell(self, kind: str, data: dict[str, Any]) -> None:
         """Have an event recorded before the attempt ends, without waiting."""
-        task = asyncio.create_task(self.event(kind, data), name=f"event-{kind}")
+        self._later(self.event(kind, data), f"event-{kind}")
+
+    def _later(self, telling: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(telling, name=name)
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -163,17 +164,20 @@ class GatewayAdmin:
                         await asyncio.sleep(backoff_s(failures))
             if response.status != 200:
                 raise _refused(method, path, response.status, raw)
-            answer: dict[str, Any] = orjson.loads(raw)
-            return answer
-        except orjson.JSONDecodeError as error:
-            raise GatewayError(
-                f"what answers {method} {path} at {self.url} is no gateway", status=200
-            ) from error
+            return _document(raw, f"{method} {path} at {self.url}")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise GatewayError(
                 f"the gateway at {self.url} does not answer {method} {path}: "
                 f"{str(error) or type(error).__name__}"
             ) from error
+
+
+def _document(raw: bytes, asked: str) -> dict[str, Any]:
+    with suppress(orjson.JSONDecodeError):
+        found = orjson.loads(raw)
+        if isinstance(found, dict):
+            return found
+    raise GatewayError(f"what answers {asked} is no gateway", status=200)
 
 
 def _refused(method: str, path: str, status: int, raw: bytes) -> GatewayError:

@@ -51,10 +51,8 @@ class _Look:
         progress, status = self.progress, status_of(self._store)
         if not progress.sampled_tokens:
             progress.sampled_tokens = status.sampled_tokens  # of before: no speed of now
-        fresh = status.sampled_tokens - progress.sampled_tokens
-        if fresh:
-            progress.recent.append((time.monotonic(), fresh))
-        progress.sampled_tokens = status.sampled_tokens
+        if fresh := status.sampled_tokens - progress.sampled_tokens:
+            progress.sampled(fresh)
         progress.outcomes = Counter(status.outcomes)
         progress.evaluations = list(status.evaluations)
         progress.started_at = time.monotonic() - self._store.state().spent_s
@@ -73,12 +71,8 @@ class _Look:
                 continue
             self._steps.add(row.step)
             reward, rate = (row.metrics.get(f"train/{n}") for n in ("reward_mean", "solve_rate"))
-            if reward is None or rate is None:
-                self.progress.note(f"step {row.step}: no rollout was graded")
-                self.progress.step = row.step
-            else:
-                seconds = row.metrics.get("time/step_s", 0.0)
-                self.progress.step_done(row.step, reward, rate, seconds)
+            seconds = row.metrics.get("time/step_s", 0.0)
+            self.progress.step_done(row.step, reward, rate, seconds)
 
     def _take_phase(self, status: Status) -> None:
         progress = self.progress

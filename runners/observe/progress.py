@@ -68,17 +68,26 @@ class Progress:
 
     def rollout_done(self, outcome: str, tokens: int) -> None:
         """Count a rollout that ended."""
-        now = time.monotonic()
         self.batch_done += 1
         self.outcomes[outcome] += 1
+        self.sampled(tokens)
+
+    def sampled(self, tokens: int) -> None:
+        """Count tokens that were sampled just now."""
+        now = time.monotonic()
         self.sampled_tokens += tokens
         self.recent.append((now, tokens))
         while self.recent and self.recent[0][0] < now - _RATE_WINDOW_S:
             self.recent.popleft()
 
-    def step_done(self, step: int, reward: float, solve_rate: float, seconds: float) -> None:
-        """Count a finished step (the first is 1)."""
+    def step_done(
+        self, step: int, reward: float | None, solve_rate: float | None, seconds: float
+    ) -> None:
+        """Count a finished step (the first is 1); None if nothing could be graded."""
         self.step = step
+        if reward is None or solve_rate is None:
+            self.note(f"step {step}: no rollout was graded")
+            return
         self.rewards.append((step, reward))
         self.solve_rates.append((step, solve_rate))
         self.step_s.append(seconds)

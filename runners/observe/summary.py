@@ -35,7 +35,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
     if routing is not None:
         native = routing["k3_native"]
         without = "" if native is None else f" ({native:.1e} without)"
-        table.add_row("routing captured", f"{routing['captured']:.1%}")
+        if routing["captured"] is not None:  # with routing_replay=recompute none is
+            table.add_row("routing captured", f"{routing['captured']:.1%}")
         table.add_row("k3 with routing replay", f"{routing['k3']:.1e}{without}")
     table.add_row("wall time", duration(summary["wall_s"]))
     table.add_row("directory", Text(summary["run_dir"]))

@@ -218,22 +218,34 @@ class Service:
         return " | ".join(lines) or f"(nothing in {self.log})"
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """End the child: its life-line, then SIGTERM, then SIGKILL; returns when it is gone."""
+        """End the child: its life-line, then SIGTERM, then SIGKILL; returns when it is gone. Who is
+        cancelled here is in a hurry: SIGKILL then, at once.
+        """
         self._ending = True
         if self._watch is not None:
             self._watch.cancel()
-        if self._process.returncode is None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            for end in (self._process.terminate, self._kill):
-                try:
-                    async with asyncio.timeout(grace_s):
-                        await self._process.wait()
-                    break
-                except TimeoutError:
-                    end()
+        try:
+            await self._end(grace_s)
+        except asyncio.CancelledError:
+            self._kill()
             await self._process.wait()
+            self._after.close()
+            raise
         self._after.close()
+
+    async def _end(self, grace_s: float) -> None:
+        if self._process.returncode is not None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        for end in (self._process.terminate, self._kill):
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
+                return
+            except TimeoutError:
+                end()
+        await self._process.wait()
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
@@ -38,12 +39,14 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     path = run_dir / NAME if out is None else out
     with RunStore.open(run_dir, read_only=True) as store:
         text = report(store, path)
-    unfinished = path.with_name(f".{path.name}.partial")
+    unfinished = path.parent / f".{path.name}.partial"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(text, "utf-8")
         unfinished.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
         reason = error.strerror or str(error)
         raise ReportError(f"{path} cannot be written ({reason}): choose another --out") from error
     return path
@@ -94,9 +97,9 @@ def _lanes(store: RunStore, facts: Facts) -> Iterator[tuple[str, list[Run]]]:
     """Yield the newest step's attempts, the slowest's and the first's; an evaluation's are one."""
     steps = sorted(facts.sums.ends)
     if not steps:
-        for ((step,),) in [store.query("SELECT max(step) FROM rollout WHERE split = 'eval'")]:
-            if step is not None:
-                yield "The evaluation", read_runs(store, step, "eval")
+        ((step,),) = store.query("SELECT max(step) FROM rollout WHERE split = 'eval'")
+        if step is not None:
+            yield "The evaluation", read_runs(store, step, "eval")
         return
     took = {step["step"]: step["time/step_s"] for step in facts.steps if "time/step_s" in step}
     chosen = {steps[-1]: f"Step {steps[-1]}, the newest"}

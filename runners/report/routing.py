@@ -11,6 +11,7 @@ from runners.report.facts import Facts
 from runners.report.figures import UNKNOWN, count, several, share, small
 from runners.report.overview import course
 from runners.report.table import folded, section, table
+from runners.trajectory.routing import RoutingError
 from runners.trajectory.store import EventRow
 
 
@@ -126,8 +127,10 @@ def _alarms(facts: Facts) -> Element:
         for event in facts.events
         if event.kind == "routing_refused" or _is_alarm(event)
     ]
-    if facts.status.state == "failed" and "rout" in facts.status.message:
-        found.append(make("li", "It ended the run: ", facts.status.message))
+    status = facts.status
+    # any other code is of what lies around a run: a router that is gone says nothing of routing
+    if status.exit_code == RoutingError.exit_code and "rout" in status.message:
+        found.append(make("li", "It ended the run: ", status.message))
     if not found:
         return make("p", "✓ The self-check of each step found nothing wrong.", class_="good")
     return make("div", make("b", several(len(found), "alarm")), make("ul", *found), class_="alarms")

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,7 @@ class Ahead:
         if not self._each:
             return None
         ready = self._ready[kind] = self._ready.pop(kind, [])  # the latest comes last
-        asyncio.get_running_loop().call_later(REST_S, self._refill, kind)
+        self._begin(self._refill(kind))
         while ready:
             room = ready.pop(0)
             if room.booted.alive():
@@ -81,13 +82,20 @@ class Ahead:
         self._ready.clear()
         await asyncio.gather(*(asyncio.to_thread(self._discard, room) for room in left))
 
-    def _refill(self, kind: Kind) -> None:
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        """Work aside. A task, not a timer: a loop that ends cancels its tasks, but runs its timers
+        until its threads have ended, and those can be given nothing any more.
+        """
+        task = asyncio.get_running_loop().create_task(work, name="ahead")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _refill(self, kind: Kind) -> None:
+        await asyncio.sleep(REST_S)
         missing = self._each - len(self._ready.get(kind, ())) - self._making[kind]
         for _ in range(missing):
             self._making[kind] += 1
-            task = asyncio.get_running_loop().create_task(self._make(kind), name="ahead")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._make(kind))
 
     async def _make(self, kind: Kind) -> None:
         place = Place(self._directory / f".ahead-{next(self._numbers)}", dict(kind.mounts))
@@ -101,7 +109,10 @@ class Ahead:
             self._making[kind] -= 1
         self._ready.setdefault(kind, []).append(room)
         while len(self._ready) > KINDS:
-            for old in self._ready.pop(next(iter(self._ready))):
+            forgotten = self._ready.pop(next(iter(self._ready)))
+            for old in forgotten:  # none lives on if this is cancelled
+                old.booted.kill()
+            for old in forgotten:
                 await asyncio.to_thread(self._discard, old)
 
     def _discard(self, room: Room) -> None:

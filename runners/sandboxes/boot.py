@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -23,7 +24,7 @@ from runners.processes.marks import SANDBOX
 from runners.sandboxes.contract import SandboxError
 
 START_S = 30.0
-"""From spawn to the launcher's ``ready``; takes 20 ms on an idle machine."""
+"""From spawn to a launcher that is ready and admitted; takes 20 ms on an idle machine."""
 END_S = 10.0
 """From SIGKILL to the last process gone."""
 CLOSED = -1
@@ -34,8 +35,8 @@ _CREDENTIALS = struct.Struct("3i")
 class Start:
     """What is booted."""
 
-    argv: Callable[[list[str]], list[str]]
-    """The launcher's arguments → the host's command line."""
+    argv: Callable[[list[str], int], list[str]]
+    """The launcher's arguments, and a descriptor to tell its pid on → the host's command line."""
     env: dict[str, str]
     """Of the launcher and all that is around it; the mark of sandboxes is in it."""
     cwd: Path | None
@@ -44,9 +45,9 @@ class Start:
     listens: bool
     """It opens a socket for the gateway."""
     admit: Callable[[int], None]
-    """Called in a thread with the launcher's pid on the host, before it may start anything; raises
-    OSError.
-    """
+    """Called in a thread with the launcher's pid on the host while it is set up; raises OSError."""
+    limit: Callable[[int], None]
+    """Called with it when the launcher is ready, before it may start anything; raises OSError."""
     inherit: tuple[int, ...] = ()
     """More descriptors for the host's command line."""
 
@@ -77,15 +78,20 @@ class Booted:
             for fd in (self.stdin, self.stdout, self.stderr):
                 ours.callback(os.close, fd)
                 os.set_blocking(fd, False)
+            self.told, tell = os.pipe()
+            theirs.callback(os.close, tell)
+            ours.callback(os.close, self.told)
+            os.set_blocking(self.told, False)
             handles = [status.fileno(), self.order]
+            tells = [tell] if start.namespaced else []
             self.popen = subprocess.Popen(
-                start.argv([*map(str, handles), str(int(start.listens))]),
+                start.argv([*map(str, handles), str(int(start.listens))], tell),
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
                 env=start.env,
                 cwd=start.cwd,
-                pass_fds=[*handles, *start.inherit],
+                pass_fds=[*handles, *tells, *start.inherit],
                 start_new_session=True,
             )
             ours.callback(self.popen.kill)
@@ -138,27 +144,50 @@ class Booted:
         self.status.close()
         self.close_stdin()
         self.close_listener()
-        self.init = _closed(self.init)
+        self.init, self.told = _closed(self.init), _closed(self.told)
         self.order, self.outer = _closed(self.order), _closed(self.outer)
         self.stdout, self.stderr = _closed(self.stdout), _closed(self.stderr)
 
+    async def begun(self) -> int:
+        """Return the launcher's pid while everything around it is still made; raises SandboxError.
+
+        It is told as bubblewrap does (``--info-fd``): an object of JSON with ``child-pid``.
+        """
+        if not self.namespaced:
+            return self.popen.pid
+        said = b""
+        while not said.endswith(b"}\n"):
+            await _readable(self.told, self.outer)
+            try:
+                part = os.read(self.told, 4096)
+            except BlockingIOError:  # it ended, and a process that it left behind holds the pipe
+                part = b""
+            if not part:
+                raise self._failure()
+            said += part
+        self.told = _closed(self.told)
+        try:
+            return int(json.loads(said)["child-pid"])
+        except (ValueError, KeyError) as error:
+            raise SandboxError(f"the sandbox told no process id but {said!r}") from error
+
     async def ready(self) -> int:
         """Return the launcher's pid when it has announced itself; raises SandboxError."""
-        try:
-            async with asyncio.timeout(START_S):
-                await _readable(self.status.fileno(), self.outer)
-        except TimeoutError:
-            raise SandboxError(f"the sandbox did not start within {START_S:.0f} s") from None
+        await _readable(self.status.fileno(), self.outer)
         try:
             pid = self._announced()
         except OSError as error:
             raise SandboxError(f"cannot start a sandbox: {error}") from error
         if pid is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.popen.wait(END_S)
-            said = os.read(self.stderr, 1 << 16)[-500:].decode(errors="replace").strip()
-            raise SandboxError(f"the sandbox did not start; it said: {said or 'nothing'}")
+            raise self._failure()
         return pid
+
+    def _failure(self) -> SandboxError:
+        """Return what to say of one that ended before it was ready."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(END_S)
+        said = os.read(self.stderr, 1 << 16)[-500:].decode(errors="replace").strip()
+        return SandboxError(f"the sandbox did not start; it said: {said or 'nothing'}")
 
     def _announced(self) -> int | None:
         integers = array.array("i")
@@ -194,9 +223,11 @@ async def boot(start: Start) -> Booted:
     except OSError as error:
         raise SandboxError(f"cannot start a sandbox: {error}") from error
     try:
-        pid = await booted.ready()
-        # Entering a control group may wait for the kernel (RCU) for 10 ms and more.
-        await asyncio.to_thread(start.admit, pid)
+        async with asyncio.timeout(START_S):
+            await _admit(booted, start)
+    except TimeoutError:
+        await end(booted)
+        raise SandboxError(f"the sandbox did not start within {START_S:.0f} s") from None
     except OSError as error:
         await end(booted)
         raise SandboxError(f"cannot admit a sandbox: {error}") from error
@@ -204,6 +235,24 @@ async def boot(start: Start) -> Booted:
         await end(booted)
         raise
     return booted
+
+
+async def _admit(booted: Booted, start: Start) -> None:
+    """Return when the launcher is ready, and where and as limited as its command is to be."""
+    pid = await booted.begun()
+    # Entering a control group may wait for the kernel (RCU) for 10 ms and more: the launcher takes
+    # longer to start.
+    ready, admitted = await asyncio.gather(
+        booted.ready(), asyncio.to_thread(start.admit, pid), return_exceptions=True
+    )
+    for outcome in (ready, admitted):  # first why it did not start, if that is so
+        if isinstance(outcome, BaseException):
+            raise outcome
+    if ready != pid:
+        raise SandboxError(
+            f"cannot admit a sandbox: {pid} was to be its first process, not {ready}"
+        )
+    start.limit(pid)
 
 
 async def end(booted: Booted) -> None:

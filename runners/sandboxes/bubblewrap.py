@@ -44,13 +44,13 @@ class Bubblewrap:
         """Return a command as it is."""
         return argv
 
-    def command(self, place: Place, launch: list[str], deny: int | None) -> list[str]:
+    def command(self, place: Place, launch: list[str], deny: int | None, tell: int) -> list[str]:
         """Return bubblewrap's command line."""
         binds = ["--bind", str(place.workspace), WORKDIR]
         for inside, host in place.mounts.items():
             binds += ["--ro-bind", str(host), inside]
         # The root is a tmpfs that a command could fill: closed once everything is mounted in it.
-        binds += ["--remount-ro", "/", "--chdir", WORKDIR]
+        binds += ["--remount-ro", "/", "--chdir", WORKDIR, "--info-fd", str(tell)]
         if deny is not None:
             binds += ["--seccomp", str(deny)]
         start = [f"{BIN}/python", "-I", "-S", LAUNCHER, *launch]

@@ -120,10 +120,11 @@ class Isolation(Protocol):
         """Return a command as it must be called inside."""
         ...
 
-    def command(self, place: Place, launch: list[str], deny: int | None) -> list[str]:
+    def command(self, place: Place, launch: list[str], deny: int | None, tell: int) -> list[str]:
         """Return the host's command line: the launcher with its arguments ``launch``.
 
-        ``deny`` is an open descriptor of the seccomp program, if there is one.
+        ``deny`` is an open descriptor of the seccomp program, if there is one. On ``tell`` the host
+        hears the launcher's pid early, if that is not the pid of what it starts: ``Booted.begun``.
         """
         ...
 

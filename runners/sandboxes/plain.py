@@ -43,7 +43,7 @@ class Plain:
         """Return a command with the mounts' paths where the mounts are."""
         return [self._rewrite(place, word) for word in argv]
 
-    def command(self, place: Place, launch: list[str], deny: int | None) -> list[str]:
+    def command(self, place: Place, launch: list[str], deny: int | None, tell: int) -> list[str]:
         """Return the launcher's own command line."""
         return [sys.executable, "-I", "-S", str(self._interior.launcher), *launch]
 

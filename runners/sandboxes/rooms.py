@@ -56,19 +56,19 @@ class Rooms:
         mark = f"{self._name}/{next(self._numbers)}"
 
         def admit(pid: int) -> None:
-            set_limits(pid, self._config, namespaced=namespaced)
             if self._groups is not None:
                 self._groups.admit(place.home.name, pid)
 
         with self._deny_list.opened() as handle:
             deny = handle if namespaced else None
             start = Start(
-                argv=lambda launch: self.isolation.command(place, launch, deny),
+                argv=lambda launch, tell: self.isolation.command(place, launch, deny, tell),
                 env={**self.isolation.environment(place), SANDBOX: mark},
                 cwd=None if namespaced else place.workspace,
                 namespaced=namespaced,
                 listens=listens,
                 admit=admit,
+                limit=lambda pid: set_limits(pid, self._config, namespaced=namespaced),
                 inherit=() if deny is None else (deny,),
             )
             return await boot(start)

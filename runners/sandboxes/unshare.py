@@ -45,7 +45,7 @@ class Unshare:
         """Return a command as it is."""
         return argv
 
-    def command(self, place: Place, launch: list[str], deny: int | None) -> list[str]:
+    def command(self, place: Place, launch: list[str], deny: int | None, tell: int) -> list[str]:
         """Return the command line: ``unshare`` runs the set-up, which runs the launcher."""
         system = {name: name for name in SYSTEM_DIRECTORIES if Path(name).exists()}
         read_only = {**system, **{k: str(v) for k, v in self._interior.shared().items()}}
@@ -56,6 +56,7 @@ class Unshare:
             "workspace": [str(place.workspace), WORKDIR],
             "tmp_bytes": TMP_BYTES,
             "deny": deny,
+            "tell": tell,
         }
         return [
             *(self._program, "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc"),

@@ -21,6 +21,7 @@ _FILES = (
     re.compile(r"(?:.*/)?([^/]+?)(?:-\d{5}-of-\d{5})?\.(?:parquet|jsonl)"),
 )
 """``default/test/0000.parquet``; ``data/test-00000-of-00001.parquet``, ``test.jsonl``."""
+_SHARDS = re.compile(r".*-of-(\d{5})\.\w+")
 
 
 class HubError(AgentrlError):
@@ -67,6 +68,12 @@ def split_files(path: str) -> list[Path]:
         raise HubError(
             f"task.path={path}: the dataset has several splits {split} ({places}, …): download the "
             "file you mean and give its path"
+        )
+    shards = _SHARDS.fullmatch(found[0].name)
+    if shards is not None and len(found) < int(shards[1]):  # a download that was cut off, offline
+        raise HubGoneError(
+            f"task.path={path}: the cache has {len(found)} of the {int(shards[1])} files of the "
+            "split, and the hub cannot be reached: fetch them where there is a network"
         )
     return found
 

@@ -30,8 +30,19 @@ SHARED: dict[str, tuple[str, ...]] = {
     "pyproject.toml": ("tool", "pytest"),
 }
 """Files of which only a section is pytest's: INI sections, or the path of a TOML table."""
-TOOLS = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"})
-"""``python -m pytest`` looks for these in the work tree first."""
+PLUGIN = "agentrl_report"
+"""Our pytest plugin."""
+TOOLS = frozenset(
+    {
+        *(PLUGIN, "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"),
+        # what the pytest of an image may be of, or need: 3.6 and later
+        *("atomicwrites", "attr", "attrs", "exceptiongroup", "funcsigs", "importlib_metadata"),
+        *("more_itertools", "pathlib2", "pkg_resources", "pyparsing", "setuptools", "six", "toml"),
+        *("tomli", "typing_extensions", "wcwidth", "zipp"),
+        *("asynchat", "asyncore", "distutils", "imp", "smtpd"),  # of Python until 3.11
+    }
+)
+"""``python -m pytest`` looks for these in the work tree first: before our plugin is there."""
 SKIPPED = frozenset({".git", "__pycache__"})
 
 

@@ -256,7 +256,7 @@ def show_campaigns(results: Sequence[Mapping[str, Any]]) -> None:
         table.add_row(
             result["routing"],
             str(result["seed"]),
-            f"{first:.2f} → {last:.2f}" if last is not None else "",
+            f"{first:.2f} → {last:.2f}" if None not in (first, last) else "",
             f"{np.nanmean(curve(result, 'train/reward_mean')):.3f}",
             f"{np.nanmean(curve(result, 'policy/k3')):.2e}",
             f"{result['wall_s']:.0f}",

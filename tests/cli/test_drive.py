@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -91,9 +92,12 @@ def test_a_job_survives_its_terminal_and_is_followed_again(
     os.killpg(first.pid, signal.SIGHUP)  # the terminal's processes
     first.communicate(timeout=DEADLINE_S)
     assert first.returncode == -signal.SIGHUP
-    refused = agentrl("run", "--resume", str(cluster.job), "run.steps=70")
-    assert refused.code == 2
-    assert "is running with the configuration it was started with" in said(refused)
+    settings = (cluster.job / "launch" / "settings.sh").read_text()
+    for mode in ([], ["--dry-run"]):
+        refused = agentrl("run", "--resume", str(cluster.job), "run.steps=70", *mode)
+        assert refused.code == 2
+        assert "is running with the configuration it was started with" in said(refused)
+    assert (cluster.job / "launch" / "settings.sh").read_text() == settings
     second = cluster.agentrl("run", "--resume", str(cluster.job))
     assert second.stderr is not None
     shown = [second.stderr.readline() for _ in range(2)]
@@ -130,6 +134,23 @@ def test_ctrl_c_leaves_the_job_in_its_queue_and_says_how_to_stop_it(
     assert "following Slurm job 4242, which is running" in said(again)
     assert len(cluster.calls("sbatch")) == 1
     cluster.no_file_holds_the_secret()
+
+
+def test_a_job_that_slurm_does_not_take_ends_with_slurm_s_words_not_the_last_job_s(
+    agentrl: Agentrl, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("state", "logs"):
+        (cluster.job / name).mkdir(parents=True)
+    (cluster.job / "state" / "slurm_id").write_text("4241\n")
+    (cluster.job / "logs" / "slurm-4241.log").write_text("22:00:00 agentrl: error: long ago\n")
+    (cluster.root / "fake" / "cancelled").touch()
+    monkeypatch.setenv("FAKE_REFUSED", "Invalid account")
+    done = agentrl("run", *cluster.overrides("slurm"))
+    assert done.code == 4
+    assert "sbatch has not taken the job; its last words: sbatch: error: Invalid account" in said(
+        done
+    )
+    assert f"(log: {cluster.job / 'logs' / 'launch.log'})" in said(done)
 
 
 def test_a_rayjob_is_submitted_followed_and_replaced_when_it_is_over(
@@ -233,6 +254,8 @@ def test_a_dry_run_writes_the_job_and_shows_its_commands(
     done = agentrl("run", *overrides, "--dry-run")
     start = cluster.job / "launch" / "slurm.sh"
     assert (done.code, done.stdout.strip()) == (0, str(start))
+    written_by = (cluster.job / "launch" / "settings.sh").read_text().splitlines()[2]
+    assert shlex.split(written_by.removeprefix("# Written by:")) == ["agentrl", "run", *overrides]
     assert "GPU memory of the fullest rank" in done.stderr
     assert "at most 2.6 M tokens" in said(done)
     assert f"bash {start}" in said(done)

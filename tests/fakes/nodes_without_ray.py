@@ -28,6 +28,8 @@ class OneNode:
     """What the driver asked, by name."""
     deaf: bool = False
     """It never ends an attempt, and hears of no cancellation."""
+    last_words: dict[str, str] = field(default_factory=dict)
+    """Stages that it still tells of when an attempt is cancelled; empty when they were heard."""
 
     def __post_init__(self) -> None:
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -49,6 +51,9 @@ class OneNode:
             case "run":
                 return await self._run(*arguments)
             case "cancel":
+                if self.last_words:
+                    await self.tell(self.last_words)
+                    self.last_words = {}
                 return None if self.deaf else await self.worker.cancel(*arguments)
             case "close":
                 await self.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from conf.schema import Config
 from launch.plan import plan_job
 from launch.write import write_job
+from runners.processes.ports import free_port
 from tests.launch.cluster import LAUNCHERS, a_config
 
 REPOSITORY = Path(__file__).parents[2]
@@ -20,12 +20,6 @@ BIN = Path(__file__).parents[1] / "fakes" / "bin"
 HOSTS = ["head", *(f"node{number}" for number in range(1, 8))]
 SECRET = "e2b_do-not-write-this"
 DEADLINE_S = 60
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _on_a_terminal() -> None:
@@ -64,8 +58,8 @@ class Cluster:
             "join_s": join_s,
             "free_disk_gb": 1,
             "secrets": ("E2B_API_KEY",),
-            "ray_port": free_port(),
-            "dashboard_port": free_port(),
+            "ray_port": free_port("127.0.0.1"),
+            "dashboard_port": free_port("127.0.0.1"),
             **({"hosts_file": self.root / "hosts"} if launch == "ssh" else {}),
             **({"head": "head"} if launch == "ray" else {}),
         }
@@ -83,7 +77,10 @@ class Cluster:
             *("task=jsonl", f"task.path={shared / 'tasks.jsonl'}", "launch.join_s=30"),
             *(f"launch.slime_dir={self.root / 'slime'}", "launch.free_disk_gb=1"),
             *(f"launch.python={BIN / 'node-python'}", "launch.secrets=[E2B_API_KEY]"),
-            *(f"launch.ray_port={free_port()}", f"launch.dashboard_port={free_port()}"),
+            *(
+                f"launch.ray_port={free_port('127.0.0.1')}",
+                f"launch.dashboard_port={free_port('127.0.0.1')}",
+            ),
             *own.get(launch, LAUNCHERS[launch]),
             *more,
         ]

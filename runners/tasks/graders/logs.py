@@ -9,7 +9,7 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from runners.tasks.contract import Grader, Patch, Task, Verdict
+from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
 
 FOLDER = Path("logs", "grading")
 """In a run's directory."""
@@ -25,7 +25,8 @@ def log_file(run_dir: Path, task_id: str, patch: Patch) -> Path:
 class KeptLogs:
     """Keeps the log of each grading below ``run_dir`` (None: of none), and cuts it in the verdict.
 
-    A log that cannot be kept is no reason to lose the verdict.
+    A log that cannot be kept is no reason to lose the verdict, and a grading that failed none to
+    lose the log of one that did not.
     """
 
     def __init__(self, grader: Grader, run_dir: Path | None) -> None:
@@ -37,12 +38,16 @@ class KeptLogs:
         found = await self._grader.grade(task, patch, name=name, deadline_s=deadline_s)
         if self._run_dir is not None and found.log:
             file = log_file(self._run_dir, task.id, patch)
+            failed = found.kind is VerdictKind.INFRA
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(_write, file, found.log)
+                await asyncio.to_thread(_write, file, found.log, keep=failed)
         return replace(found, log=found.log[-TAIL:])
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, text: str, *, keep: bool) -> None:
+    """Write a log; ``keep``: the one that is there stays."""
+    if keep and file.exists():
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".partial")
     unfinished.write_text(text, "utf-8")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -28,6 +29,7 @@ from runners.backends.slime import VARIABLE, evaluate, generate, post_process_re
 from runners.tasks.datasets import load_tasks
 from runners.training.routing.shape import routing_shape
 from runners.trajectory.store import RunStore
+from runners.trajectory.store_error import StoreError
 from tests.fakes.scripted_engine import Completion, routed, spoken
 from tests.fakes.sglang_server import Router, SglangServer
 from tests.fakes.slime_rollout import Sample, group_rolled_out, groups_of, rolled_out, train_data
@@ -184,6 +186,21 @@ async def test_an_evaluation_before_training_and_one_after_it_are_two(
         with job.store() as store:
             state = store.state()
             assert (state.state, [row.state for row in store.steps()]) == ("done", ["done"])
+
+
+@in_one_loop
+async def test_a_status_that_cannot_be_written_leaves_no_gateway_behind(
+    tmp_path: Path, model: Path
+) -> None:
+    async with running_job(tmp_path / "run", model) as job:
+        await rig.rig(job.args, job.run_dir)
+        gateway = urlsplit(json.loads((job.run_dir / "gateway.json").read_text())["url"])
+        (job.run_dir / "status.json").unlink()
+        (job.run_dir / "status.json").mkdir()
+        with pytest.raises(StoreError):
+            await rig.close(job.run_dir)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((gateway.hostname, gateway.port), timeout=5)
 
 
 @in_one_loop

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 
+import orjson
 import pytest
 
 from conf.errors import ExitCode
@@ -15,6 +16,7 @@ from tests.fakes.scripted_engine import Completion
 from tests.fakes.sglang_server import Router, SglangServer
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
+LOGPROBS = "generates, with logprobs"
 NOBODY = "http://127.0.0.1:9"
 
 
@@ -123,6 +125,32 @@ async def test_a_router_that_spreads_a_session_is_found_which_stops_no_run(
     assert (spreads.ok, spreads.fatal) == (False, False)
     assert "over 2 servers" in spreads.detail
     assert "--policy consistent_hashing" in spreads.detail
+
+
+async def test_every_request_that_is_ended_is_named_as_the_server_knows_it(
+    servers: list[SglangServer],
+) -> None:
+    async with Router(*servers) as router:
+        found = await tried(router.url, [server.url for server in servers])
+    assert found["sessions"].ok
+    known = {request["rid"] for server in servers for request in server.seen.requests}
+    ended = {rid for server in servers for rid in server.seen.aborted}
+    assert ended <= known
+    assert len(ended) == 5, "the one whose abort is tried, and those of the session"
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"output_token_logprobs": [[None, 1]], "weight_version": "1"},
+        {"output_token_logprobs": 7, "finish_reason": "stop"},
+    ],
+)
+async def test_an_answer_of_another_shape_is_a_finding(
+    server: SglangServer, meta: dict[str, object]
+) -> None:
+    server.always = Completion("", raw=orjson.dumps({"meta_info": meta}))
+    assert "cannot be judged (TypeError" in trouble(await tried(server.url))[LOGPROBS]
 
 
 async def test_a_run_begins_only_with_an_engine_that_can_do_what_it_needs(

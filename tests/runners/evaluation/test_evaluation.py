@@ -12,11 +12,14 @@ import pytest
 
 from conf.errors import ExitCode
 from runners.evaluation.benchmarks import BENCHMARKS
+from runners.evaluation.plan import rollout_id
 from runners.evaluation.report import Report
 from runners.evaluation.run import run_evaluation
 from runners.trajectory.run_state import State
+from runners.trajectory.store import RunStore
 from tests.runners.campaign.conftest import SMALL, Miniature
 from tests.runners.evaluation.conftest import a_config
+from tests.runners.trajectory.records import a_rollout
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -108,3 +111,19 @@ def test_a_dead_engine_ends_the_evaluation_with_code_4_and_a_report(
     assert result.report is not None
     assert result.report.rollouts.not_run == 4
     assert (tmp_path / "run" / "report.json").exists()
+
+
+def test_a_benchmark_that_changed_is_not_gone_on_with(
+    untrained_policy: Path, tmp_path: Path
+) -> None:
+    policy = [f"model.path={untrained_policy}", f"model.tokenizer={untrained_policy}"]
+    config = a_config(*SMALL, "run.eval_tasks=0", *policy, "observe.dashboard=off")
+    name = rollout_id(0, 0)
+    with RunStore.create(tmp_path / "run", config.model_dump(mode="json")) as store:
+        store.set_state(State.RUNNING, benchmark="bugfix")
+        store.set_state(State.INTERRUPTED, exit_code=130, benchmark="bugfix")
+        store.put_rollout(a_rollout(name, task_id="old", session_id=f"{name}-a0", solved=True))
+    result = run_evaluation(BENCHMARKS["bugfix"], config, tmp_path / "run", resume=True)
+    assert result.end.exit_code is ExitCode.DATA_REFUSED
+    assert f"{name} is a rollout at old" in result.end.message
+    assert result.report is None

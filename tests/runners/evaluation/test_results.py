@@ -11,7 +11,7 @@ import pytest
 from runners.evaluation import report as report_module
 from runners.evaluation.plan import rollout_id, select
 from runners.evaluation.report import Report, json_schema
-from runners.evaluation.results import Results, finished
+from runners.evaluation.results import OtherTasks, Results, finished
 from runners.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.store import RunStore
@@ -75,6 +75,14 @@ def test_rollouts_are_valid_or_failed_or_not_run_and_never_two_of_them(store: Ru
     assert (rollouts.error, rollouts.not_run) == (3, 2)
     assert rollouts.errors == {"grader.timeout": 1, "infra.model": 1, "infra.sandbox_lost": 1}
     assert rollouts.outcomes == {"policy.finished": 5}
+
+
+def test_a_verdict_never_counts_for_another_task(store: RunStore) -> None:
+    longer = a_benchmark(*TASKS, a_task("t5"))
+    assert Results(store, longer, TWO, select(longer, TWO)).report(1.0).rollouts.valid == 5
+    moved = a_benchmark(a_task("new"), *TASKS)
+    with pytest.raises(OtherTasks, match=f"is a rollout at {TASKS[0].id}, and new is in its place"):
+        Results(store, moved, TWO, select(moved, TWO))
 
 
 def test_rates_are_over_valid_rollouts_only(store: RunStore) -> None:

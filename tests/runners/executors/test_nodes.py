@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +12,15 @@ import pytest
 from conf.errors import ExitCode
 from runners.executors import ray as driver_side
 from runners.executors.trouble import ExecutorError
-from runners.executors.worker import identity
+from runners.executors.worker import Order, Question, Worker, identity
 from runners.limits import TokenBucket
 from runners.observe.stuck import attempts_text
 from runners.outcome import Outcome, OutcomeCode, Stage
 from runners.pool import BreakerOpen
-from runners.rollout import Finished, RolloutSpec, RolloutTools, bare_record
+from runners.rollout import Finished, RolloutSpec, RolloutTools, bare_record, session_of
 from tests.fakes.scripted_engine import Completion
 from tests.runners.executors.world import SOLUTION, World, use, world
+from tests.runners.tasks.repositories import make_task
 
 HANG = Completion(delay_s=60)
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -125,6 +127,43 @@ async def test_a_cancelled_attempt_has_a_record_though_its_worker_is_silent(
             await running
         [record] = here.store.rollouts()
         assert record.outcome.code is OutcomeCode.CANCELLED_USER
+
+
+async def test_a_cancelled_attempt_may_still_be_told_of(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        assert here.node is not None
+        here.node.deaf = True
+        running = asyncio.create_task(here.attempt())
+        while "run" not in here.node.asked:
+            await asyncio.sleep(0.01)
+        here.node.last_words = {session_of(here.spec(), 0): Stage.HARNESS}
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not here.node.last_words
+
+
+async def test_an_attempt_that_is_cancelled_before_it_comes_never_begins(tmp_path: Path) -> None:
+    worker = Worker()
+    spec = RolloutSpec("train-000001-000-00", "train", 1, 0, 0, make_task(tmp_path), 0, 1.0)
+    await worker.cancel(session_of(spec, 0))
+    trouble = pickle.loads(await worker.run(pickle.dumps(Order(spec, 0, 0.0)), 0.0))
+    assert trouble.kind == "cancelled"
+
+
+async def test_what_is_cancelled_while_it_is_registered_leaves_again() -> None:
+    worker = Worker()
+    entering = asyncio.create_task(worker.enter("sandbox", "one"))
+    [(_, entered)], _ = await worker.questions()
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    [(number, left)], _ = await worker.questions()
+    await worker.answer(number, pickle.dumps(None))
+    assert pickle.loads(entered) == Question("enter", ("sandbox", "one"))
+    assert pickle.loads(left) == Question("leave", ("sandbox", "one"))
 
 
 async def test_a_grading_that_nobody_waits_for_any_more_ends_with_its_worker(

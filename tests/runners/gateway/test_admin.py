@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.gateway.session import Session
@@ -237,11 +239,19 @@ async def test_proxies_of_the_environment_are_not_for_gateways(
     await admin.close()
 
 
+async def _listed(request: web.Request) -> web.Response:
+    return web.json_response(["fine"])
+
+
 async def test_an_address_is_known_to_lead_here_or_elsewhere(
     gateway: Gateway, engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
     assert await gateway.admin.leads_here(gateway.url) is True
     assert await gateway.admin.leads_here(engine.url) is False
+    listing = web.Application()
+    listing.router.add_get("/health", _listed)
+    async with TestServer(listing) as another:
+        assert await gateway.admin.leads_here(str(another.make_url(""))) is False
     async with running_gateway(engine.url, tokenizer_dir, tmp_path / "other") as other:
         assert await gateway.admin.leads_here(other.url) is False
     assert await gateway.admin.leads_here(other.url) is None, "nobody listens there any more"

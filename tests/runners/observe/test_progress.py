@@ -51,6 +51,22 @@ def test_old_tokens_leave_the_rate() -> None:
     assert len(progress.recent) == 1
 
 
+def test_a_step_without_a_grade_is_a_note_and_no_point_of_a_curve() -> None:
+    progress = Progress("run", 10)
+    progress.step_done(1, None, None, 2.0)
+    progress.step_done(2, 0.5, 0.25, 3.0)
+    assert (progress.step, progress.rewards, progress.step_s) == (2, [(2, 0.5)], [3.0])
+    assert list(progress.notes) == ["step 1: no rollout was graded"]
+
+
+def test_tokens_are_sampled_without_a_rollout_that_ended() -> None:
+    progress = Progress("run", 10)
+    progress.recent.append((time.monotonic() - 900, 10**9))
+    progress.sampled(3000)
+    assert (progress.sampled_tokens, progress.batch_done) == (3000, 0)
+    assert [tokens for _, tokens in progress.recent] == [3000]
+
+
 def test_each_note_is_told_once_even_when_many_came() -> None:
     progress = Progress("run", 10)
     progress.note("a")

@@ -116,6 +116,9 @@ def test_the_summary_tells_the_mismatch_with_and_without_routing_replay() -> Non
     assert "1.2e-06 (3.4e-05 without)" in shown
     assert "without" not in text(summary_table(summary(routing=routing | {"k3_native": None})))
     assert "k3" not in text(summary_table(summary()))
+    recomputed = text(summary_table(summary(routing=routing | {"captured": None})))
+    assert "captured" not in recomputed
+    assert "1.2e-06" in recomputed
 
 
 def test_the_summary_of_a_run_that_was_evaluated_once_shows_that_one_rate() -> None:

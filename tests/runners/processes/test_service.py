@@ -15,7 +15,9 @@ import psutil
 import pytest
 
 from conf.errors import ExitCode
+from runners.processes.ledger import Ledger
 from runners.processes.service import Service, ServiceError
+from runners.trajectory.store import RunStore
 
 MODULE = "tests.fakes.echo_service"
 
@@ -94,6 +96,23 @@ async def test_the_watch_reports_an_unexpected_end_once_and_a_wanted_one_never(
     assert [str(error) for error in errors] == [
         "echo ended unexpectedly (exit 7): died of the test"
     ]
+
+
+async def test_a_stop_that_is_cancelled_kills_and_leaves_nothing(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path / "run", {}) as store:
+        ledger = Ledger(store)
+        service = await Service.start(
+            "echo", MODULE, {"deaf": True}, log=tmp_path / "log", deadline_s=20, ledger=ledger
+        )
+        [entry] = ledger.alive()
+        stopping = asyncio.create_task(service.stop(grace_s=60))
+        await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        assert gone(service.pid, within_s=0.1)
+        assert ledger.alive() == []
+        assert not Path(entry.facts["scratch"]).exists()
 
 
 def test_a_service_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

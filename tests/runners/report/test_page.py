@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
+from conf.errors import ExitCode
 from runners.observe.terminal import printable
 from runners.outcome import Outcome, OutcomeCode, Stage
 from runners.report.page import ReportError, is_quick, write_report
@@ -114,6 +115,14 @@ def test_routing_replay_has_a_row_and_a_sentence_for_each_figure(tmp_path: Path)
     for chart in ("Mismatch", "Its tail", "Tokens off", "Choices", "Coverage", "Gradient"):
         assert chart in said
     assert "without: 8e-05" in said  # a tooltip
+
+
+def test_a_step_that_trained_nothing_has_dashes(tmp_path: Path) -> None:
+    with routed_run(tmp_path / "run", **dict.fromkeys(R3)) as store:
+        page = page_of(store)
+    said = page.sections["routing-replay"]
+    assert "k3 2e-05 2e-05 2e-05" in said  # of the other step alone
+    assert f"2 {' '.join('–' * len(R3))} " in said
 
 
 def test_alarms_of_routing_are_listed_with_layer_and_sample(tmp_path: Path) -> None:
@@ -223,11 +232,19 @@ def test_the_page_links_rollouts_from_wherever_it_lies(tmp_path: Path) -> None:
     assert ("href", f"../run%20a/{wanted}") in outside.attributes
 
 
-def test_a_page_that_cannot_be_written_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     example_run(tmp_path / "run").close()
     (tmp_path / "file").touch()
     with pytest.raises(ReportError, match="choose another --out"):
         write_report(tmp_path / "run", tmp_path / "file" / "report.html")
+    (tmp_path / "folder" / "inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "folder")
+    for folder in (tmp_path / "folder", Path()):
+        with pytest.raises(ReportError, match="choose another --out"):
+            write_report(tmp_path / "run", folder)
+    assert list(tmp_path.rglob("*.partial")) == []
 
 
 def test_rollouts_that_took_longest_come_first(tmp_path: Path) -> None:
@@ -238,6 +255,25 @@ def test_rollouts_that_took_longest_come_first(tmp_path: Path) -> None:
         said = page_of(store).sections["rollouts"]
     order = re.findall(r"train-000001-00-(\d\d)", said)
     assert order == [f"{member:02}" for member in range(19, 7, -1)]
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "alarms"),
+    [
+        (ExitCode.FAILURE_BUDGET, "train-000002-00-00 routes token 3 twice", True),
+        (ExitCode.SERVICE_GONE, "engine http://router:3000 /generate: unreachable", False),
+        (ExitCode.FAILURE_BUDGET, "40 of 50 rollouts failed", False),
+    ],
+)
+def test_a_run_that_its_self_check_ended_has_that_as_an_alarm(
+    tmp_path: Path, code: ExitCode, message: str, alarms: bool
+) -> None:
+    with routed_run(tmp_path / "run") as store:
+        store.set_state(State.RUNNING)
+        store.set_state(State.FAILED, exit_code=code, message=message)
+        said = page_of(store).sections["routing-replay"]
+    assert (f"It ended the run: {message}" in said) == alarms
+    assert ("found nothing wrong" in said) != alarms
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium")

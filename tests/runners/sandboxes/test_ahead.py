@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from runners.sandboxes.ahead import REST_S
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local import LocalBackend
 from runners.sandboxes.local_sandbox import LocalSandbox
@@ -123,3 +126,22 @@ async def test_closing_the_backend_ends_what_nobody_took(tmp_path: Path, source:
     assert children() > before
     await backend.close()
     assert children() <= before
+
+
+def test_a_loop_that_ends_before_its_backend_is_closed_ends_quietly(
+    tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = LocalBackend(settings(isolation="none", warm=1), tmp_path / "root")
+    late = threading.Event()
+
+    async def work() -> None:
+        await create(backend, source)
+        loop = asyncio.get_running_loop()
+        loop.call_later(2 * REST_S, late.set)
+        loop.run_in_executor(None, late.wait)  # the loop ends when its threads have
+
+    asyncio.run(work())
+    gc.collect()
+    assert late.is_set()
+    assert not caplog.records
+    asyncio.run(backend.close())

@@ -100,6 +100,25 @@ async def test_a_forgery_does_not_solve(backend: LocalBackend, task: Task, how: 
     assert verdict.fail_to_pass_passed == 0
 
 
+POSING = f"""\
+import json, os
+ask, tell = map(int, os.environ.pop("AGENTRL_REPORT").split(","))
+word = os.read(ask, 32).decode()
+os.write(tell, f"{{word}} begin\\n".encode())
+for name in "{NAMES}".splitlines():
+    name = name.partition(" ")[2]
+    os.write(tell, f"{{word}} passed {{json.dumps(name)}}\\n".encode())
+os._exit(0)
+"""
+
+
+async def test_a_module_that_poses_as_our_plugin_does_not_solve(
+    backend: LocalBackend, task: Task
+) -> None:
+    verdict = await grade(backend, task, diff_of(task.repo, agentrl_report=POSING))
+    assert (verdict.kind, verdict.fail_to_pass_passed) == (VerdictKind.UNSOLVED, 0), verdict
+
+
 @needs_package
 async def test_what_fools_the_official_log_does_not_fool_us(
     backend: LocalBackend, task: Task, tmp_path: Path
@@ -328,6 +347,9 @@ async def test_a_log_is_kept_whole_and_the_verdict_has_its_end(task: Task, tmp_p
     kept = KeptLogs(Listed([long, long, long]), tmp_path)
     verdict = await kept.grade(task, patch_of(b"d"), name="g", deadline_s=1)
     assert (len(verdict.log), verdict.log[-7:]) == (TAIL, "the end")
+    assert log_file(tmp_path, task.id, patch_of(b"d")).read_text() == long.log
+    failed = replace(verdict_of(0, 0), kind=VerdictKind.INFRA, log="no python")
+    await KeptLogs(Listed([failed]), tmp_path).grade(task, patch_of(b"d"), name="g", deadline_s=1)
     assert log_file(tmp_path, task.id, patch_of(b"d")).read_text() == long.log
     (tmp_path / "full").write_text("no directory can be made below it")
     for nowhere in (None, tmp_path / "full"):

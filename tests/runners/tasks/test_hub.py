@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -149,6 +150,18 @@ def test_without_a_network_the_cache_has_it(found: Found, home: Path) -> None:
         assert code == ExitCode.SERVICE_GONE
         assert "cannot be reached" in said
         assert said.endswith("or give a file")
+
+
+def test_half_a_split_in_the_cache_is_no_split(found: Found, home: Path, tmp_path: Path) -> None:
+    assert found[LITE]
+    cut_off = shutil.copytree(home, tmp_path / "home", symlinks=True)
+    for shard in cut_off.rglob("test-00001-of-00002.parquet"):
+        shard.unlink()
+    for listing in cut_off.rglob("trees"):  # not every version of the client keeps one
+        shutil.rmtree(listing)
+    code, said = read(cut_off, "http://127.0.0.1:9", LITE)[LITE]
+    assert code == ExitCode.SERVICE_GONE
+    assert "the cache has 1 of the 2 files of the split" in said
 
 
 def test_a_missing_file_is_no_name_of_the_hub() -> None:

@@ -48,6 +48,10 @@ TAMPERING = {
     "pytest.py": "",
     "_pytest/__init__.py": "",
     "json.py": "",
+    "agentrl_report.py": "",
+    "attr/__init__.py": "",
+    "imp.py": "",
+    "six.py": "",
 }
 
 
@@ -58,7 +62,7 @@ async def test_tampering_is_left_out_told_and_put_back(
     (workspace / path).parent.mkdir(exist_ok=True)
     (workspace / path).write_text(TAMPERING[path])
     (workspace / "calc/add.py").write_text("fixed\n")
-    told = path.partition("/")[0] if path.startswith("_pytest") else path
+    told = path.removesuffix("/__init__.py")
     patch = await capture(task, workspace)
     assert patch.tampered == (told,)
     assert patch.files == ("calc/add.py",)
