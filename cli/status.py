@@ -36,7 +36,7 @@ def _before_its_store(run: Path) -> dict[str, Any] | None:
     """Return how a job on a cluster stands before its first rollout; None of any other run."""
     from cli.jobs import cluster_config
     from conf.sections.cluster import ClusterLaunch
-    from launch.running import running
+    from launch.running import LauncherError, running
     from launch.submission import Follower
     from runners.trajectory.store import STORE_FILE
 
@@ -46,8 +46,12 @@ def _before_its_store(run: Path) -> dict[str, Any] | None:
     launch = config.launch
     assert isinstance(launch, ClusterLaunch)
     phase = Follower(launch, run).glance().phase
-    found = running(launch, run)
-    state = "created" if found is None else "running"
-    ended = f"not running; the last that was seen of it: {phase}"
-    message = ended if found is None else f"{phase} ({found.what})"
+    try:
+        found = running(launch, run)
+    except LauncherError as error:  # another machine can ask
+        state, message = "created", f"the last that was seen of it: {phase}; {error}"
+    else:
+        state = "created" if found is None else "running"
+        ended = f"not running; the last that was seen of it: {phase}"
+        message = ended if found is None else f"{phase} ({found.what})"
     return {"run_dir": str(run), "state": state, "message": message, "steps_done": 0}

@@ -310,6 +310,9 @@ def _fault_rules(c: Config) -> Iterator[tuple[bool, str]]:
     )
 
 
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
 def _cluster_rules(c: Config) -> Iterator[tuple[bool, str]]:
     remote = isinstance(c.launch, ClusterLaunch)
     yield (
@@ -338,6 +341,14 @@ def _cluster_rules(c: Config) -> Iterator[tuple[bool, str]]:
         not isinstance(c.task, JsonlTask),
         f"task={c.task.kind} has no file that slime's data source could read: choose task=jsonl "
         "and set task.path as the nodes see it",
+    )
+    yield (
+        isinstance(c.launch, ClusterLaunch)
+        and c.launch.nodes > 1
+        and isinstance(c.executor, RayExecutor)
+        and c.gateway.host in _LOOPBACK,
+        f"gateway.host={c.gateway.host} is reached from one node, and executor=ray runs rollouts "
+        f"on {getattr(c.launch, 'nodes', 1)}: set gateway.host=0.0.0.0",
     )
     window = getattr(c.scenario, "window_tokens", None)
     yield (

@@ -37,8 +37,8 @@ def connect(address: str | None) -> str:
     """
     given = address or os.environ.get("RAY_ADDRESS")
     try:
-        if given is not None:
-            host, _, port = given.rpartition(":")
+        host, _, port = (given or "").rpartition(":")
+        if port.isdecimal():
             socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
         ray.init(address=given or "auto", log_to_driver=False, logging_level=logging.WARNING)
     except (RayError, OSError, RuntimeError, ValueError) as error:

@@ -111,7 +111,7 @@ def test_a_job_survives_its_terminal_and_is_followed_again(
 
 
 def test_ctrl_c_leaves_the_job_in_its_queue_and_says_how_to_stop_it(
-    agentrl: Agentrl, cluster: Cluster
+    agentrl: Agentrl, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queued = cluster.root / "queued"
     queued.touch()
@@ -122,6 +122,11 @@ def test_ctrl_c_leaves_the_job_in_its_queue_and_says_how_to_stop_it(
         pass
     status = json.loads(agentrl("status", str(cluster.job), "--json").stdout)
     assert (status["state"], status["message"]) == ("running", "queued (Slurm job 4242)")
+    with monkeypatch.context() as elsewhere:  # a machine without Slurm, that mounts the directory
+        elsewhere.setenv("PATH", "/usr/bin:/bin")
+        seen = agentrl("status", str(cluster.job))
+    assert seen.code == 0, seen.stderr
+    assert "the last that was seen of it: queued; squeue" in " ".join(seen.stdout.split())
     first.send_signal(signal.SIGINT)
     _, stderr = first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 130

@@ -28,3 +28,15 @@ def test_a_run_may_be_resumed_on_other_nodes() -> None:
     resumed = resume_config(stored, ["executor=ray", "executor.rollouts_per_node=2"])
     assert isinstance(resumed.executor, RayExecutor)
     assert resumed.executor.rollouts_per_node == 2
+
+
+def test_a_jobs_gateway_must_be_reached_from_all_its_nodes() -> None:
+    job = [
+        *("trainer=slime", "launch=ray", "launch.head=head", "launch.shared_dir=/shared"),
+        *("model=qwen3_30b_a3b", "model.path=/shared/weights", "executor=ray"),
+        *("task=jsonl", "task.path=/shared/tasks.jsonl"),
+    ]
+    with pytest.raises(ConfigError, match=r"executor=ray runs rollouts on 8: set gateway.host="):
+        compose(job)
+    assert compose([*job, "gateway.host=0.0.0.0"]).executor.kind == "ray"
+    assert compose([*job, "launch.nodes=1"]).executor.kind == "ray"

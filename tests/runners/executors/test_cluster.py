@@ -21,7 +21,7 @@ from runners.trajectory.record import RolloutRecord
 from runners.trajectory.store import RunStore
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
-from tests.runners.campaign.conftest import Miniature
+from tests.runners.campaign.conftest import SMALL, Miniature
 from tests.runners.executors.cluster import RayCluster, ray_cluster
 
 pytest.importorskip("ray", reason="the extra agentrl[ray] is not installed")
@@ -133,6 +133,31 @@ def test_a_killed_driver_leaves_nothing_on_any_node_and_the_run_resumes(
     assert_planned_and_no_more(mini)
     with mini.store() as store:
         assert len(nodes_of(store.rollouts())) == 2
+
+
+IN_A_TASK = """
+import subprocess, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+call = ray.remote(num_cpus=0)(subprocess.run)
+ended = ray.get(call.remote(sys.argv[3:], cwd=sys.argv[2], capture_output=True, text=True))
+print(ended.stderr, file=sys.stderr)
+sys.exit(ended.returncode)
+"""
+
+
+def test_a_driver_may_itself_be_part_of_another_ray_job(
+    cluster: RayCluster, mini: Miniature
+) -> None:
+    """Slime's rollout manager is an actor: its rollouts go to the nodes of its own cluster."""
+    policy = [f"model.path={mini.policy}", f"model.tokenizer={mini.policy}"]
+    run = [
+        *("env", f"XDG_CACHE_HOME={mini.cache}", sys.executable, "-m", "cli.main", "run"),
+        *(*SMALL, *policy, f"run.dir={mini.run_dir}", *on(cluster)),
+    ]
+    outer = [sys.executable, "-c", IN_A_TASK, cluster.address, str(Path.cwd()), *run]
+    ended = subprocess.run(outer, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert_planned_and_no_more(mini)
 
 
 def test_ctrl_c_drains_and_the_second_leaves_at_once(cluster: RayCluster, mini: Miniature) -> None:
