@@ -119,7 +119,7 @@ def test_ctrl_c_leaves_the_job_in_its_queue_and_says_how_to_stop_it(
     first = cluster.agentrl("run", *overrides, FAKE_QUEUED=str(queued))
     assert first.stderr is not None
     while first.stderr.readline() != "queued: pending (Resources)\n":
-        pass
+        assert first.poll() is None
     status = json.loads(agentrl("status", str(cluster.job), "--json").stdout)
     assert (status["state"], status["message"]) == ("running", "queued (Slurm job 4242)")
     with monkeypatch.context() as elsewhere:  # a machine without Slurm, that mounts the directory
@@ -133,10 +133,13 @@ def test_ctrl_c_leaves_the_job_in_its_queue_and_says_how_to_stop_it(
     assert "the job goes on without this terminal" in stderr
     assert f"follow it: agentrl run --resume {cluster.job}" in stderr
     assert "stop it:   scancel 4242" in stderr
+    again = cluster.agentrl("run", *overrides, FAKE_QUEUED=str(queued))
+    assert again.stderr is not None
+    while again.stderr.readline() != "following Slurm job 4242, which is running\n":
+        assert again.poll() is None
     queued.unlink()
-    again = agentrl("run", *overrides)
-    assert again.code == 0, again.stderr
-    assert "following Slurm job 4242, which is running" in said(again)
+    _, stderr = again.communicate(timeout=DEADLINE_S)
+    assert again.returncode == 0, stderr
     assert len(cluster.calls("sbatch")) == 1
     cluster.no_file_holds_the_secret()
 
