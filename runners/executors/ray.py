@@ -1,8 +1,9 @@
 """``executor=ray``, the driver's side: attempts go to the nodes of a Ray cluster, and what must not
 be lost comes back to the run's store before it is acknowledged.
 
-Invariant: the driver alone writes. An attempt whose node is lost ends here as ``infra.node_lost``:
-its gateway session is deleted, so whatever may still run of it can take no turn.
+Invariant: the driver alone writes. An attempt whose node is lost ends here as ``infra.node_lost``,
+one whose worker never ends it as ``internal.guard``: its gateway session is deleted, so whatever
+may still run of it can take no turn.
 """
 
 from __future__ import annotations
@@ -74,11 +75,19 @@ class Away:
 class RayExecutor:
     """Runs attempts on a cluster: an ``Execute``; one per run."""
 
-    def __init__(self, bridge: Mapping[str, Any], store: RunStore, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        bridge: Mapping[str, Any],
+        store: RunStore,
+        ledger: Ledger,
+        *,
+        grace_s: float = GRACE_S,
+    ) -> None:
         """``bridge`` is what it announced: where its line is, and this machine's address in the
-        cluster.
+        cluster. ``grace_s``: what a worker gets beyond the deadlines of its attempt.
         """
         self._bridge = bridge
+        self._grace_s = grace_s
         self._store = store
         self._ledger = ledger
         self._keeper = StoreKeeper(store, ledger)
@@ -147,7 +156,7 @@ class RayExecutor:
         """Run an attempt on some node."""
         loop, session_id = asyncio.get_running_loop(), session_of(spec, number)
         asked, deadlines = loop.time(), tools.deadlines
-        allowed_s = deadlines.guard_s + 2 * deadlines.teardown_s + GRACE_S
+        allowed_s = deadlines.guard_s + 2 * deadlines.teardown_s + self._grace_s
         with tools.watch.attempt(session_id) as flight:
             flight(Stage.QUEUE)
 
@@ -172,16 +181,14 @@ class RayExecutor:
                 await self._call_off(spec, number, flight, 2 * deadlines.teardown_s)
                 raise
             except NodeLost as lost:
-                with suppress(AgentrlError, TimeoutError):
-                    async with asyncio.timeout(deadlines.teardown_s):
-                        await tools.gateway.delete(session_id)
-                self._ledger.leave("session", session_id)
+                await self._shut_out(tools, session_id)
                 node = lost.node
                 shared = lost.node in self._mourned
                 self._mourned.add(lost.node)
                 return replace(failed(OutcomeCode.INFRA_NODE_LOST, str(lost)), shared=shared)
             except TimeoutError:
                 await self._cancel(session_id, 2 * deadlines.teardown_s)
+                await self._shut_out(tools, session_id)
                 text = f"its worker had not ended the attempt after {allowed_s:g} s"
                 return failed(OutcomeCode.INTERNAL_GUARD, text)
             except SandboxError as error:  # the task's repository
@@ -213,6 +220,13 @@ class RayExecutor:
             return
         outcome = Outcome(OutcomeCode.CANCELLED_USER, Stage(flight.stage), "cancelled")
         self._store.put_rollout(self._record(spec, number, outcome, flight))
+
+    async def _shut_out(self, tools: RolloutTools, session_id: str) -> None:
+        """Delete the session of an attempt that may still run somewhere: it takes no more turns."""
+        with suppress(AgentrlError, TimeoutError):
+            async with asyncio.timeout(tools.deadlines.teardown_s):
+                await tools.gateway.delete(session_id)
+        self._ledger.leave("session", session_id)
 
     async def _cancel(self, session_id: str, deadline_s: float) -> None:
         """Have a node give an attempt up, if it hears."""

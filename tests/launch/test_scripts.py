@@ -140,15 +140,21 @@ def test_a_queue_that_does_not_answer_submits_nothing(cluster: Cluster) -> None:
     assert not cluster.calls("sbatch")
 
 
-def test_a_launch_that_is_started_twice_follows_the_first_one(cluster: Cluster) -> None:
+def training(cluster: Cluster) -> tuple[Path, subprocess.Popen[bytes], Path]:
+    """Start a launch by ssh that trains until a file is gone: script, process, file."""
     hold = cluster.root / "hold"
     hold.touch()
     start = cluster.write("ssh")
-    first = subprocess.Popen(
+    launch = subprocess.Popen(
         ["bash", str(start)], env=cluster.environment(FAKE_HOLD=str(hold)),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     wait_for(cluster.job / "state" / "phase", containing="training")
+    return start, launch, hold
+
+
+def test_a_launch_that_is_started_twice_follows_the_first_one(cluster: Cluster) -> None:
+    start, first, hold = training(cluster)
     second = subprocess.Popen(
         ["bash", str(start)], env=cluster.environment(), stderr=subprocess.PIPE, text=True
     )
@@ -162,14 +168,7 @@ def test_a_launch_that_is_started_twice_follows_the_first_one(cluster: Cluster) 
 
 
 def test_a_launch_that_was_killed_is_taken_up_with_its_job(cluster: Cluster) -> None:
-    hold = cluster.root / "hold"
-    hold.touch()
-    start = cluster.write("ssh")
-    first = subprocess.Popen(
-        ["bash", str(start)], env=cluster.environment(FAKE_HOLD=str(hold)),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    wait_for(cluster.job / "state" / "phase", containing="training")
+    start, first, hold = training(cluster)
     first.kill()
     first.wait()
     second = subprocess.Popen(

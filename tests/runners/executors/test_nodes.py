@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ExitCode
-from runners.executors import ray as driver_side
+from runners.executors.ray import RayExecutor
 from runners.executors.trouble import ExecutorError
 from runners.executors.worker import Order, Question, Worker, identity
+from runners.gateway.client import GatewayError
 from runners.limits import TokenBucket
 from runners.observe.stuck import attempts_text
 from runners.outcome import Outcome, OutcomeCode, Stage
 from runners.pool import BreakerOpen
 from runners.rollout import Finished, RolloutSpec, RolloutTools, bare_record, session_of
+from tests.fakes.nodes_without_ray import OneNode
 from tests.fakes.scripted_engine import Completion
 from tests.runners.executors.world import SOLUTION, World, use, world
 from tests.runners.tasks.repositories import make_task
@@ -32,6 +34,16 @@ async def lose_at_the_second_turn(here: World) -> None:
     while len(here.engine.seen.requests) < 2:
         await asyncio.sleep(0.01)
     await here.node.lose()
+
+
+async def with_a_deaf_worker(here: World) -> tuple[OneNode, asyncio.Task[Finished]]:
+    """Have an attempt come to a worker that never ends it."""
+    assert here.node is not None
+    here.node.deaf = True
+    running = asyncio.create_task(here.attempt())
+    while "run" not in here.node.asked:
+        await asyncio.sleep(0.01)
+    return here.node, running
 
 
 async def test_a_lost_nodes_attempt_is_an_infrastructure_failure(
@@ -93,35 +105,34 @@ async def test_the_breaker_counts_a_shared_failure_once(
 
 
 async def test_an_attempt_that_its_worker_never_ends_is_given_up(
-    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer_dir: Path
 ) -> None:
-    monkeypatch.setattr(driver_side, "GRACE_S", 0.0)
-    shorter = "rollout.deadlines={boot_s:0.1,harness_s:0.1,patch_s:0.1,grade_s:0.1,teardown_s:0.1,"
-    async with world("node", tmp_path, tokenizer_dir, f"{shorter}guard_s:0.6}}") as here:
-        assert here.node is not None
-        here.node.deaf = True
-        running = asyncio.create_task(here.attempt())
-        while "run" not in here.node.asked:
-            await asyncio.sleep(0.01)
+    shorter = "rollout.deadlines={boot_s:0.1,harness_s:0.1,patch_s:0.1,grade_s:0.1,teardown_s:0.5,"
+    asked = f"{shorter}guard_s:1.0}}"
+    async with world("node", tmp_path, tokenizer_dir, asked, grace_s=0.0) as here:
+        name = session_of(here.spec(), 0)
+        here.ledger.enter("session", name)
+        await here.gateway.admin.create_session(name)
+        node, running = await with_a_deaf_worker(here)
         [flight] = here.tools.watch.in_flight()
         assert flight.stage == Stage.QUEUE  # waiting for room has no deadline
-        await here.node.tell({flight.session_id: Stage.HARNESS})
+        await node.tell({flight.session_id: Stage.HARNESS})
         assert "in stage harness on node/1" in attempts_text(here.tools.watch)
         record = (await running).record
         assert record.outcome.code is OutcomeCode.INTERNAL_GUARD
         assert record.outcome.stage is Stage.HARNESS
-        assert here.node.asked[-1] == "cancel"
+        assert node.asked[-1] == "cancel"
+        assert here.ledger.alive() == []
+        with pytest.raises(GatewayError, match="no session") as gone:
+            await here.gateway.admin.stats(name)
+        assert gone.value.status == 404
 
 
 async def test_a_cancelled_attempt_has_a_record_though_its_worker_is_silent(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
     async with world("node", tmp_path, tokenizer_dir) as here:
-        assert here.node is not None
-        here.node.deaf = True
-        running = asyncio.create_task(here.attempt())
-        while "run" not in here.node.asked:
-            await asyncio.sleep(0.01)
+        _, running = await with_a_deaf_worker(here)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -133,16 +144,12 @@ async def test_a_cancelled_attempt_may_still_be_told_of(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
     async with world("node", tmp_path, tokenizer_dir) as here:
-        assert here.node is not None
-        here.node.deaf = True
-        running = asyncio.create_task(here.attempt())
-        while "run" not in here.node.asked:
-            await asyncio.sleep(0.01)
-        here.node.last_words = {session_of(here.spec(), 0): Stage.HARNESS}
+        node, running = await with_a_deaf_worker(here)
+        node.last_words = {session_of(here.spec(), 0): Stage.HARNESS}
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert not here.node.last_words
+        assert not node.last_words
 
 
 async def test_an_attempt_that_is_cancelled_before_it_comes_never_begins(tmp_path: Path) -> None:
@@ -178,7 +185,7 @@ async def test_a_grading_that_nobody_waits_for_any_more_ends_with_its_worker(
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert isinstance(here.tools.execute, driver_side.RayExecutor)
+        assert isinstance(here.tools.execute, RayExecutor)
         await here.tools.execute.close()
         assert here.ledger.alive() == []
 
@@ -225,7 +232,7 @@ async def test_a_node_that_does_not_reach_the_gateway_says_so(
 ) -> None:
     async with world("node", tmp_path, tokenizer_dir) as here:
         executor = here.tools.execute
-        assert isinstance(executor, driver_side.RayExecutor)
+        assert isinstance(executor, RayExecutor)
         nowhere = {"url": "http://127.0.0.1:9", "admin_key": "k"}
         with pytest.raises(ExecutorError, match="the gateway is not reached at http://127"):
             await executor.start(here.config, nowhere, here.tools)

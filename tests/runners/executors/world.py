@@ -12,7 +12,7 @@ from typing import Literal
 
 from conf.compose import compose
 from conf.schema import Config
-from runners.executors.ray import RayExecutor
+from runners.executors.ray import GRACE_S, RayExecutor
 from runners.faults.around import driver_faults
 from runners.harnesses.registry import make_harness
 from runners.keeper import StoreKeeper
@@ -88,7 +88,7 @@ class World:
 
 @asynccontextmanager
 async def world(
-    where: Where, tmp_path: Path, tokenizer: Path, *overrides: str
+    where: Where, tmp_path: Path, tokenizer: Path, *overrides: str, grace_s: float = GRACE_S
 ) -> AsyncIterator[World]:
     """Start everything that attempts need."""
     config = compose([*SHORT, *overrides])
@@ -130,7 +130,7 @@ async def world(
         if where == "node":
             short = exits.enter_context(tempfile.TemporaryDirectory())  # a socket's path is short
             node, bridge = await exits.enter_async_context(one_node(Path(short)))
-            executor = RayExecutor(bridge, store, ledger)
+            executor = RayExecutor(bridge, store, ledger, grace_s=grace_s)
             await executor.open()
             exits.push_async_callback(executor.close)
             info = {"url": gateway.url, "admin_key": gateway.admin_key}
