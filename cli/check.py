@@ -13,8 +13,8 @@ from cli.invocation import print_json, report_warning, stderr, stdout
 if TYPE_CHECKING:
     from conf.schema import Config
     from launch.preflight import Problem
-    from runners.check import DialBack
     from runners.engines.capabilities import Finding
+    from runners.preflight.check import DialBack
     from runners.tasks.loading import Report
 
 EXAMPLES = examples(
@@ -43,8 +43,8 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
 
     from cli.jobs import new_job
     from launch.preflight import preflight, refuse_fatal
-    from runners.check import check_run
     from runners.harnesses.registry import install_harness
+    from runners.preflight.check import check_run
     from runners.tasks.datasets import check_tasks
 
     job = new_job(overrides or [], kind="check")

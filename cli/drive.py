@@ -80,7 +80,7 @@ def _running(job: Job, command: Sequence[str]) -> Running | None:
 
 def _steps_done(job: Job) -> int:
     """Return how many steps a job that ended well has done."""
-    from runners.trajectory.published import published
+    from runners.store.published import published
 
     status = published(job.run_dir) or {}
     return int(status["steps_done"]) if status.get("exit_code") == 0 else 0
@@ -280,7 +280,7 @@ def _ended(job: Job, follower: Follower | None, sight: Sight, invocation: Invoca
 def _summary(job: Job) -> dict[str, Any] | None:
     """Return what the run came to; None if it had no rollout, or its store is not to be had."""
     from runners.campaign.result import summarize
-    from runners.trajectory.store import STORE_FILE, RunStore
+    from runners.store.run_store import STORE_FILE, RunStore
 
     if not (job.run_dir / STORE_FILE).is_file():
         return None

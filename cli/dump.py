@@ -11,8 +11,8 @@ import typer
 from cli.arguments import Json, RunDir, examples
 
 if TYPE_CHECKING:
-    from runners.trajectory.dump import DumpReport
-    from runners.trajectory.exporters.contract import Decode
+    from runners.export.contract import Decode
+    from runners.export.dump import DumpReport
 
 EXAMPLES = examples(
     "agentrl dump-trajectories runs/20260101-120000-linear --validate",
@@ -69,8 +69,8 @@ def dump_trajectories(
     """Export a run: every rollout, failures included, with the exact tokens."""
     context.obj.json = as_json
     from cli.invocation import print_json, stderr
-    from runners.trajectory import dump
-    from runners.trajectory.store import RunStore
+    from runners.export import dump
+    from runners.store.run_store import RunStore
 
     formats = dump.read_formats(form)
     choice = dump.read_choice(only, step, task or ())
@@ -97,8 +97,8 @@ def dump_trajectories(
 
 
 def _validate(report: DumpReport) -> None:
-    from runners.trajectory.exporters.jsonl import validate
-    from runners.trajectory.store_error import StoreError
+    from runners.export.jsonl import validate
+    from runners.store.store_error import StoreError
 
     (path,) = (file.path for file in report.files if file.format == "jsonl")
     if faults := validate(path):

@@ -16,7 +16,7 @@ from conf.errors import AgentrlError
 if TYPE_CHECKING:
     from conf.schema import Config
     from runners.processes.service import ServiceError
-    from runners.stack import Policy
+    from runners.runtime.services import Policy
 
 EXAMPLES = examples(
     "agentrl gateway",
@@ -44,7 +44,7 @@ def gateway(context: typer.Context, overrides: Overrides = None) -> None:
 
     from cli.jobs import new_job
     from conf.schema import EmbeddedEngine
-    from runners.stack import Policy, prepare_policy
+    from runners.runtime.services import Policy, prepare_policy
 
     job = new_job(_with_defaults(overrides or []), kind="gateway")
     context.obj.run_dir = job.run_dir
@@ -63,12 +63,12 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
     import signal
 
     from cli.invocation import report_warning
+    from runners.diagnostics.diagnostics import diagnostics
     from runners.faults.process import gateway_parts
     from runners.gateway.service import serve
-    from runners.observe.diagnostics import diagnostics
-    from runners.stack import captured_shape, gateway_settings, start_engine
-    from runners.trajectory.run_state import State
-    from runners.trajectory.store import RunStore
+    from runners.runtime.services import captured_shape, gateway_settings, start_engine
+    from runners.store.run_state import State
+    from runners.store.run_store import RunStore
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -85,7 +85,7 @@ def print_json(document: dict[str, Any]) -> None:
 
     Strict JSON in ASCII, whatever is in it: any reader and any locale take it.
     """
-    from runners.trajectory.jsontext import dumps, loads
+    from runners.store.json_text import dumps, loads
 
     sys.stdout.write(json.dumps(loads(dumps(document)), allow_nan=False) + "\n")
     sys.stdout.flush()

@@ -122,7 +122,7 @@ def resumed_job(run_dir: Path, overrides: list[str], *, benchmark: str | None = 
 
     Raises ConfigError, JobError or StoreError.
     """
-    from runners.trajectory.store import RunStore
+    from runners.store.run_store import RunStore
 
     if benchmark is None and (on_cluster := cluster_config(run_dir)) is not None:
         stored = on_cluster.model_dump(mode="json")

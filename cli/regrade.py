@@ -39,8 +39,8 @@ def regrade(
     """
     context.obj.json = as_json
     from cli.invocation import print_json, stderr
+    from runners.evaluation.regrade import regrade as grade_again
     from runners.evaluation.table import regrade_table
-    from runners.regrade import regrade as grade_again
 
     context.obj.run_dir = run
     result = grade_again(run, overrides or [], only=only, everything=everything)

@@ -16,8 +16,8 @@ def status(context: typer.Context, run: RunDir, as_json: Json = False) -> None:
     """Show how a run stands, whether it runs now or not, here or on a cluster."""
     context.obj.json = as_json
     from cli.invocation import print_json, stdout
-    from runners.backends.published import read_published
     from runners.observe.status import read_status, render
+    from runners.slime.published import read_published
 
     if (waiting := _before_its_store(run)) is not None:
         if as_json:
@@ -38,7 +38,7 @@ def _before_its_store(run: Path) -> dict[str, Any] | None:
     from conf.sections.cluster import ClusterLaunch
     from launch.running import LauncherError, running
     from launch.submission import Follower
-    from runners.trajectory.store import STORE_FILE
+    from runners.store.run_store import STORE_FILE
 
     config = None if (run / STORE_FILE).exists() else cluster_config(run)
     if config is None:

@@ -16,7 +16,7 @@ def watch(context: typer.Context, run: RunDir) -> None:
     """
     from cli.invocation import stderr, stdout
     from conf.errors import ExitCode
-    from runners.observe.onlooker import look_on
+    from runners.observe.run_poller import look_on
     from runners.observe.status import render
 
     try:

@@ -19,6 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
 from conf import grammar
+from conf.error_messages import judge, missing_value
 from conf.errors import ConfigError
 from conf.keys import (
     CONF,
@@ -33,7 +34,6 @@ from conf.keys import (
 )
 from conf.plan_file import with_plan
 from conf.schema import Config
-from conf.verdict import judge, missing_value
 
 
 def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> Config:

@@ -9,9 +9,9 @@ from launch import flags
 from launch.architecture import Arguments, megatron_arguments
 from launch.topology import ClusterJob, Topology
 
-GENERATE = "runners.backends.slime.generate"
-REWARDS = "runners.backends.slime.post_process_rewards"
-EVALUATE = "runners.backends.slime.evaluate"
+GENERATE = "runners.slime.entry_points.generate"
+REWARDS = "runners.slime.entry_points.post_process_rewards"
+EVALUATE = "runners.slime.entry_points.evaluate"
 """What slime calls of agentrl."""
 
 

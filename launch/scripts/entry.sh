@@ -16,12 +16,12 @@ phase preparing
 if [[ $LAUNCHER == kubernetes || $LAUNCHER == ray ]]; then # elsewhere node.sh does
   "$PYTHON" -u "$HERE/check_nodes.py" "$STATE_DIR" "$NODES" -- bash "$HERE/preflight.sh" member
 fi
-"$PYTHON" -u -m runners.backends.job begin "$JOB_DIR" || {
+"$PYTHON" -u -m runners.slime.job begin "$JOB_DIR" || {
   code=$?
   printf '%s\n' "$code" >"$STATE_DIR/job_code" # Ray says no more than that it failed
   exit "$code"
 }
-if ! said=$("$PYTHON" -u -m runners.backends.job check "$JOB_DIR" 2>&1); then
+if ! said=$("$PYTHON" -u -m runners.slime.job check "$JOB_DIR" 2>&1); then
   printf '%s\n' "$said" | tail -n 3 >"$STATE_DIR/failed-$HOSTNAME"
   die 3 "$said"
 fi
@@ -36,5 +36,5 @@ phase training
 cd "$SLIME_DIR"
 code=0
 "$PYTHON" -u train.py "${TRAIN_ARGS[@]}" || code=$?
-"$PYTHON" -u -m runners.backends.job end "$JOB_DIR" "$code" || say "the run's store has not been closed"
+"$PYTHON" -u -m runners.slime.job end "$JOB_DIR" "$code" || say "the run's store has not been closed"
 exit "$code"

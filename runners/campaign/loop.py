@@ -16,7 +16,7 @@ from typing import Any
 
 from conf.errors import error_text
 from conf.schema import Config
-from runners.campaign.batch import Sessions, make_batch, mean, step_metrics, untrainable_groups
+from runners.campaign.drain import drained
 from runners.campaign.result import metrics_rows
 from runners.campaign.schedule import (
     evaluation_batch,
@@ -25,17 +25,17 @@ from runners.campaign.schedule import (
     training_batch,
 )
 from runners.campaign.stack import Stack
-from runners.drain import drained
-from runners.driver import Interrupted
-from runners.limits import Admission
+from runners.concurrency.limits import Admission
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
-from runners.pool import Pool
-from runners.rollout import RolloutSpec
+from runners.rollouts.attempt import RolloutSpec
+from runners.rollouts.pool import Pool
+from runners.runtime.driver import Interrupted
+from runners.store.run_store import RunStore
 from runners.training import checkpoint
+from runners.training.step_batch import Sessions, make_batch, mean, step_metrics, untrainable_groups
 from runners.trajectory.graph import segments
 from runners.trajectory.record import RolloutRecord, Segment
-from runners.trajectory.store import RunStore
 
 
 class Campaign:

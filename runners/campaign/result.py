@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.errors import ExitCode
-from runners.trajectory.store import RunStore, StepRow
+from runners.store.run_store import RunStore, StepRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from conf.schema import Config
 from runners.campaign.loop import Campaign, show_step
 from runners.campaign.result import CampaignResult, summarize
 from runners.campaign.stack import running_stack
-from runners.driver import Driver, open_run
-from runners.faults.around import metrics_faults
+from runners.faults.wiring import metrics_faults
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.observe.summary import write_reward_curve
-from runners.trajectory.store import RunStore
+from runners.runtime.driver import Driver, open_run
+from runners.store.run_store import RunStore
 
 
 def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> CampaignResult:

@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 
 from conf.schema import Config
-from runners.rollout import RolloutSpec
-from runners.seeds import seed_of
+from runners.rollouts.attempt import RolloutSpec
+from runners.rollouts.seeds import seed_of
 from runners.tasks.contract import Task
 
 

@@ -1,6 +1,4 @@
-"""What a campaign stands on: what rollouts need (``runners/stack.py``), the trainer, its newest
-checkpoint and the tasks.
-"""
+"""The services of a campaign: those of its rollouts, the trainer, its newest checkpoint, the tasks."""
 
 from __future__ import annotations
 
@@ -12,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from conf import schema
 from conf.errors import ConfigError
+from runners.concurrency.task_group import task_group
+from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.engines.contract import ServedEngine
-from runners.observe.attempts import AttemptWatch
-from runners.rollout import RolloutTools
-from runners.stack import OnServiceExit, Policy, captured_shape, rollout_stack
-from runners.taskgroup import task_group
+from runners.rollouts.attempt import RolloutTools
+from runners.runtime.services import OnServiceExit, Policy, captured_shape, rollout_stack
+from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.tasks.datasets import load_tasks
 from runners.training import checkpoint
 from runners.training.placeholder import pad_token
 from runners.trajectory.routing import RoutingShape
-from runners.trajectory.store import RunStore
 
 if TYPE_CHECKING:
     from runners.training.local import LocalTrainer

@@ -16,8 +16,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from runners.concurrency.limits import backoff_s
 from runners.engines.contract import EngineError, Generation, Load, SamplingParams, session_of
-from runners.limits import backoff_s
 
 ABORT_DEADLINE_S = 5.0
 """An abort is a courtesy: the closed connection already is one."""

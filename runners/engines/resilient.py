@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from runners.concurrency.limits import Admission, TokenBucket, backoff_s
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
-from runners.limits import Admission, TokenBucket, backoff_s
 
 QUEUED_SHARE = 0.25
 """A call that waited in the engine's queue for so much of its deadline says that too many are

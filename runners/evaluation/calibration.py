@@ -15,16 +15,16 @@ from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
-from runners.driver import End, Interrupted
+from runners.concurrency.task_group import task_group
 from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.execution import Execution, execute
 from runners.evaluation.files import CALIBRATION, replace_file
 from runners.evaluation.plan import Instance, select
-from runners.stack import running_grader
-from runners.taskgroup import task_group
+from runners.runtime.driver import End, Interrupted
+from runners.runtime.services import running_grader
+from runners.store.run_store import RunStore
 from runners.tasks.contract import Grader, Task, Verdict, VerdictKind
 from runners.tasks.stored import patch_of
-from runners.trajectory.store import RunStore
 
 EVENT = "calibrated"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from conf.schema import Config
-from runners.driver import Driver, End, open_run
 from runners.evaluation.benchmarks import Benchmark
 from runners.observe.progress import Progress
-from runners.trajectory.store import RunStore
+from runners.runtime.driver import Driver, End, open_run
+from runners.store.run_store import RunStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from runners.trajectory.store_error import store_error
+from runners.store.store_error import store_error
 
 REPORT = "report.json"
 CALIBRATION = "calibration.json"

@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from conf.errors import ConfigError
 from conf.schema import Config
 from runners.evaluation.benchmarks import Benchmark
-from runners.rollout import RolloutSpec
-from runners.seeds import seed_of
+from runners.rollouts.attempt import RolloutSpec
+from runners.rollouts.seeds import seed_of
 from runners.tasks.contract import Task
 
 SPLIT = "eval"

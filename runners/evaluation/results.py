@@ -31,11 +31,11 @@ from runners.evaluation.statistics import (
     wilson_interval,
 )
 from runners.evaluation.swebench_files import Submission, causes, instances
-from runners.outcome import Stage
+from runners.store.json_text import dumps
+from runners.store.run_store import RunStore
 from runners.tasks.stored import patch_of
-from runners.trajectory.jsontext import dumps
+from runners.trajectory.outcome import Stage
 from runners.trajectory.record import RolloutRecord
-from runners.trajectory.store import RunStore
 
 NAME_LENGTH = 200
 """SWE-bench's tools make a directory's name of the model's, and that has at most 255 bytes."""

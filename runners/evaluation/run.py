@@ -13,7 +13,7 @@ from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config, EmbeddedEngine
-from runners.driver import End, Interrupted
+from runners.concurrency.limits import Admission
 from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.calibration import unfit
 from runners.evaluation.execution import Execution, execute
@@ -22,13 +22,13 @@ from runners.evaluation.plan import Selection, rollouts, select
 from runners.evaluation.report import Report
 from runners.evaluation.results import Results, column, finished
 from runners.evaluation.swebench_files import INSTANCES, write_logs
-from runners.limits import Admission
 from runners.observe.dashboard import duration
-from runners.pool import Pool
-from runners.rollout import RolloutSpec
-from runners.stack import rollout_stack
+from runners.rollouts.attempt import RolloutSpec
+from runners.rollouts.pool import Pool
+from runners.runtime.driver import End, Interrupted
+from runners.runtime.services import rollout_stack
+from runners.store.run_store import RunStore
 from runners.trajectory.record import RolloutRecord
-from runners.trajectory.store import RunStore
 
 _NOTE_S = 15.0
 """Without a terminal, a line at least so often, and one per tenth."""

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from runners.evaluation.files import replace_file
+from runners.store.json_text import dumps
+from runners.store.store_error import store_error
 from runners.tasks.contract import EvalScript, Patch, Task
 from runners.tasks.graders.logs import log_file
 from runners.tasks.graders.official import UNREAD, installed, official_report, test_spec
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY
 from runners.tasks.stored import kept_text
-from runners.trajectory.jsontext import dumps
-from runners.trajectory.store_error import store_error
 
 INSTANCES = "instances.jsonl"
 LOGS = Path("logs", "run_evaluation")

@@ -16,10 +16,10 @@ import orjson
 from conf.fault_table import What, Where
 from runners.engines.client import PUSHED_BACK_STATUS, RETRYABLE_STATUS, HttpEngine
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
+from runners.faults.inject import strike
 from runners.faults.injection import Crossings, Injection
 from runners.faults.plan import Fault, FaultPlan
 from runners.faults.server import drop_client
-from runners.faults.strike import strike
 
 UPDATE = "/update_weights_from_disk"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from runners.faults.inject import strike
 from runners.faults.injection import Injection
 from runners.faults.plan import Fault
-from runners.faults.strike import strike
 from runners.gateway.client import GatewayAdmin, GatewayError
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from conf.fault_table import What
+from runners.faults.inject import strike
 from runners.faults.injection import Injection
 from runners.faults.plan import Fault
-from runners.faults.strike import strike
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
 
 IN_SANDBOX: frozenset[What] = frozenset({"death", "garbage"})

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from runners.faults.inject import strike
 from runners.faults.injection import Injection
 from runners.faults.plan import Fault, attempt_of
-from runners.faults.strike import strike
 from runners.faults.tools_inside import GARBAGE
 from runners.sandboxes.contract import (
     CommandResult,

@@ -14,13 +14,13 @@ from typing import Any, Self
 
 from conf.errors import ExitCode
 from conf.fault_table import Where
+from runners.faults.inject import raised
 from runners.faults.injection import Injection
 from runners.faults.plan import Fault
-from runners.faults.strike import raised
 from runners.observe.metrics import MetricsWriter
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError, store_error
 from runners.trajectory.record import RolloutRecord
-from runners.trajectory.store import RunStore
-from runners.trajectory.store_error import StoreError, store_error
 
 
 class FaultyStore(RunStore):

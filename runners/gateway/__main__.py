@@ -15,8 +15,8 @@ from typing import Any
 import uvloop
 
 from conf.errors import AgentrlError
+from runners.diagnostics.diagnostics import diagnostics
 from runners.gateway.service import GatewaySettings, Parts, serve
-from runners.observe.diagnostics import diagnostics
 from runners.processes.service import announce, parent_gone, receive_settings
 
 _log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from runners.gateway.attribution import MAIN
 from runners.gateway.conversation import (
     SYSTEM_PROMPT,
     Answer,
@@ -22,9 +23,8 @@ from runners.gateway.conversation import (
     TurnRequest,
     renderer_messages,
 )
-from runners.gateway.history import Break, Followed, Part, Said, Sent, follow
+from runners.gateway.prefix_matching import Break, Followed, Part, Said, Sent, follow
 from runners.gateway.refusal import Refused, Why
-from runners.gateway.speaker import MAIN
 from runners.gateway.tokenizer import Renderer, Tokenizer
 from runners.trajectory.graph import Node, TurnGraph
 from runners.trajectory.record import BranchKind, Turn

@@ -12,8 +12,8 @@ import aiohttp
 import orjson
 
 from conf.errors import AgentrlError, ExitCode
+from runners.concurrency.limits import backoff_s
 from runners.engines.resilient import Pause
-from runners.limits import backoff_s
 
 DEADLINE_S = 60.0
 """The gateway answers in milliseconds; finishing waits for turns that are being stored."""

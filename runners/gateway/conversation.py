@@ -17,7 +17,7 @@ from typing import Any, Literal
 import orjson
 
 from runners.engines.contract import Generation
-from runners.gateway.speaker import Hints
+from runners.gateway.attribution import Hints
 from runners.gateway.tokenizer import ParsedResponse
 
 Role = Literal["system", "user", "assistant"]

@@ -28,7 +28,7 @@ from runners.gateway.dialects import anthropic, anthropic_reply, openai_chat, op
 from runners.gateway.dialects.body import parse
 from runners.gateway.dialects.contract import Asked, Dialect, Framing
 from runners.gateway.dialects.hints import claude_code
-from runners.gateway.flight import Flight
+from runners.gateway.in_flight import Flight
 from runners.gateway.refusal import Refused, Why
 from runners.gateway.registry import Entry, Finish, NewSession, Registry
 from runners.gateway.session import Session

@@ -25,6 +25,7 @@ from pydantic import (
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import CHAT_TEMPLATE
+from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine
 from runners.engines.resilient import ResilientEngine
@@ -36,10 +37,9 @@ from runners.gateway.server import GatewayServer
 from runners.gateway.session import Sampling, Services
 from runners.gateway.tokenizer import load_tokenizer
 from runners.gateway.turn_log import Journal, TurnLog
-from runners.limits import Admission, TokenBucket
 from runners.processes.ports import BACKLOG, PATIENCE_S, listen, port_of
+from runners.store.run_store import RunStore
 from runners.trajectory.routing import RoutingShape
-from runners.trajectory.store import RunStore
 
 MOST_CALLS = 4096
 """Calls of the engine in flight: as many as there are, until it pushes back."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.resilient import ResilientEngine
+from runners.gateway.attribution import MAIN
 from runners.gateway.branches import Branches, Place
 from runners.gateway.chat_template import ReplyReader
 from runners.gateway.conversation import (
@@ -31,14 +32,13 @@ from runners.gateway.conversation import (
     renderer_messages,
 )
 from runners.gateway.counters import Counters
-from runners.gateway.flight import Flight, landed
-from runners.gateway.history import Sent, outline
+from runners.gateway.in_flight import Flight, landed
+from runners.gateway.prefix_matching import Sent, outline
 from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT, Refused, Why, engine_refusal
+from runners.gateway.response_builder import Voice
 from runners.gateway.routing import RoutingCapture
-from runners.gateway.speaker import MAIN
 from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer
 from runners.gateway.turn_log import Journal
-from runners.gateway.voice import Voice
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import RoutingShape
 

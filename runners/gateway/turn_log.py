@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from conf.errors import ExitCode
+from runners.store.store_error import StoreError
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import TurnRouting
-from runners.trajectory.store_error import StoreError
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import Sandbox
+from runners.trajectory.outcome import OutcomeCode
 
 
 @dataclass(frozen=True, slots=True)

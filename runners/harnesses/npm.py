@@ -17,8 +17,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from conf.programs import TITLES, is_tarball
-from runners.cache import building
 from runners.harnesses.installing import ProgramError, run_installer
+from runners.processes.cache import building
 
 VERSION_S = 30.0
 SHOWN = 80

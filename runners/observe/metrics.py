@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runners.trajectory.jsontext import dumps
-from runners.trajectory.store_error import store_error
+from runners.store.json_text import dumps
+from runners.store.store_error import store_error
 
 
 class MetricsWriter:

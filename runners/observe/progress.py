@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
-from runners.observe.attempts import AttemptWatch
+from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.observe.terminal import printable
 
 _RATE_WINDOW_S = 30.0

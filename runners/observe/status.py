@@ -10,14 +10,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from runners.diagnostics.diagnostics import newest
 from runners.observe.dashboard import duration
-from runners.observe.diagnostics import newest
 from runners.observe.progress import Curve
 from runners.observe.summary import held_out
 from runners.observe.terminal import printable
 from runners.processes.ledger import Kind, Ledger
-from runners.trajectory.run_state import State
-from runners.trajectory.store import RunStore
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
 
 KILLED = "killed"
 """Shown for a run that says it is running but whose driver is gone."""

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from runners.observe.dashboard import duration
 from runners.observe.progress import Curve
-from runners.trajectory.store import RunStore
-from runners.trajectory.store_error import store_error
+from runners.store.run_store import RunStore
+from runners.store.store_error import store_error
 
 
 def summary_table(summary: dict[str, Any]) -> Table:

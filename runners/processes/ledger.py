@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from conf.errors import AgentrlError
-from runners.processes.marks import SERVICE, kill_marked
-from runners.trajectory.jsontext import dumps, loads
-from runners.trajectory.run_state import Driver, this_process
-from runners.trajectory.store import RunStore
+from runners.processes.process_tags import SERVICE, kill_marked
+from runners.store.json_text import dumps, loads
+from runners.store.run_state import Driver, this_process
+from runners.store.run_store import RunStore
 
 Kind = Literal["process", "session", "sandbox"]
 """A service of the run, a gateway session, a sandbox."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import AgentrlError, ExitCode
-from runners.processes.marks import SERVICE
+from runners.processes.process_tags import SERVICE
 
 if TYPE_CHECKING:  # a service, which imports this module, needs no store
     from runners.processes.ledger import Ledger

@@ -26,16 +26,16 @@ from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.registry import make_harness
 from runners.replay.comparison import Difference, compare
 from runners.replay.recording import RecordedEngine
+from runners.runtime.services import gateway_settings
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxSpec
-from runners.stack import gateway_settings
+from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.tasks.datasets import load_tasks
 from runners.tasks.toolbox import agent_environment, agent_mounts
 from runners.tasks.workspaces import Workspaces
 from runners.training.bootstrap.tiny import tiny_directory
 from runners.trajectory.record import RolloutRecord, Turn
-from runners.trajectory.store import RunStore
 
 NOWHERE = "http://127.0.0.1:1"
 """The engine's URL, which nobody asks."""

@@ -9,7 +9,7 @@ from typing import Any
 from conf.keys import dotted
 from runners.campaign.result import summarize
 from runners.report.facts import Facts, read_facts
-from runners.trajectory.store import RunStore
+from runners.store.run_store import RunStore
 
 _OWN = ("run.dir",)
 """Keys in which every two runs differ."""

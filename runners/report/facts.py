@@ -13,9 +13,9 @@ from conf.compose import changed_keys
 from runners.campaign.result import metrics_rows
 from runners.evaluation.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from runners.observe.status import Status, status_of
-from runners.outcome import OutcomeClass
+from runners.store.run_store import EventRow, RunStore
+from runners.trajectory.outcome import OutcomeClass
 from runners.trajectory.record import RolloutRecord
-from runners.trajectory.store import EventRow, RunStore
 
 SLOWEST = 12
 _MESSAGE = 160

@@ -8,14 +8,14 @@ from typing import get_args
 from xml.etree.ElementTree import Element
 
 from runners.observe.dashboard import duration
-from runners.outcome import MEANING, OutcomeClass
 from runners.report.chart import Line, Point, line_chart, stacked_chart
 from runners.report.element import Child, make
 from runners.report.facts import UNGRADED, Facts, Rate
 from runners.report.figures import count, several, share
 from runners.report.table import section, table
+from runners.store.run_state import State
+from runners.trajectory.outcome import MEANING, OutcomeClass
 from runners.trajectory.record import SegmentKind
-from runners.trajectory.run_state import State
 
 _STATE_COLOURS: dict[str, str] = {State.DONE: "green", State.RUNNING: "blue", State.CREATED: "grey"}
 

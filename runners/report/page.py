@@ -17,7 +17,7 @@ from runners.report.overview import curves, head, outcomes
 from runners.report.rollouts import Links, branches, configuration, failures, rollouts
 from runners.report.routing import routing
 from runners.report.swimlane import Run, read_runs
-from runners.trajectory.store import RunStore
+from runners.store.run_store import RunStore
 
 NAME = "report.html"
 QUICK = 5_000

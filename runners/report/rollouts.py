@@ -10,14 +10,14 @@ from pathlib import Path
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
+from runners.export.html import NAME
 from runners.report.element import Child, make
 from runners.report.facts import Facts
 from runners.report.figures import UNKNOWN, count, seconds, share
 from runners.report.overview import STAGES
 from runners.report.swimlane import Run, swimlane
 from runners.report.table import folded, section, table
-from runners.trajectory.exporters.html import NAME
-from runners.trajectory.jsontext import dumps
+from runners.store.json_text import dumps
 from runners.trajectory.record import RolloutRecord
 
 _FAILURES = 20

@@ -11,8 +11,8 @@ from runners.report.facts import Facts
 from runners.report.figures import UNKNOWN, count, several, share, small
 from runners.report.overview import course
 from runners.report.table import folded, section, table
+from runners.store.run_store import EventRow
 from runners.trajectory.routing import RoutingError
-from runners.trajectory.store import EventRow
 
 
 @dataclass(frozen=True, slots=True)

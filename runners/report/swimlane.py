@@ -12,8 +12,8 @@ from runners.report.element import Child, make
 from runners.report.figures import seconds
 from runners.report.overview import STAGES
 from runners.report.scale import Scale
+from runners.store.run_store import RunStore
 from runners.trajectory.record import RolloutRecord
-from runners.trajectory.store import RunStore
 
 MOST = 96
 """Lanes of a drawing."""

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runners.processes.marks import SANDBOX
+from runners.processes.process_tags import SANDBOX
 from runners.sandboxes.contract import SandboxError
 
 START_S = 30.0

@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from runners.processes.owner import PREFIX, is_orphan
+from runners.processes.process_names import PREFIX, is_orphan
 
 HIERARCHIES = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
 """Version 1 has a hierarchy per controller, version 2 one for all."""

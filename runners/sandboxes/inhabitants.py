@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from runners.processes.marks import SANDBOX
+from runners.processes.process_tags import SANDBOX
 
 _COMMAND_LENGTH = 160
 _roots: dict[int, str] = {}

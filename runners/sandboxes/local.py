@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from conf import schema
-from runners.processes.owner import fresh_name
+from runners.processes.process_names import fresh_name
 from runners.sandboxes import cgroup, memory
 from runners.sandboxes.ahead import Ahead, Kind
 from runners.sandboxes.bubblewrap import Bubblewrap

@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from runners.processes.owner import PREFIX, is_orphan
+from runners.processes.process_names import PREFIX, is_orphan
 from runners.sandboxes.tree import remove_tree
 
 SHARED_MEMORY = Path("/dev/shm")

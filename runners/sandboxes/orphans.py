@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runners.processes.marks import SANDBOX, kill_marked
-from runners.processes.owner import is_orphan
+from runners.processes.process_names import is_orphan
+from runners.processes.process_tags import SANDBOX, kill_marked
 from runners.sandboxes import cgroup, memory
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 
-from runners.processes.marks import SANDBOX, kill_marked
+from runners.processes.process_tags import SANDBOX, kill_marked
 from runners.sandboxes.boot import END_S, Booted
 from runners.sandboxes.contract import CommandResult, SandboxError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runners.keeper import Register
+from runners.processes.recorder import ResourceRegistry
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
 from runners.sandboxes.forwarding import ForwardingBackend, ForwardingSandbox
 
@@ -10,7 +10,7 @@ from runners.sandboxes.forwarding import ForwardingBackend, ForwardingSandbox
 class RegisteredBackend(ForwardingBackend):
     """Makes the sandboxes of another backend, each entered before it exists."""
 
-    def __init__(self, real: SandboxBackend, register: Register) -> None:
+    def __init__(self, real: SandboxBackend, register: ResourceRegistry) -> None:
         super().__init__(real)
         self._register = register
 
@@ -28,7 +28,7 @@ class RegisteredBackend(ForwardingBackend):
 class _Registered(ForwardingSandbox):
     """A sandbox that leaves the ledger when it is gone; one that cannot be closed stays in it."""
 
-    def __init__(self, real: Sandbox, register: Register) -> None:
+    def __init__(self, real: Sandbox, register: ResourceRegistry) -> None:
         super().__init__(real)
         self._register = register
 

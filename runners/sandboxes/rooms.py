@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 
 from conf import schema
-from runners.processes.marks import SANDBOX
+from runners.processes.process_tags import SANDBOX
 from runners.sandboxes.boot import Booted, Start, boot
 from runners.sandboxes.cgroup import ProcessGroups
 from runners.sandboxes.interior import Isolation, Place, set_limits

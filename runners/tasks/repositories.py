@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
-from runners.cache import building
+from runners.processes.cache import building
 from runners.tasks.patch import ATTRIBUTES, git_environment, run_git
 
 FETCH_S = 900.0

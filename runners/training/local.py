@@ -15,18 +15,18 @@ from torch import Tensor, nn
 
 from conf import schema
 from conf.errors import AgentrlError
-from runners.training.batching import (
-    MicroBatch,
-    Rollout,
-    deal_rollouts,
-    micro_batches,
-    token_weights,
-)
 from runners.training.losses import (
     PolicyLoss,
     clipped_policy_loss,
     corrects,
     importance_weights,
+)
+from runners.training.micro_batches import (
+    MicroBatch,
+    Rollout,
+    deal_rollouts,
+    micro_batches,
+    token_weights,
 )
 from runners.training.mismatch import Mismatch
 from runners.training.prefix import Around, hidden_states, plain

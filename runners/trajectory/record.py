@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.outcome import Outcome
+from runners.trajectory.outcome import Outcome
 
 IdArray = NDArray[np.int32]
 LogprobArray = NDArray[np.float32]

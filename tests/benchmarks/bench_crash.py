@@ -33,12 +33,12 @@ from rich.table import Table
 
 from conf.cache import cache_root
 from runners.processes.ledger import Ledger
-from runners.processes.marks import SANDBOX, SERVICE
-from runners.processes.owner import PREFIX, is_orphan
+from runners.processes.process_names import PREFIX, is_orphan
+from runners.processes.process_tags import SANDBOX, SERVICE
 from runners.sandboxes.cgroup import HIERARCHIES
 from runners.sandboxes.memory import SHARED_MEMORY
-from runners.trajectory.store import RunStore
-from runners.trajectory.store_error import StoreError
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
 from tests.runners.campaign.account import account, differences
 
 CAMPAIGN = [

@@ -21,11 +21,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from runners.trajectory.dump import dump
-from runners.trajectory.exporters.formats import FORMATS
+from runners.export.dump import dump
+from runners.export.formats import FORMATS
+from runners.store.run_store import RunStore
 from runners.trajectory.record import Turn
-from runners.trajectory.store import RunStore
-from tests.runners.trajectory.records import CONFIG, a_rollout, a_turn
+from tests.runners.export.records import CONFIG, a_rollout, a_turn
 
 PARENTS = (None, 0, None, 2, 1, 4)
 """Turns 2 and 3 are a sub-agent's."""

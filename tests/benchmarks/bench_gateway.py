@@ -32,7 +32,7 @@ import uvloop
 
 from runners.gateway.client import GatewayAdmin
 from runners.processes.service import Service
-from runners.trajectory.store import RunStore
+from runners.store.run_store import RunStore
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.runners.gateway.running import (

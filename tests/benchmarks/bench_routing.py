@@ -33,7 +33,7 @@ from runners.engines.contract import Generation, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.rounding import Precision
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
-from runners.stack import prepare_policy
+from runners.runtime.services import prepare_policy
 from runners.training.bootstrap.demonstrations import demonstrate, draw_episodes
 from runners.training.local import LocalTrainer
 from runners.training.routing.shape import routing_shape

@@ -26,13 +26,13 @@ from conf.schema import LocalSandbox as SandboxSettings
 from conf.schema import NativeHarness as HarnessSettings
 from runners.harnesses.contract import HarnessContext
 from runners.harnesses.native import NativeHarness
-from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import Sandbox, SandboxSpec
 from runners.sandboxes.local import LocalBackend
 from runners.tasks.bugfix import build
 from runners.tasks.contract import Task, VerdictKind
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import capture
+from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_gateway import Reply, ScriptedGateway, Step, scripted_gateway, use
 
 HARNESS = NativeHarness(

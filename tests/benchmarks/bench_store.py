@@ -18,10 +18,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from runners.export.dump import dump
 from runners.processes.ledger import Ledger
-from runners.trajectory.dump import dump
-from runners.trajectory.store import RunStore
-from tests.runners.trajectory.records import CONFIG, a_rollout, a_turn
+from runners.store.run_store import RunStore
+from tests.runners.export.records import CONFIG, a_rollout, a_turn
 
 TURNS_PER_SESSION = 10
 

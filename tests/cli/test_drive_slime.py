@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.trajectory.store import RunStore
+from runners.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer

@@ -10,8 +10,8 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ExitCode
-from runners.trajectory.run_state import State
-from runners.trajectory.store import RunStore
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
 
 NO_TRAINING = ["run.steps=0", "run.eval_tasks=0"]

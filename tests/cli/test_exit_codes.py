@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from runners.trajectory.run_state import State
-from runners.trajectory.store import RunStore
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
 
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from conf.errors import ExitCode
-from runners.trajectory.run_state import State
-from runners.trajectory.store import RunStore
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
 from tests.cli.conftest import ENVIRONMENT, Agentrl
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 

@@ -60,7 +60,7 @@ def test_show_json_is_the_resolved_configuration(agentrl: Agentrl) -> None:
 
 
 def test_only_offers_what_the_export_knows() -> None:
-    from runners.trajectory.dump import ONLY
+    from runners.export.dump import ONLY
 
     assert [choice.value for choice in Only] == list(ONLY)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runners.trajectory.run_state import State
+from runners.store.run_state import State
 from tests.cli.conftest import Agentrl
-from tests.runners.trajectory.records import example_run
+from tests.runners.export.records import example_run
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 
 from cli.tables import render_comparison
 from conf.errors import ExitCode
-from runners.trajectory.store import RunStore
-from runners.trajectory.store_error import StoreError
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
 from tests.cli.conftest import REPOSITORY, Agentrl
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer

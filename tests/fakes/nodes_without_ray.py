@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runners.executors.line import Line
-from runners.executors.trouble import ExecutorError, NodeLost, Trouble
-from runners.executors.worker import Worker, WorkerSettings
+from runners.ray_workers.remote_errors import ExecutorError, NodeLost, Trouble
+from runners.ray_workers.rpc import Line
+from runners.ray_workers.worker import Worker, WorkerSettings
 
 NODE = "node/1"
 

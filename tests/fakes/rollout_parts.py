@@ -18,9 +18,9 @@ from typing import Any
 import aiohttp
 
 from runners.harnesses.contract import HarnessContext, HarnessResult
-from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.trajectory.outcome import OutcomeCode
 
 
 class HostileError(Exception):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from runners.store.store_error import StoreError
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import TurnRouting
-from runners.trajectory.store_error import StoreError
 
 
 class HeldTurnLog:

@@ -16,9 +16,9 @@ import uvloop
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from conf.errors import AgentrlError, ExitCode
+from runners.diagnostics.diagnostics import diagnostics
 from runners.engines.contract import EngineError
 from runners.engines.embedded.faults import describe
-from runners.observe.diagnostics import diagnostics
 from runners.processes.ports import PATIENCE_S, listen, port_of
 from runners.processes.service import announce, parent_gone, receive_settings
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt
 
+from runners.gateway.attribution import Hints
 from runners.gateway.conversation import (
     SYSTEM_PROMPT,
     Piece,
@@ -22,7 +23,6 @@ from runners.gateway.dialects import anthropic_reply, hints
 from runners.gateway.dialects.body import Wire, conversation, omitted, parse
 from runners.gateway.dialects.contract import Asked
 from runners.gateway.refusal import Refused, Why
-from runners.gateway.speaker import Hints
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 """Claude Code opens its system prompt with this line; it changes between requests and says nothing

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.refusal import Refused
-from runners.gateway.voice import Voice
+from runners.gateway.response_builder import Voice
 
 
 class Framing(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from runners.gateway.speaker import MAIN, Hints, RequestClass
+from runners.gateway.attribution import MAIN, Hints, RequestClass
 
 HINT_LENGTH = 200
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt
 
+from runners.gateway.attribution import Hints
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece, Role, TurnRequest
 from runners.gateway.dialects import hints, openai, openai_tools
 from runners.gateway.dialects.body import Wire, conversation, omitted, parse, unserved
@@ -17,7 +18,6 @@ from runners.gateway.dialects.contract import Asked
 from runners.gateway.dialects.openai import model, models, refusal
 from runners.gateway.dialects.openai_responses_reply import Reply
 from runners.gateway.dialects.openai_tools import Shown, Tool
-from runners.gateway.speaker import Hints
 
 __all__ = ["ResponsesRequest", "model", "models", "read", "refusal", "turn_request"]
 

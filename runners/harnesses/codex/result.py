@@ -12,8 +12,8 @@ from typing import Any
 from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses.contract import HarnessResult
 from runners.harnesses.events import Event, events, tail
-from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult
+from runners.trajectory.outcome import OutcomeCode
 
 CODES = {
     "completed": OutcomeCode.POLICY_FINISHED,

@@ -16,11 +16,11 @@ import tempfile
 from pathlib import Path
 
 from conf import programs, schema
-from runners.cache import building
 from runners.harnesses.events import events, tail
 from runners.harnesses.installing import SHOWN, ProgramError, run_installer
 from runners.harnesses.mini_swe_agent.result import CODES
 from runners.harnesses.mini_swe_agent.settings import ENVIRONMENT, KEY, command, settings
+from runners.processes.cache import building
 
 PACKAGE = "mini-swe-agent"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT
 from runners.harnesses.contract import HarnessResult
 from runners.harnesses.events import events, tail
-from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult
+from runners.trajectory.outcome import OutcomeCode
 
 CODES = {
     "Submitted": OutcomeCode.POLICY_FINISHED,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from conf import schema
 from runners.harnesses.contract import HarnessContext, HarnessResult
-from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compiled
+from runners.trajectory.outcome import OutcomeCode
 
 INSIDE = "/opt/agentrl/native"
 FILES = ("__main__", "agent", "wire")

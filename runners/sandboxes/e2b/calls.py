@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from runners.limits import backoff_s
+from runners.concurrency.limits import backoff_s
 from runners.sandboxes.contract import SandboxError
 from runners.sandboxes.e2b.trouble import Trouble, trouble
 

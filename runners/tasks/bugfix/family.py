@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from conf.errors import AgentrlError, ExitCode
-from runners.cache import building
+from runners.processes.cache import building
 from runners.tasks.bugfix.project import Project, draw_project
 from runners.tasks.bugfix.repository import write_repository
 from runners.tasks.contract import Task, UnittestIds

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runners.cache import building
+from runners.processes.cache import building
 from runners.tasks.bugfix.family import TaskRootError
 from runners.tasks.patch import git_environment, run_git
 from runners.tasks.rows import SwebenchRow

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from conf import schema
 from conf.cache import cache_root
 from conf.errors import AgentrlError
-from runners.cache import building
+from runners.processes.cache import building
 
 if TYPE_CHECKING:
     import tokenizers

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from conf import schema
-from runners.training.batching import MicroBatch
+from runners.training.micro_batches import MicroBatch
 from runners.training.prefix import Around
 from runners.training.routing.check import routing_fault
 from runners.training.routing.replay import Fired, RouterReplay

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from runners.campaign.result import metrics_rows
-from runners.trajectory.dump import dump
-from runners.trajectory.exporters.jsonl import validate
-from runners.trajectory.store import RunStore
+from runners.export.dump import dump
+from runners.export.jsonl import validate
+from runners.store.run_store import RunStore
 
 _TIMED = (
     *("time/", "tokens/per_s"),

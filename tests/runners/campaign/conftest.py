@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from runners.trajectory.store import RunStore
-from runners.trajectory.store_error import StoreError
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 

@@ -14,10 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from runners.trajectory.dump import dump
-from runners.trajectory.exporters.jsonl import validate
+from runners.export.dump import dump
+from runners.export.jsonl import validate
+from runners.store.run_store import RunStore
 from runners.trajectory.graph import segments
-from runners.trajectory.store import RunStore
 from tests.runners.campaign.conftest import Miniature
 
 pytestmark = pytest.mark.timeout(300)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.trajectory.store import RunStore
-from runners.trajectory.store_error import StoreError
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
 from tests.runners.campaign.account import account, broken, differences
 from tests.runners.campaign.conftest import Miniature
 

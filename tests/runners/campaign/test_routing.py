@@ -11,7 +11,7 @@ import pytest
 from conf.errors import ExitCode
 from runners.campaign.loop import note_masked
 from runners.campaign.result import summarize
-from runners.trajectory.store import RunStore
+from runners.store.run_store import RunStore
 from tests.fakes.scripted_engine import Completion
 from tests.fakes.sglang_server import SglangServer
 from tests.runners.campaign.conftest import Miniature

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
 from runners.engines.resilient import Pause, ResilientEngine, Tally
-from runners.limits import Admission, TokenBucket
 from tests.fakes.timed_engine import Step, TimedEngine
 from tests.fakes.virtual_time import in_virtual_time
 

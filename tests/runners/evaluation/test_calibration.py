@@ -13,10 +13,10 @@ from conf.errors import ExitCode
 from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.calibration import CalibrationResult, calibrate, unfit
 from runners.evaluation.plan import select
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
 from runners.tasks import bugfix
 from runners.tasks.contract import Task
-from runners.trajectory.run_state import State
-from runners.trajectory.store import RunStore
 from tests.runners.evaluation.conftest import a_benchmark, a_config
 
 SMALL = ("rollout.concurrency=4", "observe.dashboard=off")

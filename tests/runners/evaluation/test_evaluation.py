@@ -15,11 +15,11 @@ from runners.evaluation.benchmarks import BENCHMARKS
 from runners.evaluation.plan import rollout_id
 from runners.evaluation.report import Report
 from runners.evaluation.run import run_evaluation
-from runners.trajectory.run_state import State
-from runners.trajectory.store import RunStore
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
 from tests.runners.campaign.conftest import SMALL, Miniature
 from tests.runners.evaluation.conftest import a_config
-from tests.runners.trajectory.records import a_rollout
+from tests.runners.export.records import a_rollout
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,11 +12,11 @@ from runners.evaluation import report as report_module
 from runners.evaluation.plan import rollout_id, select
 from runners.evaluation.report import Report, json_schema
 from runners.evaluation.results import OtherTasks, Results, finished
-from runners.outcome import Outcome, OutcomeCode, Stage
+from runners.store.run_store import RunStore
+from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
-from runners.trajectory.store import RunStore
 from tests.runners.evaluation.conftest import a_benchmark, a_config, a_task
-from tests.runners.trajectory.records import CONFIG, a_rollout
+from tests.runners.export.records import CONFIG, a_rollout
 
 TASKS = [a_task("t0"), a_task("t1"), a_task("t2", "slice"), a_task("t3", "slice"), a_task("t4")]
 TWO = a_config("eval.attempts_per_task=2", "model.path=/weights")

@@ -22,20 +22,20 @@ from runners.evaluation.report import Official, Report
 from runners.evaluation.results import Results
 from runners.evaluation.run import write_results
 from runners.evaluation.swebench_files import INSTANCES
-from runners.outcome import Outcome, OutcomeCode, Stage
-from runners.rollout import verdict_dict
+from runners.rollouts.attempt import verdict_dict
 from runners.sandboxes.local import LocalBackend
+from runners.store.run_store import RunStore
 from runners.tasks import builtin
 from runners.tasks.contract import Grader, Task
 from runners.tasks.graders.logs import log_file
 from runners.tasks.grading import make_grader
 from runners.tasks.stored import patch_of
 from runners.tasks.workspaces import Workspaces
+from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
-from runners.trajectory.store import RunStore
 from tests.fakes.docker_engine import docker_engine
+from tests.runners.export.records import CONFIG, a_rollout
 from tests.runners.tasks.conftest import backend
-from tests.runners.trajectory.records import CONFIG, a_rollout
 
 __all__ = ["backend"]
 

@@ -24,13 +24,13 @@ from runners.faults.store import FaultyMetrics, FaultyStore
 from runners.observe.metrics import MetricsWriter
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
 from runners.sandboxes.local import LocalBackend
+from runners.store.run_store import RunStore
 from runners.tasks.contract import Patch, Task
 from runners.tasks.patch import capture
-from runners.trajectory.store import RunStore
 from tests.fakes.rollout_parts import FolderBackend, ListedGrader
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
+from tests.runners.export.records import a_rollout
 from tests.runners.gateway.running import running_gateway
-from tests.runners.trajectory.records import a_rollout
 
 ROLLOUT = "train-000001-000-00"
 SESSION = f"{ROLLOUT}-a0"

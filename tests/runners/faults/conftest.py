@@ -11,8 +11,8 @@ import pytest
 from conf.schema import LocalSandbox as Settings
 from runners.faults import clock
 from runners.sandboxes.local import LocalBackend
+from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
-from runners.trajectory.store import RunStore
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.faults.boundaries import Places
 from tests.runners.tasks.repositories import make_task

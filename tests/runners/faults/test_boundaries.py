@@ -12,12 +12,12 @@ from conf.fault_table import LEGAL, What, Where
 from runners.engines.contract import EngineError
 from runners.faults.clock import jump, restore
 from runners.faults.grader import GraderCrash
+from runners.faults.inject import hostile
 from runners.faults.plan import Fault
-from runners.faults.strike import hostile
 from runners.gateway.client import GatewayError
 from runners.sandboxes.contract import SandboxError
+from runners.store.store_error import StoreError
 from runners.tasks.contract import Verdict, VerdictKind
-from runners.trajectory.store_error import StoreError
 from tests.runners.faults.boundaries import ROLLOUT, Places, plan_of
 
 OWN: dict[Where, type[Exception]] = {

@@ -19,9 +19,9 @@ from runners.faults.sandbox import FaultyBackend
 from runners.faults.tools_inside import GARBAGE
 from runners.gateway.client import GatewayError
 from runners.sandboxes.contract import SandboxError
+from runners.store.store_error import StoreError
 from runners.tasks.contract import VerdictKind
 from runners.tasks.grading import SandboxGrader
-from runners.trajectory.store_error import StoreError
 from tests.runners.faults.boundaries import PATCH, ROLLOUT, SESSION, Places, captured, plan_of
 
 # --- the gateway's admin API -------------------------------------------------------------------

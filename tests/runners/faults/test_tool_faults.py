@@ -16,9 +16,9 @@ from runners.faults.plan import FaultPlan
 from runners.faults.tools import FaultyHarness
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.native import NativeHarness
-from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local import LocalBackend
+from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import ScriptedEngine, spoken
 from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places, plan_of
 from tests.runners.gateway.running import running_gateway

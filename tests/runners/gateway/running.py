@@ -16,8 +16,8 @@ import orjson
 
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import Parts, serve
+from runners.store.run_store import RunStore
 from runners.trajectory.record import Turn
-from runners.trajectory.store import RunStore
 
 NO_PARTS = Parts()
 TOOLS: list[dict[str, Any]] = [

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.gateway.session import Session
-from runners.trajectory.store import RunStore
+from runners.store.run_store import RunStore
 from tests.fakes.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.fakes.scripted_engine import END, ScriptedEngine
 from tests.runners.gateway.running import Agent, Gateway, running_gateway, user

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.gateway.attribution import MAIN, Hints
 from runners.gateway.branches import Branches, Place
 from runners.gateway.conversation import Answer, Call, Piece, TurnRequest, fingerprint
-from runners.gateway.history import outline
-from runners.gateway.speaker import MAIN, Hints
+from runners.gateway.prefix_matching import outline
 from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
 from runners.trajectory.record import Turn
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.conversation import TurnRequest
@@ -18,8 +19,7 @@ from runners.gateway.registry import NewSession, Registry
 from runners.gateway.session import Sampling, Services, Session
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
 from runners.gateway.turn_log import Journal
-from runners.limits import Admission, TokenBucket
-from runners.trajectory.store_error import StoreError
+from runners.store.store_error import StoreError
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 from tests.fakes.turn_log import HeldTurnLog
 

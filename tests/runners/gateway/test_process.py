@@ -19,8 +19,8 @@ from conf.errors import AgentrlError, ExitCode
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.gateway.service import serve
 from runners.processes.service import Service, ServiceError
-from runners.trajectory.store import RunStore
-from runners.trajectory.store_error import StoreError
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
 from tests.runners.gateway.running import open_door, settings_for
 
 

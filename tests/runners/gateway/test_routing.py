@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from runners.export.dump import dump
 from runners.harnesses.native import agent as native
 from runners.harnesses.native.wire import Messages
-from runners.trajectory.dump import dump
+from runners.store.run_store import RunStore
 from runners.trajectory.graph import segments
 from runners.trajectory.routing import RoutingShape, TurnRouting, segment_routing
-from runners.trajectory.store import RunStore
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, routed, spoken
 from tests.runners.gateway.running import Gateway, echo, results, running_gateway, user
 

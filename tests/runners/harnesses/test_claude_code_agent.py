@@ -21,9 +21,9 @@ from conf.schema import (
 from runners.harnesses.claude_code.result import read_result
 from runners.harnesses.claude_code.settings import command, environment
 from runners.harnesses.registry import make_harness
-from runners.outcome import OutcomeCode
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
+from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.harnesses.real_agent import (
     LINEAR,

@@ -9,8 +9,8 @@ import pytest
 
 from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses.claude_code.result import read_result
-from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult
+from runners.trajectory.outcome import OutcomeCode
 
 INIT = {"type": "system", "subtype": "init", "claude_code_version": "2.1.328", "tools": ["Bash"]}
 ANSWER = {"type": "assistant", "message": {"role": "assistant", "content": []}}

@@ -16,7 +16,7 @@ from conf.schema import (
     Scenario,
     SubagentScenario,
 )
-from runners.outcome import OutcomeCode
+from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.runners.harnesses.real_agent import (
     LINEAR,

@@ -10,8 +10,8 @@ import pytest
 from conf.schema import CodexHarness
 from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses.codex.result import read_result
-from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult
+from runners.trajectory.outcome import OutcomeCode
 
 VERSION = "0.169.0"
 SETTINGS = CodexHarness(

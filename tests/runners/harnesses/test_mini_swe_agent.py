@@ -8,7 +8,7 @@ import pytest
 
 from conf.compose import compose
 from conf.schema import MiniSweAgentHarness
-from runners.outcome import OutcomeCode
+from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.runners.harnesses.real_agent import (
     MAIN,

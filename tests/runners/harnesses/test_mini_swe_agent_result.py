@@ -17,8 +17,8 @@ from runners.harnesses.mini_swe_agent.program import install, ready
 from runners.harnesses.mini_swe_agent.result import read_result
 from runners.harnesses.mini_swe_agent.settings import command, environment, settings
 from runners.harnesses.registry import make_harness
-from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import CommandResult
+from runners.trajectory.outcome import OutcomeCode
 from tests.runners.harnesses.golden import check_golden
 from tests.runners.harnesses.listener import Listener, started
 

@@ -14,7 +14,7 @@ import pytest
 
 from runners.harnesses.native import agent, wire
 from runners.harnesses.native.wire import Messages
-from runners.outcome import OutcomeCode
+from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_gateway import (
     Cut,
     ErrorEvent,

@@ -13,21 +13,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runners.observe.attempts import AttemptWatch
-from runners.observe.awaits import describe_pending
+from runners.diagnostics.attempt_progress import AttemptWatch
+from runners.diagnostics.call_graph import describe_pending
+from runners.diagnostics.diagnostics import diagnostics
 from runners.observe.dashboard import Dashboard, LiveView
-from runners.observe.diagnostics import diagnostics
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.observe.status import read_status, render
 from runners.observe.summary import summary_table
 from runners.observe.terminal import printable
-from runners.outcome import Outcome, OutcomeCode, Stage
-from runners.trajectory.jsontext import dumps, loads
-from runners.trajectory.run_state import State
-from runners.trajectory.store import RunStore
+from runners.store.json_text import dumps, loads
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
+from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from tests.fakes.hostile import STEERING, TEXTS, Unreadable, exceptions, shown
-from tests.runners.trajectory.records import CONFIG, a_rollout
+from tests.runners.export.records import CONFIG, a_rollout
 
 each_text = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 each_exception = pytest.mark.parametrize("error", exceptions().values(), ids=exceptions())

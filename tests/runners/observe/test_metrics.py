@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 )
 
 from runners.observe.metrics import MetricsWriter
-from runners.trajectory.store_error import StoreError
+from runners.store.store_error import StoreError
 
 
 def rows(run_dir: Path) -> list[dict[str, float | None]]:

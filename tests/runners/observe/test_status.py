@@ -13,10 +13,10 @@ from rich.console import Console, RenderableType
 
 from runners.observe.status import read_status, render
 from runners.observe.summary import summary_table, write_reward_curve
-from runners.trajectory.run_state import State
-from runners.trajectory.store import RunStore
-from runners.trajectory.store_error import StoreError
-from tests.runners.trajectory.records import CONFIG, a_rollout, example_run
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
+from tests.runners.export.records import CONFIG, a_rollout, example_run
 
 
 def text(renderable: RenderableType) -> str:

@@ -19,14 +19,14 @@ import pytest
 
 from runners.observe.status import read_status
 from runners.processes.ledger import Ledger, reap
-from runners.processes.marks import SERVICE
+from runners.processes.process_tags import SERVICE
 from runners.processes.service import Service, ServiceError
 from runners.sandboxes.contract import SandboxError
-from runners.trajectory.run_state import State
-from runners.trajectory.store import RunStore
-from runners.trajectory.store_error import StoreError
-from runners.trajectory.tables import TABLES
-from tests.runners.trajectory.records import CONFIG
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
+from runners.store.tables import TABLES
+from tests.runners.export.records import CONFIG
 
 ECHO = "tests.fakes.echo_service"
 DRIVER = f"""
@@ -34,7 +34,7 @@ import asyncio, sys, time
 from pathlib import Path
 from runners.processes.ledger import Ledger
 from runners.processes.service import Service
-from runners.trajectory.store import RunStore
+from runners.store.run_store import RunStore
 
 async def main():
     run_dir = Path(sys.argv[1])
@@ -276,7 +276,7 @@ def test_the_ledger_survives_kill_9_at_any_instant(store: RunStore) -> None:
         "import itertools, sys\n"
         "from pathlib import Path\n"
         "from runners.processes.ledger import Ledger\n"
-        "from runners.trajectory.store import RunStore\n"
+        "from runners.store.run_store import RunStore\n"
         "ledger = Ledger(RunStore.open(Path(sys.argv[1])))\n"
         "for number in itertools.count():\n"
         "    ledger.enter('sandbox', str(number))\n"

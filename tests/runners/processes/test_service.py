@@ -17,7 +17,7 @@ import pytest
 from conf.errors import ExitCode
 from runners.processes.ledger import Ledger
 from runners.processes.service import Service, ServiceError
-from runners.trajectory.store import RunStore
+from runners.store.run_store import RunStore
 
 MODULE = "tests.fakes.echo_service"
 

@@ -11,12 +11,12 @@ from conf.compose import compose, to_json
 from conf.schema import Config
 from runners.harnesses.contract import HarnessContext
 from runners.harnesses.registry import make_harness
-from runners.outcome import Outcome, Stage
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxSpec
+from runners.store.run_store import RunStore
 from runners.tasks.datasets import load_tasks
+from runners.trajectory.outcome import Outcome, Stage
 from runners.trajectory.record import RolloutRecord
-from runners.trajectory.store import RunStore
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.gateway.running import running_gateway
 from tests.runners.harnesses.real_agent import MAIN, SeveralThreads

@@ -14,7 +14,7 @@ from conf import programs
 from conf.schema import Config
 from runners.harnesses.registry import install_harness
 from runners.replay.run import replay
-from runners.trajectory.store import RunStore
+from runners.store.run_store import RunStore
 from tests.fakes.scripted_engine import spoken
 from tests.runners.harnesses.real_agent import MAIN, call, say
 from tests.runners.replay.recorded import ROLLOUT, record, run_config

@@ -10,7 +10,7 @@ import pytest
 
 from conf.errors import ExitCode
 from runners.replay.run import ReplayError, replay
-from runners.trajectory.store import RunStore
+from runners.store.run_store import RunStore
 from tests.runners.harnesses.real_agent import call, say
 from tests.runners.replay.recorded import ROLLOUT, record, run_config
 

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from runners.report.page import report
-from runners.trajectory.store import RunStore
+from runners.store.run_store import RunStore
 
 _VOID = {"meta", "br", "link", "img", "input"}
 

@@ -14,14 +14,13 @@ import pytest
 from conf.compose import compose
 from conf.errors import ExitCode
 from runners.observe.terminal import printable
-from runners.outcome import Outcome, OutcomeCode, Stage
 from runners.report.page import ReportError, is_quick, write_report
-from runners.trajectory.jsontext import clean_text
-from runners.trajectory.run_state import State
-from runners.trajectory.store import RunStore
+from runners.store.json_text import clean_text
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
+from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from tests.fakes.hostile import TEXTS
-from tests.runners.report.pages import Page, page_of
-from tests.runners.trajectory.records import (
+from tests.runners.export.records import (
     CONFIG,
     LOST,
     a_rollout,
@@ -29,6 +28,7 @@ from tests.runners.trajectory.records import (
     example_run,
     write_session,
 )
+from tests.runners.report.pages import Page, page_of
 
 R3 = {
     "r3/k1": 1e-5,

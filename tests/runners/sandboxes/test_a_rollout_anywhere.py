@@ -14,11 +14,11 @@ from conf.schema import LinearScenario
 from conf.schema import NativeHarness as Settings
 from runners.harnesses.contract import HarnessContext
 from runners.harnesses.native import NativeHarness
-from runners.outcome import OutcomeCode
 from runners.sandboxes.contract import SandboxSpec
 from runners.tasks.contract import Patch, VerdictKind
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import capture
+from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_gateway import Reply, scripted_gateway, use
 from tests.runners.sandboxes.places import NAMES, Place, place
 from tests.runners.tasks.repositories import FIX, make_task

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runners.processes.marks import SANDBOX
+from runners.processes.process_tags import SANDBOX
 from runners.sandboxes import launcher
 from runners.sandboxes.boot import Start, boot, end
 from runners.sandboxes.contract import SandboxError, SandboxSpec

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.processes.marks import SANDBOX, kill_marked
-from runners.processes.owner import PREFIX, fresh_name, is_orphan
+from runners.processes.process_names import PREFIX, fresh_name, is_orphan
+from runners.processes.process_tags import SANDBOX, kill_marked
 from runners.sandboxes.cgroup import HIERARCHIES
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local import LocalBackend

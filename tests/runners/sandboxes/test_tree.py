@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.processes.owner import PREFIX, fresh_name
+from runners.processes.process_names import PREFIX, fresh_name
 from runners.sandboxes import memory
 from runners.sandboxes.tree import copy_tree, remove_tree
 

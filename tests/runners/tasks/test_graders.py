@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conf import schema
-from runners.reward import reward_of
+from runners.rollouts.reward import reward_of
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
 from runners.sandboxes.local import LocalBackend
 from runners.tasks.contract import (

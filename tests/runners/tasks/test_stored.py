@@ -9,12 +9,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.store.json_text import clean_text, dumps, loads
+from runners.store.run_store import RunStore
 from runners.tasks.contract import Patch
 from runners.tasks.patch import refused_patch
 from runners.tasks.stored import kept_extra, kept_text, patch_of
-from runners.trajectory.jsontext import clean_text, dumps, loads
-from runners.trajectory.store import RunStore
-from tests.runners.trajectory.records import CONFIG, a_rollout
+from tests.runners.export.records import CONFIG, a_rollout
 
 LATIN_1 = "--- a/n.txt\n+++ b/n.txt\n@@ -1 +1 @@\n-ol\xe9\n+\xe0 la\r\n".encode("latin-1")
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.schema import CollapseFanout, Fanout, RewardShare, SegmentsFanout
-from runners.training.batching import token_weights
 from runners.training.fanout import FanOut, fan_out, shares
+from runners.training.micro_batches import token_weights
 from runners.trajectory.graph import segments
 from runners.trajectory.record import BranchKind, Segment, SegmentKind, Turn
-from tests.runners.trajectory.records import a_turn
+from tests.runners.export.records import a_turn
 
 REWARDS: list[RewardShare] = ["copy", "uniform", "token_share", "final_only", "root_only"]
 THREADS: list[tuple[str, BranchKind]] = [

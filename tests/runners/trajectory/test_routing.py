@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
+from runners.store.tables import SCHEMA_VERSION
 from runners.trajectory.graph import segments
 from runners.trajectory.routing import (
     RoutingError,
@@ -19,10 +22,7 @@ from runners.trajectory.routing import (
     turn_routing,
     unrouted,
 )
-from runners.trajectory.store import RunStore
-from runners.trajectory.store_error import StoreError
-from runners.trajectory.tables import SCHEMA_VERSION
-from tests.runners.trajectory.records import CONFIG, a_turn
+from tests.runners.export.records import CONFIG, a_turn
 
 SESSION = "train-000001-00-00-a0"
 SHAPE = RoutingShape(layers=2, top_k=2, experts=300, routed=(0, 1))

@@ -15,8 +15,8 @@ from conf.schema import Config
 from runners.engines.client import HttpEngine
 from runners.processes.ledger import Ledger
 from runners.processes.service import ServiceError
-from runners.stack import start_engine
-from runners.trajectory.store import RunStore
+from runners.runtime.services import start_engine
+from runners.store.run_store import RunStore
 
 PROGRAM = Path(__file__).parents[3] / "fakes" / "sglang_package"
 

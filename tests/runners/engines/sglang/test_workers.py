@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.drain import drained
+from runners.campaign.drain import drained
+from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError, Load, SamplingParams
 from runners.engines.resilient import Pause, ResilientEngine
 from runners.engines.sglang.workers import WorkerEngine, connect
 from runners.gateway.client import GatewayAdmin
-from runners.limits import Admission, TokenBucket
 from tests.fakes.scripted_engine import Completion
 from tests.fakes.sglang_server import Router, SglangServer
 

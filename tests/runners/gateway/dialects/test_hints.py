@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from runners.gateway.attribution import Hints
 from runners.gateway.dialects import hints
-from runners.gateway.speaker import Hints
 
 AGENT = "x-claude-code-agent-id"
 

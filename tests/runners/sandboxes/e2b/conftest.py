@@ -43,4 +43,4 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let retries come at once: how long they wait is tested with the limits."""
-    monkeypatch.setattr("runners.limits.BACKOFF_S", 0.001)
+    monkeypatch.setattr("runners.concurrency.limits.BACKOFF_S", 0.001)

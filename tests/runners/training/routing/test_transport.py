@@ -15,13 +15,14 @@ import torch
 
 from conf.compose import compose
 from conf.schema import Config
-from runners.campaign.batch import Batch, Sessions, make_batch
 from runners.engines.contract import SamplingParams
 from runners.engines.embedded.core import EngineCore
-from runners.training.batching import micro_batches
+from runners.store.run_store import RunStore
 from runners.training.fanout import fan_out
+from runners.training.micro_batches import micro_batches
 from runners.training.routing.shape import routing_shape
 from runners.training.sample import Sample
+from runners.training.step_batch import Batch, Sessions, make_batch
 from runners.trajectory.graph import TurnGraph, segments
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.routing import (
@@ -32,11 +33,10 @@ from runners.trajectory.routing import (
     segment_routing,
     turn_routing,
 )
-from runners.trajectory.store import RunStore
 from tests.fakes.tiny_model import write_tiny_model
+from tests.runners.export.records import CONFIG, LOST, a_rollout, a_turn, branched_turns
 from tests.runners.training.routing.test_step import corrupt, r3
 from tests.runners.training.test_local import VOCAB, make_trainer
-from tests.runners.trajectory.records import CONFIG, LOST, a_rollout, a_turn, branched_turns
 
 TURNS, NEW, SAMPLED = 3, 6, 12
 CONFIGS = {kind: compose(["routing_replay=rollout", f"routing_replay.on_fault={kind}"])

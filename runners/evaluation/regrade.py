@@ -1,0 +1,230 @@
+"""Grade stored patches again: no policy, no gateway, no engine.
+
+A trajectory is durable before it is graded, so one whose grading was cut off or failed needs no new
+rollout; and after a grader's mend every patch can be judged anew. What a verdict replaces is kept
+in an event. The record of a finished training step stays what the step was trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from conf.compose import compose
+from conf.errors import ExitCode
+from conf.resume import resume_config
+from conf.schema import Config
+from runners.concurrency.task_group import task_group
+from runners.evaluation.benchmarks import BENCHMARKS
+from runners.evaluation.run import rewrite_results
+from runners.observe.dashboard import LiveView
+from runners.observe.progress import Progress
+from runners.rollouts.attempt import verdict_dict
+from runners.rollouts.reward import reward_of
+from runners.runtime.services import running_grader
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
+from runners.tasks.contract import Grader, Task, Verdict, VerdictKind
+from runners.tasks.datasets import load_tasks
+from runners.tasks.stored import patch_of
+from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
+from runners.trajectory.record import RolloutRecord
+
+EVENT = "regraded"
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A rollout whose verdict changed."""
+
+    rollout_id: str
+    task_id: str
+    before: str
+    """solved or unsolved."""
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegradeResult:
+    """What grading again came to."""
+
+    run_dir: str
+    chosen: int
+    """Rollouts to grade."""
+    graded: int
+    solved: int
+    flips: tuple[Flip, ...]
+    not_graded: dict[str, str]
+    """Rollout → why there is still no verdict."""
+    exit_code: ExitCode
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        return asdict(self) | {"exit_code": int(self.exit_code)}
+
+
+def regrade(
+    run_dir: Path, overrides: list[str], *, only: str | None = None, everything: bool = False
+) -> RegradeResult:
+    """Grade what has a stored patch and no verdict; with ``everything`` also what has one.
+
+    ``only`` is an outcome code. Each verdict is stored as it comes. Raises AgentrlError.
+    """
+    with RunStore.open(run_dir) as store:
+        state = store.state()
+        if state.driven and state.driver:
+            raise StoreError(
+                f"the run in {run_dir} is driven by process {state.driver.pid}: wait for its end",
+                ExitCode.USAGE,
+            )
+        stored = store.config()
+        config = resume_config(stored, overrides, also=("sandbox.",))
+        chosen = [
+            record
+            for record in candidates(store, everything=everything)
+            if only is None or record.outcome.code == only
+        ]
+        work = _Regrade(config, store, chosen)
+        code = ExitCode.DONE
+        try:
+            asyncio.run(work.run())
+        except KeyboardInterrupt:  # every verdict so far is stored
+            code = ExitCode.INTERRUPTED
+        if work.graded and (name := state.info.get("benchmark")):
+            rewrite_results(store, BENCHMARKS[name], compose([], base=stored))
+        if not code and work.not_graded:
+            code = ExitCode.FAILURE_BUDGET
+        return RegradeResult(
+            run_dir=str(run_dir),
+            chosen=len(chosen),
+            graded=work.graded,
+            solved=work.solved,
+            flips=tuple(work.flips),
+            not_graded=work.not_graded,
+            exit_code=code,
+        )
+
+
+def candidates(store: RunStore, *, everything: bool) -> Iterator[RolloutRecord]:
+    """Yield of each rollout the attempt to grade: the graded one that counts if ``everything``; of
+    a rollout without a verdict the last attempt whose patch was captured.
+    """
+    for _, attempts in groupby(store.each_rollout(), lambda record: record.rollout_id):
+        records = list(attempts)
+        graded = [r for r in records if r.counts and r.solved is not None]
+        if not graded:
+            yield from [r for r in records if _captured(r)][-1:]
+        elif everything:
+            yield graded[0]
+
+
+def _captured(record: RolloutRecord) -> bool:
+    """Whether the attempt came as far as its grading: its patch is the agent's work."""
+    return record.outcome.meaning.reward_counts or record.outcome.stage is Stage.GRADE
+
+
+class _Regrade:
+    """Grades records; used once."""
+
+    def __init__(self, config: Config, store: RunStore, records: Sequence[RolloutRecord]) -> None:
+        self.graded = 0
+        self.solved = 0
+        self.flips: list[Flip] = []
+        self.not_graded: dict[str, str] = {}
+        self._config = config
+        self._store = store
+        self._records = records
+        self._trained = {row.step for row in store.steps() if row.state == "done"}
+
+    async def run(self) -> None:
+        if not self._records:
+            return
+        progress = Progress(self._store.run_dir.name, steps=0)
+        room = asyncio.Semaphore(self._config.rollout.concurrency)
+        with LiveView(progress, self._config.observe.dashboard):
+            progress.begin_phase("grading", len(self._records))
+            loaded = await asyncio.to_thread(load_tasks, self._config)
+            tasks = {task.id: task for task in loaded}
+            async with running_grader(self._config, self._store) as grader, task_group() as group:
+                for record in self._records:
+                    if record.task_id in tasks:
+                        task = tasks[record.task_id]
+                        group.create_task(self._one(record, task, grader, room, progress))
+                    else:
+                        self.not_graded[record.rollout_id] = f"there is no task {record.task_id}"
+
+    async def _one(
+        self,
+        record: RolloutRecord,
+        task: Task,
+        grader: Grader,
+        room: asyncio.Semaphore,
+        progress: Progress,
+    ) -> None:
+        async with room:
+            verdict = await grader.grade(
+                task,
+                patch_of(record.patch, record.extra),
+                name=f"{record.session_id}-regrade",
+                deadline_s=self._config.rollout.deadlines.grade_s,
+            )
+        if verdict.kind is VerdictKind.INFRA:
+            self.not_graded[record.rollout_id] = verdict.reason
+            progress.rollout_done(OutcomeCode.GRADER_ERROR, 0)
+            progress.columns["error"] += 1
+            return
+        self._enter(record, verdict)
+        progress.rollout_done(verdict.kind, 0)
+        progress.columns[verdict.kind] += 1
+
+    def _enter(self, record: RolloutRecord, verdict: Verdict) -> None:
+        solved = verdict.kind is VerdictKind.SOLVED
+        self.graded += 1
+        self.solved += solved
+        flipped = record.solved is not None and record.solved != solved
+        if flipped:
+            before = "unsolved" if solved else "solved"
+            self.flips.append(Flip(record.rollout_id, record.task_id, before, verdict.kind))
+        self._store.event(
+            EVENT,
+            {
+                "rollout_id": record.rollout_id,
+                "attempt": record.attempt,
+                "flipped": flipped,
+                "before": {
+                    "code": record.outcome.code,
+                    "message": record.outcome.message,
+                    "solved": record.solved,
+                    "verdict": record.verdict,
+                },
+                "verdict": verdict_dict(verdict),
+            },
+        )
+        if record.split == "train" and record.step in self._trained:
+            return
+        turns = self._store.turns(record.session_id)
+        self._store.put_rollout(
+            replace(
+                record,
+                counts=True,
+                outcome=_agents(record),
+                solved=solved,
+                reward=reward_of(self._config.reward, verdict, turns),
+                verdict=verdict_dict(verdict),
+            )
+        )
+
+
+def _agents(record: RolloutRecord) -> Outcome:
+    """Return how the agent ended, which a failed grading stands in front of."""
+    if record.outcome.meaning.reward_counts:
+        return record.outcome
+    return Outcome(
+        OutcomeCode(record.extra.get("agent_code", OutcomeCode.POLICY_FINISHED)),
+        Stage.HARNESS,
+        record.final_message,
+    )

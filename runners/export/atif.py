@@ -1,0 +1,313 @@
+"""``atif/``: one document per rollout in Harbor's Agent Trajectory Interchange Format, ATIF-v1.7
+(https://github.com/harbor-framework/harbor/blob/main/rfcs/0001-trajectory-format.md).
+
+The root document is the main thread in the order of time, past every compaction: where a history
+was left, a system step says why, and what the next prompt repeats is marked ``is_copied_context``.
+Sub-agents are embedded below the thread that dispatched them, summaries and side queries below
+their own. A result refers to a sub-agent whose task is what its tool call said.
+
+A prompt is given in full (``prompt_token_ids``) where it was rendered whole; elsewhere
+``metrics.extra`` says how many tokens of the turn before are kept and which are added, and
+``extra.after_turn`` which turn that is, where it is not the step's forerunner. So a document grows
+with its tokens, not with their square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from runners.export.contract import Add, Rollout, Run
+from runners.store.json_text import dumps
+from runners.trajectory.conversation import Message, tools
+from runners.trajectory.record import MAIN_THREAD as MAIN
+from runners.trajectory.record import Turn
+
+VERSION = "ATIF-v1.7"
+"""The oldest with embedded sub-agents; 1.8 adds only audio."""
+_SOURCES = {"assistant": "agent", "user": "user"}
+
+Document = dict[str, Any]
+
+
+@contextmanager
+def atif(folder: Path, run: Run) -> Iterator[Add]:
+    """Write ``atif/ROLLOUT.json`` per rollout."""
+    place = folder / "atif"
+    place.mkdir()
+
+    def add(rollout: Rollout) -> None:
+        path = place / f"{rollout.record.rollout_id}.json"
+        path.write_bytes(dumps(document(rollout, run)).encode())
+
+    yield add
+
+
+def document(rollout: Rollout, run: Run) -> Document:
+    """Return the ATIF document of a rollout."""
+    record, turns = rollout.record, rollout.turns
+    agent = _agent(run)
+    threads: dict[str, _Thread] = {MAIN: _Thread(record.rollout_id, None, agent)}
+    for turn in turns:
+        spoken = threads.get(turn.thread)
+        if spoken is None:
+            name = f"{record.rollout_id}/{turn.thread}"
+            spoken = threads[turn.thread] = _Thread(name, turn.parent_thread or MAIN, agent)
+        if turn.branch in ("main", "subagent"):
+            spoken.say(turn)
+        else:
+            spoken.aside(turn, turns)
+    for name, thread in reversed(threads.items()):  # inner ones first
+        if name != MAIN:
+            above = threads.get(thread.parent or MAIN, threads[MAIN])
+            (threads[MAIN] if above is thread else above).embed(thread)
+    root = threads[MAIN]
+    if not root.steps:  # a document has at least one
+        root.note(f"no model call: {record.outcome.code}: {record.outcome.message}")
+    said = rollout.trajectory
+    return root.document(record.session_id) | {
+        "extra": {
+            key: said[key]
+            for key in (
+                *("run", "step", "split", "group", "member", "attempt", "task", "scenario"),
+                *("outcome", "reward", "advantage", "tokens", "timings", "patch", "verdict"),
+            )
+        }
+    }
+
+
+def _agent(run: Run) -> dict[str, Any]:
+    try:
+        own = version("agentrl")
+    except PackageNotFoundError:
+        own = "unknown"  # run from a source tree
+    name = run.kind("harness", "native")
+    return {
+        "name": name,
+        "version": own if name == "native" else "unknown",
+        "model_name": run.kind("model", "unknown"),
+    }
+
+
+@dataclass(slots=True)
+class _Thread:
+    """A document in the making; mutated as turns come in."""
+
+    name: str
+    """Its trajectory_id."""
+    parent: str | None
+    """The thread that dispatched it."""
+    agent: dict[str, Any]
+    steps: list[Document] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    embedded: list[Document] = field(default_factory=list)
+    summary: str | None = None
+    """Document of the last summary, until a history begins with it."""
+    _calls: dict[str, Document] = field(default_factory=dict)
+    """Step of each tool call, by id."""
+
+    def say(self, turn: Turn) -> None:
+        """Take in a turn of the thread itself."""
+        last = self.turns[-1] if self.turns else None
+        whole = turn.parent is None
+        if last is not None and turn.parent != last.index:
+            reason = turn.break_reason or "history left"
+            step = self.note(reason, break_before_turn=turn.index, after_turn=turn.parent)
+            if self.summary is not None:
+                refs = [{"trajectory_id": self.summary}]
+                step["observation"] = {"results": [{"subagent_trajectory_ref": refs}]}
+                self.summary = None
+        self.hear(turn.request.get("messages", []), copied=whole and last is not None)
+        self.answer(turn)
+
+    def aside(self, turn: Turn, turns: list[Turn]) -> None:
+        """Embed a turn that leaves the thread's history as it is: a summary, a side query."""
+        # one that continues another is a chain of several turns, told in one document
+        path = [turn]
+        while path[0].parent is not None and turns[path[0].parent].segment == turn.segment:
+            path.insert(0, turns[path[0].parent])
+        made = _Thread(f"{self.name}/{turn.branch}-{turn.segment}", None, self.agent)
+        for told in path:
+            made.hear(told.request.get("messages", []), copied=False)
+            made.answer(told)
+        self.embedded = [one for one in self.embedded if one["trajectory_id"] != made.name]
+        about = {"kind": turn.branch, "after_turn": path[0].parent}
+        self.embedded.append(made.document() | {"extra": about})
+        if turn.branch == "compaction":
+            self.summary = made.name
+
+    def embed(self, thread: _Thread) -> None:
+        """Embed a sub-agent, and refer to it where it was called, if that can be seen."""
+        inner = thread.document()
+        about: dict[str, Any] = {"kind": "subagent"}
+        if thread.turns:
+            first = thread.turns[0]
+            about["after_turn"] = first.parent
+            about["agent_type"] = first.request.get("agent_type")
+        self.embedded.insert(0, inner | {"extra": about})
+        asked = "\n".join(
+            _text(step["message"]) for step in inner["steps"] if step["source"] == "user"
+        )
+        for call, step in self._calls.items():
+            for made in step["tool_calls"]:
+                if made["tool_call_id"] == call and _asks(made, asked):
+                    result = self._result(call, step)
+                    if "subagent_trajectory_ref" not in result:
+                        result["subagent_trajectory_ref"] = [{"trajectory_id": thread.name}]
+                        return
+
+    def hear(self, said: Iterable[Message], *, copied: bool) -> None:
+        """Take in what a request added; ``copied``: repeated after a break, save what is new."""
+        known = {_mark(step) for step in self.steps} if copied else set()
+        for message in said:
+            role = message.get("role")
+            if role == "tool" and self._told(message):
+                continue
+            step = self._step(_SOURCES.get(str(role), "system"), message)
+            if role == "tool":  # of no call that is known, or told otherwise before
+                step["extra"] = {"tool_call_id": message.get("tool_call_id")}
+            if copied and (role == "assistant" or _mark(step) in known):
+                step["is_copied_context"] = True
+            if role == "assistant":
+                self._tell(step, message, f"copied-{step['step_id']}")
+
+    def answer(self, turn: Turn) -> None:
+        """Take in what the policy sampled."""
+        step = self._step("agent", turn.reply)
+        step["timestamp"] = datetime.fromtimestamp(turn.started_at, UTC).isoformat()
+        step["llm_call_count"] = 1
+        self._tell(step, turn.reply, f"turn-{turn.index}")
+        added: dict[str, Any] = {"prompt_token_ids": turn.prompt_new}
+        if turn.parent is not None:
+            added = {
+                "extra": {
+                    "prompt_tokens_kept": turn.prompt_kept,
+                    "prompt_token_ids_added": turn.prompt_new,
+                }
+            }
+        step["metrics"] = {
+            "prompt_tokens": turn.prompt_kept + len(turn.prompt_new),
+            "completion_tokens": len(turn.output_ids),
+            "cached_tokens": turn.usage.get("cached_tokens", 0),
+            "completion_token_ids": turn.output_ids,
+            "logprobs": turn.output_logprobs,
+            **added,
+        }
+        step["extra"] = {
+            "turn": turn.index,
+            "segment": turn.segment,
+            "weight_version": turn.weight_version,
+            "finish_reason": turn.finish_reason,
+            "malformed_calls": turn.malformed_calls,
+            "engine_s": turn.engine_s,
+            "total_s": turn.total_s,
+        }
+        self.turns.append(turn)
+
+    def note(self, message: str, **extra: Any) -> Document:
+        """Add a system step of our own."""
+        step = self._step("system", {"content": message})
+        if extra:
+            step["extra"] = extra
+        return step
+
+    def document(self, session_id: str | None = None) -> Document:
+        """Return the whole."""
+        steps, turns = self.steps, self.turns
+        offered = tools(turns)
+        made: Document = {
+            "schema_version": VERSION,
+            "trajectory_id": self.name,
+            "agent": self.agent | ({"tool_definitions": offered} if offered else {}),
+            "steps": steps,
+            "final_metrics": {
+                "total_prompt_tokens": sum(len(t.prompt_new) + t.prompt_kept for t in turns),
+                "total_completion_tokens": sum(len(t.output_ids) for t in turns),
+                "total_cached_tokens": sum(t.usage.get("cached_tokens", 0) for t in turns),
+                "total_steps": len(steps),
+            },
+        }
+        if session_id is not None:
+            made["session_id"] = session_id
+        if self.embedded:
+            made["subagent_trajectories"] = self.embedded
+        return made
+
+    def _step(self, source: str, message: Message) -> Document:
+        step: Document = {
+            "step_id": len(self.steps) + 1,
+            "source": source,
+            "message": _text(message.get("content")),
+        }
+        self.steps.append(step)
+        return step
+
+    def _tell(self, step: Document, message: Message, name: str) -> None:
+        """Add to an agent's step what only the policy can say."""
+        if message.get("reasoning_content"):
+            step["reasoning_content"] = _text(message["reasoning_content"])
+        calls = [_call(call, f"{name}-{n}") for n, call in enumerate(_calls(message))]
+        if calls:
+            step["tool_calls"] = calls
+            self._calls.update((call["tool_call_id"], step) for call in calls)
+
+    def _told(self, message: Message) -> bool:
+        """Put a tool's message where it was called, unless another stands there."""
+        call = str(message.get("tool_call_id"))
+        if call not in self._calls:
+            return False
+        text, result = _text(message.get("content")), self._result(call, self._calls[call])
+        return bool(result.setdefault("content", text) == text)
+
+    @staticmethod
+    def _result(call: str, step: Document) -> Document:
+        """Return the result of a call in its step, made if missing."""
+        results: list[Document] = step.setdefault("observation", {"results": []})["results"]
+        for result in results:
+            if result["source_call_id"] == call:
+                return result
+        results.append({"source_call_id": call})
+        return results[-1]
+
+
+def _calls(message: Message) -> list[Any]:
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) else []
+
+
+def _call(call: Any, name: str) -> Document:
+    function = call.get("function", {}) if isinstance(call, dict) else {}
+    arguments = function.get("arguments")
+    return {
+        "tool_call_id": str(call.get("id") or name) if isinstance(call, dict) else name,
+        "function_name": str(function.get("name", "")),
+        "arguments": arguments if isinstance(arguments, dict) else {"unparsed": arguments},
+    }
+
+
+def _asks(call: Document, asked: str) -> bool:
+    """Whether a call says what a sub-agent was asked."""
+    said = [value for value in call["arguments"].values() if isinstance(value, str)]
+    longest = max(said, key=len, default="")
+    return bool(longest.strip()) and longest in asked
+
+
+def _mark(step: Document) -> tuple[str, str]:
+    return step["source"], step["message"]
+
+
+def _text(content: Any) -> str:
+    """Return a message's content as one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list):
+        return "\n".join(
+            str(part.get("text", f"[{part.get('type')}]")) if isinstance(part, dict) else str(part)
+            for part in content
+        )
+    return str(content)

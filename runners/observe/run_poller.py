@@ -1,0 +1,123 @@
+"""Looks on while another process drives a run: a ``Progress`` made of the run's store, again and
+again, in the same view that the driver has. It only reads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+
+from runners.observe.dashboard import LiveView, Mode
+from runners.observe.progress import Progress
+from runners.observe.status import Status, status_of
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
+from runners.trajectory.outcome import Stage
+
+_LOOK_S = 1.0
+_GOES_ON = (State.CREATED, State.RUNNING)
+
+
+def look_on(
+    run_dir: Path, console: Console, *, mode: Mode = "auto", every_s: float = _LOOK_S
+) -> Status:
+    """Show a run until it has ended, or its driver is gone; return how it stands then."""
+    with RunStore.open(run_dir, read_only=True) as store:
+        look = _Look(store)
+        status = look.again()
+        with LiveView(look.progress, mode, console):
+            while status.state in _GOES_ON:
+                time.sleep(every_s)
+                status = look.again()
+    return status
+
+
+class _Look:
+    """What is known of a run, from one look to the next."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        config = store.config()
+        self._run, self._eval = config.get("run", {}), config.get("eval", {})
+        self._steps: set[int] = set()
+        self._events = len(store.events())
+        self.progress = Progress(store.run_dir.resolve().name, int(self._run.get("steps", 0)))
+
+    def again(self) -> Status:
+        """Bring the progress up to date."""
+        progress, status = self.progress, status_of(self._store)
+        if not progress.sampled_tokens:
+            progress.sampled_tokens = status.sampled_tokens  # of before: no speed of now
+        if fresh := status.sampled_tokens - progress.sampled_tokens:
+            progress.sampled(fresh)
+        progress.outcomes = Counter(status.outcomes)
+        progress.evaluations = list(status.evaluations)
+        progress.started_at = time.monotonic() - self._store.state().spent_s
+        self._take_steps()
+        self._take_phase(status)
+        progress.in_flight = self._in_flight()
+        for event in self._store.events()[self._events :]:
+            said = ", ".join(f"{key} {value}" for key, value in event.data.items())
+            progress.note(f"{event.kind}: {said}")
+            self._events += 1
+        return status
+
+    def _take_steps(self) -> None:
+        for row in self._store.steps():
+            if row.state != "done" or row.step in self._steps:
+                continue
+            self._steps.add(row.step)
+            reward, rate = (row.metrics.get(f"train/{n}") for n in ("reward_mean", "solve_rate"))
+            seconds = row.metrics.get("time/step_s", 0.0)
+            self.progress.step_done(row.step, reward, rate, seconds)
+
+    def _take_phase(self, status: Status) -> None:
+        progress = self.progress
+        running = next((row for row in self._store.steps() if row.state != "done"), None)
+        if status.state not in _GOES_ON:
+            phase, size = status.state, 0
+        elif status.benchmark:
+            attempts = int(self._eval.get("attempts_per_task", 1))
+            phase, size = "evaluation", attempts * int(self._eval.get("tasks") or 0)
+            self._take_columns()
+        elif running is not None:
+            size = len(running.tasks) * int(self._run.get("rollouts_per_task", 0))
+            phase = "rollouts" if status.step_rollouts < size else "training"
+        elif status.step_rollouts:
+            phase, size = "evaluation", int(self._run.get("eval_tasks", 0))
+        else:
+            phase, size = "starting" if not progress.outcomes else "between steps", 0
+        if phase != progress.phase:
+            progress.begin_phase(phase)
+        done = sum(status.outcomes.values()) if status.benchmark else status.step_rollouts
+        progress.batch_done, progress.batch_size = done, max(size, done)
+
+    def _take_columns(self) -> None:
+        rows = self._store.query(
+            "SELECT solved, count(*) FROM rollout WHERE counts GROUP BY solved"
+        )
+        names = {1: "solved", 0: "unsolved", None: "error"}
+        self.progress.columns = Counter({names[solved]: count for solved, count in rows})
+
+    def _in_flight(self) -> Counter[str]:
+        """Return attempts by stage, as far as the ledger tells them apart."""
+        ((opened, talking),) = self._store.query(
+            """
+            SELECT count(*), count(*) FILTER (WHERE EXISTS (
+                SELECT 1 FROM turn WHERE session_id = name
+            )) FROM ledger WHERE kind = 'session'
+            """
+        )
+        ((grading,),) = self._store.query(
+            "SELECT count(*) FROM ledger WHERE kind = 'sandbox' AND name LIKE '%-grade'"
+        )
+        return +Counter(
+            {
+                Stage.BOOT.value: opened - talking,
+                Stage.HARNESS.value: talking,
+                Stage.GRADE.value: grading,
+            }
+        )

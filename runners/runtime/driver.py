@@ -1,0 +1,236 @@
+"""One execution of a run in this process, from its start or resume to its end: the store's state,
+the heartbeat, signals, the live view, diagnostics, the loss of a service.
+
+The first SIGINT or SIGTERM drains: nothing new starts, what is in flight finishes and is kept. The
+second leaves at once. Both leave a run that ``--resume`` continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.errors import AgentrlError, ExitCode
+from conf.schema import Config
+from runners.diagnostics.diagnostics import diagnostics
+from runners.diagnostics.sections import section
+from runners.diagnostics.stalls import attempts_text, watching
+from runners.observe.dashboard import LiveView
+from runners.observe.progress import Progress
+from runners.processes.service import ServiceError
+from runners.runtime.services import Policy, prepare_policy
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
+
+HEARTBEAT_S = 5.0
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+_STATES = {
+    ExitCode.DONE: State.DONE,
+    ExitCode.INTERRUPTED: State.INTERRUPTED,
+    ExitCode.TERMINATED: State.INTERRUPTED,
+}
+"""The run's state by how it ended; any other end is a failure."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and everything that was in flight has been kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an execution of a run ended."""
+
+    exit_code: ExitCode
+    message: str
+    """Why it ended early; empty when it is done."""
+    wall_s: float
+    """Of all executions of the run."""
+    asked_to_stop: bool
+    """A signal came, even if there was nothing left to interrupt."""
+
+    def document(self) -> dict[str, Any]:
+        """Return what a document of ``--json`` says of it."""
+        return {"exit_code": int(self.exit_code), "message": self.message}
+
+
+class Driver:
+    """Drives one execution of the run in ``store``; used once."""
+
+    def __init__(self, config: Config, store: RunStore, progress: Progress, **info: Any) -> None:
+        """``info`` stays with the run's state."""
+        self.draining = asyncio.Event()
+        self._config = config
+        self._store = store
+        self._progress = progress
+        self._info = info
+        self._started = time.monotonic()
+        self._before_s = store.state().spent_s
+        self._stop_code = ExitCode.INTERRUPTED
+        self._cancel: Callable[[], object] = lambda: None
+        self._service_error: ServiceError | None = None
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that all executions of the run have taken so far."""
+        return self._before_s + time.monotonic() - self._started
+
+    def run(self, work: Work, close: Callable[[], object]) -> End:
+        """Do ``work``, then ``close`` (what is written at every end), and enter the end in the
+        store.
+
+        Raises AgentrlError only for what makes a start impossible; what happens later is in the
+        result.
+        """
+        self._store.set_state(State.RUNNING, wall_s=self._before_s, **self._info)
+        self._store.replace_config(self._config.model_dump(mode="json"))
+        if sys.version_info < (3, 12):  # later ones choose it themselves: no thread per child
+            asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())
+        code, message = asyncio.run(self._main(work))
+        try:
+            close()
+        except AgentrlError as error:  # a full disk, say: what ended the run before says more
+            code, message = (code, message) if code else (error.exit_code, str(error))
+        try:
+            self._enter(code, message)
+        except AgentrlError as error:
+            code, message = (code, message) if code else (error.exit_code, str(error))
+        return End(code, message, self.wall_s, self.draining.is_set())
+
+    async def _main(self, work: Work) -> tuple[ExitCode, str]:
+        code, message = ExitCode.DONE, ""
+        task = asyncio.create_task(self._observed(work), name="run")
+        with self._signals(task):
+            try:
+                await task
+            except Interrupted:
+                code, message = self._stop_code, "interrupted; everything finished is kept"
+            except asyncio.CancelledError:
+                code, message = self._stop_code, "interrupted at once; finished rollouts are kept"
+            except AgentrlError as error:
+                code, message = error.exit_code, str(error)
+        if self._service_error is not None:
+            code, message = self._service_error.exit_code, str(self._service_error)
+        return code, message
+
+    async def _observed(self, work: Work) -> None:
+        view = LiveView(self._progress, self._config.observe.dashboard)
+        with view:
+            async with self._diagnosed():
+                heart = asyncio.create_task(self._heart(), name="heartbeat")
+                try:
+                    await work()
+                finally:
+                    heart.cancel()
+                    self._progress.begin_phase("ended")
+
+    @asynccontextmanager
+    async def _diagnosed(self) -> AsyncIterator[None]:
+        """Say in files why the event loop or an attempt hangs."""
+        observe, progress, run_dir = self._config.observe, self._progress, self._store.run_dir
+
+        def in_flight() -> str:
+            return section("attempts in flight", lambda: attempts_text(progress.watch))
+
+        with diagnostics(
+            run_dir, watchdog_s=observe.watchdog_s, tell=progress.note, more=in_flight
+        ):
+            async with watching(
+                progress.watch,
+                run_dir,
+                observe.stuck_s,
+                last_turn_s=self._last_turn_s,
+                tell=progress.note,
+            ):
+                yield
+
+    def _last_turn_s(self, session_id: str) -> float | None:
+        """Return how many seconds ago a session's last turn ended."""
+        ((ended_at,),) = self._store.query(
+            "SELECT max(started_at + total_s) FROM turn WHERE session_id = ?", (session_id,)
+        )
+        return None if ended_at is None else time.time() - ended_at
+
+    async def policy(self) -> Policy:
+        """Make or find the starting policy; a drain ends the making, since a policy half made is
+        worth nothing.
+        """
+        progress = self._progress
+
+        def show(phase: str, done: int, total: int) -> None:
+            if self.draining.is_set():
+                raise Interrupted
+            if phase != progress.phase:
+                progress.note(f"making the starting policy, which is then cached: {phase}")
+            progress.phase, progress.batch_done, progress.batch_size = phase, done, total
+
+        config = self._config
+        return await asyncio.to_thread(prepare_policy, config.model, config.scenario, progress=show)
+
+    def service_gone(self, error: ServiceError) -> None:
+        """End the run, since a service died: what is in flight is lost, the rest resumes."""
+        if self._service_error is None:
+            self._service_error = error
+            self._store.event("service_gone", {"message": str(error)})
+            self._cancel()
+
+    async def _heart(self) -> None:
+        while True:
+            self._store.heartbeat()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _enter(self, code: ExitCode, message: str) -> None:
+        self._store.set_state(
+            _STATES.get(code, State.FAILED),
+            exit_code=int(code),
+            message=message,
+            wall_s=self.wall_s,
+            **self._info,
+        )
+
+    @contextmanager
+    def _signals(self, work: asyncio.Task[None]) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def leave() -> None:
+            self._progress.watch.keep_pending()  # the cancellation unwinds it
+            work.cancel()
+
+        self._cancel = leave
+
+        def asked(number: signal.Signals) -> None:
+            self._stop_code = (
+                ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
+            )
+            if self.draining.is_set():
+                leave()
+            else:
+                self.draining.set()
+                self._progress.note(
+                    "stopping: rollouts in flight finish first; again leaves at once"
+                )
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, asked, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+def open_run(config: Config, run_dir: Path, *, resume: bool) -> RunStore:
+    """Open the store of the run to continue, or make that of a new one; raises StoreError."""
+    return (
+        RunStore.open(run_dir)
+        if resume
+        else RunStore.create(run_dir, config.model_dump(mode="json"))
+    )

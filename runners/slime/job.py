@@ -1,0 +1,129 @@
+"""``python -m runners.slime.job check|begin|end RUN [CODE]``: what a job does around slime.
+
+``check`` lets the agent program take one turn: from a sandbox, through a gateway at the address
+that sandboxes use.
+``begin`` reads the tasks and writes the file of prompts that slime deals: the training split only,
+in the one form that slime reads, whatever the dataset's. ``end`` enters how the job ended, when the
+processes that wrote the run's store are gone, and leaves a store that any machine can read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+
+from conf.errors import AgentrlError, ExitCode
+from runners.campaign.result import metrics_rows
+from runners.evaluation.files import replace_file
+from runners.observe.metrics import MetricsWriter
+from runners.observe.status import status_of
+from runners.observe.summary import write_reward_curve
+from runners.processes.ledger import Ledger, reap
+from runners.slime.worker import read_config
+from runners.store.json_text import dumps
+from runners.store.published import STATUS_FILE, publish, published
+from runners.store.run_state import State
+from runners.store.run_store import STORE_FILE, RunStore
+from runners.tasks.datasets import load_tasks
+
+PROMPTS = "prompts.jsonl"
+SILENCE_S = 30.0
+"""A rig without a heartbeat for so long is gone, even if it could not say so."""
+LEAVE_S = 60.0
+POLL_S = 0.5
+
+
+def check(run_dir: Path) -> None:
+    """Let the agent program of the run take a turn; raises AgentrlError if it cannot."""
+    from runners.harnesses.registry import install_harness
+    from runners.preflight.check import check_run
+
+    config = read_config(run_dir)
+    install_harness(config.harness)
+    with TemporaryDirectory(prefix="agentrl-check-") as work:
+        _, found = asyncio.run(check_run(config, Path(work), tell=lambda findings: None))
+    print(
+        f"harness={config.harness.kind} has taken a turn in a sandbox ({found.seconds:.1f} s)",
+        file=sys.stderr,
+    )
+
+
+def begin(run_dir: Path) -> None:
+    """Write the prompts; raises AgentrlError, which names every malformed row."""
+    tasks = [task for task in load_tasks(read_config(run_dir)) if task.split == "train"]
+    rows = [
+        {
+            "prompt": task.problem_statement,
+            "label": task.id,
+            "metadata": {"instance_id": task.id},
+        }
+        for task in tasks
+    ]
+    file = run_dir / PROMPTS
+    replace_file(file, "".join(dumps(row) + "\n" for row in rows))
+    print(f"{len(rows):,} training tasks in {file}", file=sys.stderr)
+
+
+def end(run_dir: Path, code: int) -> None:
+    """Enter in the run's store that the trainer ended with ``code``; raises StoreError."""
+    if not (run_dir / STORE_FILE).is_file():
+        return  # it ended before its first rollout
+    _wait_for_silence(run_dir)
+    status = published(run_dir)
+    if status is not None and status.get("state") == State.RUNNING:
+        publish(run_dir, STATUS_FILE, {**status, "state": State.INTERRUPTED})
+    with RunStore.open(run_dir) as store:
+        state = store.state()
+        if state.state is not State.RUNNING:
+            store.set_state(State.RUNNING, **state.info)
+        store.set_state(
+            State.FAILED if code else State.DONE,
+            exit_code=int(ExitCode.FAILURE_BUDGET if code else ExitCode.DONE),
+            message=f"training ended with exit code {code}: see logs/job.log" if code else "",
+            wall_s=state.spent_s,
+        )
+        asyncio.run(reap(Ledger(store)))
+        MetricsWriter(run_dir, tensorboard=False).rewrite(metrics_rows(store))
+        write_reward_curve(store)
+        publish(run_dir, STATUS_FILE, status_of(store).to_dict())
+
+
+def _wait_for_silence(run_dir: Path) -> None:
+    until = time.monotonic() + LEAVE_S
+    while time.monotonic() < until:
+        status = published(run_dir) or {}
+        silent_s = time.time() - float(status.get("updated_at") or 0.0)
+        here = status.get("driver_host") == socket.gethostname()
+        gone = here and not psutil.pid_exists(int(status.get("driver_pid") or 0))
+        if status.get("state") != State.RUNNING or gone or silent_s > SILENCE_S:
+            return
+        time.sleep(POLL_S)
+
+
+def main(arguments: list[str]) -> int:
+    """Return the process's exit code."""
+    try:
+        match arguments:
+            case ["check", run_dir]:
+                check(Path(run_dir))
+            case ["begin", run_dir]:
+                begin(Path(run_dir))
+            case ["end", run_dir, code]:
+                end(Path(run_dir), int(code))
+            case _:
+                print(__doc__, file=sys.stderr)
+                return int(ExitCode.USAGE)
+    except AgentrlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

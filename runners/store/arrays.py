@@ -1,0 +1,159 @@
+"""The append-only array files of a run: token ids, logprobs and routing of every turn.
+
+Invariant: one process appends (it holds the files' locks), and bytes are complete before anything
+refers to them. So a crash leaves at most an unused tail, and a block, once referred to, never
+changes. Its checksum is kept with the reference: a block that the disk lost is refused, never
+trained.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from conf.errors import ExitCode
+from runners.store.store_error import StoreError
+from runners.trajectory.record import IdArray, LogprobArray
+from runners.trajectory.routing import RoutingArray
+
+_ID = np.dtype("<i4")
+_LOGPROB = np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Where one turn's arrays lie: prompt ids, output ids, logprobs, one after the other."""
+
+    offset: int
+    """Bytes from the start of the file."""
+    prompt: int
+    """Prompt ids."""
+    output: int
+    """Output ids, and as many logprobs."""
+    crc: int
+    """CRC-32 of the bytes."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.prompt * _ID.itemsize + self.output * (_ID.itemsize + _LOGPROB.itemsize)
+
+
+class ArrayFile:
+    """An append-only file, opened when first needed; raises OSError and StoreError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reader: int | None = None
+        self._writer: int | None = None
+        self._end = 0
+
+    def claim(self, wait_s: float = 0.0) -> None:
+        """Become the one process that appends; refuse after waiting for a dying predecessor."""
+        if self._writer is not None:
+            return
+        self.path.parent.mkdir(exist_ok=True)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(handle, self.path, time.monotonic() + wait_s)
+        except BaseException:
+            os.close(handle)
+            raise
+        self._writer, self._end = handle, os.fstat(handle).st_size
+
+    def append(self, data: bytes) -> tuple[int, int]:
+        """Write bytes, completely; return their offset and CRC-32."""
+        self.claim()
+        assert self._writer is not None
+        offset, done = self._end, 0
+        while done < len(data):  # a nearly full disk takes a part, then raises
+            done += os.pwrite(self._writer, data[done:], offset + done)
+        self._end += len(data)
+        return offset, zlib.crc32(data)
+
+    def read(self, offset: int, size: int, crc: int) -> bytes:
+        """Return bytes written before; what the disk lost is refused."""
+        if self._reader is None:
+            self._reader = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        data = os.pread(self._reader, size, offset)
+        if len(data) != size or zlib.crc32(data) != crc:
+            raise StoreError(
+                f"{self.path} lacks the arrays of a stored turn (offset {offset}): the "
+                "machine lost power or the file was changed; restore the run directory from "
+                "a copy, or start a new run"
+            )
+        return data
+
+    def close(self) -> None:
+        """Close the file; the lock goes with it."""
+        for handle in (self._reader, self._writer):
+            if handle is not None:
+                os.close(handle)
+        self._reader = self._writer = None
+
+
+class TurnArrays:
+    """``arrays/turns.bin``: token ids and logprobs of every turn, and beside it
+    ``arrays/routing.bin``: the routing of turns that have any.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._turns = ArrayFile(directory / "turns.bin")
+        self._routing = ArrayFile(directory / "routing.bin")
+
+    def claim(self, wait_s: float = 0.0) -> None:
+        """Become the one process that appends; refuse after waiting for a dying predecessor."""
+        self._turns.claim(wait_s)
+
+    def append(self, prompt: IdArray, output: IdArray, logprobs: LogprobArray) -> Block:
+        """Write one turn's arrays and say where."""
+        parts = (prompt.astype(_ID), output.astype(_ID), logprobs.astype(_LOGPROB))
+        offset, crc = self._turns.append(b"".join(part.tobytes() for part in parts))
+        return Block(offset, len(prompt), len(output), crc)
+
+    def read(self, block: Block) -> tuple[IdArray, IdArray, LogprobArray]:
+        """Return prompt ids, output ids and logprobs of one turn (read-only arrays)."""
+        data = self._turns.read(block.offset, block.size, block.crc)
+        cut = (block.prompt + block.output) * _ID.itemsize
+        ids = np.frombuffer(data, _ID, block.prompt + block.output)
+        logprobs = np.frombuffer(data, _LOGPROB, block.output, cut)
+        return ids[: block.prompt], ids[block.prompt :], logprobs
+
+    def append_routing(self, experts: RoutingArray) -> tuple[int, int]:
+        """Write one turn's routing; return its offset and CRC-32. The turns are claimed first."""
+        return self._routing.append(experts.astype(experts.dtype.newbyteorder("<")).tobytes())
+
+    def read_routing(
+        self, offset: int, crc: int, shape: tuple[int, int, int], width: int
+    ) -> RoutingArray:
+        """Return one turn's routing (a read-only array); ``width``: bytes of an id, 1 or 2."""
+        kind = np.dtype("u1" if width == 1 else "<u2")
+        data = self._routing.read(offset, int(np.prod(shape)) * width, crc)
+        return np.frombuffer(data, kind).reshape(shape)
+
+    def close(self) -> None:
+        """Close the files; the locks go with them."""
+        self._turns.close()
+        self._routing.close()
+
+
+def _lock(handle: int, path: Path, until: float) -> None:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise StoreError(
+                    f"{path} is written by another process: a gateway of this run is still alive; "
+                    "end it, then try again",
+                    ExitCode.SERVICE_GONE,
+                ) from None
+            time.sleep(0.05)
+        else:
+            return

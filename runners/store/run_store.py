@@ -1,0 +1,435 @@
+"""Everything that happens in a run, durable as it happens: ``store.sqlite`` plus one array file.
+
+Two processes write at once: the gateway sessions and turns, the driver the rest. Each method is one
+transaction; when it returns, what it wrote survives the death of the process at any instant. A
+store belongs to the thread that opened it. Every failure of disk or database is a ``StoreError``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from conf.errors import ExitCode
+from runners.store.arrays import TurnArrays
+from runners.store.database import Database
+from runners.store.json_text import clean_text, dumps, loads
+from runners.store.published import driven_elsewhere
+from runners.store.rows import (
+    ROLLOUT,
+    ROUTING,
+    ROUTING_SINCE,
+    TURN,
+    rollout_from_row,
+    rollout_to_row,
+    routing_from_row,
+    routing_to_row,
+    turn_from_row,
+    turn_to_row,
+)
+from runners.store.run_state import TRANSITIONS, RunState, State, state_from_row, this_process
+from runners.store.store_error import StoreError, store_error
+from runners.store.tables import check_tables, create_tables, migrate
+from runners.trajectory.record import RolloutRecord, Turn
+from runners.trajectory.routing import RoutingShape, TurnRouting
+
+STORE_FILE = "store.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A training step."""
+
+    step: int
+    state: str
+    """"running" until finished, then "done"."""
+    tasks: list[str]
+    metrics: dict[str, Any]
+    """Empty until finished."""
+    started_at: float
+    finished_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """A finished evaluation."""
+
+    step: int
+    result: dict[str, Any]
+    finished_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """A notable thing."""
+
+    at: float
+    kind: str
+    data: dict[str, Any]
+
+
+class RunStore:
+    """The store of one run: made by ``create`` or ``open``, a context manager."""
+
+    def __init__(self, run_dir: Path, db: Database) -> None:
+        self.run_dir = run_dir
+        self._db = db
+        self._arrays = TurnArrays(run_dir / "arrays")
+
+    @classmethod
+    def create(cls, run_dir: Path, config: dict[str, Any]) -> Self:
+        """Begin a run in ``run_dir`` (made if missing); refuses one that already holds a run."""
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise store_error(error, run_dir) from error
+        store, now = cls(run_dir, Database(run_dir / STORE_FILE, "rwc")), time.time()
+        with store._closed_on_error(), store._db.write():
+            if store._db.rows("SELECT 1 FROM sqlite_schema"):
+                raise StoreError(
+                    f"{run_dir} already holds a run: continue it with "
+                    f"`agentrl run --resume {run_dir}` or choose another run.dir",
+                    ExitCode.USAGE,
+                )
+            create_tables(store._db)
+            store._db.execute(
+                "INSERT INTO run (only, config, created_at, state, message, info, updated_at) "
+                "VALUES (1, ?, ?, ?, '', '{}', ?)",
+                (dumps(config), now, State.CREATED, now),
+            )
+        return store
+
+    @classmethod
+    def open(cls, run_dir: Path, *, read_only: bool = False) -> Self:
+        """Open the run in ``run_dir``; refuses a directory without one, a newer store, and one that
+        another machine has open.
+        """
+        path = run_dir / STORE_FILE
+        if not path.is_file():
+            raise StoreError(
+                f"{run_dir} holds no run (there is no {STORE_FILE} in it): "
+                "name a directory that `agentrl run` made"
+            )
+        if (host := driven_elsewhere(run_dir)) is not None:
+            raise StoreError(
+                f"the run in {run_dir} is driven on {host}, and its store can be read there only "
+                f"until it ends: `agentrl status {run_dir}` says how it stands",
+                ExitCode.USAGE,
+            )
+        store = cls(run_dir, Database(path, "ro" if read_only else "rw"))
+        with store._closed_on_error():
+            check_tables(store._db)
+            if not read_only:
+                migrate(store._db)
+        return store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close both files."""
+        self._arrays.close()
+        self._db.close()
+
+    def config(self) -> dict[str, Any]:
+        """Return the run's resolved configuration."""
+        config: dict[str, Any] = loads(self._db.rows("SELECT config FROM run")[0][0])
+        return config
+
+    def replace_config(self, config: dict[str, Any]) -> None:
+        """Keep the configuration that a resume has changed."""
+        self._db.execute("UPDATE run SET config = ?", (dumps(config),))
+
+    # Sessions and turns: the gateway writes.
+
+    def claim_arrays(self, wait_s: float = 0.0) -> None:
+        """Become the one process that adds turns, or refuse after ``wait_s``.
+
+        The first turn does it anyway; a gateway does it before it serves.
+        """
+        with self._db.guarded():
+            self._arrays.claim(wait_s)
+
+    def add_session(self, session_id: str, info: dict[str, Any]) -> None:
+        """Record a new session; a second one of that id is refused."""
+        self._db.execute(
+            "INSERT INTO session VALUES (?, ?, ?)", (session_id, dumps(info), time.time())
+        )
+
+    def sessions(self) -> dict[str, dict[str, Any]]:
+        """Return every session's info."""
+        return {
+            row[0]: loads(row[1]) for row in self._db.rows("SELECT session_id, info FROM session")
+        }
+
+    def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
+        """Make a turn durable: first its arrays, then the rows that refer to them."""
+        with self._db.guarded():
+            block = self._arrays.append(turn.prompt_new, turn.output_ids, turn.output_logprobs)
+            if routing is None:
+                self._db.execute(TURN.insert, turn_to_row(turn, block))
+                return
+            place = self._arrays.append_routing(routing.experts)
+            with self._db.write():
+                self._db.execute(TURN.insert, turn_to_row(turn, block))
+                self._db.execute(ROUTING.insert, routing_to_row(turn, routing, *place))
+
+    def routing(self, session_id: str) -> dict[int, TurnRouting]:
+        """Return the routing of a session's turns, by turn; those without any are left out."""
+        if not self._holds_routing():
+            return {}
+        rows = self._db.rows(
+            "SELECT routing.*, turn.weight_version FROM routing "
+            "JOIN turn USING (session_id, turn_index) WHERE session_id = ?",
+            (session_id,),
+        )
+        with self._db.guarded():
+            return {row["turn_index"]: routing_from_row(row, self._arrays) for row in rows}
+
+    def routed_turns(self, session_id: str) -> frozenset[int]:
+        """Return which of a session's turns have routing."""
+        if not self._holds_routing():
+            return frozenset()
+        rows = self._db.rows("SELECT turn_index FROM routing WHERE session_id = ?", (session_id,))
+        return frozenset(row[0] for row in rows)
+
+    def routing_shape(self) -> RoutingShape | None:
+        """Return what the turns' routing looks like, every layer taken for one that routes; None if
+        no turn has any.
+        """
+        if not self._holds_routing():
+            return None
+        for layers, top_k, choices in self._db.rows(
+            "SELECT layers, top_k, choices FROM routing LIMIT 1"
+        ):
+            return RoutingShape(layers, top_k, choices, routed=tuple(range(layers)))
+        return None
+
+    def _holds_routing(self) -> bool:
+        version: int = self._db.rows("PRAGMA user_version")[0][0]
+        return version >= ROUTING_SINCE
+
+    def turns(self, session_id: str) -> list[Turn]:
+        """Return a session's turns, in order."""
+        rows = self._db.rows(
+            f"{TURN.select} WHERE session_id = ? ORDER BY turn_index", (session_id,)
+        )
+        with self._db.guarded():
+            return [turn_from_row(row, self._arrays) for row in rows]
+
+    # Rollouts: the driver writes.
+
+    def put_rollout(self, record: RolloutRecord) -> None:
+        """Write one attempt, new or again.
+
+        Before its grading it is written with ``counts=False``, at its end with the truth: so a
+        counting attempt is always a finished one, and a resumed step may take it as it is. An
+        earlier attempt that counted no longer does.
+        """
+        with self._db.write():
+            if record.counts:
+                self._db.execute(
+                    "UPDATE rollout SET counts = 0 WHERE rollout_id = ? AND attempt <> ? "
+                    "AND counts",
+                    (record.rollout_id, record.attempt),
+                )
+            self._db.execute(ROLLOUT.upsert, rollout_to_row(record))
+
+    def rollouts(
+        self, *, step: int | None = None, split: str | None = None, counts: bool | None = None
+    ) -> list[RolloutRecord]:
+        """Return the attempts that match, by step, split, group, member, attempt."""
+        return list(self.each_rollout(step=step, split=split, counts=counts))
+
+    def each_rollout(
+        self, *, step: int | None = None, split: str | None = None, counts: bool | None = None
+    ) -> Iterator[RolloutRecord]:
+        """Yield what ``rollouts`` returns, one at a time."""
+        wanted = {"step": step, "split": split, "counts": counts}
+        given = {key: value for key, value in wanted.items() if value is not None}
+        where = " AND ".join(f"{key} = :{key}" for key in given) or "TRUE"
+        order = "step, split, group_index, member, attempt"
+        for row in self._db.each(f"{ROLLOUT.select} WHERE {where} ORDER BY {order}", given):
+            yield rollout_from_row(row)
+
+    def rollout(self, rollout_id: str) -> RolloutRecord | None:
+        """Return the attempt that counts, if one does yet."""
+        rows = self._db.rows(f"{ROLLOUT.select} WHERE rollout_id = ? AND counts", (rollout_id,))
+        return rollout_from_row(rows[0]) if rows else None
+
+    def next_attempt(self, rollout_id: str) -> int:
+        """Return an attempt number that is unused, even by a driver that died before recording."""
+        rows = self._db.rows(
+            "SELECT session_id FROM session WHERE session_id GLOB ? "
+            "UNION SELECT session_id FROM rollout WHERE rollout_id = ?",
+            (f"{rollout_id}-a*", rollout_id),
+        )
+        used = [int(tail) for row in rows if (tail := row[0].rpartition("-a")[2]).isdigit()]
+        return max(used, default=-1) + 1
+
+    def discard_unfinished(self, step: int, split: str | None = None) -> int:
+        """Take the count from the rollouts of an unfinished step or evaluation; returns how many.
+
+        Their turns are kept. What is finished stays as it is.
+        """
+        return self._db.execute(
+            """
+            UPDATE rollout SET counts = 0
+            WHERE counts AND step = :step AND split = coalesce(:split, split) AND NOT EXISTS (
+                SELECT 1 FROM step
+                WHERE rollout.split = 'train' AND step = :step AND finished_at IS NOT NULL
+                UNION ALL SELECT 1 FROM evaluation
+                WHERE rollout.split = 'eval' AND step = :step
+            )
+            """,
+            {"step": step, "split": split},
+        )
+
+    # Steps and evaluations: the driver writes.
+
+    def begin_step(self, step: int, tasks: list[str]) -> None:
+        """Begin a step, or an unfinished one again; a finished one is refused."""
+        began = self._db.execute(
+            "INSERT INTO step (step, tasks, started_at) VALUES (?, ?, ?) "
+            "ON CONFLICT (step) DO UPDATE SET tasks = excluded.tasks WHERE finished_at IS NULL",
+            (step, dumps(tasks), time.time()),
+        )
+        if not began:
+            raise StoreError(
+                f"step {step} of {self.run_dir} is finished already and cannot begin again"
+            )
+
+    def finish_step(self, step: int, metrics: dict[str, Any]) -> None:
+        """Finish a step, once."""
+        finished = self._db.execute(
+            "UPDATE step SET metrics = ?, finished_at = ? WHERE step = ? AND finished_at IS NULL",
+            (dumps(metrics), time.time(), step),
+        )
+        if not finished:
+            raise StoreError(
+                f"step {step} of {self.run_dir} cannot finish: "
+                "it never began, or is finished already"
+            )
+
+    def rewind(self, step: int) -> None:
+        """Take back what came after ``step`` finished steps, since a trainer that lost it does it
+        again: later steps and their evaluations; rollouts after the first of them count no more.
+        """
+        with self._db.write():
+            self._db.execute("DELETE FROM step WHERE step > ?", (step,))
+            self._db.execute("DELETE FROM evaluation WHERE step > ?", (step,))
+            self._db.execute(
+                "UPDATE rollout SET counts = 0 WHERE counts AND step > ?"
+                " AND NOT (split = 'train' AND step = ?)",
+                (step, step + 1),
+            )
+
+    def steps(self) -> list[StepRow]:
+        """Return every step that began, in order."""
+        rows = self._db.rows(
+            "SELECT step, tasks, metrics, started_at, finished_at FROM step ORDER BY step"
+        )
+        return [
+            StepRow(
+                step,
+                "running" if end is None else "done",
+                loads(tasks),
+                loads(metrics or "{}"),
+                start,
+                end,
+            )
+            for step, tasks, metrics, start, end in rows
+        ]
+
+    def finish_evaluation(self, step: int, result: dict[str, Any]) -> None:
+        """Record the evaluation of the weights after ``step`` steps, once."""
+        self._db.execute(
+            "INSERT INTO evaluation VALUES (?, ?, ?)", (step, dumps(result), time.time())
+        )
+
+    def evaluations(self) -> list[EvaluationRow]:
+        """Return every finished evaluation, in order."""
+        rows = self._db.rows("SELECT step, result, finished_at FROM evaluation ORDER BY step")
+        return [EvaluationRow(step, loads(result), at) for step, result, at in rows]
+
+    # State and events.
+
+    def set_state(
+        self, state: State | str, *, exit_code: int | None = None, message: str = "", **info: Any
+    ) -> None:
+        """Move the run to another state.
+
+        ``running`` makes this process its driver; it is refused while another living process is.
+        """
+        new, me = State(state), this_process()
+        with self._db.write():
+            old = self.state()
+            if new not in TRANSITIONS[old.state]:
+                raise StoreError(
+                    f"the run in {self.run_dir} is {old.state} and cannot become {new}"
+                )
+            if new is State.RUNNING and old.driven and old.driver and old.driver.pid != me.pid:
+                raise StoreError(
+                    f"the run in {self.run_dir} is driven by process {old.driver.pid} "
+                    f"on {old.driver.host}: wait for it, or interrupt it first",
+                    ExitCode.USAGE,
+                )
+            now = time.time()
+            self._db.execute(
+                "UPDATE run SET state = ?, exit_code = ?, message = ?, info = ?, updated_at = ?",
+                (new, exit_code, clean_text(message), dumps(info), now),
+            )
+            if new is State.RUNNING:
+                self._db.execute(
+                    "UPDATE run SET host = ?, pid = ?, pid_started_at = ?, heartbeat_at = ?",
+                    (me.host, me.pid, me.started_at, now),
+                )
+
+    def heartbeat(self) -> None:
+        """Say that the driver lives."""
+        self._db.execute("UPDATE run SET heartbeat_at = ?", (time.time(),))
+
+    def state(self) -> RunState:
+        """Return the run's state."""
+        return state_from_row(self._db.rows("SELECT * FROM run")[0])
+
+    def event(self, kind: str, data: dict[str, Any]) -> None:
+        """Record a notable thing."""
+        self._db.execute(
+            "INSERT INTO event (at, kind, data) VALUES (?, ?, ?)", (time.time(), kind, dumps(data))
+        )
+
+    def events(self, kind: str | None = None) -> list[EventRow]:
+        """Return what was notable, in order."""
+        rows = self._db.rows(
+            "SELECT at, kind, data FROM event WHERE kind = coalesce(?, kind) ORDER BY event_id",
+            (kind,),
+        )
+        return [EventRow(at, kind, loads(data)) for at, kind, data in rows]
+
+    # Access.
+
+    def query(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
+        """Return the rows of a reading statement, for counts that no method above gives."""
+        return self._db.rows(sql, parameters)
+
+    @property
+    def database(self) -> Database:
+        """The connection, for the one room that keeps a table of its own: the ledger."""
+        return self._db
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise

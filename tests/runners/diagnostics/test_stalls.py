@@ -1,0 +1,141 @@
+"""An attempt without progress is described: its stage, its wait, its sandbox's processes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+
+from conf.schema import LocalSandbox as Settings
+from runners.diagnostics.attempt_progress import AttemptWatch, Flight
+from runners.diagnostics.stalls import attempts_text, watching
+from runners.sandboxes.contract import SandboxSpec
+from runners.sandboxes.local import LocalBackend
+
+STUCK_S = 0.2
+NAME = "train-000001-00-00-a0"
+
+
+def local(tmp_path: Path) -> LocalBackend:
+    isolation = "auto" if shutil.which("bwrap") else "none"
+    settings = Settings.model_validate(
+        {
+            "kind": "local", "isolation": isolation, "memory_mb": 512, "processes": 24,
+            "file_mb": 4, "cpu_s": 2, "warm": 0,
+        }
+    )  # fmt: skip
+    return LocalBackend(settings, tmp_path / "sandboxes")
+
+
+async def until_told(told: list[str]) -> None:
+    async with asyncio.timeout(20):
+        while not told:
+            await asyncio.sleep(0.02)
+
+
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "diagnostics"
+    made.mkdir()
+    return made
+
+
+async def test_a_hung_sandbox_is_described_with_its_stage_and_the_process_that_hangs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "source").mkdir()
+    written, watch, told = folder(tmp_path), AttemptWatch(), list[str]()
+    backend = await asyncio.to_thread(local, tmp_path)
+
+    async def attempt() -> None:
+        with watch.attempt(NAME) as note:
+            note("boot")
+            sandbox = await backend.create(SandboxSpec(NAME, tmp_path / "source", "none"))
+            note("harness")
+            await sandbox.run(["sleep", "1000"], deadline_s=1000)
+
+    async with watching(watch, tmp_path, 3 * STUCK_S, tell=told.append):
+        work = asyncio.create_task(attempt(), name="attempt")
+        await until_told(told)
+        work.cancel()
+        await asyncio.wait([work])
+        await asyncio.sleep(STUCK_S)  # one file per silence
+    await backend.close()
+    (path,) = written.iterdir()
+    assert str(path) in told[0]
+    assert path.name.startswith("driver-stuck-")
+    text = path.read_text()
+    assert text.startswith("1 attempt made no progress, at ")
+    assert f"\n{NAME}: for " in text
+    assert "in stage harness (boot 0." in text
+    assert "await sandbox.run(" in text
+    inside = text.partition("== processes in its sandboxes on this machine ==\n")[2]
+    (line,) = (line for line in inside.splitlines() if line.endswith(": sleep 1000"))
+    assert " sleeping" in line
+
+
+async def test_an_attempt_that_goes_on_is_left_alone(tmp_path: Path) -> None:
+    written, watch, told = folder(tmp_path), AttemptWatch(), list[str]()
+    turned = time.monotonic()
+
+    def last_turn_s(session_id: str) -> float | None:
+        return time.monotonic() - turned if session_id == "turning" else None
+
+    async with watching(watch, tmp_path, 4 * STUCK_S, last_turn_s=last_turn_s, tell=told.append):
+        with watch.attempt("staging") as staging, watch.attempt("turning") as turning:
+            turning("harness")
+            for stage in range(12):
+                staging(str(stage % 2))
+                turned = time.monotonic()
+                await asyncio.sleep(STUCK_S / 2)
+    assert told == []
+    assert list(written.iterdir()) == []
+
+
+async def test_it_is_told_once_per_stage_and_again_in_the_next(tmp_path: Path) -> None:
+    folder(tmp_path)
+    watch, told = AttemptWatch(), list[str]()
+    async with watching(watch, tmp_path, STUCK_S, tell=told.append):
+        with watch.attempt("one") as note:
+            for stage in ("boot", "harness"):
+                note(stage)
+                await until_told(told)
+                await asyncio.sleep(2 * STUCK_S)
+                assert len(told) == 1
+                told.clear()
+
+
+async def test_of_many_attempts_that_hang_alike_a_few_are_described(tmp_path: Path) -> None:
+    written, watch, told = folder(tmp_path), AttemptWatch(), list[str]()
+    gate = asyncio.Event()
+
+    async def attempt(number: int) -> None:
+        with watch.attempt(f"rollout-{number}") as note:
+            note("harness")
+            await gate.wait()
+
+    async with watching(watch, tmp_path, STUCK_S, tell=told.append), asyncio.TaskGroup() as group:
+        for number in range(20):
+            group.create_task(attempt(number))
+        await until_told(told)
+        gate.set()
+    (path,) = written.iterdir()
+    text = path.read_text()
+    assert all(f"rollout-{number}: for " in text for number in range(20))
+    assert text.count("====\n") == 8
+    assert "(12 more are not described)" in text
+
+
+async def test_zero_is_no_watch(tmp_path: Path) -> None:
+    async with watching(AttemptWatch(), tmp_path, 0):
+        assert [task.get_name() for task in asyncio.all_tasks()].count("stuck-watch") == 0
+
+
+def test_attempts_in_flight_are_a_line_each() -> None:
+    watch = AttemptWatch()
+    with watch.attempt("one") as note, watch.attempt("two"):
+        note("grade")
+        first, second = attempts_text(watch).splitlines()
+    assert first.startswith("one in stage grade (grade 0.")
+    assert second == "two in stage (none yet) (just begun)"
+    assert isinstance(note, Flight)

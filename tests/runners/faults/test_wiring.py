@@ -1,0 +1,184 @@
+"""A plan around the stack of a driver and its gateway: a bad day for whole rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from conf.compose import compose
+from conf.schema import FaultRule, PlannedFaults
+from runners.concurrency.limits import Admission, TokenBucket
+from runners.diagnostics.attempt_progress import AttemptWatch
+from runners.engines.client import HttpEngine
+from runners.faults.process import gateway_module, gateway_parts, take_parts
+from runners.faults.wiring import driver_faults, metrics_faults
+from runners.gateway.client import GatewayAdmin
+from runners.gateway.server import GatewayServer
+from runners.observe.metrics import MetricsWriter
+from runners.processes.ledger import Ledger
+from runners.processes.service import Service
+from runners.rollouts.attempt import RolloutSpec, RolloutTools
+from runners.rollouts.pool import Pool
+from runners.trajectory.outcome import OutcomeClass, Stage
+from runners.trajectory.record import RolloutRecord
+from tests.fakes.rollout_parts import CallingHarness, FolderBackend, ListedGrader
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
+from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places
+from tests.runners.gateway.running import Gateway, running_gateway, settings_for
+
+NONE = PlannedFaults(kind="none", seed=0, rules=())
+BAD_DAY: list[tuple[dict[str, Any], OutcomeClass | None, Stage | None]] = [
+    ({"where": "session", "what": "error"}, OutcomeClass.INFRA, Stage.SESSION),
+    ({"where": "session", "what": "cut"}, OutcomeClass.INFRA, Stage.SESSION),
+    ({"where": "sandbox_boot", "what": "status", "status": 429}, OutcomeClass.INFRA, Stage.BOOT),
+    ({"where": "sandbox_boot", "what": "hang"}, OutcomeClass.INFRA, Stage.BOOT),
+    ({"where": "sandbox_boot", "what": "hostile"}, None, Stage.BOOT),
+    ({"where": "turn", "what": "status", "status": 503, "when": {"k": 1}}, None, None),
+    ({"where": "turn", "what": "abort", "when": {"k": 1}}, None, None),
+    ({"where": "finish", "what": "garbage"}, OutcomeClass.INTERNAL, Stage.FINISH),
+    ({"where": "finish", "what": "hang"}, OutcomeClass.INFRA, Stage.FINISH),
+    # The agent of these tests looks first: it writes its answer from the host.
+    (
+        {"where": "patch", "what": "cancelled", "when": {"k": 2}},
+        OutcomeClass.INTERNAL,
+        Stage.PATCH,
+    ),
+    ({"where": "grade", "what": "error"}, OutcomeClass.GRADER, Stage.GRADE),
+    ({"where": "grade", "what": "timeout"}, OutcomeClass.GRADER, Stage.GRADE),
+    ({"where": "teardown", "what": "error"}, None, None),
+    ({"where": "teardown", "what": "hang", "when": {"k": 2}}, None, None),
+]
+"""A rule for the rollout of that number; its first attempt's class (None: any) and stage (None: it
+counts all the same).
+"""
+
+
+def rollout_id(number: int) -> str:
+    return f"train-000001-000-{number:02d}"
+
+
+def bad_day() -> PlannedFaults:
+    rules = [
+        FaultRule.model_validate(
+            rule | {"when": {"attempts": 1, "rollouts": rollout_id(number)} | rule.get("when", {})}
+        )
+        for number, (rule, _, _) in enumerate(BAD_DAY)
+    ]
+    return PlannedFaults(kind="chaos", seed=0, rules=tuple(rules))
+
+
+def tools_of(places: Places, gateway: Gateway, backend: FolderBackend) -> RolloutTools:
+    """Return what attempts work with: fakes that keep their contracts, and a real gateway."""
+    short = compose(["rollout.deadlines={boot_s:3,turn_s:3,teardown_s:5}"])
+    return RolloutTools(
+        backend=backend,
+        harness=CallingHarness(),
+        grader=ListedGrader(),
+        gateway=gateway.admin,
+        gateway_url=gateway.url,
+        gateway_control=Path(gateway.control),
+        store=places.store,
+        deadlines=short.rollout.deadlines,
+        reward=short.reward,
+        scenario="linear",
+        sandbox_starts=TokenBucket(None),
+        ledger=Ledger(places.store),
+        watch=AttemptWatch(),
+    )
+
+
+async def test_a_bad_day_harms_each_rollout_once_and_is_told_whole(places: Places) -> None:
+    section, backend = bad_day(), places.folders()
+    done: list[RolloutRecord] = []
+    async with (
+        ScriptedEngine() as engine,
+        running_gateway(
+            engine.url,
+            places.tokenizer,
+            places.tmp_path / "run",
+            make_run=False,
+            parts=gateway_parts(section),
+            engine_attempts=3,
+        ) as gateway,
+    ):
+        engine.always = Completion("I am done.<|im_end|>")
+        with driver_faults(section, places.store) as around:
+            tools = around.tools(tools_of(places, gateway, backend))
+            pool = Pool(
+                replace(tools, backend=around.backend(backend)),
+                admission=Admission(5, adaptive=False),
+                attempts=3,
+                breaker=100,
+                draining=asyncio.Event(),
+                on_done=done.append,
+            )
+            await pool.run(
+                [
+                    RolloutSpec(rollout_id(n), "train", 1, 0, n, places.task, n, 1.0)
+                    for n in range(len(BAD_DAY))
+                ]
+            )
+        async with gateway.http.get(f"{gateway.url}/health") as answer:
+            assert (await answer.json())["sessions"] == 0
+    assert not backend.alive
+    assert len(done) == len(BAD_DAY)
+    assert all(record.solved for record in done)
+    first = {record.member: record for record in places.store.rollouts() if not record.attempt}
+    for number, (_, outcome_class, stage) in enumerate(BAD_DAY):
+        record = first[number]
+        assert record.counts == (stage is None), record.outcome
+        assert stage in (None, record.outcome.stage), record.outcome
+        assert outcome_class in (None, record.outcome.outcome_class), record.outcome
+    planned = {
+        (rule["where"], rule["what"], rollout_id(n)) for n, (rule, _, _) in enumerate(BAD_DAY)
+    }
+    assert {(where, what, name) for where, what, name, _ in places.injected()} == planned
+
+
+async def test_without_a_plan_everything_stays_what_it_is(places: Places) -> None:
+    client, backend = HttpEngine("http://127.0.0.1:9"), places.folders()
+    metrics = MetricsWriter(places.store.run_dir, tensorboard=False)
+    with driver_faults(NONE, places.store) as around:
+        assert around.backend(backend) is backend
+        assert around.engine(client) is client
+    assert metrics_faults(NONE, places.store, metrics) is metrics
+    assert gateway_parts(NONE).server is GatewayServer
+    assert gateway_module(NONE, {"host": "h"}) == ("runners.gateway", {"host": "h"})
+
+
+def test_the_gateway_s_process_takes_the_plan_out_of_its_settings() -> None:
+    module, settings = gateway_module(bad_day(), {"host": "h"})
+    assert module == "runners.faults"
+    assert take_parts(settings).server is not GatewayServer
+    assert settings == {"host": "h"}
+
+
+async def test_the_gateway_of_a_run_with_a_plan_injects_it_and_keeps_it(places: Places) -> None:
+    rule = FaultRule.model_validate({"where": "turn", "what": "status", "status": 500})
+    section = PlannedFaults(kind="chaos", seed=0, rules=(rule,))
+    async with ScriptedEngine() as engine:
+        engine.always = Completion("I am done.<|im_end|>")
+        run_dir = places.tmp_path / "run"
+        module, settings = gateway_module(
+            section, settings_for(engine.url, places.tokenizer, run_dir)
+        )
+        log = places.tmp_path / "gateway.log"
+        service = await Service.start("gateway", module, settings, log=log, deadline_s=60)
+        admin = GatewayAdmin(service.info["url"], service.info["admin_key"])
+        try:
+            _, key = await admin.create_session(SESSION)
+            async with aiohttp.ClientSession(headers={"x-api-key": key}) as http:
+                body = {"model": "m", "max_tokens": 9, "messages": []}
+                body["messages"] = [{"role": "user", "content": "Hi."}]
+                url = f"{service.info['url']}/v1/messages"
+                async with http.post(url, json=body) as response:
+                    assert response.status == 529
+        finally:
+            await admin.close()
+            await service.stop()
+    assert places.injected() == [("turn", "status", ROLLOUT, 1)]
+    assert not engine.seen.requests

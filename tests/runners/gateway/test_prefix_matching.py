@@ -1,0 +1,134 @@
+"""How far requests repeat a history, over random conversations and random edits of the echo."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.gateway.conversation import Piece
+from runners.gateway.prefix_matching import Break, Followed, Part, Said, Sent, follow, outline
+
+WORDS = st.text("ab", min_size=1, max_size=2)
+OUTSIDE = st.one_of(
+    st.builds(lambda text: Piece(0, "user", "text", text), WORDS),
+    st.builds(lambda text: Piece(0, "system", "text", text), WORDS),
+    st.builds(
+        lambda text, name, bad: Piece(0, "user", "tool_result", text, tool_id=name, is_error=bad),
+        WORDS,
+        WORDS,
+        st.booleans(),
+    ),
+)
+SAID = st.lists(
+    st.one_of(
+        st.builds(lambda text: Piece(0, "assistant", "text", text), WORDS),
+        st.builds(lambda text: Piece(0, "assistant", "thinking", text), WORDS),
+        st.builds(lambda name: Piece(0, "assistant", "tool_call", tool_id=name), WORDS),
+    ),
+    min_size=1,
+    max_size=3,
+)
+TURNS = st.lists(st.tuples(st.lists(OUTSIDE, min_size=1, max_size=3), SAID), min_size=1, max_size=4)
+
+
+def sent(pieces: list[Piece]) -> list[Sent]:
+    return outline(pieces, [piece.key() for piece in pieces])
+
+
+Turns = list[tuple[list[Piece], list[Piece]]]
+
+
+def path_of(turns: Turns) -> list[list[Part]]:
+    """Return what each turn heard and then said."""
+    return [[part.part for part in sent([*outside, *said])] for outside, said in turns]
+
+
+def pieces_of(turns: Turns) -> list[Piece]:
+    """Return the pieces of a conversation."""
+    return [piece for outside, said in turns for piece in (*outside, *said)]
+
+
+def edited(draw: st.DataObject, piece: Piece) -> list[Piece]:
+    """Return what a client may make of an assistant piece when it sends it back."""
+    if piece.kind == "tool_call":
+        return [replace(piece, name="renamed", arguments={"added": draw.draw(st.booleans())})]
+    return [] if draw.draw(st.booleans()) else [replace(piece, text=piece.text + "!")]
+
+
+@given(TURNS, st.lists(OUTSIDE, min_size=1, max_size=3), st.data())
+def test_edits_of_the_echo_never_break_a_history(
+    turns: Turns, news: list[Piece], data: st.DataObject
+) -> None:
+    echoed: list[Piece] = []
+    for outside, said in turns:
+        kept = [new for piece in said for new in edited(data, piece)]
+        echoed += [*outside, *(kept or [Piece(0, "assistant", "text", "…")])]
+    moved = [replace(piece, message=data.draw(st.integers(0, 9))) for piece in [*echoed, *news]]
+    found = follow(path_of(turns), sent(moved), moved)
+    assert (found.depth, found.why) == (len(turns), None)
+    assert found.new is not None
+    assert found.new.first == len(echoed)
+
+
+@given(TURNS, st.lists(OUTSIDE, min_size=1, max_size=3), st.data())
+def test_any_change_outside_the_echo_forks_before_the_turn_that_heard_it(
+    turns: Turns, news: list[Piece], data: st.DataObject
+) -> None:
+    pieces = pieces_of(turns)
+    places = [at for at, piece in enumerate(pieces) if piece.role != "assistant"]
+    at = data.draw(st.sampled_from(places))
+    change = data.draw(st.sampled_from(["text", "role", "gone", "doubled"]))
+    old = pieces[at]
+    instead: list[Piece] = {
+        "text": [replace(old, text=old.text + "x")],
+        "role": [replace(old, role="system" if old.role == "user" else "user")],
+        "gone": [],
+        "doubled": [old, replace(old, text=old.text + "x")],
+    }[change]
+    changed = [*pieces[:at], *instead, *pieces[at + 1 :], Piece(0, "user", "text", "end")]
+    path = path_of(turns)
+    found = follow(path, sent(changed), changed)
+    if found.why is None:  # taking a piece out may leave a conversation that was told before
+        assert change == "gone"
+        known = [part for parts in path for part in parts]
+        assert [part.part for part in sent(changed)][: len(known)] == known
+    else:
+        heard_by = [turn for turn, (outside, said) in enumerate(turns) for _ in (*outside, *said)]
+        assert found.depth <= heard_by[at] or change == "gone"
+        assert found.why.reason
+        assert (found.new is None) == (found.depth == 0)
+
+
+@given(TURNS, st.integers(0, 3))
+def test_a_conversation_cut_back_forks_where_it_was_cut(turns: Turns, kept: int) -> None:
+    kept = min(kept, len(turns) - 1)
+    pieces = [*pieces_of(turns[:kept]), *turns[-1][0]]
+    found = follow(path_of(turns), sent(pieces), pieces)
+    if kept == len(turns) - 1:
+        again = Break("repeat", "the last turn was asked for again, with other parameters")
+        assert (found.depth, found.why) == (kept, again)
+    else:
+        assert found.why is not None
+        assert kept <= found.depth < len(turns)
+    if found.depth:
+        assert found.new is not None
+        assert isinstance(sent(pieces)[-1].part, type(found.new.part))
+
+
+@given(TURNS, OUTSIDE)
+def test_a_turn_that_said_nothing_may_vanish_or_stay(turns: Turns, news: Piece) -> None:
+    asked = Piece(0, "user", "text", "well?")
+    path = [*path_of(turns), [*path_of([([asked], [])])[0], Said((), may_vanish=True)]]
+    for echoed in ([], [Piece(0, "assistant", "thinking", "hm")]):
+        sent_back = [*pieces_of(turns), asked, *echoed, news]
+        found = follow(path, sent(sent_back), sent_back)
+        assert (found.depth, found.why) == (len(path), None)
+        assert found.new is not None
+        assert found.new.first == len(sent_back) - 1
+
+
+def test_nothing_said_yet_is_followed_nowhere() -> None:
+    first = [Piece(0, "user", "text", "hello")]
+    assert follow([], sent(first), first) == Followed(0, None, None)

@@ -1,0 +1,158 @@
+"""What an attempt does, wherever it runs: the same outcomes, the same ledger, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from runners.store.store_error import StoreError
+from runners.trajectory.outcome import OutcomeCode, Stage
+from runners.trajectory.record import RolloutRecord
+from tests.fakes.scripted_engine import Completion
+from tests.runners.ray_workers.world import SOLUTION, Where, World, use, world
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+HANG = Completion(delay_s=60)
+
+
+@pytest.fixture(params=get_args(Where))
+def where(request: pytest.FixtureRequest) -> Where:
+    found: Where = request.param
+    return found
+
+
+def plan(tmp_path: Path, *rules: dict[str, Any]) -> list[str]:
+    """Return the overrides of a fault plan."""
+    file = tmp_path / "plan.yaml"
+    file.write_text(json.dumps({"seed": 0, "rules": rules}))
+    return ["faults=file", f"faults.path={file}"]
+
+
+def stored(here: World) -> list[RolloutRecord]:
+    """What the store holds, as another connection sees it."""
+    return here.store.rollouts()
+
+
+def left(here: World) -> list[tuple[str, str]]:
+    """What is registered still."""
+    return [(entry.kind, entry.name) for entry in here.ledger.alive()]
+
+
+async def test_a_solved_attempt_went_through_every_stage(
+    where: Where, tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world(where, tmp_path, tokenizer_dir) as here:
+        here.engine.say(*SOLUTION)
+        finished = await here.attempt()
+        record = finished.record
+        assert record.outcome.code is OutcomeCode.POLICY_FINISHED
+        assert (record.solved, record.final_message, record.turns) == (True, "done", 2)
+        assert set(record.timings) == {*Stage, "total"} - {Stage.END}
+        assert record.timings["queue"] >= 0.5
+        assert "+    return a + b" in record.patch
+        assert record.extra.get("node") == (None if where == "here" else "node/1")
+        assert not record.counts
+        assert not finished.pushed_back
+        assert left(here) == []
+        [before_grading] = stored(here)
+        assert before_grading.patch == record.patch
+        assert before_grading.solved is None
+
+
+async def test_what_is_about_to_be_made_is_registered_before(
+    where: Where, tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world(where, tmp_path, tokenizer_dir) as here:
+        here.engine.always = HANG
+        running = asyncio.create_task(here.attempt())
+        await here.engine.arrived.wait()
+        name = "train-000001-000-00-a0"
+        assert left(here) == [("session", name), ("sandbox", name)]
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_a_cancelled_attempt_leaves_its_record_and_nothing_else(
+    where: Where, tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world(where, tmp_path, tokenizer_dir) as here:
+        here.engine.always = HANG
+        running = asyncio.create_task(here.attempt())
+        await here.engine.arrived.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        [record] = stored(here)
+        assert record.outcome.code is OutcomeCode.CANCELLED_USER
+        assert left(here) == []
+        assert not list((tmp_path / "sandboxes" / "open").glob("*"))
+
+
+FAULTS: list[tuple[dict[str, Any], OutcomeCode]] = [
+    ({"where": "sandbox_boot", "what": "error"}, OutcomeCode.INFRA_SANDBOX_START),
+    ({"where": "session", "what": "status", "status": 503}, OutcomeCode.INFRA_GATEWAY),
+    ({"where": "exec", "what": "death", "seconds": 0.0}, OutcomeCode.INFRA_SANDBOX_LOST),
+    ({"where": "patch", "what": "exception"}, OutcomeCode.INTERNAL_ERROR),
+    ({"where": "finish", "what": "cut"}, OutcomeCode.INFRA_GATEWAY),
+    ({"where": "grade", "what": "error"}, OutcomeCode.GRADER_ERROR),
+    ({"where": "grade", "what": "hostile"}, OutcomeCode.GRADER_ERROR),
+    ({"where": "store", "what": "exception"}, OutcomeCode.INTERNAL_ERROR),
+    ({"where": "store", "what": "cancelled"}, OutcomeCode.INTERNAL_ERROR),
+]
+
+
+async def test_a_fault_ends_in_the_same_outcome_and_is_kept(
+    where: Where, tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    rules = [
+        rule | {"when": {"rollouts": f"*-{member:02d}"}} for member, (rule, _) in enumerate(FAULTS)
+    ]
+    async with world(where, tmp_path, tokenizer_dir, *plan(tmp_path, *rules)) as here:
+        here.engine.always = use("Submit", message="nothing")
+        specs = [here.spec(member) for member in range(len(FAULTS))]
+        records = await here.pool(attempts=1).run(specs)
+        ended = {record.member: record.outcome.code for record in records}
+        assert ended == {member: code for member, (_, code) in enumerate(FAULTS)}
+        kept = {(event.data["where"], event.data["what"]) for event in here.store.events("fault")}
+        assert kept == {(rule["where"], rule["what"]) for rule, _ in FAULTS}
+        assert left(here) == []
+
+
+async def test_a_sandbox_that_dies_at_a_turn_is_lost(
+    where: Where, tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    overrides = plan(tmp_path, {"where": "turn", "what": "death", "seconds": 0.0})
+    async with world(where, tmp_path, tokenizer_dir, *overrides) as here:
+        here.engine.say(SOLUTION[0], HANG)
+        record = (await here.attempt()).record
+        assert record.outcome.code is OutcomeCode.INFRA_SANDBOX_LOST
+        assert left(here) == []
+
+
+async def test_a_full_disk_ends_more_than_the_attempt(
+    where: Where, tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    overrides = plan(tmp_path, {"where": "store", "what": "disk_full"})
+    async with world(where, tmp_path, tokenizer_dir, *overrides) as here:
+        here.engine.say(*SOLUTION)
+        with pytest.raises(StoreError, match="the disk is full"):
+            await here.attempt()
+
+
+async def test_a_pool_tries_again_and_one_attempt_counts(
+    where: Where, tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    overrides = plan(tmp_path, {"where": "exec", "what": "error", "when": {"attempts": 1}})
+    async with world(where, tmp_path, tokenizer_dir, *overrides) as here:
+        here.engine.always = use("Submit", message="nothing")
+        records = await here.pool().run([here.spec(member) for member in range(3)])
+        assert [record.attempt for record in records] == [1, 1, 1]
+        assert len(stored(here)) == 6
+        assert sum(record.counts for record in stored(here)) == 3
+        assert left(here) == []

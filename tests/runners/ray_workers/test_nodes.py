@@ -1,0 +1,250 @@
+"""Attempts on nodes: one that is lost takes nothing with it that counts."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.errors import ExitCode
+from runners.concurrency.limits import TokenBucket
+from runners.diagnostics.stalls import attempts_text
+from runners.gateway.client import GatewayError
+from runners.ray_workers.ray import RayExecutor
+from runners.ray_workers.remote_errors import ExecutorError
+from runners.ray_workers.worker import Order, Question, Worker, identity
+from runners.rollouts.attempt import (
+    AttemptResult,
+    RolloutSpec,
+    RolloutTools,
+    bare_record,
+    session_of,
+)
+from runners.rollouts.pool import BreakerOpen
+from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
+from tests.fakes.nodes_without_ray import OneNode
+from tests.fakes.scripted_engine import Completion
+from tests.runners.ray_workers.world import SOLUTION, World, use, world
+from tests.runners.tasks.repositories import make_task
+
+HANG = Completion(delay_s=60)
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+async def lose_at_the_second_turn(here: World) -> None:
+    """Lose the node while the agent waits for its second turn."""
+    assert here.node is not None
+    while len(here.engine.seen.requests) < 2:
+        await asyncio.sleep(0.01)
+    await here.node.lose()
+
+
+async def with_a_deaf_worker(here: World) -> tuple[OneNode, asyncio.Task[AttemptResult]]:
+    """Have an attempt come to a worker that never ends it."""
+    assert here.node is not None
+    here.node.deaf = True
+    running = asyncio.create_task(here.attempt())
+    while "run" not in here.node.asked:
+        await asyncio.sleep(0.01)
+    return here.node, running
+
+
+async def test_a_lost_nodes_attempt_is_an_infrastructure_failure(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        here.engine.say(SOLUTION[0], HANG)
+        losing = asyncio.create_task(lose_at_the_second_turn(here))
+        finished = await here.attempt()
+        await losing
+        record = finished.record
+        assert record.outcome.code is OutcomeCode.INFRA_NODE_LOST
+        assert record.outcome.meaning.retryable
+        assert "somebody pulled the plug" in record.outcome.message
+        assert (record.turns, record.extra["node"]) == (1, "node/1")
+        assert record.sampled_tokens > 0
+        assert not finished.shared
+        assert await here.gateway.admin.healthy()
+        assert (await here.gateway.http.get(f"{here.gateway.url}/health")).status == 200
+        assert here.ledger.alive() == []
+        [event] = here.store.events("node_lost")
+        assert event.data == {"node": "node/1", "reason": "somebody pulled the plug"}
+
+
+async def test_attempts_that_a_node_takes_with_it_are_one_failure(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        here.engine.always = HANG
+        losing = asyncio.create_task(lose_at_the_second_turn(here))
+        done = await asyncio.gather(
+            *(here.tools.execute(here.tools, here.spec(member), 0, 0.0) for member in range(3))
+        )
+        await losing
+        assert {each.record.outcome.code for each in done} == {OutcomeCode.INFRA_NODE_LOST}
+        assert sorted(each.shared for each in done) == [False, True, True]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_the_breaker_counts_a_shared_failure_once(
+    shared: bool, tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("here", tmp_path, tokenizer_dir) as here:
+
+        async def lost(
+            tools: RolloutTools, spec: RolloutSpec, number: int, queued_s: float
+        ) -> AttemptResult:
+            outcome = Outcome(OutcomeCode.INFRA_NODE_LOST, Stage.QUEUE)
+            return AttemptResult(bare_record(spec, number, outcome, []), False, shared=shared)
+
+        here.tools = replace(here.tools, execute=lost)
+        pool = here.pool(attempts=3, breaker=3)
+        if shared:
+            [record] = await pool.run([here.spec()])
+            assert record.counts
+        else:
+            with pytest.raises(BreakerOpen):
+                await pool.run([here.spec()])
+
+
+async def test_an_attempt_that_its_worker_never_ends_is_given_up(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    shorter = "rollout.deadlines={boot_s:0.1,harness_s:0.1,patch_s:0.1,grade_s:0.1,teardown_s:0.5,"
+    asked = f"{shorter}guard_s:1.0}}"
+    async with world("node", tmp_path, tokenizer_dir, asked, grace_s=0.0) as here:
+        name = session_of(here.spec(), 0)
+        here.ledger.enter("session", name)
+        await here.gateway.admin.create_session(name)
+        node, running = await with_a_deaf_worker(here)
+        [flight] = here.tools.watch.in_flight()
+        assert flight.stage == Stage.QUEUE  # waiting for room has no deadline
+        await node.tell({flight.session_id: Stage.HARNESS})
+        assert "in stage harness on node/1" in attempts_text(here.tools.watch)
+        record = (await running).record
+        assert record.outcome.code is OutcomeCode.INTERNAL_GUARD
+        assert record.outcome.stage is Stage.HARNESS
+        assert node.asked[-1] == "cancel"
+        assert here.ledger.alive() == []
+        with pytest.raises(GatewayError, match="no session") as gone:
+            await here.gateway.admin.stats(name)
+        assert gone.value.status == 404
+
+
+async def test_a_cancelled_attempt_has_a_record_though_its_worker_is_silent(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        _, running = await with_a_deaf_worker(here)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        [record] = here.store.rollouts()
+        assert record.outcome.code is OutcomeCode.CANCELLED_USER
+
+
+async def test_a_cancelled_attempt_may_still_be_told_of(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        node, running = await with_a_deaf_worker(here)
+        node.last_words = {session_of(here.spec(), 0): Stage.HARNESS}
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not node.last_words
+
+
+async def test_an_attempt_that_is_cancelled_before_it_comes_never_begins(tmp_path: Path) -> None:
+    worker = Worker()
+    spec = RolloutSpec("train-000001-000-00", "train", 1, 0, 0, make_task(tmp_path), 0, 1.0)
+    await worker.cancel(session_of(spec, 0))
+    trouble = pickle.loads(await worker.run(pickle.dumps(Order(spec, 0, 0.0)), 0.0))
+    assert trouble.kind == "cancelled"
+
+
+async def test_what_is_cancelled_while_it_is_registered_leaves_again() -> None:
+    worker = Worker()
+    entering = asyncio.create_task(worker.enter("sandbox", "one"))
+    [(_, entered)], _ = await worker.questions()
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    [(number, left)], _ = await worker.questions()
+    await worker.answer(number, pickle.dumps(None))
+    assert pickle.loads(entered) == Question("enter", ("sandbox", "one"))
+    assert pickle.loads(left) == Question("leave", ("sandbox", "one"))
+
+
+async def test_a_grading_that_nobody_waits_for_any_more_ends_with_its_worker(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        here.engine.say(*SOLUTION)
+        running = asyncio.create_task(here.attempt())
+        grading = "train-000001-000-00-a0-grade"
+        while grading not in {entry.name for entry in here.ledger.alive()}:
+            await asyncio.sleep(0.001)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert isinstance(here.tools.execute, RayExecutor)
+        await here.tools.execute.close()
+        assert here.ledger.alive() == []
+
+
+async def test_a_cut_line_ends_the_run_and_not_the_attempt(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        assert here.node is not None
+        here.engine.always = HANG
+        running = asyncio.create_task(here.attempt())
+        await here.engine.arrived.wait()
+        here.node.cut()
+        with pytest.raises(ExecutorError, match="is cut") as caught:
+            await running
+        assert caught.value.exit_code is ExitCode.SERVICE_GONE
+
+
+async def test_the_rate_of_sandboxes_is_that_of_all_nodes_together(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        here.engine.always = use("Submit", message="nothing")
+        bucket = TokenBucket(5.0)
+        await bucket.take()
+        here.tools = replace(here.tools, sandbox_starts=bucket)
+        record = (await here.attempt()).record
+        assert record.timings["queue"] >= 0.5 + 0.1
+
+
+async def test_a_node_says_where_it_works_and_what_its_sandboxes_promise(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        [event] = here.store.events("node")
+        assert event.data["node"] == "node/1"
+        assert event.data["guarantees"] == here.tools.backend.guarantees() | {
+            "workspaces": event.data["guarantees"]["workspaces"]
+        }
+
+
+async def test_a_node_that_does_not_reach_the_gateway_says_so(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        executor = here.tools.execute
+        assert isinstance(executor, RayExecutor)
+        nowhere = {"url": "http://127.0.0.1:9", "admin_key": "k"}
+        with pytest.raises(ExecutorError, match="the gateway is not reached at http://127"):
+            await executor.start(here.config, nowhere, here.tools)
+
+
+def test_agentrl_on_two_nodes_is_the_same_if_its_sources_are() -> None:
+    said = identity()
+    assert said == identity()
+    assert set(said) == {"Python", "agentrl"}

@@ -1,0 +1,139 @@
+"""Attempts with everything real but engine and Ray, in the driver's process or in a worker's."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from conf.compose import compose
+from conf.schema import Config
+from runners.concurrency.limits import Admission, TokenBucket
+from runners.diagnostics.attempt_progress import AttemptWatch
+from runners.faults.wiring import driver_faults
+from runners.harnesses.registry import make_harness
+from runners.processes.ledger import Ledger
+from runners.processes.recorder import StoreRecorder
+from runners.ray_workers.ray import GRACE_S, RayExecutor
+from runners.rollouts.attempt import AttemptResult, RolloutSpec, RolloutTools
+from runners.rollouts.pool import Pool
+from runners.sandboxes.backends import make_backend
+from runners.sandboxes.registered import RegisteredBackend
+from runners.store.run_store import RunStore
+from runners.tasks.contract import Task
+from runners.tasks.grading import make_grader
+from runners.trajectory.record import RolloutRecord
+from tests.fakes.nodes_without_ray import OneNode, one_node
+from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
+from tests.runners.gateway.running import Gateway, running_gateway
+from tests.runners.tasks.repositories import FIX, make_task
+
+Where = Literal["here", "node"]
+SHORT = [
+    "rollout.deadlines={boot_s:20,harness_s:30,turn_s:20,grade_s:20,teardown_s:5,guard_s:200}",
+    "sandbox.processes=32",
+]
+
+
+def use(name: str, **arguments: str) -> Completion:
+    """Return an answer that calls a tool."""
+    return Completion(spoken([{"type": "tool_use", "name": name, "input": arguments}]))
+
+
+SOLUTION = (
+    use("Bash", command=f"cat > calc/add.py <<'END'\n{FIX}END"),
+    use("Submit", message="done"),
+)
+
+
+@dataclass
+class World:
+    """What attempts stand on."""
+
+    config: Config
+    engine: ScriptedEngine
+    gateway: Gateway
+    store: RunStore
+    ledger: Ledger
+    tools: RolloutTools
+    task: Task
+    node: OneNode | None
+    """Where they run, if not here."""
+    done: list[RolloutRecord]
+
+    def spec(self, member: int = 0) -> RolloutSpec:
+        """Return a rollout of the task."""
+        name = f"train-000001-000-{member:02d}"
+        return RolloutSpec(name, "train", 1, 0, member, self.task, member, 1.0)
+
+    async def attempt(self, number: int = 0) -> AttemptResult:
+        """Run one attempt."""
+        return await self.tools.execute(self.tools, self.spec(), number, 0.5)
+
+    def pool(self, *, attempts: int = 3, breaker: int = 100) -> Pool:
+        """Return a pool of four rollouts at once."""
+        return Pool(
+            self.tools,
+            admission=Admission(4, adaptive=False),
+            attempts=attempts,
+            breaker=breaker,
+            draining=asyncio.Event(),
+            on_done=self.done.append,
+        )
+
+
+@asynccontextmanager
+async def world(
+    where: Where, tmp_path: Path, tokenizer: Path, *overrides: str, grace_s: float = GRACE_S
+) -> AsyncIterator[World]:
+    """Start everything that attempts need."""
+    config = compose([*SHORT, *overrides])
+    async with AsyncExitStack() as exits:
+        engine = await exits.enter_async_context(ScriptedEngine())
+        gateway = await exits.enter_async_context(
+            running_gateway(engine.url, tokenizer, tmp_path / "run")
+        )
+        store = exits.enter_context(RunStore.open(tmp_path / "run"))
+        ledger = Ledger(store)
+        backend = await asyncio.to_thread(make_backend, config.sandbox, tmp_path / "sandboxes")
+        exits.push_async_callback(backend.close)
+        faults = exits.enter_context(driver_faults(config.faults, store))
+        registered = faults.backend(RegisteredBackend(backend, StoreRecorder(store, ledger)))
+        task = make_task(tmp_path / "task")
+
+        async def ready(task: Task) -> Task:
+            return task
+
+        tools = faults.tools(
+            RolloutTools(
+                backend=registered,
+                harness=make_harness(config.harness, config.scenario),
+                grader=make_grader(registered, config.task, ready, tmp_path / "run"),
+                gateway=gateway.admin,
+                gateway_url=gateway.url,
+                gateway_control=Path(gateway.control),
+                store=store,
+                deadlines=config.rollout.deadlines,
+                reward=config.reward,
+                scenario="linear",
+                sandbox_starts=TokenBucket(None),
+                ledger=ledger,
+                watch=AttemptWatch(),
+                ready=ready,
+            )
+        )
+        node = None
+        if where == "node":
+            short = exits.enter_context(tempfile.TemporaryDirectory())  # a socket's path is short
+            node, bridge = await exits.enter_async_context(one_node(Path(short)))
+            executor = RayExecutor(bridge, store, ledger, grace_s=grace_s)
+            await executor.open()
+            exits.push_async_callback(executor.close)
+            info = {"url": gateway.url, "admin_key": gateway.admin_key}
+            await executor.start(config, info, tools)
+            tools = replace(tools, execute=executor)
+        yield World(config, engine, gateway, store, ledger, tools, task, node, [])

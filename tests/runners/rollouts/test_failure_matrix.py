@@ -1,0 +1,246 @@
+"""The bad day, place by place and kind by kind: a batch always has a row for every rollout,
+siblings and baselines are untouched, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from conf.compose import compose
+from conf.fault_table import Where
+from conf.schema import FaultRule, PlannedFaults
+from runners.faults.process import gateway_parts
+from runners.faults.wiring import driver_faults
+from runners.harnesses.contract import HarnessContext, HarnessResult
+from runners.rollouts.attempt import RolloutSpec
+from runners.rollouts.pool import Pool
+from runners.sandboxes.contract import Sandbox
+from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.training.step_batch import Batch, Sessions, make_batch
+from runners.trajectory.graph import segments
+from runners.trajectory.outcome import OutcomeCode
+from runners.trajectory.record import RolloutRecord, Segment
+from runners.trajectory.routing import RoutingShape, TurnRouting
+from tests.fakes.hostile import exceptions
+from tests.fakes.rollout_parts import ended
+from tests.runners.rollouts.test_pool import World, task, world
+
+__all__ = ["task"]  # the fixture
+
+KINDS = ("exception", "cancelled", "timeout", "hostile")
+FATAL: dict[Where, set[OutcomeCode]] = {
+    "session": {OutcomeCode.INTERNAL_ERROR, OutcomeCode.INFRA_GATEWAY},
+    "sandbox_boot": {OutcomeCode.INTERNAL_ERROR, OutcomeCode.INFRA_SANDBOX_START},
+    "turn": {OutcomeCode.INTERNAL_ERROR},
+    "subagent": {OutcomeCode.INTERNAL_ERROR},
+    "compaction": {OutcomeCode.INTERNAL_ERROR},
+    "finish": {OutcomeCode.INTERNAL_ERROR, OutcomeCode.INFRA_GATEWAY},
+    "patch": {OutcomeCode.INTERNAL_ERROR, OutcomeCode.INFRA_SANDBOX_LOST},
+    "store": {OutcomeCode.INTERNAL_ERROR},
+    "grade": {OutcomeCode.GRADER_ERROR},
+}
+"""Where a failure costs the attempt, and what it may be called."""
+HARMLESS: tuple[Where, ...] = ("deliver", "teardown")
+SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
+CONFIG = compose([])
+SEED = 8
+"""With it, the hostile exception of a write is not the store's own: that one ends a run."""
+VICTIM = 1
+"""The member of each group that meets the fault."""
+
+
+class BranchingAgent:
+    """Takes a turn, sends a sub-agent, and sums up its history, as Claude Code says it."""
+
+    def mounts(self) -> dict[str, Path]:
+        """Need nothing."""
+        return {}
+
+    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessResult:
+        """Work through the real gateway."""
+        await self._ask(sandbox, context, "fix it")
+        await self._ask(sandbox, context, "look", {"x-claude-code-agent-id": "a" + "0" * 16})
+        await self._ask(sandbox, context, "sum up", {"x-claude-code-request-class": "compaction"})
+        async with sandbox.on_host() as workspace:
+            (workspace / "answer.txt").write_text(f"{sandbox.spec.name}\n")
+        return ended(OutcomeCode.POLICY_FINISHED, "all done")
+
+    async def _ask(
+        self,
+        sandbox: Sandbox,
+        context: HarnessContext,
+        text: str,
+        headers: Mapping[str, str] = {},
+    ) -> None:
+        tool = {"name": "Bash", "description": "", "input_schema": {"type": "object"}}
+        message = {"role": "user", "content": text}
+        body = {"model": "p", "max_tokens": 50, "messages": [message], "tools": [tool]}
+        async with (
+            aiohttp.ClientSession(trust_env=False) as http,
+            http.post(
+                f"{sandbox.gateway_url}/v1/messages",
+                json=body,
+                headers={"x-api-key": context.api_key, **headers},
+            ) as response,
+        ):
+            if response.status != 200:
+                raise RuntimeError(await response.text())
+            await response.read()
+
+
+class FirstTwoSolve:
+    """A grader that knows the members: 0 and 1 solve, 2 does not."""
+
+    async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
+        """Judge by the name."""
+        solved = "-02-a" not in name
+        kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
+        return Verdict(kind, int(solved), 1, 1, 1, "", "", 0.0)
+
+
+def plan(where: Where) -> PlannedFaults:
+    """A plan in which the victim of each group meets one kind of failure, once."""
+    rules = [
+        {
+            "where": where,
+            "what": kind,
+            "when": {"rollouts": f"train-000001-{group:03d}-{VICTIM:02d}", "k": 1},
+        }
+        for group, kind in enumerate(KINDS)
+    ]
+    return PlannedFaults(
+        kind="chaos", seed=SEED, rules=tuple(FaultRule.model_validate(rule) for rule in rules)
+    )
+
+
+async def rolled_out(here: World, faults: PlannedFaults) -> list[RolloutRecord]:
+    """Run three members of a group per kind under a plan, all at once."""
+    tools = replace(here.tools, harness=BranchingAgent(), grader=FirstTwoSolve())
+    with driver_faults(faults, tools.store) as around:
+        tools = around.tools(replace(tools, backend=around.backend(tools.backend)))
+        pool = Pool(
+            tools,
+            admission=here.admission(8),
+            attempts=1,
+            breaker=100,
+            draining=asyncio.Event(),
+            on_done=here.done.append,
+        )
+        specs = [
+            RolloutSpec(
+                f"train-000001-{group:03d}-{member:02d}",
+                "train",
+                1,
+                group,
+                member,
+                here.task,
+                1,
+                1.0,
+            )
+            for group in range(len(KINDS))
+            for member in range(3)
+        ]
+        records = await pool.run(specs)
+    return sorted(records, key=lambda record: record.rollout_id)
+
+
+def batch_of(here: World, records: list[RolloutRecord], shape: RoutingShape | None) -> Batch:
+    """Make the step's batch from the store."""
+    store = here.tools.store
+    sessions = Sessions(lambda name: segments(store.turns(name)), store.routing, shape, pad=3)
+    return make_batch(records, sessions, CONFIG)
+
+
+def check(batch: Batch, victims_advantage: float | None, others: tuple[float, float]) -> None:
+    """Compare every group with hand values: the rewards are 1 and 0, less the same penalties."""
+    assert len(batch.rows) == len(batch.records) == 3 * len(KINDS)
+    assert all(batch.rows)
+    for record, samples in zip(batch.records, batch.rows, strict=True):
+        wanted = (others[0], victims_advantage, others[1])[record.member]
+        assert record.advantage == pytest.approx(wanted)
+        if wanted is None:
+            assert not any(sample.loss_mask.any() for sample in samples)
+    with_routing = {sample.routing is not None for samples in batch.rows for sample in samples}
+    assert len(with_routing) == 1, "a column is there for all rows or for none"
+
+
+@pytest.mark.parametrize("where", FATAL)
+async def test_a_failure_costs_its_own_attempt_and_nothing_else(
+    tmp_path: Path, task: Task, where: Where
+) -> None:
+    faults = plan(where)
+    async with world(tmp_path, task, parts=gateway_parts(faults), engine_attempts=1) as here:
+        records = await rolled_out(here, faults)
+        for record in records:
+            if record.member == VICTIM:
+                assert record.outcome.code in FATAL[where], record.outcome
+                assert record.reward is None
+                assert len(record.outcome.message) <= 512
+            else:
+                assert record.outcome.code is OutcomeCode.POLICY_FINISHED, record.outcome
+        assert len(here.tools.store.events("fault")) == len(KINDS)
+        for shape in (None, SHAPE):
+            check(batch_of(here, records, shape), None, (1.0, -1.0))
+
+
+@pytest.mark.parametrize("where", HARMLESS)
+async def test_a_failure_after_the_fact_costs_nothing(
+    tmp_path: Path, task: Task, where: Where
+) -> None:
+    faults = plan(where)
+    async with world(tmp_path, task, parts=gateway_parts(faults)) as here:
+        records = await rolled_out(here, faults)
+        assert {record.outcome.code for record in records} == {OutcomeCode.POLICY_FINISHED}
+        assert len(here.tools.store.events("fault")) == len(KINDS)
+        kind = {"deliver": "write_failed", "teardown": "teardown_failed"}[where]
+        assert len(here.tools.store.events(kind)) == len(KINDS)
+        for shape in (None, SHAPE):
+            check(batch_of(here, records, shape), 2**-0.5, (2**-0.5, -(2**0.5)))
+
+
+@dataclass
+class BrokenSessions:
+    """Sessions whose chains, or the first reading of them, cannot be had for the victims."""
+
+    real: Callable[[str], list[Segment]]
+    failure: BaseException
+
+    def chains(self, session_id: str) -> list[Segment]:
+        """Return a session's chains, unless it is a victim's."""
+        if f"-{VICTIM:02d}-a" in session_id:
+            raise self.failure
+        return self.real(session_id)
+
+
+@pytest.mark.parametrize("shape", [None, SHAPE])
+@pytest.mark.parametrize(
+    "failure",
+    [*exceptions(), asyncio.CancelledError(), TimeoutError()],
+    ids=lambda failure: type(failure).__name__,
+)
+async def test_samples_and_placeholders_that_cannot_be_built_leave_the_constant_row(
+    tmp_path: Path, task: Task, failure: BaseException, shape: RoutingShape | None
+) -> None:
+    none = PlannedFaults(kind="none", seed=0, rules=())
+    async with world(tmp_path, task) as here:
+        records = await rolled_out(here, none)
+        store = here.tools.store
+        broken = BrokenSessions(lambda name: segments(store.turns(name)), failure)
+
+        def routing(_: str) -> Mapping[int, TurnRouting]:
+            return {}
+
+        batch = make_batch(records, Sessions(broken.chains, routing, shape, pad=3), CONFIG)
+        check(batch, 2**-0.5, (2**-0.5, -(2**0.5)))  # its reward was real
+        victims = [rows for rows, r in zip(batch.rows, batch.records, strict=True) if r.member == 1]
+        for [row] in victims:
+            assert row.tokens.tolist() == [3, 3]
+            assert not row.loss_mask.any()
+            assert (row.routing is not None) == (shape is not None)
+        assert len(batch.unbuilt) == len(KINDS)

@@ -1,0 +1,470 @@
+"""Attempts and the pool on a bad day: every failure is a record, none harms another, exactly one
+attempt counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.errors import ExitCode
+from conf.schema import Deadlines
+from conf.schema import TestsReward as Reward
+from runners.concurrency.limits import Admission, TokenBucket
+from runners.diagnostics.attempt_progress import AttemptWatch
+from runners.gateway.service import Parts
+from runners.harnesses.contract import HarnessResult
+from runners.processes.ledger import Ledger
+from runners.processes.recorder import StoreRecorder
+from runners.rollouts.attempt import RolloutSpec, RolloutTools
+from runners.rollouts.pool import BreakerOpen, Pool
+from runners.sandboxes.contract import SandboxError
+from runners.sandboxes.registered import RegisteredBackend
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
+from runners.tasks.contract import Task, VerdictKind
+from runners.trajectory.graph import segments
+from runners.trajectory.outcome import TRANSITIONS, OutcomeClass, OutcomeCode, Stage
+from runners.trajectory.record import RolloutRecord
+from tests.fakes.rollout_parts import (
+    CallingHarness,
+    FolderBackend,
+    HostileError,
+    ListedGrader,
+    ended,
+)
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
+from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from tests.runners.gateway.running import running_gateway
+
+
+def git(repo: Path, *arguments: str) -> str:
+    """Run git in a repository."""
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    done = subprocess.run(
+        ["git", "-C", str(repo), *identity, *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """A repository with one file."""
+    repo = tmp_path_factory.mktemp("task") / "repo"
+    repo.mkdir()
+    git(repo, "init", "-q")
+    (repo / "code.py").write_text("x = 1\n")
+    git(repo, "add", "-A")
+    git(repo, "commit", "-qm", "base")
+    return Task(
+        "t",
+        "train",
+        repo,
+        git(repo, "rev-parse", "HEAD"),
+        "fix it",
+        ("a",),
+        ("b",),
+        (),
+        "",
+        "operator",
+    )
+
+
+@dataclass
+class World:
+    """A pool on a real gateway and store, with everything else at a test's command."""
+
+    backend: FolderBackend
+    harness: CallingHarness
+    grader: ListedGrader
+    tools: RolloutTools
+    draining: asyncio.Event
+    done: list[RolloutRecord]
+    task: Task
+
+    def pool(
+        self,
+        *,
+        attempts: int = 3,
+        breaker: int = 100,
+        concurrency: int = 4,
+        admission: Admission | None = None,
+    ) -> Pool:
+        """A pool."""
+        return Pool(
+            self.tools,
+            admission=admission or Admission(concurrency, adaptive=False),
+            attempts=attempts,
+            breaker=breaker,
+            draining=self.draining,
+            on_done=self.done.append,
+        )
+
+    def admission(self, most: int) -> Admission:
+        """So many in flight."""
+        return Admission(most, adaptive=False)
+
+    def specs(self, count: int) -> list[RolloutSpec]:
+        """So many rollouts of the task."""
+        return [
+            RolloutSpec(f"train-000001-000-{i:02d}", "train", 1, 0, i, self.task, i, 1.0)
+            for i in range(count)
+        ]
+
+    def stored(self) -> dict[str, list[RolloutRecord]]:
+        """What the store holds, by rollout."""
+        found: dict[str, list[RolloutRecord]] = {}
+        for record in self.tools.store.rollouts():
+            found.setdefault(record.rollout_id, []).append(record)
+        return found
+
+
+@asynccontextmanager
+async def world(
+    tmp_path: Path, task: Task, *, parts: Parts | None = None, **changes: Any
+) -> AsyncIterator[World]:
+    """Start gateway and engine; everything else is made of fakes that keep their contracts."""
+    tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
+    async with (
+        ScriptedEngine() as engine,
+        running_gateway(
+            engine.url, tokenizer, tmp_path / "run", parts=parts or Parts(), **changes
+        ) as gateway,
+    ):
+        engine.always = Completion("I am done.<|im_end|>")
+        with RunStore.open(tmp_path / "run") as store:
+            (tmp_path / "sandboxes").mkdir()
+            backend, harness, grader = (
+                FolderBackend(tmp_path / "sandboxes"),
+                CallingHarness(),
+                ListedGrader(),
+            )
+            ledger = Ledger(store)
+            tools = RolloutTools(
+                backend=RegisteredBackend(backend, StoreRecorder(store, ledger)),
+                harness=harness,
+                grader=grader,
+                gateway=gateway.admin,
+                gateway_url=gateway.url,
+                gateway_control=Path(gateway.control),
+                store=store,
+                deadlines=Deadlines(
+                    boot_s=5,
+                    harness_s=5,
+                    turn_s=5,
+                    patch_s=5,
+                    grade_s=5,
+                    teardown_s=5,
+                    guard_s=30,
+                    drain_s=5,
+                ),
+                reward=Reward(
+                    kind="tests",
+                    solved=1,
+                    unsolved=0,
+                    partial=False,
+                    turn_penalty=0.02,
+                    malformed_penalty=0.25,
+                ),
+                scenario="linear",
+                sandbox_starts=TokenBucket(None),
+                ledger=ledger,
+                watch=AttemptWatch(),
+            )
+            yield World(backend, harness, grader, tools, asyncio.Event(), [], task)
+            assert not backend.alive, "a sandbox was left"
+            async with gateway.http.get(f"{gateway.url}/health") as answer:
+                assert (await answer.json())["sessions"] == 0, "a session was left"
+            assert backend.fails_to_close or not ledger.alive(), "the ledger names what is gone"
+        assert not tools.watch.in_flight(), "an attempt is still counted as in flight"
+
+
+async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        [record] = await here.pool().run(here.specs(1))
+        assert record == here.tools.store.rollout("train-000001-000-00")
+        assert (record.outcome.code, record.solved, record.reward) == (
+            OutcomeCode.POLICY_FINISHED,
+            True,
+            0.98,
+        )
+        assert record.final_message == "all done"
+        assert "answer 0" in record.patch
+        chains = segments(here.tools.store.turns(record.session_id))
+        assert sum(int(chain.loss_mask.sum()) for chain in chains) == record.sampled_tokens > 0
+        assert set(record.timings) == {*TRANSITIONS, "total"} - {Stage.END}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "stage"),
+    [
+        (ValueError("braces {} and %s"), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
+        (HostileError(), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
+        (asyncio.CancelledError("a library's own"), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
+        (TimeoutError("nobody's deadline"), OutcomeCode.INTERNAL_ERROR, Stage.HARNESS),
+        (
+            UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+            OutcomeCode.INTERNAL_ERROR,
+            Stage.HARNESS,
+        ),
+        (SandboxError("the sandbox is gone"), OutcomeCode.INFRA_SANDBOX_LOST, Stage.HARNESS),
+        (ended(OutcomeCode.INFRA_HARNESS), OutcomeCode.INFRA_HARNESS, Stage.HARNESS),
+        (
+            ended(OutcomeCode.POLICY_FINISHED),
+            OutcomeCode.INFRA_HARNESS,
+            Stage.HARNESS,
+        ),  # without a single model call
+    ],
+)
+async def test_one_failing_rollout_is_recorded_without_a_reward_and_harms_no_other(
+    tmp_path: Path,
+    task: Task,
+    trouble: BaseException | HarnessResult,
+    code: OutcomeCode,
+    stage: Stage,
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.trouble = lambda number: trouble if number == 0 else None
+        records = await here.pool(attempts=1, concurrency=1).run(here.specs(3))
+        failed, *others = sorted(records, key=lambda record: record.rollout_id)
+        assert (failed.outcome.code, failed.outcome.stage) == (code, stage)
+        assert failed.reward is None
+        assert failed.solved is None
+        assert [other.reward for other in others] == [0.98, 0.98]
+
+
+async def test_an_infrastructure_failure_is_tried_again_in_a_fresh_sandbox_and_one_attempt_counts(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.backend.failures = 2
+        [record] = await here.pool().run(here.specs(1))
+        assert record.attempt == 2
+        assert record.solved
+        attempts = here.stored()["train-000001-000-00"]
+        assert [(one.attempt, one.counts) for one in attempts] == [
+            (0, False),
+            (1, False),
+            (2, True),
+        ]
+        assert len(set(here.backend.made)) == 3
+        assert [event.data["attempt"] for event in here.tools.store.events("retry")] == [0, 1]
+
+
+async def test_a_grader_that_cannot_grade_gives_no_reward(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.grader.verdicts = [VerdictKind.INFRA]
+        [record] = await here.pool(attempts=2).run(here.specs(1))
+        assert record.outcome.code is OutcomeCode.GRADER_ERROR
+        assert record.reward is None
+        assert record.turns == 1, "the finished trajectory is kept for regrading"
+
+
+async def test_a_trajectory_is_stored_before_it_is_graded(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.grader.verdicts = [RuntimeError("the grader fell over")]
+        [record] = await here.pool(attempts=1).run(here.specs(1))
+        assert record.outcome.code is OutcomeCode.GRADER_ERROR
+        assert record.outcome.stage is Stage.GRADE
+        assert "answer 0" in record.patch
+
+
+async def test_a_sandbox_that_never_boots_meets_its_deadline(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.backend.hangs = True
+        deadlines = here.tools.deadlines.model_copy(update={"boot_s": 0.2})
+        here.tools = replace(here.tools, deadlines=deadlines)
+        [record] = await here.pool(attempts=1).run(here.specs(1))
+        assert record.outcome.code is OutcomeCode.INFRA_SANDBOX_START
+
+
+async def test_what_hangs_outside_its_own_deadline_ends_at_the_stage_s_and_says_what_it_awaited(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.hangs = True
+        changes = {"harness_s": 0.1, "teardown_s": 0.2}
+        here.tools = replace(here.tools, deadlines=here.tools.deadlines.model_copy(update=changes))
+        [record] = await here.pool(attempts=1).run(here.specs(1))
+        assert (record.outcome.code, record.outcome.stage) == (
+            OutcomeCode.INFRA_HARNESS,
+            Stage.HARNESS,
+        )
+        assert "sleep" in record.extra["pending"]
+        assert record.timings["harness"] >= 0.3
+
+
+async def test_the_guard_ends_an_attempt_that_keeps_within_every_other_deadline(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.hangs = True
+        deadlines = here.tools.deadlines.model_copy(update={"guard_s": 0.3})
+        here.tools = replace(here.tools, deadlines=deadlines)
+        [record] = await here.pool(attempts=1).run(here.specs(1))
+        assert record.outcome.code is OutcomeCode.INTERNAL_GUARD
+        assert "sleep" in record.extra["pending"]
+
+
+async def test_a_cancelled_attempt_is_recorded_and_does_not_count(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.hangs = True
+        running = asyncio.create_task(here.pool().run(here.specs(2)))
+        while here.harness.busy < 2:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not here.backend.alive
+        for [record] in here.stored().values():
+            assert record.outcome.code is OutcomeCode.CANCELLED_USER
+            assert not record.counts
+        here.harness.hangs = False
+        records = await here.pool().run(here.specs(2))
+        assert [(record.attempt, record.solved) for record in records] == [(1, True)] * 2
+
+
+async def test_a_store_that_cannot_keep_records_is_more_than_a_rollout_s_failure(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.trouble = lambda _: StoreError("the disk is full", ExitCode.SERVICE_GONE)
+        with pytest.raises(StoreError, match="the disk is full"):
+            await here.pool().run(here.specs(1))
+
+
+async def test_sandboxes_that_push_back_lower_the_number_in_flight(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.backend.pushes_back = 1
+        admission = Admission(8, adaptive=True)
+        [record] = await here.pool(admission=admission).run(here.specs(1))
+        assert record.solved
+        assert record.attempt == 1
+        assert admission.limit < 8
+
+
+async def test_queueing_eats_no_deadline_and_is_timed(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.tools = replace(here.tools, sandbox_starts=TokenBucket(1.0))
+        deadlines = here.tools.deadlines.model_copy(update={"boot_s": 2.0, "guard_s": 3.0})
+        here.tools = replace(here.tools, deadlines=deadlines)
+        records = await here.pool(attempts=1).run(here.specs(5))
+        assert all(record.solved for record in records)
+        assert max(record.timings["queue"] for record in records) > 3.0
+
+
+async def test_a_failing_teardown_is_an_event_and_not_a_result(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.backend.fails_to_close = True
+        [record] = await here.pool().run(here.specs(1))
+        assert record.solved
+        [event] = here.tools.store.events("teardown_failed")
+        assert "device busy {} %s" in event.data["error"]
+
+
+async def test_no_more_rollouts_are_in_flight_than_allowed(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        records = await here.pool(concurrency=3).run(here.specs(9))
+        assert len(records) == len(here.done) == 9
+        assert here.harness.most_busy <= 3
+
+
+async def test_failures_in_a_row_open_the_breaker_with_the_reason(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.backend.failures = 1000
+        with pytest.raises(
+            BreakerOpen, match=r"4 rollouts in a row failed with infra.*no room for a sandbox"
+        ):
+            await here.pool(breaker=4).run(here.specs(20))
+        assert len(here.backend.made) < 10
+
+
+@pytest.mark.parametrize(
+    ("trouble", "failing", "code"),
+    [
+        (SandboxError("lost"), OutcomeClass.INFRA, ExitCode.SERVICE_GONE),
+        (ValueError("ours"), OutcomeClass.INTERNAL, ExitCode.FAILURE_BUDGET),
+    ],
+)
+async def test_the_breaker_counts_each_class_and_its_exit_code_says_whose_fault_it_is(
+    tmp_path: Path, task: Task, trouble: Exception, failing: OutcomeClass, code: ExitCode
+) -> None:
+    other = RuntimeError("rarer") if failing is OutcomeClass.INFRA else SandboxError("rarer")
+    async with world(tmp_path, task) as here:
+        here.harness.trouble = lambda number: trouble if number % 3 else other
+        with pytest.raises(BreakerOpen, match=f"4 rollouts in a row failed with {failing}") as end:
+            await here.pool(breaker=4, concurrency=1, attempts=1).run(here.specs(20))
+        assert end.value.exit_code is code
+        assert here.harness.runs == 6, "two of the rarer ones lie between the four"
+
+
+async def test_scattered_failures_do_not_open_the_breaker(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.harness.trouble = lambda number: SandboxError("lost") if number % 2 else None
+        records = await here.pool(breaker=2, concurrency=1).run(here.specs(6))
+        assert all(record.solved for record in records)
+
+
+async def test_a_drain_finishes_what_is_in_flight_and_starts_nothing_new(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+
+        def drain(number: int) -> None:
+            if number == 2:
+                here.draining.set()
+
+        here.harness.trouble = drain
+        records = await here.pool(concurrency=1).run(here.specs(8))
+        assert [record.solved for record in records] == [True, True, True]
+
+
+async def test_a_resumed_rollout_takes_an_attempt_number_nobody_used(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        await here.tools.gateway.create_session(
+            "train-000001-000-00-a0", seed=1
+        )  # its driver died right after this
+        [record] = await here.pool().run(here.specs(1))
+        assert record.session_id == "train-000001-000-00-a1"
+        assert record.solved
+        await here.tools.gateway.delete("train-000001-000-00-a0")
+
+
+async def test_what_the_agent_program_said_of_itself_is_kept(tmp_path: Path, task: Task) -> None:
+    facts = {"program": "an agent", "version": "1.2.3"}
+    async with world(tmp_path, task) as here:
+        said = replace(ended(OutcomeCode.INFRA_MODEL), facts=facts, output="no model\n")
+        here.harness.trouble = lambda _: said
+        [record] = await here.pool(attempts=1).run(here.specs(1))
+        assert record.extra["harness"] == facts
+        assert record.extra["output"] == "no model\n"
+
+
+async def test_an_attempts_session_has_the_runs_turns(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.tools = replace(here.tools, max_turns=3)
+        [record] = await here.pool().run(here.specs(1))
+        assert here.tools.store.sessions()[record.session_id]["max_turns"] == 3
+
+
+async def test_an_attempts_sandbox_is_made_of_its_tasks_image(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, replace(task, image="swe:1", workdir="/testbed")) as here:
+        await here.pool().run(here.specs(1))
+        assert here.backend.images == [("swe:1", "/testbed")]

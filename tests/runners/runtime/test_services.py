@@ -1,0 +1,62 @@
+"""The services of a run can be asked what they do, as the driver can, and are watched as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.processes.service import Service
+from runners.store.run_store import RunStore
+from tests.fakes.tiny_model import write_tiny_model
+from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from tests.runners.gateway.running import settings_for
+
+
+async def engine(run_dir: Path) -> Service:
+    model = write_tiny_model(run_dir / "model")
+    settings = {"model_path": str(model), "run_dir": str(run_dir), "watchdog_s": 60, "threads": 1}
+    return await Service.start(
+        "engine", "runners.engines.embedded", settings, log=run_dir / "log", deadline_s=60
+    )
+
+
+async def gateway(run_dir: Path) -> Service:
+    tokenizer = write_tiny_tokenizer(run_dir / "tokenizer")
+    settings = settings_for("http://127.0.0.1:9", tokenizer, run_dir, watchdog_s=60)
+    return await Service.start(
+        "gateway", "runners.gateway", settings, log=run_dir / "log", deadline_s=60
+    )
+
+
+async def written(folder: Path, pattern: str, last: str) -> str:
+    """Return the text of a file once it is there down to ``last``."""
+    async with asyncio.timeout(30):
+        while True:
+            for path in folder.glob(pattern):
+                if last in (text := path.read_text()):
+                    return text
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("start", [engine, gateway])
+async def test_it_answers_both_signals_and_has_a_watchdog(
+    start: Callable[[Path], Coroutine[Any, Any, Service]], tmp_path: Path
+) -> None:
+    RunStore.create(tmp_path, {}).close()
+    service = await start(tmp_path)
+    folder, name = tmp_path / "diagnostics", service.name
+    try:
+        os.kill(service.pid, signal.SIGUSR1)
+        tasks = await written(folder, f"{name}-tasks-*.txt", " in parent_gone\n")
+        assert f"The tasks of {name} (process {service.pid})" in tasks
+        os.kill(service.pid, signal.SIGUSR2)
+        await written(folder, f"{name}-threads.txt", "runners/diagnostics/watchdog.py")
+    finally:
+        await service.stop()
+    assert "Traceback" not in service.log.read_text()

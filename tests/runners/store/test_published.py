@@ -1,0 +1,80 @@
+"""A run's status as a file: whole, read anywhere, and the store kept to the machine that has it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.observe.status import read_status
+from runners.slime.published import read_published
+from runners.store.published import STATUS_FILE, driven_elsewhere, publish, published
+from runners.store.run_state import REMOTE_SILENCE_S
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    RunStore.create(tmp_path / "run", {"run": {"steps": 3}}).close()
+    return tmp_path / "run"
+
+
+def said(run_dir: Path, **changes: Any) -> None:
+    status = read_status(run_dir).to_dict()
+    here = {"state": "running", "driver_host": "node7", "updated_at": time.time()}
+    publish(run_dir, STATUS_FILE, {**status, **here, **changes})
+
+
+def test_a_store_that_another_machine_drives_is_not_opened_here(run_dir: Path) -> None:
+    said(run_dir)
+    for read_only in (True, False):
+        with pytest.raises(StoreError, match="driven on node7") as caught:
+            RunStore.open(run_dir, read_only=read_only)
+        assert caught.value.exit_code == 2
+    found = read_published(run_dir)
+    assert found is not None
+    assert (found.state, found.driver_host, found.steps) == ("running", "node7", 3)
+    assert found.mend is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"driver_host": socket.gethostname()},
+        {"state": "done"},
+        {"updated_at": time.time() - 2 * REMOTE_SILENCE_S},
+    ],
+)
+def test_one_that_nobody_else_has_open_is_read_itself(
+    run_dir: Path, changes: dict[str, Any]
+) -> None:
+    said(run_dir, **changes)
+    assert driven_elsewhere(run_dir) is None
+    assert read_published(run_dir) is None
+    RunStore.open(run_dir, read_only=True).close()
+
+
+def test_leaks_and_curves_come_back_as_they_were(run_dir: Path) -> None:
+    leak = {"kind": "sandbox", "name": "s", "age_s": 1.0}
+    said(run_dir, leaks=[leak], evaluations=[[0, 0.5]], what_a_later_version_adds=1)
+    found = read_published(run_dir)
+    assert found is not None
+    assert [asdict(each) for each in found.leaks] == [leak]
+    assert [tuple(point) for point in found.evaluations] == [(0, 0.5)]
+
+
+def test_a_reader_never_sees_a_part(run_dir: Path) -> None:
+    publish(run_dir, STATUS_FILE, {"state": "running", "text": "x" * 100_000})
+    publish(run_dir, STATUS_FILE, {"state": "done"})
+    assert json.loads((run_dir / STATUS_FILE).read_text()) == {"state": "done"}
+    assert [file.name for file in run_dir.glob("status*")] == [STATUS_FILE]
+    (run_dir / STATUS_FILE).write_text("{")
+    assert published(run_dir) is None
+    with pytest.raises(StoreError):
+        publish(run_dir / "missing", STATUS_FILE, {})

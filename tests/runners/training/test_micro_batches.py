@@ -1,0 +1,127 @@
+"""Micro-batches: every trained token exactly once, with its own numbers."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.training.micro_batches import deal_rollouts, micro_batches, token_weights
+from runners.training.sample import Sample
+
+
+def sample(
+    rollout_id: str, length: int, trained: list[int], *, advantage: float = 1.0, first: int = 0
+) -> Sample:
+    """A sample whose token i is ``first + i`` and whose logprob at i is −(first + i)."""
+    mask = np.zeros(length, dtype=bool)
+    mask[trained] = True
+    tokens = np.arange(first, first + length, dtype=np.int32)
+    return Sample(
+        rollout_id, tokens, mask, np.where(mask, -tokens, 0).astype(np.float32), advantage
+    )
+
+
+SHAPES = st.lists(st.lists(st.integers(2, 30), max_size=4), min_size=1, max_size=8).filter(any)
+"""Lengths of each rollout's samples."""
+
+
+@given(SHAPES, st.integers(1, 80))
+def test_every_trained_token_appears_once_with_its_context_position(
+    shapes: list[list[int]], budget: int
+) -> None:
+    number = itertools.count()
+    rollouts = [
+        [
+            sample(
+                f"r{rollout}",
+                length,
+                list(range(1, length, 2)),
+                first=100 * (index := next(number)),
+                advantage=float(index),
+            )
+            for length in lengths
+        ]
+        for rollout, lengths in enumerate(shapes)
+    ]
+    samples = list(itertools.chain(*rollouts))
+    seen = []
+    weights = token_weights(rollouts)
+    for batch in micro_batches(
+        samples, weights, tokens_per_microbatch=budget, device=torch.device("cpu")
+    ):
+        rows, width = batch.input_ids.shape
+        assert rows == 1 or batch.shared + rows * (width - batch.shared) <= budget
+        context = batch.input_ids[batch.rows, batch.positions]
+        assert torch.equal(context + 1, batch.targets)  # the position before the token predicts it
+        assert torch.equal(-batch.targets.float(), batch.rollout_logprobs)
+        assert torch.equal(batch.targets // 100, batch.advantages.long())
+        seen += batch.targets.tolist()
+    assert sorted(seen) == sorted(
+        int(token) for item in samples for token in item.tokens[item.loss_mask]
+    )
+
+
+def test_each_rollout_weighs_the_same_however_long_and_however_split() -> None:
+    a, b = sample("a", 10, [1, 2, 3, 4]), [sample("b", 5, [1]), sample("b", 5, [1, 2, 3])]
+    weights = token_weights([[a], b])
+    of_rollout = {"a": 4 * weights[0], "b": weights[1] + 3 * weights[2]}
+    assert of_rollout == pytest.approx({"a": 0.5, "b": 0.5})
+
+
+def test_a_rollout_of_which_nothing_is_left_does_not_make_the_others_weigh_more() -> None:
+    whole, rest = [sample("a", 10, [1, 2, 3, 4])], [sample("b", 5, [1])]
+    assert token_weights([whole, rest]) == [1 / 8, 1 / 2]
+    assert token_weights([whole, []]) == [1 / 8]
+    assert token_weights([whole, [sample("b", 5, [])]]) == [1 / 8, 1 / 2]
+
+
+def test_a_trained_first_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="no context"):
+        list(
+            micro_batches(
+                [sample("a", 4, [0])], [1.0], tokens_per_microbatch=8, device=torch.device("cpu")
+            )
+        )
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 5), st.integers(0, 9))
+def test_minibatches_share_the_rollouts_out_evenly_and_none_is_empty(
+    sizes: list[int], parts: int, seed: int
+) -> None:
+    rollouts = [[sample(f"r{i}", 3, [1])] * size for i, size in enumerate(sizes)]
+    dealt = deal_rollouts(rollouts, parts, torch.Generator().manual_seed(seed))
+    assert sorted(map(id, itertools.chain(*dealt))) == sorted(map(id, rollouts))
+    assert min(map(len, dealt)) >= max(1, max(map(len, dealt)) - 1)
+
+
+def opened(length: int, first_trained: int, last: int) -> Sample:
+    """A sample that opens as all others do and ends in its own way."""
+    tokens = np.arange(length, dtype=np.int32)
+    tokens[-3:] = last
+    mask = np.arange(length) >= first_trained
+    return Sample("r", tokens, mask, np.zeros(length, np.float32), 1.0)
+
+
+def test_rows_that_open_alike_share_what_stands_before_the_first_trained_prediction() -> None:
+    samples = [opened(100, 90, 1), opened(104, 95, 2), opened(98, 92, 3)]
+    (batch,) = micro_batches(
+        samples, [1.0] * 3, tokens_per_microbatch=200, device=torch.device("cpu")
+    )
+    assert batch.shared == 89
+    assert (batch.positions >= batch.shared).all()
+    assert (batch.input_ids[:, :89] == batch.input_ids[0, :89]).all()
+
+
+def test_rows_that_open_differently_are_batched_apart() -> None:
+    one, other = opened(100, 90, 1), opened(100, 90, 2)
+    other.tokens[0] = 77
+    device = torch.device("cpu")
+    batches = list(
+        micro_batches([one, other] * 2, [1.0] * 4, tokens_per_microbatch=900, device=device)
+    )
+    assert [len(batch.input_ids) for batch in batches] == [2, 2]

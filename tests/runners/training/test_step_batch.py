@@ -1,0 +1,251 @@
+"""A step's batch: the group decides what a rollout is worth, the fan-out where that goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.compose import compose
+from runners.training.step_batch import (
+    FIGURES,
+    Batch,
+    Sessions,
+    make_batch,
+    step_metrics,
+    untrainable_groups,
+)
+from runners.trajectory.graph import segments
+from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
+from runners.trajectory.record import RolloutRecord, Segment, Turn
+from runners.trajectory.routing import RoutingShape
+from tests.runners.export.records import a_rollout, a_turn
+
+CONFIGS = {
+    line: compose(line.split())
+    for line in (
+        "fanout=segments",
+        *(
+            f"fanout.reward={reward}"
+            for reward in ("copy", "uniform", "token_share", "final_only", "root_only")
+        ),
+        "fanout=collapse",
+        "fanout.max_segment_tokens=1000",
+        "fanout.max_segments=2",
+        "rollout.replace_flat=true",
+        "trainer.train_unfinished=false",
+    )
+}
+DEFAULT = CONFIGS["fanout=segments"]
+
+
+def chain(index: int, length: int = 5, **changes: Any) -> Turn:
+    """Return a turn that starts a chain of ``length`` tokens, two of them sampled."""
+    return a_turn(
+        index=index, segment=index, parent=None, prompt_kept=0,
+        prompt_new=np.arange(length - 2, dtype=np.int32), **changes,
+    )  # fmt: skip
+
+
+LINEAR = [a_turn(index=0), a_turn(index=1), a_turn(index=2)]
+BRANCHED = [
+    chain(0),
+    chain(1, thread="a1", branch="subagent"),
+    chain(2, branch="compaction"),
+    chain(3, branch="side"),
+    chain(4),
+]
+
+
+def rollouts(*rewards: float | None, group: int = 0, sampled: int = 6) -> list[RolloutRecord]:
+    """Return one group's counting rollouts."""
+    return [
+        a_rollout(
+            f"train-000001-{group:02d}-{member:02d}",
+            reward=reward, advantage=None, sampled_tokens=sampled, trained_tokens=0,
+        )
+        for member, reward in enumerate(rewards)
+    ]  # fmt: skip
+
+
+def batch_of(
+    records: list[RolloutRecord], turns: list[Turn], line: str = "fanout=segments"
+) -> Batch:
+    def chains(session_id: str) -> list[Segment]:
+        return segments([replace(turn, session_id=session_id) for turn in turns])
+
+    return make_batch(records, Sessions(chains), CONFIGS[line])
+
+
+def test_every_sampled_token_of_a_linear_rollout_is_trained_with_its_rollout_s_advantage() -> None:
+    batch = batch_of(rollouts(1.0, 0.0), LINEAR)
+    assert [record.advantage for record in batch.records] == [1.0, -1.0]
+    assert [record.trained_tokens for record in batch.records] == [6, 6]
+    assert [[s.advantage for s in samples] for samples in batch.rollouts] == [[1.0], [-1.0]]
+    metrics = step_metrics(batch, 2.0)
+    assert metrics["tokens/trained"] == metrics["tokens/sampled"] == 12
+    assert metrics["tokens/trained_share"] == 1.0
+    assert metrics["fanout/segments_mean"] == 1.0
+
+
+def test_what_a_branched_step_trains_is_told_by_kind() -> None:
+    metrics = step_metrics(batch_of(rollouts(1.0, 0.0, sampled=10), BRANCHED), 1.0)
+    wanted = {
+        "fanout/segments_mean": 4.0,
+        "fanout/dropped_long": 0,
+        "fanout/dropped_many": 0,
+        "fanout/untrained_side": 2,
+        "tokens/sampled": 20,
+        "tokens/trained": 16,
+        "tokens/trained_share": 0.8,
+        "tokens/trained_final": 4,
+        "tokens/trained_wipe": 4,
+        "tokens/trained_subagent": 4,
+        "tokens/trained_compaction": 4,
+        "tokens/trained_side": 0,
+    }
+    assert {key: metrics[key] for key in wanted} == wanted
+
+
+def test_a_segment_without_a_share_is_not_counted_as_trained() -> None:
+    batch = batch_of(rollouts(1.0, 0.0, sampled=10), BRANCHED, "fanout.reward=final_only")
+    assert [record.trained_tokens for record in batch.records] == [2, 2]
+    assert [len(samples) for samples in batch.rollouts] == [4, 4]
+
+
+@pytest.mark.parametrize("line", [line for line in CONFIGS if line != "rollout.replace_flat=true"])
+@pytest.mark.parametrize("reward", [0.0, 0.94, 1.0])
+def test_a_group_of_equal_rewards_has_advantage_exactly_zero(line: str, reward: float) -> None:
+    batch = batch_of(rollouts(reward, None, reward, reward), BRANCHED, line)
+    samples = [sample for samples in batch.rollouts for sample in samples]
+    assert samples
+    assert {sample.advantage for sample in samples} == {0.0}
+    assert batch.flat_groups == [0]
+    assert [record.trained_tokens > 0 for record in batch.records] == [True, False, True, True]
+
+
+def test_a_rollout_of_which_nothing_is_left_stays_in_its_baseline_and_in_the_average() -> None:
+    def chains(session_id: str) -> list[Segment]:
+        long = "-02-" in session_id  # the third member
+        return segments([chain(0, 1001 if long else 1000, session_id=session_id)])
+
+    records = rollouts(1.0, 1.0, 0.0)
+    batch = make_batch(records, Sessions(chains), CONFIGS["fanout.max_segment_tokens=1000"])
+    advantages = [record.advantage for record in batch.records]
+    assert advantages == pytest.approx([2**-0.5, 2**-0.5, -(2**0.5)])
+    assert [record.trained_tokens for record in batch.records] == [2, 2, 0]
+    assert [len(samples) for samples in batch.rollouts] == [1, 1, 0]
+    metrics = step_metrics(batch, 1.0)
+    assert metrics["fanout/dropped_long"] == 1
+    assert metrics["fanout/segments_mean"] == pytest.approx(2 / 3)
+    assert metrics["tokens/trained_share"] == pytest.approx(4 / 18)
+
+
+def test_an_ungraded_rollout_is_neither_in_the_baseline_nor_fanned_out() -> None:
+    records = rollouts(1.0, None, 0.0) + rollouts(1.0, None, group=1)
+    batch = batch_of(records, LINEAR)
+    assert [record.advantage for record in batch.records] == [1.0, None, -1.0, None, None]
+    assert len(batch.rollouts) == 2
+    assert batch.dropped_groups == [1]
+    metrics = step_metrics(batch, 1.0)
+    assert metrics["rollout/ungraded"] == 2
+    assert metrics["tokens/trained_share"] == pytest.approx(12 / 18)  # one graded in vain
+
+
+def test_what_is_wrong_with_sessions_is_summed_up_and_nothing_that_is_not_graded() -> None:
+    told = [{"unread": 2, "routing_missing": 1}, {"unread": 3}, {"unread": 4}]
+    records = [
+        replace(record, extra={"session": figures})
+        for record, figures in zip(rollouts(1.0, 0.0, None), told, strict=True)
+    ]
+    metrics = step_metrics(batch_of(records, LINEAR), 1.0)
+    assert [metrics[f"rollout/{name}"] for name in FIGURES] == [0, 0, 0, 5, 1, 0, 0]
+
+
+@given(
+    st.lists(st.sampled_from([None, 0.0, 0.5, 1.0]), min_size=1, max_size=6),
+    st.sampled_from([line for line in CONFIGS if line != "rollout.replace_flat=true"]),
+)
+def test_the_advantage_does_not_depend_on_the_fan_out(
+    rewards: list[float | None], line: str
+) -> None:
+    records = rollouts(*rewards)
+    wanted = [record.advantage for record in batch_of(records, LINEAR).records]
+    batch = batch_of(records, BRANCHED, line)
+    assert [record.advantage for record in batch.records] == wanted
+    assert batch.trained.total() == sum(record.trained_tokens for record in batch.records)
+
+
+def test_every_step_has_the_same_metrics() -> None:
+    full = step_metrics(batch_of(rollouts(1.0, 0.0), BRANCHED), 1.0)
+    for records in ([], rollouts(None, None), rollouts(1.0)):
+        assert step_metrics(batch_of(records, LINEAR), 0.0).keys() == full.keys()
+    assert step_metrics(batch_of([], LINEAR), 0.0)["tokens/trained_share"] is None
+
+
+@pytest.mark.parametrize("routing", [None, RoutingShape(2, 2, 8, routed=(0, 1))])
+def test_a_batch_has_a_row_for_every_rollout_and_failed_ones_weigh_nothing(
+    routing: RoutingShape | None,
+) -> None:
+    def chains(session_id: str) -> list[Segment]:
+        if "-01-" in session_id:
+            return []  # it never took a turn
+        return segments([replace(turn, session_id=session_id) for turn in LINEAR])
+
+    records = rollouts(1.0, None, None, 0.0)
+    batch = make_batch(records, Sessions(chains, shape=routing, pad=3), DEFAULT)
+    assert [record.advantage for record in batch.records] == [1.0, None, None, -1.0]
+    assert [len(samples) for samples in batch.rows] == [1, 1, 1, 1]
+    assert [rows[0].rollout_id for rows in batch.rows] == [one.rollout_id for one in records]
+    never_began, ungraded = batch.rows[1][0], batch.rows[2][0]
+    assert never_began.tokens.tolist() == [3, 3]
+    prompt = LINEAR[0].prompt_new.tolist()
+    assert ungraded.tokens.tolist() == [*prompt, 3]
+    for sample in (never_began, ungraded):
+        assert not sample.loss_mask.any()
+        assert sample.advantage == 0.0
+        assert (sample.routing is not None) == (routing is not None)
+    assert len(batch.rollouts) == 2, "a placeholder counts in no average"
+
+
+def test_a_rollout_whose_turns_cannot_be_read_is_masked_and_its_siblings_are_untouched() -> None:
+    def chains(session_id: str) -> list[Segment]:
+        if "-00-00-" in session_id:
+            raise ValueError("torn {} %s \udcff")
+        return segments([replace(turn, session_id=session_id) for turn in LINEAR])
+
+    batch = make_batch(rollouts(1.0, 0.0), Sessions(chains), DEFAULT)
+    assert [record.advantage for record in batch.records] == [1.0, -1.0], "its reward was real"
+    assert [record.trained_tokens for record in batch.records] == [0, 6]
+    assert [len(samples) for samples in batch.rollouts] == [0, 1]
+    assert [len(samples) for samples in batch.rows] == [1, 1]
+    [reason] = batch.unbuilt.values()
+    assert reason == "ValueError: torn {} %s ?"
+    assert step_metrics(batch, 1.0)["rollout/unbuilt"] == 1
+
+
+def test_an_unfinished_rollout_can_be_left_out_of_the_loss_but_not_of_the_baseline() -> None:
+    late = Outcome(OutcomeCode.BUDGET_TURNS, Stage.HARNESS)
+    first, *others = rollouts(0.0, 1.0)
+    records = [replace(first, outcome=late), *others]
+    trained = batch_of(records, LINEAR)
+    masked = batch_of(records, LINEAR, "trainer.train_unfinished=false")
+    assert [r.advantage for r in trained.records] == [r.advantage for r in masked.records]
+    assert [record.trained_tokens for record in trained.records] == [6, 6]
+    assert [record.trained_tokens for record in masked.records] == [0, 6]
+    assert step_metrics(masked, 1.0)["fanout/untrained_unfinished"] == 1
+
+
+def test_flat_groups_are_left_out_of_the_average_where_they_are_replaced() -> None:
+    records = rollouts(1.0, 1.0) + rollouts(1.0, 0.0, group=1) + rollouts(1.0, None, group=2)
+    assert untrainable_groups(records, DEFAULT) == [2]
+    assert len(batch_of(records, LINEAR).rollouts) == 4
+    line = "rollout.replace_flat=true"
+    assert untrainable_groups(records, CONFIGS[line]) == [0, 2]
+    batch = batch_of(records, LINEAR, line)
+    assert len(batch.rollouts) == 2
+    assert [len(samples) for samples in batch.rows] == [1] * 6
