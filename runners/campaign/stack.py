@@ -1,4 +1,4 @@
-"""The services of a campaign: those of its rollouts, the trainer, its newest checkpoint, the tasks."""
+"""The services of a campaign: its rollouts', the trainer, its newest checkpoint, the tasks."""
 
 from __future__ import annotations
 
