@@ -117,7 +117,7 @@ def _show_engine(findings: list[Finding]) -> None:
 def _show(config: Config, found: DialBack, tasks: Report | None) -> None:
     from rich.table import Table
 
-    from conf.schema import MoeModel
+    from conf.sections.moe import MoeModel
 
     table = Table.grid(padding=(0, 2))
     if tasks is not None:

@@ -20,7 +20,7 @@ from cli.invocation import (
 )
 from cli.jobs import Job, JobError, cluster_config
 from conf.errors import AgentrlError, ExitCode
-from conf.sections.cluster import ClusterLaunch, KubernetesLaunch
+from conf.sections.cluster import ClusterLaunchConfig, KubernetesLaunchConfig
 
 if TYPE_CHECKING:
     from launch.plan import JobPlan
@@ -68,7 +68,7 @@ def _running(job: Job, command: Sequence[str]) -> Running | None:
     from launch.running import running
 
     launch = job.config.launch
-    assert isinstance(launch, ClusterLaunch)
+    assert isinstance(launch, ClusterLaunchConfig)
     found = running(launch, job.run_dir)
     if found is not None and job.config != cluster_config(job.run_dir):
         raise JobError(
@@ -93,7 +93,7 @@ def _refuse_other_run(job: Job) -> None:
     stored = cluster_config(job.run_dir)
     if job.resume:
         launch = job.config.launch
-        assert isinstance(launch, ClusterLaunch)
+        assert isinstance(launch, ClusterLaunchConfig)
         there = launch.shared_dir / launch.name
         if launch.shared_dir.is_dir() and job.run_dir.resolve() != there.resolve():
             raise JobError(
@@ -165,8 +165,8 @@ def _shortened(command: str, words: int = 5) -> str:
 def _written(job: Job, plan: JobPlan, command: Sequence[str]) -> Path | None:
     """Write the scripts; None where the shared directory should be here and is not."""
     launch = job.config.launch
-    assert isinstance(launch, ClusterLaunch)
-    if not isinstance(launch, KubernetesLaunch) and not launch.shared_dir.is_dir():
+    assert isinstance(launch, ClusterLaunchConfig)
+    if not isinstance(launch, KubernetesLaunchConfig) and not launch.shared_dir.is_dir():
         return None
     return _write(job, plan, command)
 
@@ -176,13 +176,13 @@ def _follower(job: Job, plan: JobPlan, found: Running | None, command: Sequence[
     from launch.submission import Follower
 
     launch = job.config.launch
-    assert isinstance(launch, ClusterLaunch)
+    assert isinstance(launch, ClusterLaunchConfig)
     if found is not None and found.attached:
         return Follower(launch, job.run_dir)
     script = job.run_dir / "launch" / f"{launch.kind}.sh"
     if found is None or not script.exists():
         script = _write(job, plan, command)
-    if found is None and isinstance(launch, KubernetesLaunch):
+    if found is None and isinstance(launch, KubernetesLaunchConfig):
         job.write_config()  # what a resume reads; elsewhere the start script writes it
     return Follower.start(launch, job.run_dir, script, runs=found is not None)
 
@@ -225,7 +225,7 @@ def _detached(job: Job, code: ExitCode, invocation: Invocation) -> int:
     from launch.running import running
 
     launch = job.config.launch
-    assert isinstance(launch, ClusterLaunch)
+    assert isinstance(launch, ClusterLaunchConfig)
     resume = f"agentrl run --resume {job.run_dir}"
     stop = "it has not begun yet"
     try:
@@ -249,7 +249,7 @@ def _ended(job: Job, follower: Follower | None, sight: Sight, invocation: Invoca
     from runners.observe.summary import summary_table
 
     launch = job.config.launch
-    assert isinstance(launch, ClusterLaunch)
+    assert isinstance(launch, ClusterLaunchConfig)
     assert sight.exit_code is not None
     code = sight.exit_code if sight.exit_code in set(ExitCode) else int(ExitCode.FAILURE_BUDGET)
     console = stderr()

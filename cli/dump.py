@@ -109,7 +109,7 @@ def _decode(config: dict[str, Any]) -> Decode | None:
     """Return the run's way from tokens to text, if its tokenizer is still where it was."""
     from pydantic import ValidationError
 
-    from conf.schema import TinyModel
+    from conf.sections.model import TinyModelConfig
     from runners.gateway.tokenizer import load_tokenizer
     from runners.training.bootstrap import tiny_directory
 
@@ -117,7 +117,7 @@ def _decode(config: dict[str, Any]) -> Decode | None:
     directory = model.get("tokenizer")
     if directory is None and model.get("kind") == "tiny":
         try:
-            tiny = TinyModel.model_validate(model)
+            tiny = TinyModelConfig.model_validate(model)
         except ValidationError:  # the configuration of another agentrl
             return None
         directory = tiny_directory(tiny, config["scenario"]["kind"])

@@ -43,13 +43,13 @@ def gateway(context: typer.Context, overrides: Overrides = None) -> None:
     import uvloop
 
     from cli.jobs import new_job
-    from conf.schema import EmbeddedEngine
+    from conf.sections.engine import EmbeddedEngineConfig
     from runners.runtime.services import Policy, prepare_policy
 
     job = new_job(_with_defaults(overrides or []), kind="gateway")
     context.obj.run_dir = job.run_dir
     model = job.config.model
-    if isinstance(job.config.engine, EmbeddedEngine) or model.tokenizer is None:
+    if isinstance(job.config.engine, EmbeddedEngineConfig) or model.tokenizer is None:
         # before any loop: ctrl-C ends it at once
         policy = prepare_policy(model, job.config.scenario, progress=_say)
     else:

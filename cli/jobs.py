@@ -16,7 +16,7 @@ from conf.errors import AgentrlError, ConfigError, ExitCode
 from conf.grammar import expand_sweeps, swept_keys
 from conf.resume import resume_config
 from conf.schema import Config
-from conf.sections.cluster import ClusterLaunch, KubernetesLaunch
+from conf.sections.cluster import ClusterLaunchConfig, KubernetesLaunchConfig
 
 CONFIG_FILE = "config.json"
 MOVABLE = tuple(
@@ -88,7 +88,7 @@ def new_jobs(overrides: list[str], config_file: Path | None = None, *, kind: str
             faults += error.faults
     if faults:
         raise ConfigError(list(dict.fromkeys(faults)))
-    if not kind and any(isinstance(config.launch, ClusterLaunch) for config in configs):
+    if not kind and any(isinstance(config.launch, ClusterLaunchConfig) for config in configs):
         return [_cluster_job(configs)]
     if len(runs) == 1:
         return [
@@ -165,9 +165,9 @@ def _cluster_job(configs: list[Config]) -> Job:
                 "starts jobs elsewhere: start each combination with a launch.name of its own"
             ]
         )
-    assert isinstance(config.launch, ClusterLaunch)
+    assert isinstance(config.launch, ClusterLaunchConfig)
     shared = Path(config.launch.shared_dir) / config.launch.name
-    if isinstance(config.launch, KubernetesLaunch) and not config.launch.shared_dir.is_dir():
+    if isinstance(config.launch, KubernetesLaunchConfig) and not config.launch.shared_dir.is_dir():
         # The claim is mounted in the pods only: here is no more than what follows the job.
         return Job(config, config.run.dir or Path("runs") / config.launch.name, "")
     if config.run.dir not in (None, shared):

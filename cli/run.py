@@ -171,14 +171,14 @@ def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> No
 
 def _policy(job: Job) -> str:
     """Say where the starting weights come from."""
-    from conf.schema import TinyModel
+    from conf.sections.model import TinyModelConfig
     from runners.training.bootstrap import tiny_directory
 
     model = job.config.model
     if model.path is not None:
         return f"model={model.kind} from {model.path}"
     if (
-        isinstance(model, TinyModel)
+        isinstance(model, TinyModelConfig)
         and (kept := tiny_directory(model, job.config.scenario.kind)).exists()
     ):
         return f"model={model.kind}, cached in {kept}"

@@ -35,7 +35,7 @@ def status(context: typer.Context, run: RunDir, as_json: Json = False) -> None:
 def _before_its_store(run: Path) -> dict[str, Any] | None:
     """Return how a job on a cluster stands before its first rollout; None of any other run."""
     from cli.jobs import cluster_config
-    from conf.sections.cluster import ClusterLaunch
+    from conf.sections.cluster import ClusterLaunchConfig
     from launch.running import LauncherError, running
     from launch.submission import Follower
     from runners.store.run_store import STORE_FILE
@@ -44,7 +44,7 @@ def _before_its_store(run: Path) -> dict[str, Any] | None:
     if config is None:
         return None
     launch = config.launch
-    assert isinstance(launch, ClusterLaunch)
+    assert isinstance(launch, ClusterLaunchConfig)
     phase = Follower(launch, run).glance().phase
     try:
         found = running(launch, run)

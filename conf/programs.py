@@ -8,7 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from conf.cache import cache_root
-from conf.schema import ClaudeCodeHarness, CodexHarness, Harness, MiniSweAgentHarness
+from conf.sections.harness import (
+    ClaudeCodeHarnessConfig,
+    CodexHarnessConfig,
+    HarnessConfig,
+    MiniSweAgentHarnessConfig,
+)
 
 TARBALL = (".tgz", ".tar.gz")
 TITLES = {
@@ -24,39 +29,39 @@ def is_tarball(path: Path | None) -> bool:
     return path is not None and path.name.endswith(TARBALL)
 
 
-def place(harness: Harness) -> Path | None:
+def place(harness: HarnessConfig) -> Path | None:
     """Return where a harness's program is, whether or not it is there; None: it is our own."""
     match harness:
-        case ClaudeCodeHarness():
+        case ClaudeCodeHarnessConfig():
             return claude_code(harness)
-        case CodexHarness():
+        case CodexHarnessConfig():
             return codex(harness)
-        case MiniSweAgentHarness():
+        case MiniSweAgentHarnessConfig():
             return mini_swe_agent(harness)
     return None
 
 
-def given(harness: Harness) -> str:
+def given(harness: HarnessConfig) -> str:
     """Return the override that names a program of the user's own; empty: none does."""
     match harness:
-        case ClaudeCodeHarness() | CodexHarness() if harness.binary is not None:
+        case ClaudeCodeHarnessConfig() | CodexHarnessConfig() if harness.binary is not None:
             return f"harness.binary={harness.binary}"
-        case MiniSweAgentHarness() if harness.directory is not None:
+        case MiniSweAgentHarnessConfig() if harness.directory is not None:
             return f"harness.directory={harness.directory}"
     return ""
 
 
-def claude_code(harness: ClaudeCodeHarness) -> Path:
+def claude_code(harness: ClaudeCodeHarnessConfig) -> Path:
     """Return Claude Code's path, whether or not it is there: as given, or in our cache."""
     return _given(harness.binary) or _cached("claude-code", harness.version) / "claude"
 
 
-def codex(harness: CodexHarness) -> Path:
+def codex(harness: CodexHarnessConfig) -> Path:
     """Return Codex's path, whether or not it is there: as given, or in our cache."""
     return _given(harness.binary) or _cached("codex", harness.version) / "codex"
 
 
-def mini_swe_agent(harness: MiniSweAgentHarness) -> Path:
+def mini_swe_agent(harness: MiniSweAgentHarnessConfig) -> Path:
     """Return mini-swe-agent's directory, whether or not it is there: as given, or in our cache."""
     if harness.directory is not None:
         return harness.directory.absolute()

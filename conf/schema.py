@@ -13,196 +13,97 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from conf.sections.cluster import (
-    ClusterLaunch,
-    KubernetesLaunch,
-    RayLaunch,
-    SlimeTrainer,
-    SlurmLaunch,
-    SshLaunch,
+    ClusterLaunchConfig,
+    SlimeTrainerConfig,
 )
 from conf.sections.engine import (
-    EmbeddedEngine,
-    Engine,
-    SglangEngine,
-    SglangLaunchEngine,
+    EmbeddedEngineConfig,
+    EngineConfig,
 )
 from conf.sections.executor import (
-    Executor,
-    LocalExecutor,
-    RayExecutor,
+    ExecutorConfig,
+    RayExecutorConfig,
 )
 from conf.sections.faults import (
-    FaultRule,
-    Faults,
-    FaultWhen,
-    FileFaults,
-    PlannedFaults,
+    FaultsConfig,
 )
 from conf.sections.harness import (
     PROMPT_TOKENS,
-    ClaudeCodeHarness,
-    CodexHarness,
-    Harness,
-    MiniSweAgentHarness,
-    NativeHarness,
+    HarnessConfig,
+    MiniSweAgentHarnessConfig,
+    NativeHarnessConfig,
 )
 from conf.sections.launch import (
-    Launch,
-    LocalLaunch,
+    LaunchConfig,
 )
 from conf.sections.model import (
     CHAT_TEMPLATE,
-    LocalModel,
-    Model,
-    TinyModel,
+    ModelConfig,
+    TinyModelConfig,
 )
 from conf.sections.moe import (
     MoeModel,
 )
 from conf.sections.rollout import (
-    Deadlines,
-    Limits,
-    Rollout,
+    RolloutConfig,
 )
 from conf.sections.run import (
-    Eval,
-    Gateway,
-    Observe,
-    Run,
-    Sampling,
+    EvalConfig,
+    GatewayConfig,
+    ObserveConfig,
+    RunConfig,
+    SamplingConfig,
 )
 from conf.sections.sandbox import (
-    DockerSandbox,
-    E2bSandbox,
-    LocalSandbox,
-    Sandbox,
+    E2bSandboxConfig,
+    LocalSandboxConfig,
+    SandboxConfig,
 )
 from conf.sections.scenario import (
-    CompactScenario,
-    LinearScenario,
-    MixedScenario,
-    Scenario,
-    ScenarioKind,
-    SubagentScenario,
+    CompactScenarioConfig,
+    MixedScenarioConfig,
+    ScenarioConfig,
 )
 from conf.sections.section import (
     Section,
 )
 from conf.sections.task import (
-    BugfixTask,
-    JsonlTask,
-    SwebenchTask,
-    Task,
-    TestsReward,
+    BugfixTaskConfig,
+    JsonlTaskConfig,
+    SwebenchTaskConfig,
+    TaskConfig,
+    TestsRewardConfig,
 )
 from conf.sections.training import (
-    CollapseFanout,
-    Correction,
-    Fanout,
-    LocalTrainer,
-    RewardShare,
-    RoutingOff,
-    RoutingRecompute,
-    RoutingReplay,
-    RoutingRollout,
-    SegmentsFanout,
-    Trainer,
+    FanoutConfig,
+    RoutingReplayConfig,
+    TrainerConfig,
 )
-
-__all__ = [
-    "CHAT_TEMPLATE",
-    "PROMPT_TOKENS",
-    "BugfixTask",
-    "ClaudeCodeHarness",
-    "ClusterLaunch",
-    "CodexHarness",
-    "CollapseFanout",
-    "CompactScenario",
-    "Config",
-    "Correction",
-    "Deadlines",
-    "DockerSandbox",
-    "E2bSandbox",
-    "EmbeddedEngine",
-    "Engine",
-    "Eval",
-    "Executor",
-    "Fanout",
-    "FaultRule",
-    "FaultWhen",
-    "Faults",
-    "FileFaults",
-    "Gateway",
-    "Harness",
-    "JsonlTask",
-    "KubernetesLaunch",
-    "Launch",
-    "Limits",
-    "LinearScenario",
-    "LocalExecutor",
-    "LocalLaunch",
-    "LocalModel",
-    "LocalSandbox",
-    "LocalTrainer",
-    "MiniSweAgentHarness",
-    "MixedScenario",
-    "Model",
-    "MoeModel",
-    "NativeHarness",
-    "Observe",
-    "PlannedFaults",
-    "RayExecutor",
-    "RayLaunch",
-    "RewardShare",
-    "Rollout",
-    "RoutingOff",
-    "RoutingRecompute",
-    "RoutingReplay",
-    "RoutingRollout",
-    "Run",
-    "Sampling",
-    "Sandbox",
-    "Scenario",
-    "ScenarioKind",
-    "Section",
-    "SegmentsFanout",
-    "SglangEngine",
-    "SglangLaunchEngine",
-    "SlimeTrainer",
-    "SlurmLaunch",
-    "SshLaunch",
-    "SubagentScenario",
-    "SwebenchTask",
-    "Task",
-    "TestsReward",
-    "TinyModel",
-    "Trainer",
-]
 
 
 class Config(Section):
     """One run, whole."""
 
     seed: Annotated[int, Field(ge=0)]
-    run: Run
-    scenario: Scenario
-    model: Model
-    sampling: Sampling
-    engine: Engine
-    gateway: Gateway
-    sandbox: Sandbox
-    harness: Harness
-    task: Task
-    reward: TestsReward
-    fanout: Fanout
-    routing_replay: RoutingReplay
-    rollout: Rollout
-    executor: Executor
-    trainer: Trainer
-    launch: Launch
-    faults: Faults
-    eval: Eval
-    observe: Observe
+    run: RunConfig
+    scenario: ScenarioConfig
+    model: ModelConfig
+    sampling: SamplingConfig
+    engine: EngineConfig
+    gateway: GatewayConfig
+    sandbox: SandboxConfig
+    harness: HarnessConfig
+    task: TaskConfig
+    reward: TestsRewardConfig
+    fanout: FanoutConfig
+    routing_replay: RoutingReplayConfig
+    rollout: RolloutConfig
+    executor: ExecutorConfig
+    trainer: TrainerConfig
+    launch: LaunchConfig
+    faults: FaultsConfig
+    eval: EvalConfig
+    observe: ObserveConfig
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
@@ -229,32 +130,32 @@ def _rules(c: Config) -> Iterator[tuple[bool, str]]:
 def _engine_rules(c: Config) -> Iterator[tuple[bool, str]]:
     yield (
         c.model.renderer == CHAT_TEMPLATE
-        and (isinstance(c.engine, EmbeddedEngine) or c.engine.tool_call_parser is None),
+        and (isinstance(c.engine, EmbeddedEngineConfig) or c.engine.tool_call_parser is None),
         f"model.renderer={CHAT_TEMPLATE} needs SGLang to read the replies: set engine=sglang and "
         "engine.tool_call_parser",
     )
     context = c.model.max_context_tokens
-    if isinstance(c.engine, EmbeddedEngine) and not isinstance(c.trainer, SlimeTrainer):
+    if isinstance(c.engine, EmbeddedEngineConfig) and not isinstance(c.trainer, SlimeTrainerConfig):
         yield (
             c.engine.cache_tokens < context and not isinstance(c.model, MoeModel),
             f"engine.cache_tokens={c.engine.cache_tokens} is less than model.max_context_tokens="
             f"{context}: one long rollout would not fit; raise engine.cache_tokens",
         )
         yield (
-            not isinstance(c.model, TinyModel) and c.model.path is None,
+            not isinstance(c.model, TinyModelConfig) and c.model.path is None,
             "model.path=null leaves engine=embedded without weights: set model.path, or use an "
             "engine that has them (engine=sglang)",
         )
 
 
 def _step_rules(c: Config) -> Iterator[tuple[bool, str]]:
-    if not isinstance(c.task, SwebenchTask):
+    if not isinstance(c.task, SwebenchTaskConfig):
         yield (
             c.run.eval_tasks > c.task.held_out_tasks,
             f"run.eval_tasks={c.run.eval_tasks} is more than task.held_out_tasks="
             f"{c.task.held_out_tasks}: raise task.held_out_tasks or lower run.eval_tasks",
         )
-    if isinstance(c.task, BugfixTask):
+    if isinstance(c.task, BugfixTaskConfig):
         yield (
             c.run.steps > 0 and c.run.tasks_per_step > c.task.train_tasks,
             f"run.tasks_per_step={c.run.tasks_per_step} is more than task.train_tasks="
@@ -304,7 +205,7 @@ def _deadline_rules(c: Config) -> Iterator[tuple[bool, str]]:
 def _fault_rules(c: Config) -> Iterator[tuple[bool, str]]:
     tool = next((i for i, rule in enumerate(c.faults.rules or ()) if rule.where == "tool"), None)
     yield (
-        tool is not None and not isinstance(c.harness, NativeHarness),
+        tool is not None and not isinstance(c.harness, NativeHarnessConfig),
         f"faults.rules[{tool}] needs tools that agentrl can reach into, which harness="
         f"{c.harness.kind} has not: choose harness=native, or drop where=tool",
     )
@@ -314,13 +215,13 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def _cluster_rules(c: Config) -> Iterator[tuple[bool, str]]:
-    remote = isinstance(c.launch, ClusterLaunch)
+    remote = isinstance(c.launch, ClusterLaunchConfig)
     yield (
-        remote and not isinstance(c.trainer, SlimeTrainer),
+        remote and not isinstance(c.trainer, SlimeTrainerConfig),
         f"trainer={c.trainer.kind} trains on one machine, and launch={c.launch.kind} is for "
         "several: choose trainer=slime",
     )
-    if not isinstance(c.trainer, SlimeTrainer):
+    if not isinstance(c.trainer, SlimeTrainerConfig):
         return
     yield (
         not isinstance(c.model, MoeModel),
@@ -338,14 +239,14 @@ def _cluster_rules(c: Config) -> Iterator[tuple[bool, str]]:
         "launch=ssh, slurm, ray or kubernetes",
     )
     yield (
-        not isinstance(c.task, JsonlTask),
+        not isinstance(c.task, JsonlTaskConfig),
         f"task={c.task.kind} has no file that slime's data source could read: choose task=jsonl "
         "and set task.path as the nodes see it",
     )
     yield (
-        isinstance(c.launch, ClusterLaunch)
+        isinstance(c.launch, ClusterLaunchConfig)
         and c.launch.nodes > 1
-        and isinstance(c.executor, RayExecutor)
+        and isinstance(c.executor, RayExecutorConfig)
         and c.gateway.host in _LOOPBACK,
         f"gateway.host={c.gateway.host} is reached from one node, and executor=ray runs rollouts "
         f"on {getattr(c.launch, 'nodes', 1)}: set gateway.host=0.0.0.0",
@@ -371,7 +272,7 @@ def _sandbox_rules(c: Config) -> Iterator[tuple[bool, str]]:
         f"gateway.public_url={url} leads to a port that gateway.port=0 leaves open: set "
         "gateway.port to the one that it leads to",
     )
-    if isinstance(c.sandbox, E2bSandbox):
+    if isinstance(c.sandbox, E2bSandboxConfig):
         guard_s = c.rollout.deadlines.guard_s
         yield (
             c.sandbox.lifetime_s < guard_s,
@@ -389,20 +290,20 @@ def _harness_rules(c: Config) -> Iterator[tuple[bool, str]]:
     harness, prompt = c.harness, PROMPT_TOKENS.get(c.harness.kind)
     if prompt is None:
         return
-    if isinstance(c.sandbox, LocalSandbox):
+    if isinstance(c.sandbox, LocalSandboxConfig):
         yield (
             c.sandbox.memory_mb < harness.memory_mb,
             f"sandbox.memory_mb={c.sandbox.memory_mb} is less than harness.memory_mb="
             f"{harness.memory_mb}, without which harness={harness.kind} crashes: raise "
             "sandbox.memory_mb",
         )
-    if isinstance(harness, MiniSweAgentHarness):
+    if isinstance(harness, MiniSweAgentHarnessConfig):
         yield (
             c.scenario.kind != "linear",
             f"scenario={c.scenario.kind} needs what harness=mini_swe_agent has not, sub-agents or "
             "summaries: set scenario=linear, or choose harness=claude_code or harness=codex",
         )
-    elif isinstance(c.scenario, CompactScenario | MixedScenario):
+    elif isinstance(c.scenario, CompactScenarioConfig | MixedScenarioConfig):
         window, least = c.scenario.window_tokens, 2 * prompt
         yield (
             window < least,

@@ -6,14 +6,14 @@ Secrets stand here by name only; no file that is written holds a value.
 from __future__ import annotations
 
 from conf.errors import ConfigError
-from conf.schema import E2bSandbox
+from conf.sections.sandbox import E2bSandboxConfig
 from launch.slime_arguments import job_dir
 from launch.topology import ClusterJob
 
 
 def secrets(job: ClusterJob) -> tuple[str, ...]:
     """Return the names of the variables that the job needs and that stand in no file."""
-    needed = ("E2B_API_KEY",) if isinstance(job.config.sandbox, E2bSandbox) else ()
+    needed = ("E2B_API_KEY",) if isinstance(job.config.sandbox, E2bSandboxConfig) else ()
     return tuple(dict.fromkeys((*needed, *job.launch.secrets)))
 
 

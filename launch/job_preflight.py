@@ -10,8 +10,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from conf.schema import JsonlTask
-from conf.sections.cluster import KubernetesLaunch, SshLaunch
+from conf.sections.cluster import KubernetesLaunchConfig, SshLaunchConfig
+from conf.sections.task import JsonlTaskConfig
 from launch.plan import JobPlan
 from launch.preflight import Problem
 from launch.running import hosts
@@ -43,7 +43,7 @@ def _programs(plan: JobPlan) -> Iterator[Problem]:
 
 def _shared(plan: JobPlan) -> Iterator[Problem]:
     config, shared = plan.job.config, Path(plan.job.launch.shared_dir)
-    if isinstance(config.launch, KubernetesLaunch) and not shared.is_dir():
+    if isinstance(config.launch, KubernetesLaunchConfig) and not shared.is_dir():
         return  # the claim is mounted in the pods
     if not shared.is_dir():
         yield Problem(
@@ -57,7 +57,7 @@ def _shared(plan: JobPlan) -> Iterator[Problem]:
     model, task = plan.job.model.path, config.task
     if model is not None and model.is_relative_to(shared) and not (model / "config.json").exists():
         yield Problem(True, f"model.path={model} has no config.json: put the checkpoint there")
-    if isinstance(task, JsonlTask):
+    if isinstance(task, JsonlTaskConfig):
         tasks = Path(task.path)
         if tasks.is_relative_to(shared) and not tasks.exists():
             yield Problem(True, f"task.path={tasks} does not exist: put the tasks there")
@@ -77,7 +77,7 @@ def _secrets(plan: JobPlan) -> Iterator[Problem]:
 
 def _hosts(plan: JobPlan) -> Iterator[Problem]:
     launch = plan.job.config.launch
-    if not isinstance(launch, SshLaunch):
+    if not isinstance(launch, SshLaunchConfig):
         return
     try:
         named = hosts(launch)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conf.sections.cluster import KubernetesLaunch
+from conf.sections.cluster import KubernetesLaunchConfig
 from launch.plan import JobPlan
 
 _MOUNTED = "/agentrl"
 """Where the job's files lie in every container."""
 
 
-def rayjob(plan: JobPlan, launch: KubernetesLaunch, files: Mapping[str, str]) -> dict[str, Any]:
+def rayjob(
+    plan: JobPlan, launch: KubernetesLaunchConfig, files: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the job and the ConfigMap with its files, as one list.
 
     Secrets are references to ``launch.secret``. The head has GPUs too: nodes are nodes.
@@ -59,7 +61,7 @@ def rayjob(plan: JobPlan, launch: KubernetesLaunch, files: Mapping[str, str]) ->
 
 
 def _pod(
-    plan: JobPlan, launch: KubernetesLaunch, name: str, ports: Mapping[str, int]
+    plan: JobPlan, launch: KubernetesLaunchConfig, name: str, ports: Mapping[str, int]
 ) -> dict[str, Any]:
     variables: list[dict[str, Any]] = [
         {"name": key, "value": value} for key, value in plan.environment.items()

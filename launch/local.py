@@ -14,7 +14,9 @@ from typing import Any
 
 import psutil
 
-from conf.schema import Config, EmbeddedEngine, LocalTrainer
+from conf.schema import Config
+from conf.sections.engine import EmbeddedEngineConfig
+from conf.sections.training import LocalTrainerConfig
 from launch.preflight import Problem, existing, preflight
 
 MB = 1 << 20
@@ -120,7 +122,7 @@ def _weights_mb(config: Config) -> int:
 def _processes(config: Config, cores: int, weights_mb: int) -> Iterator[Process]:
     trainer_mb = _BYTES_PER_WEIGHT_BYTE_TRAINED * weights_mb + _TRAINING_MB
     yield Process("driver and trainer", 1, _threads(config) or cores, _DRIVER_MB + trainer_mb)
-    if isinstance(config.engine, EmbeddedEngine):
+    if isinstance(config.engine, EmbeddedEngineConfig):
         yield Process("engine", 1, config.engine.threads or cores, _ENGINE_MB + weights_mb)
     yield Process("gateway", 1, 1, _GATEWAY_MB)
     if config.sandbox.kind != "e2b":
@@ -128,7 +130,7 @@ def _processes(config: Config, cores: int, weights_mb: int) -> Iterator[Process]
 
 
 def _threads(config: Config) -> int:
-    return config.trainer.threads if isinstance(config.trainer, LocalTrainer) else 0
+    return config.trainer.threads if isinstance(config.trainer, LocalTrainerConfig) else 0
 
 
 def _room(what: str, need_mb: int, have_mb: int, mend: str) -> Iterator[Problem]:

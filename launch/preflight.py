@@ -18,18 +18,12 @@ from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from conf.programs import TITLES, given, place
-from conf.schema import (
-    PROMPT_TOKENS,
-    Config,
-    DockerSandbox,
-    E2bSandbox,
-    EmbeddedEngine,
-    LocalSandbox,
-    NativeHarness,
-    SglangLaunchEngine,
-    TinyModel,
-)
+from conf.schema import Config
+from conf.sections.engine import EmbeddedEngineConfig, SglangLaunchEngineConfig
+from conf.sections.harness import PROMPT_TOKENS, NativeHarnessConfig
+from conf.sections.model import TinyModelConfig
 from conf.sections.moe import MoeModel
+from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
 from launch.architecture import compare
 
 PORT_GRACE_S = 5.0
@@ -91,11 +85,11 @@ def _programs(config: Config) -> Iterator[Problem]:
             True, "git is missing, and tasks are git repositories: install it (apt-get install git)"
         )
     match config.sandbox:
-        case LocalSandbox():
+        case LocalSandboxConfig():
             yield from _isolation(config.sandbox.isolation)
-        case E2bSandbox():
+        case E2bSandboxConfig():
             yield from _e2b()
-        case DockerSandbox():
+        case DockerSandboxConfig():
             yield from _docker()
 
 
@@ -148,7 +142,7 @@ def _isolation(isolation: str) -> Iterator[Problem]:
 
 def _harness(config: Config) -> Iterator[Problem]:
     harness, program = config.harness, place(config.harness)
-    if isinstance(harness, NativeHarness) or program is None:
+    if isinstance(harness, NativeHarnessConfig) or program is None:
         return
     own = given(harness)
     if not program.exists():
@@ -172,11 +166,11 @@ def _harness(config: Config) -> Iterator[Problem]:
 
 def _engine(config: Config) -> Iterator[Problem]:
     engine = config.engine
-    if not isinstance(engine, SglangLaunchEngine):
+    if not isinstance(engine, SglangLaunchEngineConfig):
         return
     if importlib.util.find_spec("sglang") is None:
         yield Problem(True, "engine=sglang_launch needs SGLang: pip install 'agentrl[sglang]'")
-    if isinstance(config.model, TinyModel) and config.model.path is None:
+    if isinstance(config.model, TinyModelConfig) and config.model.path is None:
         yield Problem(True, "engine=sglang_launch serves model.path, which is null: set it")
 
 
@@ -194,7 +188,7 @@ def _paths(config: Config, run_dir: Path, trains: bool) -> Iterator[Problem]:
         path = getattr(config.model, key)
         if path is not None and not path.is_dir():
             yield Problem(True, f"model.{key}={path} is no directory")
-    if trains and not isinstance(config.model, TinyModel) and config.model.path is None:
+    if trains and not isinstance(config.model, TinyModelConfig) and config.model.path is None:
         yield Problem(True, "model.path=null: a run needs the starting weights; set model.path")
 
 
@@ -212,7 +206,7 @@ def _architecture(config: Config) -> Iterator[Problem]:
 
 def _ports(config: Config, grace_s: float) -> Iterator[Problem]:
     listeners = [("gateway", config.gateway.host, config.gateway.port)]
-    if isinstance(config.engine, EmbeddedEngine):
+    if isinstance(config.engine, EmbeddedEngineConfig):
         listeners.append(("engine", config.engine.host, config.engine.port))
     ends = time.monotonic() + grace_s
     for section, host, port in listeners:

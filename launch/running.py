@@ -9,11 +9,11 @@ from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from conf.sections.cluster import (
-    ClusterLaunch,
-    KubernetesLaunch,
-    RayLaunch,
-    SlurmLaunch,
-    SshLaunch,
+    ClusterLaunchConfig,
+    KubernetesLaunchConfig,
+    RayLaunchConfig,
+    SlurmLaunchConfig,
+    SshLaunchConfig,
 )
 
 ASK_S = 60.0
@@ -42,27 +42,27 @@ class Running:
     """A process of ours looks after it: its end will stand in the job's state."""
 
 
-def running(launch: ClusterLaunch, job_dir: Path) -> Running | None:
+def running(launch: ClusterLaunchConfig, job_dir: Path) -> Running | None:
     """Return the job in ``job_dir`` if it goes on; raises LauncherError."""
     match launch:
-        case SlurmLaunch():
+        case SlurmLaunchConfig():
             return _slurm(job_dir)
-        case KubernetesLaunch():
+        case KubernetesLaunchConfig():
             return _kubernetes(launch)
-        case RayLaunch():
+        case RayLaunchConfig():
             address = _address(launch.head, launch)
             stop = f"ray job stop --address {address} {_submission(job_dir)}"
             return _launcher(job_dir, stop) or _ray(address, job_dir)
-        case SshLaunch():
+        case SshLaunchConfig():
             return _launcher(job_dir, None) or _ray(_address(_first_host(launch), launch), job_dir)
     raise AssertionError(launch)
 
 
-def ended(launch: ClusterLaunch, job_dir: Path) -> int | None:
+def ended(launch: ClusterLaunchConfig, job_dir: Path) -> int | None:
     """Return the exit code of a job on Ray that ended while nobody looked after it, None if Ray
     does not know; raises LauncherError.
     """
-    if not isinstance(launch, RayLaunch):
+    if not isinstance(launch, RayLaunchConfig):
         return None
     said = _ray_status(_address(launch.head, launch), job_dir)
     job = _submission(job_dir)
@@ -121,17 +121,17 @@ def _submission(job_dir: Path) -> str:
     return _word(job_dir / "state" / "submission")
 
 
-def _address(head: str, launch: ClusterLaunch) -> str:
+def _address(head: str, launch: ClusterLaunchConfig) -> str:
     return f"http://{head}:{launch.dashboard_port}"
 
 
-def hosts(launch: SshLaunch) -> list[str]:
+def hosts(launch: SshLaunchConfig) -> list[str]:
     """Return the hosts of ``launch.hosts_file``; raises OSError or UnicodeDecodeError."""
     lines = (line.strip() for line in launch.hosts_file.read_text("utf-8").splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def _first_host(launch: SshLaunch) -> str:
+def _first_host(launch: SshLaunchConfig) -> str:
     try:
         return next(iter(hosts(launch)), "127.0.0.1")
     except (OSError, UnicodeDecodeError):
@@ -154,7 +154,7 @@ def _ray(address: str, job_dir: Path) -> Running | None:
     return Running(f"Ray job {job}", "", stop, attached=False)
 
 
-def _kubernetes(launch: KubernetesLaunch) -> Running | None:
+def _kubernetes(launch: KubernetesLaunchConfig) -> Running | None:
     kubectl = ("kubectl", "--namespace", launch.namespace)
     form = "jsonpath={.metadata.name} {.status.jobDeploymentStatus} {.status.jobStatus}"
     query = ("get", "rayjob", launch.name, "--ignore-not-found", "--output", form)

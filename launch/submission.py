@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
-from conf.sections.cluster import ClusterLaunch, SlurmLaunch
+from conf.sections.cluster import ClusterLaunchConfig, SlurmLaunchConfig
 from launch.running import LauncherError, Running, ended, running
 
 LOOK_S = 0.5
@@ -60,7 +60,7 @@ class Follower:
 
     def __init__(
         self,
-        launch: ClusterLaunch,
+        launch: ClusterLaunchConfig,
         job_dir: Path,
         process: subprocess.Popen[bytes] | None = None,
         *,
@@ -79,7 +79,7 @@ class Follower:
 
     @classmethod
     def start(
-        cls, launch: ClusterLaunch, job_dir: Path, script: Path, *, runs: bool = False
+        cls, launch: ClusterLaunchConfig, job_dir: Path, script: Path, *, runs: bool = False
     ) -> Follower:
         """Start the job's script, which survives this process; raises SubmissionError.
 
@@ -104,7 +104,7 @@ class Follower:
     @property
     def log(self) -> Path:
         """Where the job says what it does."""
-        if isinstance(self._launch, SlurmLaunch):
+        if isinstance(self._launch, SlurmLaunchConfig):
             job = _text(self._dir / "state" / "slurm_id").strip()
             log = self._dir / "logs" / f"slurm-{job}.log"
             if job and log.exists():
@@ -138,7 +138,7 @@ class Follower:
             code = self._process.poll()
             if code is None:
                 return None, ""
-            if code or not isinstance(self._launch, SlurmLaunch):
+            if code or not isinstance(self._launch, SlurmLaunchConfig):
                 return (code if code >= 0 else 128 - code), ""
         written = _text(self._dir / "state" / "exit_code").strip()
         if written.isdigit():
@@ -166,7 +166,7 @@ class Follower:
     def _lost(self) -> tuple[int, str]:
         """Return the end of a job that has left no exit code."""
         gone = int(ExitCode.SERVICE_GONE)
-        if isinstance(self._launch, SlurmLaunch):
+        if isinstance(self._launch, SlurmLaunchConfig):
             job = _text(self._dir / "state" / "slurm_id").strip()
             return gone, (
                 f"Slurm job {job} has ended without an exit code (cancelled, out of time, or a "

@@ -12,7 +12,7 @@ from typing import Any
 
 from conf.errors import ConfigError
 from conf.schema import Config
-from conf.sections.cluster import ClusterLaunch, SlimeTrainer
+from conf.sections.cluster import ClusterLaunchConfig, SlimeTrainerConfig
 from conf.sections.moe import LatentAttention, MoeModel
 
 
@@ -22,14 +22,14 @@ class ClusterJob:
 
     config: Config
     model: MoeModel
-    trainer: SlimeTrainer
-    launch: ClusterLaunch
+    trainer: SlimeTrainerConfig
+    launch: ClusterLaunchConfig
 
 
 def cluster_job(config: Config) -> ClusterJob:
     """Return the cluster's view of ``config``; raises ConfigError if it is for one machine."""
     model, trainer, launch = config.model, config.trainer, config.launch
-    if isinstance(launch, ClusterLaunch) and isinstance(trainer, SlimeTrainer):
+    if isinstance(launch, ClusterLaunchConfig) and isinstance(trainer, SlimeTrainerConfig):
         assert isinstance(model, MoeModel)  # a rule of the schema
         return ClusterJob(config, model, trainer, launch)
     raise ConfigError(

@@ -15,7 +15,12 @@ from typing import Any
 from rich.console import Console
 
 from conf.errors import AgentrlError, ExitCode
-from conf.sections.cluster import KubernetesLaunch, RayLaunch, SlurmLaunch, SshLaunch
+from conf.sections.cluster import (
+    KubernetesLaunchConfig,
+    RayLaunchConfig,
+    SlurmLaunchConfig,
+    SshLaunchConfig,
+)
 from launch import flags
 from launch.kubernetes import rayjob
 from launch.plan import JobPlan
@@ -60,11 +65,11 @@ def commands(plan: JobPlan, start: Path) -> list[str]:
     root, config = job_dir(plan.job), plan.job.config
     entry = f"bash {shlex.quote(str(root / 'launch' / 'entry.sh'))}"
     match config.launch:
-        case SlurmLaunch() as slurm:
+        case SlurmLaunchConfig() as slurm:
             batch = root / "launch" / "slurm_job.sh"
             words = ["sbatch", "--parsable", "--export=ALL", *_sbatch(slurm), str(batch)]
             submit = shlex.join(words)
-        case KubernetesLaunch() as kubernetes:
+        case KubernetesLaunchConfig() as kubernetes:
             manifest = start.with_name("rayjob.json")
             submit = f"kubectl --namespace {kubernetes.namespace} apply --filename {manifest}"
         case _:
@@ -83,7 +88,7 @@ def files(plan: JobPlan, *, command: Sequence[str]) -> dict[str, str]:
         "plan.json": _json(plan.to_dict()),
         "plan.txt": _plan_text(plan),
     }
-    if isinstance(plan.job.config.launch, KubernetesLaunch):
+    if isinstance(plan.job.config.launch, KubernetesLaunchConfig):
         inside = {name: found[name] for name in _IN_PODS}
         found["rayjob.json"] = _json(rayjob(plan, plan.job.config.launch, inside))
     return found
@@ -148,18 +153,18 @@ def settings(plan: JobPlan, command: Sequence[str]) -> str:
 
 def _launcher_settings(plan: JobPlan) -> dict[str, object]:
     match plan.job.config.launch:
-        case SshLaunch() as ssh:
+        case SshLaunchConfig() as ssh:
             return {"HOSTS_FILE": ssh.hosts_file}
-        case RayLaunch() as ray:
+        case RayLaunchConfig() as ray:
             return {"RAY_HEAD": ray.head}
-        case SlurmLaunch() as slurm:
+        case SlurmLaunchConfig() as slurm:
             return {"SBATCH_ARGS": _sbatch(slurm)}
-        case KubernetesLaunch() as kubernetes:
+        case KubernetesLaunchConfig() as kubernetes:
             return {"NAMESPACE": kubernetes.namespace}
     return {}
 
 
-def _sbatch(slurm: SlurmLaunch) -> tuple[str, ...]:
+def _sbatch(slurm: SlurmLaunchConfig) -> tuple[str, ...]:
     found = {
         "--job-name": slurm.name,
         "--nodes": str(slurm.nodes),

@@ -16,7 +16,7 @@ JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$")]
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class SlimeTrainer(Section):
+class SlimeTrainerConfig(Section):
     """slime on Ray: Megatron trains, SGLang samples; `model.layout` says how both are spread."""
 
     kind: Literal["slime"]
@@ -49,7 +49,7 @@ class SlimeTrainer(Section):
     """Steps between checkpoints; what a lost job repeats."""
 
 
-class ClusterLaunch(Section):
+class ClusterLaunchConfig(Section):
     """What every launcher needs."""
 
     name: JobName
@@ -84,7 +84,7 @@ class ClusterLaunch(Section):
     """Write the scripts even if the memory estimate says that the job cannot fit."""
 
 
-class SshLaunch(ClusterLaunch):
+class SshLaunchConfig(ClusterLaunchConfig):
     """Nodes that the first one reaches by ssh, without a password."""
 
     kind: Literal["ssh"]
@@ -92,7 +92,7 @@ class SshLaunch(ClusterLaunch):
     """One host per line, the node where launch.sh is started first."""
 
 
-class SlurmLaunch(ClusterLaunch):
+class SlurmLaunchConfig(ClusterLaunchConfig):
     """A Slurm cluster."""
 
     kind: Literal["slurm"]
@@ -104,7 +104,7 @@ class SlurmLaunch(ClusterLaunch):
     """As Slurm writes it: [DAYS-]HH:MM:SS."""
 
 
-class RayLaunch(ClusterLaunch):
+class RayLaunchConfig(ClusterLaunchConfig):
     """A Ray cluster that is already running."""
 
     kind: Literal["ray"]
@@ -112,7 +112,7 @@ class RayLaunch(ClusterLaunch):
     """Address of its head node, where the dashboard listens."""
 
 
-class KubernetesLaunch(ClusterLaunch):
+class KubernetesLaunchConfig(ClusterLaunchConfig):
     """A RayJob for the KubeRay operator."""
 
     kind: Literal["kubernetes"]

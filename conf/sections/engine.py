@@ -16,7 +16,7 @@ def _base_url(url: str) -> str:
     return url.rstrip("/")
 
 
-class EmbeddedEngine(Section):
+class EmbeddedEngineConfig(Section):
     """agentrl's own engine: SGLang's HTTP API on CPU, a process of this run."""
 
     kind: Literal["embedded"]
@@ -37,7 +37,7 @@ class EmbeddedEngine(Section):
     """Noise on its routers, relative to the standard deviation of their weights."""
 
 
-class SglangEngine(Section):
+class SglangEngineConfig(Section):
     """SGLang servers that somebody else started."""
 
     kind: Literal["sglang"]
@@ -55,7 +55,7 @@ class SglangEngine(Section):
     """SGLang's parser of reasoning, for ``model.renderer=chat_template``."""
 
 
-class SglangLaunchEngine(Section):
+class SglangLaunchEngineConfig(Section):
     """An SGLang server that this run starts and ends: ``python -m sglang.launch_server``."""
 
     kind: Literal["sglang_launch"]
@@ -76,4 +76,7 @@ class SglangLaunchEngine(Section):
     """Further arguments of ``sglang.launch_server``, as on its command line."""
 
 
-Engine = Annotated[EmbeddedEngine | SglangEngine | SglangLaunchEngine, Field(discriminator="kind")]
+EngineConfig = Annotated[
+    EmbeddedEngineConfig | SglangEngineConfig | SglangLaunchEngineConfig,
+    Field(discriminator="kind"),
+]

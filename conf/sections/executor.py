@@ -16,13 +16,13 @@ def _address(value: str) -> str:
     return value
 
 
-class LocalExecutor(Section):
+class LocalExecutorConfig(Section):
     """In the driver's own process, on its machine."""
 
     kind: Literal["local"]
 
 
-class RayExecutor(Section):
+class RayExecutorConfig(Section):
     """On the nodes of a Ray cluster that runs already, this machine among them."""
 
     kind: Literal["ray"]
@@ -36,4 +36,4 @@ class RayExecutor(Section):
     """Without any node that takes rollouts, the run ends after so long; it can be resumed."""
 
 
-Executor = Annotated[LocalExecutor | RayExecutor, Field(discriminator="kind")]
+ExecutorConfig = Annotated[LocalExecutorConfig | RayExecutorConfig, Field(discriminator="kind")]

@@ -43,7 +43,7 @@ class FaultRule(Section):
         return self
 
 
-class PlannedFaults(Section):
+class PlannedFaultsConfig(Section):
     """A fault plan of ours. Of the rules that fit a crossing, the first happens."""
 
     kind: Literal["none", "flaky_sandbox", "flaky_engine", "slow", "chaos"]
@@ -52,7 +52,7 @@ class PlannedFaults(Section):
     rules: tuple[FaultRule, ...]
 
 
-class FileFaults(Section):
+class FileFaultsConfig(Section):
     """A fault plan of the user's own file, which is read once: the run keeps its rules."""
 
     kind: Literal["file"]
@@ -64,4 +64,4 @@ class FileFaults(Section):
     """null: the file's."""
 
 
-Faults = Annotated[PlannedFaults | FileFaults, Field(discriminator="kind")]
+FaultsConfig = Annotated[PlannedFaultsConfig | FileFaultsConfig, Field(discriminator="kind")]

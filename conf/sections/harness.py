@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 from conf.sections.section import Section
 
 
-class NativeHarness(Section):
+class NativeHarnessConfig(Section):
     """agentrl's own small agent program."""
 
     kind: Literal["native"]
@@ -24,7 +24,7 @@ class NativeHarness(Section):
     """``sandbox.cpu_s`` unless that is given."""
 
 
-class ClaudeCodeHarness(Section):
+class ClaudeCodeHarnessConfig(Section):
     """Claude Code, the unmodified npm package."""
 
     kind: Literal["claude_code"]
@@ -42,7 +42,7 @@ class ClaudeCodeHarness(Section):
     """``sandbox.cpu_s`` unless that is given."""
 
 
-class CodexHarness(Section):
+class CodexHarnessConfig(Section):
     """Codex, the unmodified npm package."""
 
     kind: Literal["codex"]
@@ -58,7 +58,7 @@ class CodexHarness(Section):
     """``sandbox.cpu_s`` unless that is given."""
 
 
-class MiniSweAgentHarness(Section):
+class MiniSweAgentHarnessConfig(Section):
     """mini-swe-agent, the unmodified PyPI package."""
 
     kind: Literal["mini_swe_agent"]
@@ -80,8 +80,8 @@ class MiniSweAgentHarness(Section):
     """``sandbox.cpu_s`` unless that is given."""
 
 
-Harness = Annotated[
-    NativeHarness | ClaudeCodeHarness | CodexHarness | MiniSweAgentHarness,
+HarnessConfig = Annotated[
+    NativeHarnessConfig | ClaudeCodeHarnessConfig | CodexHarnessConfig | MiniSweAgentHarnessConfig,
     Field(discriminator="kind"),
 ]
 

@@ -6,17 +6,26 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from conf.sections.cluster import KubernetesLaunch, RayLaunch, SlurmLaunch, SshLaunch
+from conf.sections.cluster import (
+    KubernetesLaunchConfig,
+    RayLaunchConfig,
+    SlurmLaunchConfig,
+    SshLaunchConfig,
+)
 from conf.sections.section import Section
 
 
-class LocalLaunch(Section):
+class LocalLaunchConfig(Section):
     """One process tree on the machine where it is started."""
 
     kind: Literal["local"]
 
 
-Launch = Annotated[
-    LocalLaunch | SshLaunch | SlurmLaunch | RayLaunch | KubernetesLaunch,
+LaunchConfig = Annotated[
+    LocalLaunchConfig
+    | SshLaunchConfig
+    | SlurmLaunchConfig
+    | RayLaunchConfig
+    | KubernetesLaunchConfig,
     Field(discriminator="kind"),
 ]

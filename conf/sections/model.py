@@ -14,7 +14,7 @@ CHAT_TEMPLATE = "chat_template"
 """``model.renderer`` for a family that the `renderers` library does not know."""
 
 
-class TinyModel(Section):
+class TinyModelConfig(Section):
     """A Qwen3-MoE of about half a million parameters, made on this machine and cached."""
 
     kind: Literal["tiny"]
@@ -35,7 +35,7 @@ class TinyModel(Section):
     """Supervised steps of the bootstrap."""
 
 
-class LocalModel(Section):
+class LocalModelConfig(Section):
     """Any model directory on disk, for an engine that is already running."""
 
     kind: Literal["local"]
@@ -51,4 +51,4 @@ class LocalModel(Section):
     """Longest prompt + completion, in tokens."""
 
 
-Model = Annotated[TinyModel | LocalModel | MoeModel, Field(discriminator="kind")]
+ModelConfig = Annotated[TinyModelConfig | LocalModelConfig | MoeModel, Field(discriminator="kind")]

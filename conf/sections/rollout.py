@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from conf.sections.section import Section
 
 
-class Deadlines(Section):
+class DeadlinesConfig(Section):
     """Seconds per phase; each starts when its phase starts, so that queueing eats no budget."""
 
     boot_s: PositiveFloat
@@ -25,7 +25,7 @@ class Deadlines(Section):
     """What generations in flight get to finish before new weights; then they are aborted."""
 
 
-class Limits(Section):
+class LimitsConfig(Section):
     """How hard services are leant on."""
 
     sandbox_starts_per_s: PositiveFloat | None
@@ -40,7 +40,7 @@ class Limits(Section):
     """
 
 
-class Rollout(Section):
+class RolloutConfig(Section):
     """How rollouts are run."""
 
     concurrency: PositiveInt
@@ -55,5 +55,5 @@ class Rollout(Section):
     replace_flat: bool
     """Replace groups whose rewards are all equal too (DAPO's dynamic sampling, arXiv 2503.14476).
     """
-    limits: Limits
-    deadlines: Deadlines
+    limits: LimitsConfig
+    deadlines: DeadlinesConfig

@@ -17,7 +17,7 @@ def _top_k(value: int) -> int:
     return value
 
 
-class Run(Section):
+class RunConfig(Section):
     """How much is done, and where it is kept."""
 
     dir: Path | None
@@ -37,7 +37,7 @@ class Run(Section):
     """Newest checkpoints kept (each step writes one)."""
 
 
-class Sampling(Section):
+class SamplingConfig(Section):
     """How the policy samples, in training and evaluation."""
 
     temperature: Annotated[float, Field(gt=0, le=10)]
@@ -50,7 +50,7 @@ class Sampling(Section):
     """0: greedy."""
 
 
-class Gateway(Section):
+class GatewayConfig(Section):
     """The HTTP service that speaks the agents' dialects and records turns."""
 
     host: str
@@ -64,7 +64,7 @@ class Gateway(Section):
     """Seconds between SSE pings while the engine works."""
 
 
-class Eval(Section):
+class EvalConfig(Section):
     """What ``agentrl eval`` measures of its benchmark."""
 
     tasks: PositiveInt | None
@@ -77,7 +77,7 @@ class Eval(Section):
     """Rollouts per task (n); pass@1 to pass@n are estimated."""
 
 
-class Observe(Section):
+class ObserveConfig(Section):
     """What is shown and kept besides the store."""
 
     dashboard: Literal["auto", "on", "off"]

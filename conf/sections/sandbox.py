@@ -10,7 +10,7 @@ from conf.sections.engine import _base_url
 from conf.sections.section import Section
 
 
-class LocalSandbox(Section):
+class LocalSandboxConfig(Section):
     """Namespaces on this machine, whose programs they have: a task's image is ignored."""
 
     kind: Literal["local"]
@@ -28,7 +28,7 @@ class LocalSandbox(Section):
     """Sandboxes that are booted before anybody asks, of each kind: an agent's, a grader's."""
 
 
-class E2bSandbox(Section):
+class E2bSandboxConfig(Section):
     """Virtual machines of E2B's cloud, or of a service that speaks its API."""
 
     kind: Literal["e2b"]
@@ -52,7 +52,7 @@ class E2bSandbox(Section):
     """One URL for all sandboxes; null: each has its own below E2B's domain."""
 
 
-class DockerSandbox(Section):
+class DockerSandboxConfig(Section):
     """Containers of a docker engine."""
 
     kind: Literal["docker"]
@@ -70,4 +70,6 @@ class DockerSandbox(Section):
     """CPUs per sandbox."""
 
 
-Sandbox = Annotated[LocalSandbox | E2bSandbox | DockerSandbox, Field(discriminator="kind")]
+SandboxConfig = Annotated[
+    LocalSandboxConfig | E2bSandboxConfig | DockerSandboxConfig, Field(discriminator="kind")
+]

@@ -9,19 +9,19 @@ from pydantic import Field, PositiveInt
 from conf.sections.section import Section
 
 
-class LinearScenario(Section):
+class LinearScenarioConfig(Section):
     """One agent, one conversation."""
 
     kind: Literal["linear"]
 
 
-class SubagentScenario(Section):
+class SubagentScenarioConfig(Section):
     """The main agent may not read: it sends an investigator, a thread of its own."""
 
     kind: Literal["subagent"]
 
 
-class CompactScenario(Section):
+class CompactScenarioConfig(Section):
     """A history that outgrows its window is replaced by the policy's own summary."""
 
     kind: Literal["compact"]
@@ -29,7 +29,7 @@ class CompactScenario(Section):
     """Prompt and answer of a turn together; more of them, and the history is summed up."""
 
 
-class MixedScenario(Section):
+class MixedScenarioConfig(Section):
     """Investigators and summaries."""
 
     kind: Literal["mixed"]
@@ -40,7 +40,7 @@ class MixedScenario(Section):
 ScenarioKind = Literal["linear", "subagent", "compact", "mixed"]
 
 
-Scenario = Annotated[
-    LinearScenario | SubagentScenario | CompactScenario | MixedScenario,
+ScenarioConfig = Annotated[
+    LinearScenarioConfig | SubagentScenarioConfig | CompactScenarioConfig | MixedScenarioConfig,
     Field(discriminator="kind"),
 ]

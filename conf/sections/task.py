@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 from conf.sections.section import Section
 
 
-class BugfixTask(Section):
+class BugfixTaskConfig(Section):
     """Generated git repositories, each with one bug and real tests."""
 
     kind: Literal["bugfix"]
@@ -20,7 +20,7 @@ class BugfixTask(Section):
     """Tasks in the held-out split; shares no repository with the training split."""
 
 
-class SwebenchTask(Section):
+class SwebenchTaskConfig(Section):
     """SWE-bench's instances, to measure on: none is for training."""
 
     kind: Literal["swebench"]
@@ -40,7 +40,7 @@ class SwebenchTask(Section):
     """Grade again when only pass-to-pass tests fail; one good run decides."""
 
 
-class JsonlTask(Section):
+class JsonlTaskConfig(Section):
     """Tasks in a file, in any of the row schemas, to train on."""
 
     kind: Literal["jsonl"]
@@ -60,10 +60,12 @@ class JsonlTask(Section):
     """Grade again when only pass-to-pass tests fail; one good run decides."""
 
 
-Task = Annotated[BugfixTask | SwebenchTask | JsonlTask, Field(discriminator="kind")]
+TaskConfig = Annotated[
+    BugfixTaskConfig | SwebenchTaskConfig | JsonlTaskConfig, Field(discriminator="kind")
+]
 
 
-class TestsReward(Section):
+class TestsRewardConfig(Section):
     """Reward from the graded tests, with small shaping."""
 
     kind: Literal["tests"]

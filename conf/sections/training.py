@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from conf.sections.cluster import SlimeTrainer
+from conf.sections.cluster import SlimeTrainerConfig
 from conf.sections.section import Section
 
 RewardShare = Literal["copy", "uniform", "token_share", "final_only", "root_only"]
 
 
-class SegmentsFanout(Section):
+class SegmentsFanoutConfig(Section):
     """Every segment of a rollout becomes a sample."""
 
     kind: Literal["segments"]
@@ -33,7 +33,7 @@ class SegmentsFanout(Section):
     """Train titles, topics and other requests aside."""
 
 
-class CollapseFanout(Section):
+class CollapseFanoutConfig(Section):
     """Only a rollout's final segment becomes a sample."""
 
     kind: Literal["collapse"]
@@ -41,22 +41,22 @@ class CollapseFanout(Section):
     """A longer segment is dropped whole; null: no cap."""
 
 
-Fanout = Annotated[SegmentsFanout | CollapseFanout, Field(discriminator="kind")]
+FanoutConfig = Annotated[SegmentsFanoutConfig | CollapseFanoutConfig, Field(discriminator="kind")]
 
 
-class RoutingOff(Section):
+class RoutingOffConfig(Section):
     """Inference and training each choose their own experts."""
 
     kind: Literal["off"]
 
 
-class RoutingRecompute(Section):
+class RoutingRecomputeConfig(Section):
     """R2: the experts that training chooses before a step's first update stay for all of them."""
 
     kind: Literal["recompute"]
 
 
-class RoutingRollout(Section):
+class RoutingRolloutConfig(Section):
     """R3: training uses the experts that inference chose (Ma et al. 2025, arXiv 2510.11370)."""
 
     kind: Literal["rollout"]
@@ -71,12 +71,12 @@ class RoutingRollout(Section):
     """
 
 
-RoutingReplay = Annotated[
-    RoutingOff | RoutingRecompute | RoutingRollout, Field(discriminator="kind")
+RoutingReplayConfig = Annotated[
+    RoutingOffConfig | RoutingRecomputeConfig | RoutingRolloutConfig, Field(discriminator="kind")
 ]
 
 
-class Correction(Section):
+class CorrectionConfig(Section):
     """What is done about rollouts whose logprobs training does not reproduce."""
 
     truncate: Literal["none", "token", "sequence"]
@@ -91,7 +91,7 @@ class Correction(Section):
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class LocalTrainer(Section):
+class LocalTrainerConfig(Section):
     """GRPO in plain torch in the driver's process."""
 
     kind: Literal["local"]
@@ -116,7 +116,7 @@ class LocalTrainer(Section):
     """Train rollouts that ran out of turns, tokens or time; false: they only enter the baseline."""
     threads: Annotated[int, Field(ge=0)]
     """Torch threads; 0: one per core."""
-    correction: Correction
+    correction: CorrectionConfig
 
 
-Trainer = Annotated[LocalTrainer | SlimeTrainer, Field(discriminator="kind")]
+TrainerConfig = Annotated[LocalTrainerConfig | SlimeTrainerConfig, Field(discriminator="kind")]

@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from conf import schema
 from conf.errors import ConfigError
+from conf.schema import Config
+from conf.sections.training import LocalTrainerConfig
 from runners.concurrency.task_group import task_group
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.engines.contract import ServedEngine
@@ -47,7 +48,7 @@ class Stack:
 
 @asynccontextmanager
 async def running_stack(
-    config: schema.Config,
+    config: Config,
     policy: Policy,
     store: RunStore,
     *,
@@ -89,10 +90,8 @@ async def running_stack(
         )
 
 
-def _trainer(
-    config: schema.Config, policy: Policy, saved: checkpoint.Checkpoint | None
-) -> LocalTrainer:
-    if not isinstance(config.trainer, schema.LocalTrainer):
+def _trainer(config: Config, policy: Policy, saved: checkpoint.Checkpoint | None) -> LocalTrainer:
+    if not isinstance(config.trainer, LocalTrainerConfig):
         raise ConfigError(
             [f"trainer={config.trainer.kind} trains on a cluster: start it with `agentrl launch`"]
         )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conf.errors import AgentrlError, ExitCode
-from conf.schema import Config, Model
+from conf.schema import Config
+from conf.sections.model import ModelConfig
 from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.plan import SPLIT, Instance, Selection, rollout_id
 from runners.evaluation.report import (
@@ -271,7 +272,7 @@ class Results:
         return Faults(injected=_sorted(injected), failed_attempts=_sorted(failed))
 
 
-def model_name(model: Model) -> str:
+def model_name(model: ModelConfig) -> str:
     """Return what predictions call the policy: where its weights are, else which one it is."""
     return str(model.path)[-NAME_LENGTH:] if model.path is not None else model.kind
 

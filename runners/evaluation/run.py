@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
-from conf.schema import Config, EmbeddedEngine
+from conf.schema import Config
+from conf.sections.engine import EmbeddedEngineConfig
 from runners.concurrency.limits import Admission
 from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.calibration import unfit
@@ -133,7 +134,10 @@ class Evaluation:
     async def _policy(self) -> tuple[Path | None, Path]:
         """Return weights and tokenizer; a running engine may have the weights already."""
         model = self._execution.config.model
-        if isinstance(self._execution.config.engine, EmbeddedEngine) or model.tokenizer is None:
+        if (
+            isinstance(self._execution.config.engine, EmbeddedEngineConfig)
+            or model.tokenizer is None
+        ):
             policy = await self._execution.driver.policy()
             return policy.weights, policy.tokenizer
         return model.path, model.tokenizer

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from hashlib import blake2b
 
 from conf.fault_table import What, Where
-from conf.schema import FaultRule, Faults
+from conf.sections.faults import FaultRule, FaultsConfig
 
 MOST = 64
 """Crossings of an attempt that are looked at where a fault must be known before it happens."""
@@ -71,7 +71,7 @@ class FaultPlan:
         self._rules = tuple(rules)
 
     @classmethod
-    def of(cls, section: Faults) -> FaultPlan:
+    def of(cls, section: FaultsConfig) -> FaultPlan:
         """Return the plan of a configuration."""
         return cls(section.seed or 0, section.rules or ())
 

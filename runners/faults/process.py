@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from conf.schema import Faults
+from conf.sections.faults import FaultsConfig
 from runners.engines.contract import Engine
 from runners.faults.engine import FaultyEngine
 from runners.faults.plan import Fault, FaultPlan
@@ -15,14 +15,14 @@ from runners.gateway.service import Parts
 from runners.gateway.turn_log import Journal
 
 
-def gateway_module(section: Faults, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def gateway_module(section: FaultsConfig, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the module that serves a run's gateway, and the settings it is given."""
     if not FaultPlan.of(section):
         return "runners.gateway", settings
     return "runners.faults", {**settings, "faults": section.model_dump(mode="json")}
 
 
-def gateway_parts(section: Faults) -> Parts:
+def gateway_parts(section: FaultsConfig) -> Parts:
     """Return what a gateway is put together from."""
     plan = FaultPlan.of(section)
     if not plan:
@@ -39,5 +39,5 @@ def gateway_parts(section: Faults) -> Parts:
 
 def take_parts(settings: dict[str, Any]) -> Parts:
     """Take ``faults`` out of a gateway's settings and return what they make of it."""
-    section: Faults = TypeAdapter(Faults).validate_python(settings.pop("faults"))
+    section: FaultsConfig = TypeAdapter(FaultsConfig).validate_python(settings.pop("faults"))
     return gateway_parts(section)

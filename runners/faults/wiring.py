@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from conf.schema import Faults
+from conf.sections.faults import FaultsConfig
 from runners.engines.client import HttpEngine
 from runners.engines.sglang.workers import WorkerEngine
 from runners.faults import clock
@@ -78,7 +78,7 @@ class Around:
 
 
 @contextmanager
-def driver_faults(section: Faults, store: RunStore) -> Iterator[Around]:
+def driver_faults(section: FaultsConfig, store: RunStore) -> Iterator[Around]:
     """Yield what wraps a driver's parts."""
     plan = FaultPlan.of(section)
 
@@ -98,7 +98,7 @@ def driver_faults(section: Faults, store: RunStore) -> Iterator[Around]:
 
 
 @contextmanager
-def worker_faults(section: Faults, events: Events, gateway: GatewayAdmin) -> Iterator[Around]:
+def worker_faults(section: FaultsConfig, events: Events, gateway: GatewayAdmin) -> Iterator[Around]:
     """Yield what wraps a worker's parts; the store, and what happens to it, are the driver's."""
     plan = FaultPlan.of(section)
 
@@ -111,7 +111,7 @@ def worker_faults(section: Faults, events: Events, gateway: GatewayAdmin) -> Ite
         clock.restore()
 
 
-def metrics_faults(section: Faults, store: RunStore, real: MetricsWriter) -> MetricsWriter:
+def metrics_faults(section: FaultsConfig, store: RunStore, real: MetricsWriter) -> MetricsWriter:
     """Wrap the writer of a run's metrics."""
     plan = FaultPlan.of(section)
     return FaultyMetrics(real, Injection(plan, store), store.run_dir) if plan else real

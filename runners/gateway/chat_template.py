@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from conf.errors import ConfigError
-from conf.schema import CHAT_TEMPLATE
+from conf.sections.model import CHAT_TEMPLATE
 from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError
 from runners.gateway.tokenizer import (

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from conf.schema import ScenarioKind
+from conf.sections.scenario import ScenarioKind
 from runners.gateway.refusal import Refused, Why
 from runners.gateway.session import Sampling, Services, Session
 from runners.trajectory.graph import segments

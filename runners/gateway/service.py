@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from conf.errors import AgentrlError, ExitCode
-from conf.schema import CHAT_TEMPLATE
+from conf.sections.model import CHAT_TEMPLATE
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine

@@ -17,7 +17,7 @@ from typing import Any, Protocol, get_args
 import tokenizers
 
 from conf.errors import ConfigError
-from conf.schema import CHAT_TEMPLATE
+from conf.sections.model import CHAT_TEMPLATE
 
 SHORT = 16
 """Characters: markers, roles and line ends, which renderers have encoded a dozen times per turn."""

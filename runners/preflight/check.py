@@ -17,8 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from conf import schema
 from conf.errors import AgentrlError, ExitCode
+from conf.schema import Config
+from conf.sections.engine import EmbeddedEngineConfig
+from conf.sections.model import TinyModelConfig
+from conf.sections.moe import MoeModel
 from runners.engines.capabilities import Finding, refuse_trouble
 from runners.engines.contract import Engine, Generation, SamplingParams
 from runners.gateway.chat_template import make_renderer
@@ -75,7 +78,7 @@ class _Policy:
 
 
 async def check_run(
-    config: schema.Config, work: Path, *, tell: Callable[[list[Finding]], None]
+    config: Config, work: Path, *, tell: Callable[[list[Finding]], None]
 ) -> tuple[list[Finding], DialBack]:
     """Try the engine, say what was found, and let the agent program take a turn; files go below
     ``work``.
@@ -85,7 +88,7 @@ async def check_run(
     policy = _policy(config, work)
     async with AsyncExitStack() as exits:
         url = None
-        if not isinstance(config.engine, schema.EmbeddedEngine):
+        if not isinstance(config.engine, EmbeddedEngineConfig):
             # one that ends early is found by what is tried next
             url = await start_engine(
                 config, exits, policy.weights, policy.tokenizer, 0, work, lambda error: None
@@ -96,9 +99,7 @@ async def check_run(
         return findings, await dial_back(config, policy, work, url)
 
 
-async def dial_back(
-    config: schema.Config, policy: _Policy, work: Path, url: str | None
-) -> DialBack:
+async def dial_back(config: Config, policy: _Policy, work: Path, url: str | None) -> DialBack:
     """Let the agent program of ``config`` take a turn; the engine at ``url`` answers, or a canned
     reply.
 
@@ -143,7 +144,7 @@ async def dial_back(
     return DialBack(result, len(turns), prompt, seconds, backend.guarantees())
 
 
-async def probe_engine(config: schema.Config, policy: _Policy, url: str) -> list[Finding]:
+async def probe_engine(config: Config, policy: _Policy, url: str) -> list[Finding]:
     """Try what a run needs of the engine at ``url``."""
     return await probe(
         url,
@@ -154,7 +155,7 @@ async def probe_engine(config: schema.Config, policy: _Policy, url: str) -> list
     )
 
 
-def _language(config: schema.Config, policy: _Policy) -> Language:
+def _language(config: Config, policy: _Policy) -> Language:
     tokenizer = load_tokenizer(policy.tokenizer)
     renderer = make_renderer(tokenizer, config.model.renderer, policy.tokenizer)
     return Language(
@@ -167,23 +168,23 @@ def _language(config: schema.Config, policy: _Policy) -> Language:
     )
 
 
-def _parser(config: schema.Config, of_engine: str, of_model: str) -> Parser | None:
+def _parser(config: Config, of_engine: str, of_model: str) -> Parser | None:
     """Return the parser that the run has the servers read with, or the one that the model's table
     names for those of a job.
     """
     name = getattr(config.engine, of_engine, None)
     if name is not None:
         return Parser(f"engine.{of_engine}", name, used=True)
-    if isinstance(config.model, schema.MoeModel):
+    if isinstance(config.model, MoeModel):
         name = getattr(config.model.parsers, of_model)
         return Parser(f"model.parsers.{of_model}", name, used=False)
     return None
 
 
-def _policy(config: schema.Config, work: Path) -> _Policy:
+def _policy(config: Config, work: Path) -> _Policy:
     model = config.model
     made = None
-    if isinstance(model, schema.TinyModel):
+    if isinstance(model, TinyModelConfig):
         made = tiny_directory(model, config.scenario.kind)
         made = made if made.is_dir() else None
     weights, tokenizer = model.path or made, model.tokenizer or made
@@ -197,7 +198,7 @@ def _policy(config: schema.Config, work: Path) -> _Policy:
 
 @asynccontextmanager
 async def _gateway(
-    config: schema.Config, run_dir: Path, tokenizer: Path, url: str | None
+    config: Config, run_dir: Path, tokenizer: Path, url: str | None
 ) -> AsyncIterator[dict[str, Any]]:
     """Serve a gateway of its own run in this loop; yields what it announces."""
     RunStore.create(run_dir, {}).close()

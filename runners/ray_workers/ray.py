@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from conf import schema
 from conf.errors import AgentrlError, ExitCode, error_text
+from conf.schema import Config
+from conf.sections.executor import RayExecutorConfig
+from conf.sections.sandbox import DockerSandboxConfig
 from runners.diagnostics.attempt_progress import Flight
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
@@ -108,9 +110,7 @@ class RayExecutor:
         self._line = Line(reader, writer, self._answer)
         self._serving = asyncio.create_task(self._line.serve(), name="ray-line")
 
-    async def start(
-        self, config: schema.Config, gateway: Mapping[str, Any], tools: RolloutTools
-    ) -> None:
+    async def start(self, config: Config, gateway: Mapping[str, Any], tools: RolloutTools) -> None:
         """Get every node ready; raises ExecutorError with all that stands in the way.
 
         ``gateway`` is what the gateway announced; ``tools`` keeps what the attempts give, and ends
@@ -119,7 +119,7 @@ class RayExecutor:
         self._keeper = StoreRecorder(tools.store, tools.ledger)
         self._backend = tools.backend
         # A machine's own containers outlive who made them: they stay in the ledger.
-        self._gone_with_worker = not isinstance(config.sandbox, schema.DockerSandbox)
+        self._gone_with_worker = not isinstance(config.sandbox, DockerSandboxConfig)
         url = gateway["url"]
         if config.gateway.host in WILDCARDS:
             url = f"http://{self._bridge['address']}:{urlsplit(url).port}"
@@ -327,7 +327,7 @@ class RayExecutor:
 
 
 async def join(
-    config: schema.RayExecutor,
+    config: RayExecutorConfig,
     run_dir: Path,
     exits: AsyncExitStack,
     on_service_exit: Callable[[ServiceError], None],

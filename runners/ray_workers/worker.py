@@ -21,8 +21,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from conf import schema
 from conf.cache import cache_root
+from conf.schema import Config
 from runners.concurrency.limits import TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.faults.wiring import worker_faults
@@ -55,7 +55,7 @@ class WorkerSettings:
     """What a worker is told; it stays in memory, for the gateway's key is in it."""
 
     node: str
-    config: schema.Config
+    config: Config
     gateway_url: str
     """As this node reaches it."""
     admin_key: str = field(repr=False)

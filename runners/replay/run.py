@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from conf import schema
 from conf.cache import cache_root
 from conf.compose import compose
 from conf.errors import AgentrlError, ExitCode
+from conf.schema import Config
+from conf.sections.model import TinyModelConfig
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.inline import serving
 from runners.gateway.service import Parts
@@ -110,7 +111,7 @@ class _Replay:
 
     def __init__(
         self,
-        config: schema.Config,
+        config: Config,
         task: Task,
         record: RolloutRecord,
         turns: list[Turn],
@@ -182,18 +183,18 @@ def _record(store: RunStore, rollout: str) -> RolloutRecord:
     return next((record for record in attempts if record.counts), attempts[-1])
 
 
-def _task(config: schema.Config, task_id: str) -> Task:
+def _task(config: Config, task_id: str) -> Task:
     for task in load_tasks(config):
         if task.id == task_id:
             return task
     raise ReplayError(f"there is no task {task_id} any more: the run's dataset has changed")
 
 
-def _tokenizer(stored: schema.Config) -> Path:
+def _tokenizer(stored: Config) -> Path:
     """Return the tokenizer that the recorded tokens are of."""
     model = stored.model
     path = model.tokenizer
-    if path is None and isinstance(model, schema.TinyModel):
+    if path is None and isinstance(model, TinyModelConfig):
         path = tiny_directory(model, stored.scenario.kind)
     if path is None or not path.is_dir():
         raise ReplayError(

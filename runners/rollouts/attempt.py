@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conf import schema
 from conf.errors import error_text
+from conf.sections.rollout import DeadlinesConfig
+from conf.sections.task import TestsRewardConfig
 from runners.concurrency.limits import TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch, Flight
 from runners.gateway.client import GatewayAdmin, GatewayError
@@ -62,8 +63,8 @@ class AttemptContext:
     gateway: GatewayAdmin
     gateway_url: str
     gateway_control: Path
-    deadlines: schema.Deadlines
-    reward: schema.TestsReward
+    deadlines: DeadlinesConfig
+    reward: TestsRewardConfig
     scenario: str
     """Kind of it, kept with each session."""
     sandbox_starts: TokenBucket

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conf import schema
+from conf.sections.task import TestsRewardConfig
 from runners.tasks.contract import Verdict, VerdictKind
 from runners.trajectory.record import Turn
 
 
-def reward_of(reward: schema.TestsReward, verdict: Verdict, turns: Sequence[Turn]) -> float:
+def reward_of(reward: TestsRewardConfig, verdict: Verdict, turns: Sequence[Turn]) -> float:
     """Return what a rollout is worth: the tests decide, turns and malformed calls cost a little."""
     value = reward.unsolved + _share(reward, verdict) * (reward.solved - reward.unsolved)
     value -= reward.turn_penalty * len(turns)
@@ -18,7 +18,7 @@ def reward_of(reward: schema.TestsReward, verdict: Verdict, turns: Sequence[Turn
     return value
 
 
-def _share(reward: schema.TestsReward, verdict: Verdict) -> float:
+def _share(reward: TestsRewardConfig, verdict: Verdict) -> float:
     """Return 1 for solved; otherwise, if asked for, the passed share of the fail-to-pass tests,
     unless a pass-to-pass test fails.
     """

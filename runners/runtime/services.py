@@ -13,9 +13,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conf import schema
 from conf.cache import cache_root
 from conf.errors import ConfigError
+from conf.schema import Config
+from conf.sections.engine import (
+    EmbeddedEngineConfig,
+    EngineConfig,
+    SglangEngineConfig,
+    SglangLaunchEngineConfig,
+)
+from conf.sections.executor import RayExecutorConfig
+from conf.sections.model import ModelConfig, TinyModelConfig
+from conf.sections.scenario import ScenarioConfig
+from conf.sections.training import RoutingOffConfig, RoutingRolloutConfig
 from runners.concurrency.limits import TokenBucket
 from runners.concurrency.task_group import task_group
 from runners.diagnostics.attempt_progress import AttemptWatch
@@ -67,14 +77,14 @@ class RolloutStack:
 
 
 def prepare_policy(
-    model: schema.Model, scenario: schema.Scenario, *, progress: Callable[[str, int, int], None]
+    model: ModelConfig, scenario: ScenarioConfig, *, progress: Callable[[str, int, int], None]
 ) -> Policy:
     """Return the starting weights and tokenizer; makes the tiny policy if it is not cached
     (minutes).
     """
     if model.path is not None and model.tokenizer is not None:
         return Policy(model.path, model.tokenizer)
-    if isinstance(model, schema.TinyModel):
+    if isinstance(model, TinyModelConfig):
         from runners.training.bootstrap import ensure_tiny
 
         made = ensure_tiny(model, scenario.kind, progress=progress)
@@ -86,7 +96,7 @@ def prepare_policy(
 
 @asynccontextmanager
 async def rollout_stack(
-    config: schema.Config,
+    config: Config,
     store: RunStore,
     *,
     weights: Path | None,
@@ -144,7 +154,7 @@ async def rollout_stack(
 
 
 async def _fit_engine(
-    config: schema.Config,
+    config: Config,
     exits: AsyncExitStack,
     url: str,
     weights: Path | None,
@@ -155,9 +165,9 @@ async def _fit_engine(
     workers = workers_of(config.engine)
     engine = connect(url, workers, deadline_s=config.rollout.deadlines.turn_s)
     exits.push_async_callback(engine.close)
-    if isinstance(config.engine, schema.SglangEngine) and weights is not None:
+    if isinstance(config.engine, SglangEngineConfig) and weights is not None:
         await engine.update_weights(weights, version)
-    if not isinstance(config.engine, schema.EmbeddedEngine):
+    if not isinstance(config.engine, EmbeddedEngineConfig):
         await require(
             url,
             workers,
@@ -171,7 +181,7 @@ async def _fit_engine(
 
 
 def _tools(
-    config: schema.Config,
+    config: Config,
     store: RunStore,
     ledger: Ledger,
     backend: SandboxBackend,
@@ -201,7 +211,7 @@ def _tools(
 
 
 async def _nodes(
-    config: schema.Config,
+    config: Config,
     exits: AsyncExitStack,
     run_dir: Path,
     on_service_exit: OnServiceExit,
@@ -209,12 +219,12 @@ async def _nodes(
     ledger: Ledger,
 ) -> RayExecutor | None:
     """Join the cluster whose nodes run the attempts, if it is not this process that does."""
-    if not isinstance(config.executor, schema.RayExecutor):
+    if not isinstance(config.executor, RayExecutorConfig):
         return None
     return await join(config.executor, run_dir, exits, on_service_exit, store, ledger)
 
 
-async def _backend(config: schema.Config, exits: AsyncExitStack, run_dir: Path) -> SandboxBackend:
+async def _backend(config: Config, exits: AsyncExitStack, run_dir: Path) -> SandboxBackend:
     backend = await asyncio.to_thread(make_backend, config.sandbox, run_dir / "sandboxes")
     exits.push_async_callback(backend.close)
     return backend
@@ -233,7 +243,7 @@ async def _refuse_elsewhere(admin: GatewayAdmin, public_url: str, store: RunStor
 
 
 @asynccontextmanager
-async def running_grader(config: schema.Config, store: RunStore) -> AsyncIterator[Grader]:
+async def running_grader(config: Config, store: RunStore) -> AsyncIterator[Grader]:
     """Yield a grader with sandboxes of its own and nothing else: no policy, no gateway."""
     ledger = Ledger(store)
     await reap(ledger)
@@ -246,7 +256,7 @@ async def running_grader(config: schema.Config, store: RunStore) -> AsyncIterato
 
 
 async def start_engine(
-    config: schema.Config,
+    config: Config,
     exits: AsyncExitStack,
     weights: Path | None,
     tokenizer: Path,
@@ -257,9 +267,9 @@ async def start_engine(
 ) -> str:
     """Start the embedded engine, or return the URL of one that runs already."""
     engine = config.engine
-    if isinstance(engine, schema.SglangEngine):
+    if isinstance(engine, SglangEngineConfig):
         return engine.url
-    if isinstance(engine, schema.SglangLaunchEngine):
+    if isinstance(engine, SglangLaunchEngineConfig):
         module, start_s = "runners.engines.sglang", engine.start_s
         settings = server_settings(
             config, engine, weights=weights, tokenizer=tokenizer, version=version
@@ -280,14 +290,14 @@ async def start_engine(
     return str(service.info["url"])
 
 
-def workers_of(engine: schema.Engine) -> list[str]:
+def workers_of(engine: EngineConfig) -> list[str]:
     """Return the servers that make up the engine, if the configuration names them."""
-    return engine.workers if isinstance(engine, schema.SglangEngine) else []
+    return engine.workers if isinstance(engine, SglangEngineConfig) else []
 
 
 def _embedded_settings(
-    config: schema.Config,
-    engine: schema.EmbeddedEngine,
+    config: Config,
+    engine: EmbeddedEngineConfig,
     weights: Path | None,
     tokenizer: Path,
     version: int,
@@ -310,12 +320,12 @@ def _embedded_settings(
     }
 
 
-def captured_shape(config: schema.Config, weights: Path | None) -> RoutingShape | None:
+def captured_shape(config: Config, weights: Path | None) -> RoutingShape | None:
     """Return the shape of the routing that the gateway captures, None if it captures none; raises
     ConfigError if it is to be replayed and the policy has none.
     """
     mode = config.routing_replay
-    if isinstance(mode, schema.RoutingOff):
+    if isinstance(mode, RoutingOffConfig):
         return None
     shape, reason = None, "the policy in it is dense"
     try:
@@ -334,11 +344,11 @@ def captured_shape(config: schema.Config, weights: Path | None) -> RoutingShape 
                 f"{reason}; {mend} routing_replay=off"
             ]
         )
-    return shape if isinstance(mode, schema.RoutingRollout) else None
+    return shape if isinstance(mode, RoutingRolloutConfig) else None
 
 
 def gateway_settings(
-    config: schema.Config,
+    config: Config,
     *,
     run_dir: Path,
     engine_url: str,
@@ -367,14 +377,14 @@ def gateway_settings(
     }
 
 
-def _parsers(engine: schema.Engine) -> dict[str, Any]:
-    if isinstance(engine, schema.EmbeddedEngine):
+def _parsers(engine: EngineConfig) -> dict[str, Any]:
+    if isinstance(engine, EmbeddedEngineConfig):
         return {}
     return engine.model_dump(include={"tool_call_parser", "reasoning_parser"})
 
 
 async def _gateway(
-    config: schema.Config,
+    config: Config,
     exits: AsyncExitStack,
     engine_url: str,
     tokenizer: Path,

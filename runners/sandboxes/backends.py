@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conf import schema
+from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig, SandboxConfig
 from runners.sandboxes.contract import SandboxBackend, SandboxError
 from runners.sandboxes.local import LocalBackend
 
 
-def _docker(config: schema.DockerSandbox, root: Path) -> SandboxBackend:
+def _docker(config: DockerSandboxConfig, root: Path) -> SandboxBackend:
     from runners.sandboxes.docker import DockerBackend
 
     return DockerBackend(config, root)
 
 
-def _e2b(config: schema.E2bSandbox, root: Path) -> SandboxBackend:
+def _e2b(config: E2bSandboxConfig, root: Path) -> SandboxBackend:
     try:
         from runners.sandboxes.e2b.backend import E2bBackend
     except ModuleNotFoundError as error:
@@ -33,6 +33,6 @@ BACKENDS: dict[str, Callable[[Any, Path], SandboxBackend]] = {
 }
 
 
-def make_backend(config: schema.Sandbox, root: Path) -> SandboxBackend:
+def make_backend(config: SandboxConfig, root: Path) -> SandboxBackend:
     """Return a backend that keeps its files below ``root``; blocks, and raises SandboxError."""
     return BACKENDS[config.kind](config, root)

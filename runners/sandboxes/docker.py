@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from conf import schema
+from conf.sections.sandbox import DockerSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.remote import RemoteSandbox, run_mark, transit
 from runners.sandboxes.tree import remove_tree
@@ -28,7 +28,7 @@ COPY_S = 300.0
 GONE = "No such container"
 
 
-def run_argv(config: schema.DockerSandbox, spec: SandboxSpec, mark: str) -> list[str]:
+def run_argv(config: DockerSandboxConfig, spec: SandboxSpec, mark: str) -> list[str]:
     """Return what starts a container that waits."""
     network = config.network if spec.network == "gateway" else "none"
     labels = {RUN: mark, NAME: spec.name}
@@ -71,7 +71,7 @@ class DockerBackend:
 
     has_images = True
 
-    def __init__(self, config: schema.DockerSandbox, root: Path) -> None:
+    def __init__(self, config: DockerSandboxConfig, root: Path) -> None:
         """``root`` keeps the run's mark, and what is on its way."""
         self._config = config
         self._mark = run_mark(root)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from conf.schema import LocalSandbox as Settings
+from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.program import compiled
 
 WORKDIR = "/workspace"
@@ -129,7 +129,7 @@ class Isolation(Protocol):
         ...
 
 
-def set_limits(pid: int, settings: Settings, *, namespaced: bool) -> None:
+def set_limits(pid: int, settings: LocalSandboxConfig, *, namespaced: bool) -> None:
     """Set the resource limits of a launcher, which its command inherits; raises OSError."""
     wanted = {
         resource.RLIMIT_AS: settings.memory_mb << 20,

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from conf import schema
+from conf.sections.sandbox import LocalSandboxConfig
 from runners.processes.process_names import fresh_name
 from runners.sandboxes import cgroup, memory
 from runners.sandboxes.ahead import Ahead, Kind
@@ -55,7 +55,7 @@ class LocalBackend:
 
     has_images = False
 
-    def __init__(self, config: schema.LocalSandbox, root: Path) -> None:
+    def __init__(self, config: LocalSandboxConfig, root: Path) -> None:
         """Begin with nothing: what killed drivers left on this machine is ended and removed."""
         self._config = config
         self._root = root.absolute()

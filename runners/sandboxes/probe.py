@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf import schema
+from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.contract import Sandbox, SandboxError
 from runners.sandboxes.interior import Isolation
 
@@ -90,7 +90,7 @@ def _running(name: str) -> list[int]:
 
 
 def say(
-    isolation: str, findings: Findings, limits: schema.LocalSandbox, *, groups: bool
+    isolation: str, findings: Findings, limits: LocalSandboxConfig, *, groups: bool
 ) -> dict[str, str]:
     """Put the findings into words: promise → how it is kept, or why it is not."""
     how = f"{isolation}, tried at start"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 
-from conf import schema
+from conf.sections.sandbox import LocalSandboxConfig
 from runners.processes.process_tags import SANDBOX
 from runners.sandboxes.boot import Booted, Start, boot
 from runners.sandboxes.cgroup import ProcessGroups
@@ -23,7 +23,7 @@ class Rooms:
     def __init__(
         self,
         isolation: Isolation,
-        config: schema.LocalSandbox,
+        config: LocalSandboxConfig,
         groups: ProcessGroups | None,
         deny_list: DenyList,
         name: str,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conf import schema
 from conf.errors import AgentrlError, ConfigError
+from conf.schema import Config
+from conf.sections.engine import EmbeddedEngineConfig, SglangEngineConfig
+from conf.sections.training import RoutingRolloutConfig
 from runners.engines.client import HttpEngine
 from runners.slime.rewards import KEY
 from runners.tasks.contract import Task
@@ -36,7 +38,7 @@ def task_of(sample: Any, tasks: Mapping[str, Task]) -> Task:
     )
 
 
-async def slimes_engine(args: Any, config: schema.Config) -> schema.SglangEngine:
+async def slimes_engine(args: Any, config: Config) -> SglangEngineConfig:
     """Return slime's servers as the run's engine; raises EngineError if its router does not answer.
 
     Generations go through the router, which knows servers that slime restarts. It drops the field
@@ -51,13 +53,13 @@ async def slimes_engine(args: Any, config: schema.Config) -> schema.SglangEngine
     workers = [str(worker["url"]).rstrip("/") for worker in found]
     if not workers:
         raise AgentrlError(f"slime's router at {url} has no workers yet")
-    direct = isinstance(config.routing_replay, schema.RoutingRollout)
+    direct = isinstance(config.routing_replay, RoutingRolloutConfig)
     given = config.engine
     reads = (
         {"tool_call_parser": None, "reasoning_parser": None}
-        if isinstance(given, schema.EmbeddedEngine)
+        if isinstance(given, EmbeddedEngineConfig)
         else given.model_dump(include={"tool_call_parser", "reasoning_parser"})
     )
-    return schema.SglangEngine(
+    return SglangEngineConfig(
         kind="sglang", url=workers[0] if direct else url, workers=workers, **reads
     )

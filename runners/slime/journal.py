@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conf import schema
 from conf.errors import AgentrlError
+from conf.schema import Config
 from runners.campaign.result import metrics_rows
 from runners.observe.metrics import MetricsWriter
 from runners.observe.status import status_of
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 class Journal:
     """Keeps the journal of one execution of a job; used on the event loop that has the store."""
 
-    def __init__(self, config: schema.Config, store: RunStore) -> None:
+    def __init__(self, config: Config, store: RunStore) -> None:
         self._config = config
         self._store = store
         # slime writes events of its own into `tensorboard`.
@@ -159,7 +159,7 @@ class Journal:
 
 
 def _step_of(
-    config: schema.Config, run_dir: Path, records: Sequence[RolloutRecord], rollout_s: float
+    config: Config, run_dir: Path, records: Sequence[RolloutRecord], rollout_s: float
 ) -> tuple[list[RolloutRecord], dict[str, Any]]:
     """Return a step's records with their advantages, and its metrics; reads every turn."""
     with RunStore.open(run_dir, read_only=True) as store:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from conf.schema import Fanout
+from conf.sections.training import FanoutConfig
 from runners.slime.rewards import KEY
 from runners.training.fanout import fan_out
 from runners.training.placeholder import minimal, placeholder
@@ -29,7 +29,7 @@ from runners.trajectory.routing import Routing, RoutingShape
 class Making:
     """How samples are made in a run."""
 
-    fanout: Fanout
+    fanout: FanoutConfig
     train_unfinished: bool
     decode: Callable[[list[int]], str]
     pad: int

@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from conf import schema
 from conf.compose import from_json
 from conf.errors import AgentrlError, ConfigError, error_text
+from conf.schema import Config
 from runners.campaign.schedule import evaluation_batch
 from runners.concurrency.limits import Admission
 from runners.diagnostics.attempt_progress import AttemptWatch
@@ -78,7 +78,7 @@ async def close(run_dir: Path) -> None:
 
 
 @cache
-def read_config(run_dir: Path) -> schema.Config:
+def read_config(run_dir: Path) -> Config:
     """Return the configuration in ``run_dir``; raises ConfigError."""
     file = run_dir / CONFIG
     try:
@@ -91,9 +91,7 @@ def read_config(run_dir: Path) -> schema.Config:
 class Rig:
     """Everything that rollouts of a run use, in this process; one event loop."""
 
-    def __init__(
-        self, config: schema.Config, store: RunStore, making: Making, journal: Journal
-    ) -> None:
+    def __init__(self, config: Config, store: RunStore, making: Making, journal: Journal) -> None:
         self._config = config
         self._store = store
         self._making = making
@@ -286,7 +284,7 @@ class Rig:
         self._store.event("service_gone", {"message": str(error)})
 
 
-async def _own_store(config: schema.Config, run_dir: Path) -> RunStore:
+async def _own_store(config: Config, run_dir: Path) -> RunStore:
     """Return the run's store, when the process of an earlier node is heard of no more."""
     until = time.monotonic() + REMOTE_SILENCE_S
     while (host := driven_elsewhere(run_dir)) is not None and time.monotonic() < until:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from conf import schema
 from conf.cache import cache_root
 from conf.errors import ConfigError
+from conf.schema import Config
+from conf.sections.task import BugfixTaskConfig, TaskConfig
 from runners.tasks import bugfix, builtin
 from runners.tasks.contract import Task
 from runners.tasks.loading import FileTask, Report, load, refuse_faults, validate
 
 
-def load_tasks(config: schema.Config) -> list[Task]:
+def load_tasks(config: Config) -> list[Task]:
     """Return the tasks of both splits; generated ones are made once and kept in the user's cache.
 
     Blocks. Raises TaskRootError, RepositoryError, DatasetError, and ConfigError if they are too few
     to train on.
     """
     family = config.task
-    if not isinstance(family, schema.BugfixTask):
+    if not isinstance(family, BugfixTaskConfig):
         tasks = load(family, path_of(family))
         _refuse_few(config, sum(task.split == "train" for task in tasks))
         return tasks
@@ -30,7 +31,7 @@ def load_tasks(config: schema.Config) -> list[Task]:
     )
 
 
-def _refuse_few(config: schema.Config, found: int) -> None:
+def _refuse_few(config: Config, found: int) -> None:
     """Raise ConfigError if a step would need a task twice: a file's length is known only now."""
     wanted = config.run.tasks_per_step if config.run.steps else 0
     if found >= wanted:
@@ -42,12 +43,12 @@ def _refuse_few(config: schema.Config, found: int) -> None:
     raise ConfigError([f"{has}, run.tasks_per_step={wanted}: {mend}"])
 
 
-def check_tasks(family: schema.Task) -> Report | None:
+def check_tasks(family: TaskConfig) -> Report | None:
     """Read a whole dataset and return what is in it; None for generated tasks.
 
     Raises DatasetError, which names every malformed row.
     """
-    if isinstance(family, schema.BugfixTask):
+    if isinstance(family, BugfixTaskConfig):
         return None
     report = validate(family, path_of(family))
     refuse_faults(report)

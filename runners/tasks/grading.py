@@ -14,8 +14,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from conf import schema
 from conf.errors import AgentrlError
+from conf.sections.task import BugfixTaskConfig, SwebenchTaskConfig, TaskConfig
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
@@ -28,12 +28,12 @@ from runners.tasks.protection import touched
 from runners.tasks.toolbox import fitting
 
 
-def make_grader(backend: SandboxBackend, task: schema.Task, ready: Ready, run_dir: Path) -> Grader:
+def make_grader(backend: SandboxBackend, task: TaskConfig, ready: Ready, run_dir: Path) -> Grader:
     """Return the grader of a configuration's tasks; a benchmark's logs stay below ``run_dir``."""
     grader: Grader = SandboxGrader(backend)
-    if not isinstance(task, schema.BugfixTask) and task.flaky_reruns:
+    if not isinstance(task, BugfixTaskConfig) and task.flaky_reruns:
         grader = SecondLook(grader, task.flaky_reruns)
-    measured = isinstance(task, schema.SwebenchTask)
+    measured = isinstance(task, SwebenchTaskConfig)
     return OncePerPatch(KeptLogs(ReadyFirst(grader, ready), run_dir if measured else None))
 
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from conf import schema
 from conf.cache import cache_root
+from conf.sections.task import JsonlTaskConfig, SwebenchTaskConfig
 from runners.tasks.contract import (
     EvalCommand,
     EvalScript,
@@ -29,7 +29,7 @@ from runners.tasks.rows import AnyRow, CommandRow, ProRow, ScriptRow, SwebenchRo
 from runners.tasks.swebench import eval_script, package_fields, parser_of, runs_pytest
 from runners.tasks.toolbox import pytest_mounts
 
-FileTask = schema.SwebenchTask | schema.JsonlTask
+FileTask = SwebenchTaskConfig | JsonlTaskConfig
 SHOWN = 20
 """Faults in the message that stops a run; ``check`` shows all."""
 WORD = re.compile(r"[\w./-]+")
@@ -87,7 +87,7 @@ def load(config: FileTask, path: str) -> list[Task]:
     refuse_faults(report, shown=SHOWN)
     pytest_mounts()  # now, rather than in every sandbox
     train = 0
-    if isinstance(config, schema.JsonlTask):
+    if isinstance(config, JsonlTaskConfig):
         train = len(report.tasks) - config.held_out_tasks
     if train < 0:
         raise DatasetError(

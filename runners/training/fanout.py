@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.schema import CollapseFanout, Fanout, RewardShare, SegmentsFanout
+from conf.sections.training import (
+    CollapseFanoutConfig,
+    FanoutConfig,
+    RewardShare,
+    SegmentsFanoutConfig,
+)
 from runners.training.sample import Sample
 from runners.trajectory.record import MAIN_THREAD, Segment, SegmentKind
 from runners.trajectory.routing import Routing
@@ -45,7 +50,7 @@ def fan_out(
     rollout_id: str,
     segments: Iterable[Segment],
     advantage: float,
-    config: Fanout,
+    config: FanoutConfig,
     routing: Callable[[Segment], Routing | None] = lambda _: None,
 ) -> FanOut:
     """Turn a rollout's segments, in order of their first turns, into samples; ``routing`` gives a
@@ -63,7 +68,7 @@ def fan_out(
         else:
             dropped[reason] += 1
     reward: RewardShare = "copy"
-    if isinstance(config, SegmentsFanout):
+    if isinstance(config, SegmentsFanoutConfig):
         reward = config.reward
         capped = _capped(kept, config.max_segments)
         dropped["many"] += len(kept) - len(capped)
@@ -109,9 +114,9 @@ def shares(kept: Sequence[Segment], reward: RewardShare) -> list[float]:
             return [float(_on_main_thread(segment)) for segment in kept]
 
 
-def _unwanted(segment: Segment, config: Fanout) -> DropReason | None:
+def _unwanted(segment: Segment, config: FanoutConfig) -> DropReason | None:
     """Return why the configuration does not train such a segment."""
-    if isinstance(config, CollapseFanout):
+    if isinstance(config, CollapseFanoutConfig):
         if segment.kind == "final":
             return None
         return "side" if segment.kind == "side" else "collapsed"

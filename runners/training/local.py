@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from conf import schema
 from conf.errors import AgentrlError
+from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
 from runners.training.losses import (
     PolicyLoss,
     clipped_policy_loss,
@@ -36,7 +36,7 @@ from runners.training.sample import Sample
 from runners.training.totals import StepTotals
 from runners.trajectory.routing import Routing, RoutingError
 
-NATIVE = schema.RoutingOff(kind="off")
+NATIVE = RoutingOffConfig(kind="off")
 
 
 class TrainingError(AgentrlError):
@@ -50,12 +50,12 @@ class LocalTrainer:
 
     def __init__(
         self,
-        config: schema.LocalTrainer,
+        config: LocalTrainerConfig,
         *,
         weights: Path,
         temperature: float,
         seed: int,
-        routing: schema.RoutingReplay = NATIVE,
+        routing: RoutingReplayConfig = NATIVE,
     ) -> None:
         """Load the policy from a directory of safetensors; raises TrainingError if it cannot be
         loaded, RoutingError if its routing cannot be replayed.
@@ -75,7 +75,7 @@ class LocalTrainer:
         self.generator = torch.Generator().manual_seed(seed)
         self._steps = 0
         self.replay: ReplayedStep | None = None
-        if not isinstance(routing, schema.RoutingOff):
+        if not isinstance(routing, RoutingOffConfig):
             shape = routing_shape(weights)
             if shape is None:
                 raise RoutingError(

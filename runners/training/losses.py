@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conf.schema import Correction
+from conf.sections.training import CorrectionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def clipped_policy_loss(
     return PolicyLoss(loss, float(removed), nll)
 
 
-def corrects(correction: Correction) -> bool:
+def corrects(correction: CorrectionConfig) -> bool:
     """Whether a correction does anything."""
     return correction.truncate != "none" or correction.reject_outside is not None
 
@@ -69,7 +69,7 @@ class Corrected:
 
 
 def importance_weights(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, rows: Tensor, correction: Correction
+    old_logprobs: Tensor, rollout_logprobs: Tensor, rows: Tensor, correction: CorrectionConfig
 ) -> Corrected:
     """Return what each token's loss is multiplied with: π_train / π_rollout, truncated.
 

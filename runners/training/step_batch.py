@@ -16,7 +16,8 @@ from typing import Any, get_args
 import numpy as np
 
 from conf.errors import ExitCode, error_text
-from conf.schema import Config, RoutingRollout
+from conf.schema import Config
+from conf.sections.training import RoutingRolloutConfig
 from runners.store.store_error import StoreError
 from runners.training.advantages import group_advantages
 from runners.training.fanout import DropReason, FanOut, fan_out
@@ -163,7 +164,7 @@ def _fan_out(
 
 def _stops(config: Config) -> bool:
     """Whether routing that cannot be a rollout's own stops the run."""
-    return isinstance(config.routing_replay, RoutingRollout) and (
+    return isinstance(config.routing_replay, RoutingRolloutConfig) and (
         config.routing_replay.on_fault == "stop"
     )
 

@@ -27,8 +27,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from conf import schema
 from conf.compose import compose
+from conf.sections.scenario import ScenarioKind
+from conf.sections.training import LocalTrainerConfig
 from runners.engines.contract import Generation, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.rounding import Precision
@@ -71,7 +72,7 @@ def random_prompts(count: int) -> list[list[int]]:
     return found
 
 
-def prompts(policy: Path, scenario: schema.ScenarioKind, count: int) -> list[list[int]]:
+def prompts(policy: Path, scenario: ScenarioKind, count: int) -> list[list[int]]:
     """Return prompts of the policy's own trade: episodes, up to each of their turns."""
     tokenizer = load_tokenizer(policy)
     renderer = load_renderer(tokenizer, "qwen3")
@@ -141,7 +142,7 @@ def compared(
 ) -> dict[str, float]:
     """Return the mismatch with replay, and without it (``…_native``), and the disagreement."""
     config = compose(["routing_replay=rollout", "routing_replay.shadow_every=1"])
-    assert isinstance(config.trainer, schema.LocalTrainer)
+    assert isinstance(config.trainer, LocalTrainerConfig)
     trainer = LocalTrainer(
         config.trainer,
         weights=policy,

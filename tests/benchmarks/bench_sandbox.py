@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.schema import LinearScenario
-from conf.schema import LocalSandbox as SandboxSettings
-from conf.schema import NativeHarness as HarnessSettings
+from conf.sections.harness import NativeHarnessConfig
+from conf.sections.sandbox import LocalSandboxConfig
+from conf.sections.scenario import LinearScenarioConfig
 from runners.harnesses.contract import HarnessContext
 from runners.harnesses.native import NativeHarness
 from runners.sandboxes.contract import Sandbox, SandboxSpec
@@ -36,8 +36,8 @@ from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_gateway import Reply, ScriptedGateway, Step, scripted_gateway, use
 
 HARNESS = NativeHarness(
-    HarnessSettings(kind="native", max_turns=4, max_tokens=64, memory_mb=1024, cpu_s=60),
-    LinearScenario(kind="linear"),
+    NativeHarnessConfig(kind="native", max_turns=4, max_tokens=64, memory_mb=1024, cpu_s=60),
+    LinearScenarioConfig(kind="linear"),
 )
 
 BOOT = "boot: workspace, sandbox, listener"
@@ -154,13 +154,13 @@ class Bench:
         assert verdict.kind is VerdictKind.UNSOLVED, verdict
 
 
-def settings(isolation: str, *, warm: int) -> SandboxSettings:
+def settings(isolation: str, *, warm: int) -> LocalSandboxConfig:
     """Return a backend's settings."""
     values = {
         **{"kind": "local", "isolation": isolation, "memory_mb": 1024, "processes": 64},
         **{"file_mb": 64, "cpu_s": 60, "warm": warm},
     }
-    return SandboxSettings.model_validate(values)
+    return LocalSandboxConfig.model_validate(values)
 
 
 async def bench(isolation: str, count: int, at_once: int) -> list[Cost]:

@@ -7,13 +7,13 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.resume import resume_config
-from conf.schema import LocalExecutor, RayExecutor
+from conf.sections.executor import LocalExecutorConfig, RayExecutorConfig
 
 
 def test_rollouts_run_in_the_drivers_process_unless_a_cluster_is_chosen() -> None:
-    assert isinstance(compose([]).executor, LocalExecutor)
+    assert isinstance(compose([]).executor, LocalExecutorConfig)
     executor = compose(["executor=ray", "executor.address=head.example:6379"]).executor
-    assert isinstance(executor, RayExecutor)
+    assert isinstance(executor, RayExecutorConfig)
     assert executor.address == "head.example:6379"
 
 
@@ -26,7 +26,7 @@ def test_an_address_is_that_of_a_head(address: str) -> None:
 def test_a_run_may_be_resumed_on_other_nodes() -> None:
     stored = compose([]).model_dump(mode="json")
     resumed = resume_config(stored, ["executor=ray", "executor.rollouts_per_node=2"])
-    assert isinstance(resumed.executor, RayExecutor)
+    assert isinstance(resumed.executor, RayExecutorConfig)
     assert resumed.executor.rollouts_per_node == 2
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from conf.compose import compose, from_json, to_json
 from conf.errors import ConfigError
-from conf.schema import LocalSandbox
+from conf.sections.sandbox import LocalSandboxConfig
 
 
 def limits(*overrides: str) -> tuple[int, int]:
     """Return the memory and CPU limits of sandboxes."""
     sandbox = compose(list(overrides)).sandbox
-    assert isinstance(sandbox, LocalSandbox)
+    assert isinstance(sandbox, LocalSandboxConfig)
     return sandbox.memory_mb, sandbox.cpu_s
 
 

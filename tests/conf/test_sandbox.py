@@ -6,7 +6,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.schema import DockerSandbox, E2bSandbox
+from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig
 
 E2B = ["sandbox=e2b", "gateway.public_url=https://g.example/", "gateway.port=8080"]
 
@@ -20,10 +20,10 @@ def fault(*overrides: str) -> str:
 
 def test_sandboxes_elsewhere_compose() -> None:
     e2b = compose(E2B)
-    assert isinstance(e2b.sandbox, E2bSandbox)
+    assert isinstance(e2b.sandbox, E2bSandboxConfig)
     assert e2b.gateway.public_url == "https://g.example"
     docker = compose(["sandbox=docker", *E2B[1:]])
-    assert isinstance(docker.sandbox, DockerSandbox)
+    assert isinstance(docker.sandbox, DockerSandboxConfig)
 
 
 @pytest.mark.parametrize("kind", ["e2b", "docker"])

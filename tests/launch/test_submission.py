@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.sections.cluster import ClusterLaunch
+from conf.sections.cluster import ClusterLaunchConfig
 from launch.running import LauncherError, running
 from launch.submission import ASK_EVERY_S, GRACE_S, Follower, Sight
 from tests.launch.cluster import a_config
@@ -32,9 +32,9 @@ class Job:
 
     def follower(
         self, kind: str, process: subprocess.Popen[bytes] | None = None
-    ) -> tuple[ClusterLaunch, Follower]:
+    ) -> tuple[ClusterLaunchConfig, Follower]:
         launch = a_config(launch=kind).launch
-        assert isinstance(launch, ClusterLaunch)
+        assert isinstance(launch, ClusterLaunchConfig)
         return launch, Follower(launch, self.dir, process, clock=lambda: self.now)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conf import schema
 from conf.errors import ConfigError
+from conf.schema import Config
+from conf.sections.engine import SglangLaunchEngineConfig
+from conf.sections.training import RoutingRolloutConfig
 
 
 def server_settings(
-    config: schema.Config,
-    engine: schema.SglangLaunchEngine,
+    config: Config,
+    engine: SglangLaunchEngineConfig,
     *,
     weights: Path | None,
     tokenizer: Path,
@@ -32,7 +34,7 @@ def server_settings(
         *("--mem-fraction-static", str(engine.memory_fraction)),
         *("--random-seed", str(config.seed)),
     ]
-    if isinstance(config.routing_replay, schema.RoutingRollout):
+    if isinstance(config.routing_replay, RoutingRolloutConfig):
         arguments.append("--enable-return-routed-experts")
     for flag, parser in (
         ("--tool-call-parser", engine.tool_call_parser),

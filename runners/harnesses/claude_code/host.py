@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conf import schema
+from conf.sections.harness import ClaudeCodeHarnessConfig
+from conf.sections.scenario import ScenarioConfig
 from runners.harnesses.claude_code.result import read_result
 from runners.harnesses.claude_code.settings import INSIDE, command, environment
 from runners.harnesses.contract import HarnessContext
@@ -13,7 +14,7 @@ from runners.sandboxes.contract import Sandbox
 
 
 def harness(
-    config: schema.ClaudeCodeHarness, scenario: schema.Scenario, program: Path
+    config: ClaudeCodeHarnessConfig, scenario: ScenarioConfig, program: Path
 ) -> StartedProgram:
     """Return the harness that runs this program file."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from conf import programs, schema
+from conf import programs
+from conf.sections.harness import ClaudeCodeHarnessConfig
 from runners.harnesses.npm import NpmProgram
 
 
-def program(config: schema.ClaudeCodeHarness) -> NpmProgram:
+def program(config: ClaudeCodeHarnessConfig) -> NpmProgram:
     """Return which program it is, and where."""
     return NpmProgram(
         kind=config.kind,

@@ -10,7 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from conf import schema
+from conf.sections.harness import ClaudeCodeHarnessConfig
+from conf.sections.scenario import (
+    CompactScenarioConfig,
+    MixedScenarioConfig,
+    ScenarioConfig,
+    SubagentScenarioConfig,
+)
 
 INSIDE = "/opt/agentrl/claude"
 TOOLS = ("Bash", "Edit", "Glob", "Grep", "Read", "Write")
@@ -68,7 +74,7 @@ most ``MOST_RESERVED``), less this.
 """
 
 
-def command(config: schema.ClaudeCodeHarness, scenario: schema.Scenario) -> list[str]:
+def command(config: ClaudeCodeHarnessConfig, scenario: ScenarioConfig) -> list[str]:
     """Return the command line; the task comes on stdin."""
     dispatches = _dispatches(scenario)
     line = [
@@ -87,8 +93,8 @@ def command(config: schema.ClaudeCodeHarness, scenario: schema.Scenario) -> list
 
 
 def environment(
-    config: schema.ClaudeCodeHarness,
-    scenario: schema.Scenario,
+    config: ClaudeCodeHarnessConfig,
+    scenario: ScenarioConfig,
     *,
     url: str,
     api_key: str,
@@ -104,7 +110,7 @@ def environment(
     }
     if _dispatches(scenario):
         chosen["CLAUDE_AGENT_SDK_DISABLE_BUILTIN_AGENTS"] = "1"
-    if isinstance(scenario, schema.CompactScenario | schema.MixedScenario):
+    if isinstance(scenario, CompactScenarioConfig | MixedScenarioConfig):
         reserved = min(config.max_tokens, MOST_RESERVED) + COMPACTION_BUFFER
         chosen["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(scenario.window_tokens + reserved)
     else:
@@ -112,5 +118,5 @@ def environment(
     return chosen
 
 
-def _dispatches(scenario: schema.Scenario) -> bool:
-    return isinstance(scenario, schema.SubagentScenario | schema.MixedScenario)
+def _dispatches(scenario: ScenarioConfig) -> bool:
+    return isinstance(scenario, SubagentScenarioConfig | MixedScenarioConfig)

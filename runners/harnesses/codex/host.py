@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from conf import schema
+from conf.sections.harness import CodexHarnessConfig
+from conf.sections.scenario import ScenarioConfig
 from runners.harnesses.codex.result import read_result
 from runners.harnesses.codex.settings import INSIDE, command, environment
 from runners.harnesses.contract import HarnessContext
@@ -13,9 +14,7 @@ from runners.harnesses.started import Start, StartedProgram
 from runners.sandboxes.contract import Sandbox
 
 
-def harness(
-    config: schema.CodexHarness, scenario: schema.Scenario, program: Path
-) -> StartedProgram:
+def harness(config: CodexHarnessConfig, scenario: ScenarioConfig, program: Path) -> StartedProgram:
     """Return the harness that runs this program file."""
 
     def start(sandbox: Sandbox, context: HarnessContext) -> Start:

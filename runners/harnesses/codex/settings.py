@@ -10,7 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from conf import schema
+from conf.sections.scenario import (
+    CompactScenarioConfig,
+    MixedScenarioConfig,
+    ScenarioConfig,
+    SubagentScenarioConfig,
+)
 
 INSIDE = "/opt/agentrl/codex"
 KEY = "AGENTRL_API_KEY"
@@ -39,9 +44,9 @@ IDLE_MS = 300_000
 """Without a word of the stream, not even a ping, it asks again after so long."""
 
 
-def command(scenario: schema.Scenario, *, url: str, model: str) -> list[str]:
+def command(scenario: ScenarioConfig, *, url: str, model: str) -> list[str]:
     """Return the command line; the task comes on stdin."""
-    dispatches = isinstance(scenario, schema.SubagentScenario | schema.MixedScenario)
+    dispatches = isinstance(scenario, SubagentScenarioConfig | MixedScenarioConfig)
     off = [name for name in FEATURES_OFF if not (dispatches and name == "multi_agent")]
     line = [
         *(INSIDE, "exec", "--json", "--color", "never"),
@@ -61,7 +66,7 @@ def environment(api_key: str) -> Mapping[str, str]:
     return {KEY: api_key}
 
 
-def _settings(scenario: schema.Scenario, url: str) -> dict[str, str | int | bool]:
+def _settings(scenario: ScenarioConfig, url: str) -> dict[str, str | int | bool]:
     """Return what ``config.toml`` would hold; JSON scalars are TOML ones."""
     provider = f"model_providers.{PROVIDER}"
     chosen: dict[str, str | int | bool] = {
@@ -82,6 +87,6 @@ def _settings(scenario: schema.Scenario, url: str) -> dict[str, str | int | bool
         "skills.include_instructions": False,
         "agents.max_depth": SUBAGENT_DEPTH,
     }
-    if isinstance(scenario, schema.CompactScenario | schema.MixedScenario):
+    if isinstance(scenario, CompactScenarioConfig | MixedScenarioConfig):
         chosen["model_auto_compact_token_limit"] = scenario.window_tokens
     return chosen

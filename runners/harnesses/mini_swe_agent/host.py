@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conf import schema
+from conf.sections.harness import MiniSweAgentHarnessConfig
 from runners.harnesses.contract import HarnessContext
 from runners.harnesses.mini_swe_agent.result import read_result
 from runners.harnesses.mini_swe_agent.settings import (
@@ -22,7 +22,7 @@ STARTER = compiled(Path(__file__).with_name("start.py"))
 START_INSIDE = f"{START}{STARTER.suffix}"
 
 
-def harness(config: schema.MiniSweAgentHarness, packages: Path) -> StartedProgram:
+def harness(config: MiniSweAgentHarnessConfig, packages: Path) -> StartedProgram:
     """Return the harness that runs the package in this directory."""
 
     def start(sandbox: Sandbox, context: HarnessContext) -> Start:

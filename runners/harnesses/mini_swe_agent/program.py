@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from conf import programs, schema
+from conf import programs
+from conf.sections.harness import MiniSweAgentHarnessConfig
 from runners.harnesses.events import events, tail
 from runners.harnesses.installing import SHOWN, ProgramError, run_installer
 from runners.harnesses.mini_swe_agent.result import CODES
@@ -30,7 +31,7 @@ NOWHERE = "http://127.0.0.1:1"
 """Nobody answers there, and to be told so takes no time."""
 
 
-def ready(config: schema.MiniSweAgentHarness) -> Path:
+def ready(config: MiniSweAgentHarnessConfig) -> Path:
     """Return its directory; raises ProgramError if it is not there or of another version."""
     directory = programs.mini_swe_agent(config)
     if not directory.is_dir():
@@ -47,7 +48,7 @@ def ready(config: schema.MiniSweAgentHarness) -> Path:
     return directory
 
 
-def install(config: schema.MiniSweAgentHarness) -> Path:
+def install(config: MiniSweAgentHarnessConfig) -> Path:
     """Return its directory, installing it first if it is not there; raises ProgramError.
 
     Takes most of a minute and blocks.
@@ -86,7 +87,7 @@ def _pip(wanted: str, target: Path) -> None:
     run_installer("pip", line, target, by_hand)
 
 
-def _start_once(config: schema.MiniSweAgentHarness, directory: Path) -> None:
+def _start_once(config: MiniSweAgentHarnessConfig, directory: Path) -> None:
     """Start it without a gateway: all that it imports must be there, and is compiled by that, which
     in the sandbox, where it is mounted read-only, every start would do again. It ends with a word
     of its own.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from conf import schema
+from conf.sections.harness import MiniSweAgentHarnessConfig
 
 INSIDE = "/opt/agentrl/mini_swe_agent"
 """The package."""
@@ -27,9 +27,7 @@ ENVIRONMENT = {
 }
 
 
-def settings(
-    config: schema.MiniSweAgentHarness, *, url: str, model: str, workdir: str
-) -> list[str]:
+def settings(config: MiniSweAgentHarnessConfig, *, url: str, model: str, workdir: str) -> list[str]:
     """Return the ``-c`` settings; the key is not among them."""
     chosen: dict[str, object] = {
         "agent.step_limit": config.max_turns,

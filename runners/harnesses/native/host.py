@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from conf import schema
+from conf.sections.harness import NativeHarnessConfig
+from conf.sections.scenario import CompactScenarioConfig, MixedScenarioConfig, ScenarioConfig
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compiled
@@ -23,9 +24,9 @@ TAIL = 2000
 class NativeHarness:
     """Runs ``agent.py`` as a Python process of its own in the sandbox."""
 
-    def __init__(self, config: schema.NativeHarness, scenario: schema.Scenario) -> None:
+    def __init__(self, config: NativeHarnessConfig, scenario: ScenarioConfig) -> None:
         window = 0
-        if isinstance(scenario, schema.CompactScenario | schema.MixedScenario):
+        if isinstance(scenario, CompactScenarioConfig | MixedScenarioConfig):
             window = scenario.window_tokens
         self._settings = json.dumps(
             {

@@ -20,7 +20,7 @@ from e2b import AsyncSandbox, SandboxQuery
 from e2b.connection_config import ApiParams
 from e2b.sandbox.sandbox_api import SandboxNetworkOpts
 
-from conf import schema
+from conf.sections.sandbox import E2bSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.e2b.calls import Calls, Gone
 from runners.sandboxes.e2b.machine import ANSWER_S, CALL_S, E2bMachine
@@ -40,7 +40,7 @@ class E2bBackend:
 
     has_images = True
 
-    def __init__(self, config: schema.E2bSandbox, root: Path) -> None:
+    def __init__(self, config: E2bSandboxConfig, root: Path) -> None:
         """``root`` keeps the run's mark, and what is on its way."""
         key = os.environ.get(KEY)
         if not key:

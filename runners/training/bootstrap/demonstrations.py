@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema import ScenarioKind
+from conf.sections.scenario import ScenarioKind
 from runners.gateway.dialects.anthropic import to_renderer_messages
 from runners.gateway.tokenizer import Renderer, Tokenizer
 from runners.harnesses.native import agent

@@ -14,9 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf import schema
 from conf.cache import cache_root
 from conf.errors import AgentrlError
+from conf.sections.model import TinyModelConfig
+from conf.sections.scenario import ScenarioKind
 from runners.processes.cache import building
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class BootstrapError(AgentrlError):
 
 
 def tiny_directory(
-    model: schema.TinyModel,
-    scenario: schema.ScenarioKind,
+    model: TinyModelConfig,
+    scenario: ScenarioKind,
     *,
     seed: int = SEED,
     recipe: Recipe = RECIPE,
@@ -64,7 +65,7 @@ def tiny_directory(
 
 
 def _inputs(
-    model: schema.TinyModel, scenario: schema.ScenarioKind, seed: int, recipe: Recipe
+    model: TinyModelConfig, scenario: ScenarioKind, seed: int, recipe: Recipe
 ) -> dict[str, int | float | str]:
     """Return everything that determines the policy."""
     return {
@@ -79,8 +80,8 @@ def _inputs(
 
 
 def ensure_tiny(
-    model: schema.TinyModel,
-    scenario: schema.ScenarioKind,
+    model: TinyModelConfig,
+    scenario: ScenarioKind,
     *,
     progress: Progress,
     seed: int = SEED,
@@ -107,8 +108,8 @@ def ensure_tiny(
 
 def _make(
     directory: Path,
-    model: schema.TinyModel,
-    scenario: schema.ScenarioKind,
+    model: TinyModelConfig,
+    scenario: ScenarioKind,
     seed: int,
     recipe: Recipe,
     progress: Progress,

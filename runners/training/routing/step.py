@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from conf import schema
+from conf.sections.training import RoutingRecomputeConfig, RoutingRolloutConfig
 from runners.training.micro_batches import MicroBatch
 from runners.training.prefix import Around
 from runners.training.routing.check import routing_fault
@@ -34,7 +34,7 @@ class ReplayedStep:
     def __init__(
         self,
         policy: nn.Module,
-        config: schema.RoutingRecompute | schema.RoutingRollout,
+        config: RoutingRecomputeConfig | RoutingRolloutConfig,
         shape: RoutingShape,
     ) -> None:
         """Find the policy's routers; raises RoutingError if they are not those of ``shape``."""
@@ -55,7 +55,7 @@ class ReplayedStep:
     @property
     def records(self) -> bool:
         """Whether training's own choices are recorded, and replayed in all updates of a step."""
-        return isinstance(self.config, schema.RoutingRecompute)
+        return isinstance(self.config, RoutingRecomputeConfig)
 
     def shadow_due(self, step: int) -> bool:
         """Whether this trainer's ``step``-th step (1, 2, …) is also measured without replay."""
@@ -67,7 +67,7 @@ class ReplayedStep:
         (RoutingError) or comes back without weight and without routing.
         """
         self._totals, self.refused = _Totals(), {}
-        if isinstance(self.config, schema.RoutingRecompute):
+        if isinstance(self.config, RoutingRecomputeConfig):
             return list(samples)
         admitted = []
         for sample in samples:
@@ -197,7 +197,7 @@ class ReplayedStep:
         totals.other_rows += sum(int((row > 0).sum()) for row in fired.rows)
         totals.routed_rows += fired.replayed // layers
         totals.other_by_layer.update(fired.other_by_layer)
-        if not isinstance(self.config, schema.RoutingRollout):
+        if not isinstance(self.config, RoutingRolloutConfig):
             return
         per_layer = totals.slots // layers
         if per_layer < FEWEST_SLOTS:

@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from conf.schema import LocalSandbox as Settings
+from conf.sections.sandbox import LocalSandboxConfig
 from runners.diagnostics.attempt_progress import AttemptWatch, Flight
 from runners.diagnostics.stalls import attempts_text, watching
 from runners.sandboxes.contract import SandboxSpec
@@ -19,7 +19,7 @@ NAME = "train-000001-00-00-a0"
 
 def local(tmp_path: Path) -> LocalBackend:
     isolation = "auto" if shutil.which("bwrap") else "none"
-    settings = Settings.model_validate(
+    settings = LocalSandboxConfig.model_validate(
         {
             "kind": "local", "isolation": isolation, "memory_mb": 512, "processes": 24,
             "file_mb": 4, "cpu_s": 2, "warm": 0,

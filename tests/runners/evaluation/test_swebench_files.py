@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from conf.schema import Config, SwebenchTask
+from conf.schema import Config
+from conf.sections.task import SwebenchTaskConfig
 from runners.evaluation.benchmarks import BENCHMARKS
 from runners.evaluation.files import prediction_name
 from runners.evaluation.plan import rollout_id, select
@@ -199,7 +200,7 @@ def test_an_instance_has_its_report_its_log_and_its_patch(run_dir: Path) -> None
 def test_the_built_in_rows_are_rows_of_theirs(config: Config) -> None:
     from swebench.harness.utils import load_swebench_dataset, make_test_spec
 
-    assert isinstance(config.task, SwebenchTask)
+    assert isinstance(config.task, SwebenchTaskConfig)
     assert config.task.path is not None
     rows = load_swebench_dataset(config.task.path)
     specs = [make_test_spec(dict(row)) for row in rows]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.fault_table import Where
-from conf.schema import FaultRule, FaultWhen
+from conf.sections.faults import FaultRule, FaultWhen
 from runners.engines.client import HttpEngine
 from runners.engines.contract import SamplingParams
 from runners.faults.engine import FaultyEngine, FaultyUpdates

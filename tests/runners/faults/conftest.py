@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import LocalSandbox as Settings
+from conf.sections.sandbox import LocalSandboxConfig
 from runners.faults import clock
 from runners.sandboxes.local import LocalBackend
 from runners.store.run_store import RunStore
@@ -33,7 +33,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 @pytest.fixture(scope="session")
 def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
     """Sandboxes that work on any machine and need no running gateway."""
-    settings = Settings(
+    settings = LocalSandboxConfig(
         kind="local", isolation="none", memory_mb=1024, processes=4096, file_mb=8, cpu_s=20, warm=0
     )
     backend = LocalBackend(settings, tmp_path_factory.mktemp("backend") / "root")

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from conf.fault_table import What
-from conf.schema import FaultRule, PlannedFaults
+from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.engines.contract import EngineError, SamplingParams
 from runners.faults.process import gateway_parts
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
@@ -90,7 +90,7 @@ async def test_a_client_that_goes_away_aborts_its_turn_and_may_come_again(
     if where == "subagent":
         hints["x-claude-code-agent-id"] = "looker"
     rule = FaultRule.model_validate({"where": where, "what": "disconnect", "when": {"k": 1}})
-    section = PlannedFaults(kind="chaos", seed=0, rules=(rule,))
+    section = PlannedFaultsConfig(kind="chaos", seed=0, rules=(rule,))
     async with (
         ScriptedEngine() as engine,
         running_gateway(

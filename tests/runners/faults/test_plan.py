@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.fault_table import Where
-from conf.schema import FaultRule
+from conf.sections.faults import FaultRule
 from runners.faults.injection import Crossings
 from runners.faults.plan import MOST, Fault, FaultPlan, attempt_of
 

@@ -8,9 +8,9 @@ import pytest
 
 from conf.compose import compose
 from conf.fault_table import What
-from conf.schema import LinearScenario
-from conf.schema import LocalSandbox as SandboxSettings
-from conf.schema import NativeHarness as NativeSettings
+from conf.sections.harness import NativeHarnessConfig
+from conf.sections.sandbox import LocalSandboxConfig
+from conf.sections.scenario import LinearScenarioConfig
 from runners.faults.injection import Injection
 from runners.faults.plan import FaultPlan
 from runners.faults.tools import FaultyHarness
@@ -24,10 +24,10 @@ from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places, plan_of
 from tests.runners.gateway.running import running_gateway
 
 
-def agent_settings() -> NativeSettings:
+def agent_settings() -> NativeHarnessConfig:
     """Return the agent's settings as they are in the YAML, with room for an answer."""
     section = compose(["harness.max_tokens=500"]).harness
-    assert isinstance(section, NativeSettings)
+    assert isinstance(section, NativeHarnessConfig)
     return section
 
 
@@ -38,7 +38,7 @@ async def worked(
     read = [{"type": "tool_use", "name": "Read", "input": {"path": "calc/add.py"}}]
     submit = [{"type": "tool_use", "name": "Submit", "input": {"message": "done"}}]
     harness = FaultyHarness(
-        NativeHarness(agent_settings(), LinearScenario(kind="linear")),
+        NativeHarness(agent_settings(), LinearScenarioConfig(kind="linear")),
         Injection(plan, places.store),
     )
     async with (
@@ -73,7 +73,7 @@ async def worked(
 
 def isolated(root: Path) -> LocalBackend:
     """Return sandboxes as isolated as this machine can."""
-    settings = SandboxSettings(
+    settings = LocalSandboxConfig(
         kind="local", isolation="auto", memory_mb=512, processes=32, file_mb=8, cpu_s=20, warm=0
     )
     return LocalBackend(settings, root / "isolated")

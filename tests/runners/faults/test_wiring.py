@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from conf.compose import compose
-from conf.schema import FaultRule, PlannedFaults
+from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.engines.client import HttpEngine
@@ -30,7 +30,7 @@ from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places
 from tests.runners.gateway.running import Gateway, running_gateway, settings_for
 
-NONE = PlannedFaults(kind="none", seed=0, rules=())
+NONE = PlannedFaultsConfig(kind="none", seed=0, rules=())
 BAD_DAY: list[tuple[dict[str, Any], OutcomeClass | None, Stage | None]] = [
     ({"where": "session", "what": "error"}, OutcomeClass.INFRA, Stage.SESSION),
     ({"where": "session", "what": "cut"}, OutcomeClass.INFRA, Stage.SESSION),
@@ -61,14 +61,14 @@ def rollout_id(number: int) -> str:
     return f"train-000001-000-{number:02d}"
 
 
-def bad_day() -> PlannedFaults:
+def bad_day() -> PlannedFaultsConfig:
     rules = [
         FaultRule.model_validate(
             rule | {"when": {"attempts": 1, "rollouts": rollout_id(number)} | rule.get("when", {})}
         )
         for number, (rule, _, _) in enumerate(BAD_DAY)
     ]
-    return PlannedFaults(kind="chaos", seed=0, rules=tuple(rules))
+    return PlannedFaultsConfig(kind="chaos", seed=0, rules=tuple(rules))
 
 
 def tools_of(places: Places, gateway: Gateway, backend: FolderBackend) -> RolloutTools:
@@ -159,7 +159,7 @@ def test_the_gateway_s_process_takes_the_plan_out_of_its_settings() -> None:
 
 async def test_the_gateway_of_a_run_with_a_plan_injects_it_and_keeps_it(places: Places) -> None:
     rule = FaultRule.model_validate({"where": "turn", "what": "status", "status": 500})
-    section = PlannedFaults(kind="chaos", seed=0, rules=(rule,))
+    section = PlannedFaultsConfig(kind="chaos", seed=0, rules=(rule,))
     async with ScriptedEngine() as engine:
         engine.always = Completion("I am done.<|im_end|>")
         run_dir = places.tmp_path / "run"

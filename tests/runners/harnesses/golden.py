@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import (
-    CompactScenario,
-    LinearScenario,
-    MixedScenario,
-    Scenario,
-    SubagentScenario,
+from conf.sections.scenario import (
+    CompactScenarioConfig,
+    LinearScenarioConfig,
+    MixedScenarioConfig,
+    ScenarioConfig,
+    SubagentScenarioConfig,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
-SCENARIOS: dict[str, Scenario] = {
-    "linear": LinearScenario(kind="linear"),
-    "subagent": SubagentScenario(kind="subagent"),
-    "compact": CompactScenario(kind="compact", window_tokens=30_000),
-    "mixed": MixedScenario(kind="mixed", window_tokens=30_000),
+SCENARIOS: dict[str, ScenarioConfig] = {
+    "linear": LinearScenarioConfig(kind="linear"),
+    "subagent": SubagentScenarioConfig(kind="subagent"),
+    "compact": CompactScenarioConfig(kind="compact", window_tokens=30_000),
+    "mixed": MixedScenarioConfig(kind="mixed", window_tokens=30_000),
 }
 
 

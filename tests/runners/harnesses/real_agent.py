@@ -14,7 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
-from conf.schema import Config, LinearScenario, Scenario
+from conf.schema import Config
+from conf.sections.scenario import LinearScenarioConfig, ScenarioConfig
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.harnesses.registry import make_harness
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
@@ -22,7 +23,7 @@ from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.gateway.running import Agent, running_gateway
 
-LINEAR = LinearScenario(kind="linear")
+LINEAR = LinearScenarioConfig(kind="linear")
 MAIN, SUB = "main", "sub"
 
 
@@ -118,7 +119,7 @@ class Program:
 
     async def work(
         self,
-        scenario: Scenario = LINEAR,
+        scenario: ScenarioConfig = LINEAR,
         *,
         max_turns: int | None = None,
         room: int = 400_000,

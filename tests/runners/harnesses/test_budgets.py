@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from conf.compose import compose
-from conf.schema import Config, SubagentScenario
+from conf.schema import Config
+from conf.sections.scenario import SubagentScenarioConfig
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.harnesses.real_agent import Program, call
@@ -89,7 +90,7 @@ async def test_its_turns_are_those_of_its_sub_agents_too(
 ) -> None:
     engine.say(sent)
     engine.always = Completion(WORDS[program.config.harness.kind].read)
-    scenario = SubagentScenario(kind="subagent")
+    scenario = SubagentScenarioConfig(kind="subagent")
     done = await program.work(scenario, max_turns=4)
     assert done.result.code is OutcomeCode.BUDGET_TURNS, done.result
     assert done.finished["stats"]["turns"] == 4

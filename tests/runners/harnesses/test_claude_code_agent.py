@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 
 from conf.compose import compose
-from conf.schema import (
-    ClaudeCodeHarness,
-    CompactScenario,
-    MixedScenario,
-    Scenario,
-    SubagentScenario,
+from conf.sections.harness import ClaudeCodeHarnessConfig
+from conf.sections.scenario import (
+    CompactScenarioConfig,
+    MixedScenarioConfig,
+    ScenarioConfig,
+    SubagentScenarioConfig,
 )
 from runners.harnesses.claude_code.result import read_result
 from runners.harnesses.claude_code.settings import command, environment
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
 
 OVERRIDES = ["harness=claude_code", "harness.max_turns=9", "harness.max_tokens=4096"]
 CONFIG = compose(OVERRIDES)
-assert isinstance(CONFIG.harness, ClaudeCodeHarness)
+assert isinstance(CONFIG.harness, ClaudeCodeHarnessConfig)
 HARNESS = CONFIG.harness
 
 
@@ -72,17 +72,17 @@ def any_backend(
     [
         (LINEAR, [READ, EDIT, DONE], [("final", MAIN, (0, 1, 2))]),
         (
-            SubagentScenario(kind="subagent"),
+            SubagentScenarioConfig(kind="subagent"),
             [SENT, READ, REPORT, READ, EDIT, DONE],
             [("final", MAIN, (0, 3, 4, 5)), ("subagent", SUB, (1, 2))],
         ),
         (
-            CompactScenario(kind="compact", window_tokens=16_500),
+            CompactScenarioConfig(kind="compact", window_tokens=16_500),
             [COUNT, READ, SUMMARY, EDIT, DONE],
             [("wipe", MAIN, (0, 1)), ("compaction", MAIN, (2,)), ("final", MAIN, (3, 4))],
         ),
         (
-            MixedScenario(kind="mixed", window_tokens=9_500),
+            MixedScenarioConfig(kind="mixed", window_tokens=9_500),
             [SENT, SEARCH, READ, SUMMARY, LONG_REPORT, READ, SUMMARY, EDIT, DONE],
             [
                 ("wipe", MAIN, (0, 5)),
@@ -97,7 +97,7 @@ def any_backend(
     ids=["linear", "subagent", "compact", "mixed"],
 )
 async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_are_trained(
-    scenario: Scenario,
+    scenario: ScenarioConfig,
     script: list[str],
     chains: list[tuple[str, str, tuple[int, ...]]],
     program: Program,
@@ -131,7 +131,7 @@ def offered(engine: ScriptedEngine, turn: int) -> set[str]:
 
 async def test_only_the_investigator_can_search(program: Program, engine: ScriptedEngine) -> None:
     engine.say(SENT, REPORT, DONE)
-    await program.work(SubagentScenario(kind="subagent"))
+    await program.work(SubagentScenarioConfig(kind="subagent"))
     assert offered(engine, 0) == {"Agent", "Edit", "Read", "Write"}
     assert offered(engine, 1) == {"Glob", "Grep", "Read"}
 
@@ -139,7 +139,7 @@ async def test_only_the_investigator_can_search(program: Program, engine: Script
 async def test_a_sub_agent_in_the_background_is_a_branch_too(
     program: Program, engine: ScriptedEngine
 ) -> None:
-    scenario = SubagentScenario(kind="subagent")
+    scenario = SubagentScenarioConfig(kind="subagent")
     engine.say(SENT)
     engine.always = Completion(DONE)
     async with gateway_session(engine, program.place) as session:

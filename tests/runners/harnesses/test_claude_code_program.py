@@ -14,7 +14,8 @@ import pytest
 
 from conf import programs
 from conf.errors import ExitCode
-from conf.schema import ClaudeCodeHarness, LinearScenario
+from conf.sections.harness import ClaudeCodeHarnessConfig
+from conf.sections.scenario import LinearScenarioConfig
 from runners.harnesses import npm as npm_programs
 from runners.harnesses.claude_code.program import program
 from runners.harnesses.installing import ProgramError
@@ -26,8 +27,8 @@ FILLING = "#" * LEAST_BYTES
 """The real one is large; npm's placeholder for it is not."""
 
 
-def config(binary: Path | None = None, version: str = VERSION) -> ClaudeCodeHarness:
-    return ClaudeCodeHarness(
+def config(binary: Path | None = None, version: str = VERSION) -> ClaudeCodeHarnessConfig:
+    return ClaudeCodeHarnessConfig(
         kind="claude_code",
         version=version,
         binary=binary,
@@ -38,11 +39,11 @@ def config(binary: Path | None = None, version: str = VERSION) -> ClaudeCodeHarn
     )
 
 
-def install(harness: ClaudeCodeHarness) -> Path:
+def install(harness: ClaudeCodeHarnessConfig) -> Path:
     return npm_programs.install(program(harness))
 
 
-def ready(harness: ClaudeCodeHarness) -> Path:
+def ready(harness: ClaudeCodeHarnessConfig) -> Path:
     return npm_programs.ready(program(harness))
 
 
@@ -81,7 +82,7 @@ echo placeholder > "$scope/claude-code/bin/claude.exe"
     return write_program(tmp_path / "bin" / "npm", script)
 
 
-def refused(harness: ClaudeCodeHarness) -> str:
+def refused(harness: ClaudeCodeHarnessConfig) -> str:
     with pytest.raises(ProgramError) as caught:
         install(harness)
     assert caught.value.exit_code == ExitCode.PREFLIGHT
@@ -168,7 +169,7 @@ def test_a_tarball_that_cannot_be_read_is_named(content: bytes | None, tmp_path:
 def test_a_given_program_is_run_where_it_lies(tmp_path: Path) -> None:
     given = write_program(tmp_path / "my" / "claude", program_text())
     assert install(config(given)) == given
-    harness = make_harness(config(given), LinearScenario(kind="linear"))
+    harness = make_harness(config(given), LinearScenarioConfig(kind="linear"))
     assert list(harness.mounts().values()) == [given]
 
 
@@ -193,4 +194,4 @@ def test_a_given_program_that_is_something_else_is_refused_in_a_line(tmp_path: P
 
 def test_a_run_without_it_says_what_to_do() -> None:
     with pytest.raises(ProgramError, match="agentrl check harness=claude_code"):
-        make_harness(config(), LinearScenario(kind="linear"))
+        make_harness(config(), LinearScenarioConfig(kind="linear"))

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import (
-    ClaudeCodeHarness,
-)
+from conf.sections.harness import ClaudeCodeHarnessConfig
 from runners.harnesses import claude_code
 from runners.harnesses.claude_code.settings import command, environment
 from tests.runners.harnesses.golden import SCENARIOS, check_golden
 from tests.runners.harnesses.listener import Listener, started
 
-SETTINGS = ClaudeCodeHarness(
+SETTINGS = ClaudeCodeHarnessConfig(
     kind="claude_code",
     version="2.1.328",
     binary=None,

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from conf.compose import compose
-from conf.schema import (
-    CodexHarness,
-    CompactScenario,
-    MixedScenario,
-    Scenario,
-    SubagentScenario,
+from conf.sections.harness import CodexHarnessConfig
+from conf.sections.scenario import (
+    CompactScenarioConfig,
+    MixedScenarioConfig,
+    ScenarioConfig,
+    SubagentScenarioConfig,
 )
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import ScriptedEngine
@@ -33,7 +33,7 @@ from tests.runners.harnesses.real_agent import (
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
 
 CONFIG = compose(["harness=codex"])
-assert isinstance(CONFIG.harness, CodexHarness)
+assert isinstance(CONFIG.harness, CodexHarnessConfig)
 HARNESS = CONFIG.harness
 
 READ = call("exec_command", cmd="cat a.py")
@@ -53,7 +53,7 @@ DONE = say("done")
     [
         (LINEAR, [READ, EDIT, DONE], [("final", MAIN, (0, 1, 2))]),
         (
-            CompactScenario(kind="compact", window_tokens=18_000),
+            CompactScenarioConfig(kind="compact", window_tokens=18_000),
             [COUNT, READ, SUMMARY, EDIT, DONE],
             [("wipe", MAIN, (0, 1)), ("compaction", MAIN, (2,)), ("final", MAIN, (3, 4))],
         ),
@@ -61,7 +61,7 @@ DONE = say("done")
     ids=["linear", "compact"],
 )
 async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_are_trained(
-    scenario: Scenario,
+    scenario: ScenarioConfig,
     script: list[str],
     chains: list[tuple[str, str, tuple[int, ...]]],
     program: Program,
@@ -82,13 +82,13 @@ async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_ar
     ("scenario", "main", "sub", "chains"),
     [
         (
-            SubagentScenario(kind="subagent"),
+            SubagentScenarioConfig(kind="subagent"),
             [SENT, WAIT, READ, EDIT, DONE],
             [READ, REPORT],
             [("final", MAIN, 5), ("subagent", SUB, 2)],
         ),
         (
-            MixedScenario(kind="mixed", window_tokens=24_500),
+            MixedScenarioConfig(kind="mixed", window_tokens=24_500),
             [SENT, WAIT, COUNT, READ, SUMMARY, EDIT, DONE],
             [READ, REPORT],
             [
@@ -102,7 +102,7 @@ async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_ar
     ids=["subagent", "mixed"],
 )
 async def test_a_sub_agent_is_a_branch_of_its_own(
-    scenario: Scenario,
+    scenario: ScenarioConfig,
     main: list[str],
     sub: list[str],
     chains: list[tuple[str, str, int]],

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from conf import programs
-from conf.schema import CodexHarness, LinearScenario
+from conf.sections.harness import CodexHarnessConfig
+from conf.sections.scenario import LinearScenarioConfig
 from runners.harnesses.codex.program import program
 from runners.harnesses.installing import ProgramError
 from runners.harnesses.npm import LEAST_BYTES, install
@@ -27,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/nowhere")
 
 
-def given(binary: Path) -> CodexHarness:
+def given(binary: Path) -> CodexHarnessConfig:
     return SETTINGS.model_copy(update={"binary": binary})
 
 
@@ -46,7 +47,7 @@ echo 'placeholder' > "$scope/codex/bin/codex.js"
     )
     npm.chmod(0o755)
     install_harness(SETTINGS)
-    harness = make_harness(SETTINGS, LinearScenario(kind="linear"))
+    harness = make_harness(SETTINGS, LinearScenarioConfig(kind="linear"))
     assert list(harness.mounts().values()) == [programs.codex(SETTINGS)]
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from conf.schema import CodexHarness
+from conf.sections.harness import CodexHarnessConfig
 from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses.codex.result import read_result
 from runners.sandboxes.contract import CommandResult
 from runners.trajectory.outcome import OutcomeCode
 
 VERSION = "0.169.0"
-SETTINGS = CodexHarness(
+SETTINGS = CodexHarnessConfig(
     kind="codex", version=VERSION, binary=None, max_turns=40, memory_mb=16384, cpu_s=600
 )
 

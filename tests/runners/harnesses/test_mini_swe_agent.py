@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from conf.compose import compose
-from conf.schema import MiniSweAgentHarness
+from conf.sections.harness import MiniSweAgentHarnessConfig
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.runners.harnesses.real_agent import (
@@ -22,7 +22,7 @@ from tests.runners.harnesses.real_agent import (
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
 
 CONFIG = compose(["harness=mini_swe_agent"])
-assert isinstance(CONFIG.harness, MiniSweAgentHarness)
+assert isinstance(CONFIG.harness, MiniSweAgentHarnessConfig)
 HARNESS = CONFIG.harness
 
 READ = call("bash", command="cat a.py")

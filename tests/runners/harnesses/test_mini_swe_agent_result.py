@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from conf import programs
-from conf.schema import LinearScenario, MiniSweAgentHarness
+from conf.sections.harness import MiniSweAgentHarnessConfig
+from conf.sections.scenario import LinearScenarioConfig
 from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses import mini_swe_agent
 from runners.harnesses.installing import ProgramError
@@ -25,8 +26,8 @@ from tests.runners.harnesses.listener import Listener, started
 VERSION = "2.4.6"
 
 
-def config(directory: Path | None = None) -> MiniSweAgentHarness:
-    return MiniSweAgentHarness(
+def config(directory: Path | None = None) -> MiniSweAgentHarnessConfig:
+    return MiniSweAgentHarnessConfig(
         kind="mini_swe_agent",
         version=VERSION,
         directory=directory,
@@ -79,7 +80,7 @@ def test_what_pip_says_is_repeated_and_nothing_is_left(cache: Path) -> None:
 def test_a_given_directory_is_used_where_it_lies(tmp_path: Path) -> None:
     given = installed(tmp_path / "given")
     assert install(config(given)) == given
-    harness = make_harness(config(given), LinearScenario(kind="linear"))
+    harness = make_harness(config(given), LinearScenarioConfig(kind="linear"))
     assert given in harness.mounts().values()
 
 
@@ -95,7 +96,7 @@ def test_a_given_directory_of_another_version_is_refused(held: str | None, tmp_p
 
 def test_a_run_without_it_says_what_to_do() -> None:
     with pytest.raises(ProgramError, match="agentrl check harness=mini_swe_agent"):
-        make_harness(config(), LinearScenario(kind="linear"))
+        make_harness(config(), LinearScenarioConfig(kind="linear"))
 
 
 def test_it_is_in_the_cache_once_it_is_installed() -> None:

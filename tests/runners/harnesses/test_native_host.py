@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import LinearScenario
-from conf.schema import LocalSandbox as SandboxSettings
-from conf.schema import NativeHarness as Settings
+from conf.sections.harness import NativeHarnessConfig
+from conf.sections.sandbox import LocalSandboxConfig
+from conf.sections.scenario import LinearScenarioConfig
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.native import NativeHarness
 from runners.harnesses.native.host import read_result
@@ -21,8 +21,8 @@ from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_gateway import Failure, Reply, Step, say, scripted_gateway, use
 
 HARNESS = NativeHarness(
-    Settings(kind="native", max_turns=3, max_tokens=7, memory_mb=512, cpu_s=20),
-    LinearScenario(kind="linear"),
+    NativeHarnessConfig(kind="native", max_turns=3, max_tokens=7, memory_mb=512, cpu_s=20),
+    LinearScenarioConfig(kind="linear"),
 )
 
 
@@ -30,7 +30,7 @@ HARNESS = NativeHarness(
 def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalBackend]:
-    settings = SandboxSettings(
+    settings = LocalSandboxConfig(
         kind="local",
         isolation=request.param,
         memory_mb=512,

@@ -14,7 +14,7 @@ import pytest
 
 from conf.compose import compose
 from conf.fault_table import Where
-from conf.schema import FaultRule, PlannedFaults
+from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.faults.process import gateway_parts
 from runners.faults.wiring import driver_faults
 from runners.harnesses.contract import HarnessContext, HarnessResult
@@ -104,7 +104,7 @@ class FirstTwoSolve:
         return Verdict(kind, int(solved), 1, 1, 1, "", "", 0.0)
 
 
-def plan(where: Where) -> PlannedFaults:
+def plan(where: Where) -> PlannedFaultsConfig:
     """A plan in which the victim of each group meets one kind of failure, once."""
     rules = [
         {
@@ -114,12 +114,12 @@ def plan(where: Where) -> PlannedFaults:
         }
         for group, kind in enumerate(KINDS)
     ]
-    return PlannedFaults(
+    return PlannedFaultsConfig(
         kind="chaos", seed=SEED, rules=tuple(FaultRule.model_validate(rule) for rule in rules)
     )
 
 
-async def rolled_out(here: World, faults: PlannedFaults) -> list[RolloutRecord]:
+async def rolled_out(here: World, faults: PlannedFaultsConfig) -> list[RolloutRecord]:
     """Run three members of a group per kind under a plan, all at once."""
     tools = replace(here.tools, harness=BranchingAgent(), grader=FirstTwoSolve())
     with driver_faults(faults, tools.store) as around:
@@ -227,7 +227,7 @@ class BrokenSessions:
 async def test_samples_and_placeholders_that_cannot_be_built_leave_the_constant_row(
     tmp_path: Path, task: Task, failure: BaseException, shape: RoutingShape | None
 ) -> None:
-    none = PlannedFaults(kind="none", seed=0, rules=())
+    none = PlannedFaultsConfig(kind="none", seed=0, rules=())
     async with world(tmp_path, task) as here:
         records = await rolled_out(here, none)
         store = here.tools.store

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from conf.errors import ExitCode
-from conf.schema import Deadlines
-from conf.schema import TestsReward as Reward
+from conf.sections.rollout import DeadlinesConfig
+from conf.sections.task import TestsRewardConfig
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.gateway.service import Parts
@@ -155,7 +155,7 @@ async def world(
                 gateway_url=gateway.url,
                 gateway_control=Path(gateway.control),
                 store=store,
-                deadlines=Deadlines(
+                deadlines=DeadlinesConfig(
                     boot_s=5,
                     harness_s=5,
                     turn_s=5,
@@ -165,7 +165,7 @@ async def world(
                     guard_s=30,
                     drain_s=5,
                 ),
-                reward=Reward(
+                reward=TestsRewardConfig(
                     kind="tests",
                     solved=1,
                     unsolved=0,

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import pytest
 
-from conf.schema import LocalSandbox as Settings
+from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local import LocalBackend
 from runners.sandboxes.local_sandbox import LocalSandbox
@@ -28,13 +28,13 @@ class Opener(Protocol):
         ...
 
 
-def settings(**changes: object) -> Settings:
+def settings(**changes: object) -> LocalSandboxConfig:
     """Return settings with small limits."""
     values = {
         "kind": "local", "isolation": "bubblewrap", "memory_mb": 512, "processes": 24,
         "file_mb": 4, "cpu_s": 2, "warm": 0, **changes,
     }  # fmt: skip
-    return Settings.model_validate(values)
+    return LocalSandboxConfig.model_validate(values)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import DockerSandbox, E2bSandbox
+from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
 from tests.fakes.docker.installed import docker_program
@@ -49,19 +49,19 @@ class Place:
         return self.name in ("e2b", "docker_program", "docker")
 
 
-def e2b_settings(server: E2bServer, **changes: object) -> E2bSandbox:
+def e2b_settings(server: E2bServer, **changes: object) -> E2bSandboxConfig:
     """Return the configuration that leads to a service on loopback."""
     values = {
         **{"kind": "e2b", "template": "base", "image_key": None, "size": None, "boots": 64},
         **{"lifetime_s": 3600, "attempts": 3, "api_url": server.url, "sandbox_url": server.url},
         **changes,
     }
-    return E2bSandbox.model_validate(values)
+    return E2bSandboxConfig.model_validate(values)
 
 
-def docker_settings() -> DockerSandbox:
+def docker_settings() -> DockerSandboxConfig:
     """Return a configuration for an engine on this machine."""
-    return DockerSandbox(
+    return DockerSandboxConfig(
         kind="docker", image="python:3.11", network="bridge", memory_mb=512, processes=64, cpus=1.0
     )
 

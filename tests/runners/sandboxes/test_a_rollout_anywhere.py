@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from conf.schema import LinearScenario
-from conf.schema import NativeHarness as Settings
+from conf.sections.harness import NativeHarnessConfig
+from conf.sections.scenario import LinearScenarioConfig
 from runners.harnesses.contract import HarnessContext
 from runners.harnesses.native import NativeHarness
 from runners.sandboxes.contract import SandboxSpec
@@ -25,8 +25,8 @@ from tests.runners.tasks.repositories import FIX, make_task
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HARNESS = NativeHarness(
-    Settings(kind="native", max_turns=3, max_tokens=7, memory_mb=512, cpu_s=20),
-    LinearScenario(kind="linear"),
+    NativeHarnessConfig(kind="native", max_turns=3, max_tokens=7, memory_mb=512, cpu_s=20),
+    LinearScenarioConfig(kind="linear"),
 )
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from conf.schema import LocalSandbox as Settings
+from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.local import LocalBackend
 
 
 @pytest.fixture(scope="module")
 def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
-    settings = Settings(
+    settings = LocalSandboxConfig(
         kind="local", isolation="auto", memory_mb=512, processes=32, file_mb=8, cpu_s=20, warm=0
     )
     backend = LocalBackend(settings, tmp_path_factory.mktemp("backend") / "root")

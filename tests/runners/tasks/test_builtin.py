@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conf import schema
+from conf.sections.task import SwebenchTaskConfig
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local import LocalBackend
 from runners.tasks import builtin
@@ -31,7 +31,7 @@ def instances(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tasks(instances: Path) -> list[Task]:
-    choice = schema.SwebenchTask(
+    choice = SwebenchTaskConfig(
         kind="swebench", path=str(instances), repositories=None, grader="own", flaky_reruns=0
     )
     return load(choice, str(instances))

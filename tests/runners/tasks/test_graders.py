@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conf import schema
+from conf.sections.task import TestsRewardConfig
 from runners.rollouts.reward import reward_of
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
 from runners.sandboxes.local import LocalBackend
@@ -387,7 +387,7 @@ async def test_only_failing_kept_tests_get_a_second_look(task: Task) -> None:
 def test_partial_credit_is_the_share_of_mended_tests(
     first: int, second: int, late: bool, partial: bool, worth: float
 ) -> None:
-    reward = schema.TestsReward(
+    reward = TestsRewardConfig(
         kind="tests", solved=1, unsolved=-1, partial=partial, turn_penalty=0, malformed_penalty=0
     )
     assert reward_of(reward, verdict_of(first, second, timed_out=late), []) == worth

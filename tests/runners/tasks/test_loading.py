@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from conf import schema
 from conf.compose import compose
 from conf.errors import ConfigError
+from conf.sections.task import JsonlTaskConfig, SwebenchTaskConfig
 from runners.tasks.contract import EvalCommand, EvalScript, ProScripts
 from runners.tasks.datasets import load_tasks
 from runners.tasks.files import DatasetError
@@ -26,8 +26,8 @@ def config(
     path: Path | str,
     repositories: Path | None = None,
     grader: Literal["auto", "official", "own"] = "own",
-) -> schema.SwebenchTask:
-    return schema.SwebenchTask(
+) -> SwebenchTaskConfig:
+    return SwebenchTaskConfig(
         kind="swebench", path=str(path), repositories=repositories, grader=grader, flaky_reruns=0
     )
 
@@ -105,7 +105,7 @@ def test_the_last_rows_of_a_training_file_are_held_out(
     tmp_path: Path, here: dict[str, Any]
 ) -> None:
     file = write(tmp_path / "r.jsonl", [{**here, "instance_id": f"t-{n}"} for n in range(4)])
-    choice = schema.JsonlTask(
+    choice = JsonlTaskConfig(
         kind="jsonl",
         path=str(file),
         repositories=None,

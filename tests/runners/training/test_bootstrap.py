@@ -17,7 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.schema import ScenarioKind, TinyModel
+from conf.sections.model import TinyModelConfig
+from conf.sections.scenario import ScenarioKind
 from runners.gateway.dialects.anthropic import to_renderer_messages
 from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
 from runners.harnesses.native import agent
@@ -67,9 +68,9 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Renderer
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModelConfig:
     """Return a configuration whose cache is this module's own."""
-    return TinyModel(
+    return TinyModelConfig(
         kind="tiny",
         path=None,
         tokenizer=None,
@@ -81,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 
 
 @pytest.fixture(scope="module")
-def made(model: TinyModel) -> Path:
+def made(model: TinyModelConfig) -> Path:
     """Return a policy warmed up for two steps."""
     return ensure_tiny(model, "linear", seed=0, progress=silent, recipe=SMALL)
 
@@ -293,20 +294,22 @@ def test_the_entry_is_a_whole_model_directory(made: Path) -> None:
     assert (made / "bootstrap.json").exists()
 
 
-def test_the_same_inputs_give_the_same_bytes(made: Path, model: TinyModel, tmp_path: Path) -> None:
+def test_the_same_inputs_give_the_same_bytes(
+    made: Path, model: TinyModelConfig, tmp_path: Path
+) -> None:
     elsewhere = model.model_copy(update={"cache_dir": tmp_path})
     again = ensure_tiny(elsewhere, "linear", seed=0, progress=silent, recipe=SMALL)
     assert digests(again) == digests(made)
 
 
-def test_a_cached_policy_is_not_made_again(made: Path, model: TinyModel) -> None:
+def test_a_cached_policy_is_not_made_again(made: Path, model: TinyModelConfig) -> None:
     def refuse(phase: str, done: int, total: int) -> None:
         raise AssertionError("made again")
 
     assert ensure_tiny(model, "linear", seed=0, progress=refuse, recipe=SMALL) == made
 
 
-def test_progress_reaches_its_total(model: TinyModel, tmp_path: Path) -> None:
+def test_progress_reaches_its_total(model: TinyModelConfig, tmp_path: Path) -> None:
     shown: list[tuple[str, int, int]] = []
     ensure_tiny(
         model.model_copy(update={"cache_dir": tmp_path}),
@@ -321,7 +324,7 @@ def test_progress_reaches_its_total(model: TinyModel, tmp_path: Path) -> None:
 
 
 def test_another_seed_or_length_is_another_entry(
-    made: Path, model: TinyModel, tmp_path: Path
+    made: Path, model: TinyModelConfig, tmp_path: Path
 ) -> None:
     elsewhere = model.model_copy(update={"cache_dir": tmp_path, "warmup_steps": 1})
     longer = ensure_tiny(elsewhere, "linear", seed=0, progress=silent, recipe=SMALL)
@@ -329,7 +332,7 @@ def test_another_seed_or_length_is_another_entry(
     assert digests(longer)["model.safetensors"] != digests(made)["model.safetensors"]
 
 
-def test_a_build_that_dies_leaves_no_entry(model: TinyModel, tmp_path: Path) -> None:
+def test_a_build_that_dies_leaves_no_entry(model: TinyModelConfig, tmp_path: Path) -> None:
     def die(phase: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -339,7 +342,9 @@ def test_a_build_that_dies_leaves_no_entry(model: TinyModel, tmp_path: Path) -> 
     assert list((tmp_path / "tiny").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_a_clear_error(model: TinyModel, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_a_clear_error(
+    model: TinyModelConfig, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     elsewhere = model.model_copy(update={"cache_dir": tmp_path / "file"})
     with pytest.raises(BootstrapError, match=r"set model\.cache_dir"):

@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.schema import CollapseFanout, Fanout, RewardShare, SegmentsFanout
+from conf.sections.training import (
+    CollapseFanoutConfig,
+    FanoutConfig,
+    RewardShare,
+    SegmentsFanoutConfig,
+)
 from runners.training.fanout import FanOut, fan_out, shares
 from runners.training.micro_batches import token_weights
 from runners.trajectory.graph import segments
@@ -29,22 +34,22 @@ THREADS: list[tuple[str, BranchKind]] = [
 ]
 
 
-def config(reward: RewardShare = "copy", **changes: object) -> SegmentsFanout:
+def config(reward: RewardShare = "copy", **changes: object) -> SegmentsFanoutConfig:
     """What ``fanout=segments`` is by default, changed."""
     defaults = {
         "kind": "segments", "reward": reward, "max_segment_tokens": None, "max_segments": None,
         "train_compaction": True, "train_subagents": True, "train_side": False,
     }  # fmt: skip
-    return SegmentsFanout.model_validate(defaults | changes)
+    return SegmentsFanoutConfig.model_validate(defaults | changes)
 
 
-def collapse(longest: int | None) -> CollapseFanout:
+def collapse(longest: int | None) -> CollapseFanoutConfig:
     """What ``fanout=collapse`` is."""
-    return CollapseFanout(kind="collapse", max_segment_tokens=longest)
+    return CollapseFanoutConfig(kind="collapse", max_segment_tokens=longest)
 
 
-CONFIGS: st.SearchStrategy[Fanout] = st.builds(
-    SegmentsFanout,
+CONFIGS: st.SearchStrategy[FanoutConfig] = st.builds(
+    SegmentsFanoutConfig,
     kind=st.just("segments"),
     reward=st.sampled_from(REWARDS),
     max_segment_tokens=st.none() | st.integers(1, 40),
@@ -106,7 +111,7 @@ def weight_of(rollouts: Sequence[FanOut]) -> list[float]:
 
 
 @given(graphs(), CONFIGS)
-def test_a_sampled_token_is_trained_at_most_once(turns: list[Turn], fanout: Fanout) -> None:
+def test_a_sampled_token_is_trained_at_most_once(turns: list[Turn], fanout: FanoutConfig) -> None:
     tokens = trained_tokens(fan_out("r", segments(turns), 1.0, fanout))
     assert len(tokens) == len(set(tokens))
     assert set(tokens) <= {int(token) for turn in turns for token in turn.output_ids}
@@ -128,7 +133,7 @@ def test_without_caps_a_sampled_token_is_trained_exactly_once_aside_from_side_re
 
 @given(graphs(), CONFIGS, st.floats(-3, 3))
 def test_every_segment_is_a_whole_sample_or_counted_as_dropped(
-    turns: list[Turn], fanout: Fanout, advantage: float
+    turns: list[Turn], fanout: FanoutConfig, advantage: float
 ) -> None:
     chains = segments(turns)
     fan = fan_out("r", chains, advantage, fanout)
@@ -149,7 +154,7 @@ def test_every_segment_is_a_whole_sample_or_counted_as_dropped(
 
 @given(st.lists(st.tuples(graphs(), CONFIGS), min_size=1, max_size=4))
 def test_a_rollout_weighs_one_nth_whatever_its_fan_out(
-    rollouts: list[tuple[list[Turn], Fanout]],
+    rollouts: list[tuple[list[Turn], FanoutConfig]],
 ) -> None:
     fans = [fan_out(f"r{i}", segments(turns), 1.0, c) for i, (turns, c) in enumerate(rollouts)]
     wanted = [1 / len(fans) if fan.samples else 0.0 for fan in fans]
@@ -157,7 +162,7 @@ def test_a_rollout_weighs_one_nth_whatever_its_fan_out(
 
 
 @given(graphs(), CONFIGS)
-def test_an_advantage_of_zero_stays_exactly_zero(turns: list[Turn], fanout: Fanout) -> None:
+def test_an_advantage_of_zero_stays_exactly_zero(turns: list[Turn], fanout: FanoutConfig) -> None:
     fan = fan_out("r", segments(turns), 0.0, fanout)
     assert all(sample.advantage == 0.0 for sample in fan.samples)
 
@@ -262,7 +267,7 @@ def test_tokens_of_a_flat_group_are_counted_as_trained() -> None:
     ],
 )
 def test_what_is_kept_and_why_the_rest_is_not(
-    fanout: Fanout, kept: list[int], dropped: Counter[str]
+    fanout: FanoutConfig, kept: list[int], dropped: Counter[str]
 ) -> None:
     fan = fan_out("r", ROLLOUT, 1.0, fanout)
     assert [c.index for c in ROLLOUT for s in fan.samples if s.tokens is c.tokens] == kept

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conf.schema import LocalTrainer as TrainerConfig
-from conf.schema import RoutingReplay
+from conf.sections.training import LocalTrainerConfig, RoutingReplayConfig
 from runners.training import checkpoint
 from runners.training.checkpoint import CheckpointError
 from runners.training.local import NATIVE, LocalTrainer, TrainingError
@@ -26,7 +25,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_trainer(
-    weights: Path, *, seed: int = 0, routing: RoutingReplay = NATIVE, **changes: object
+    weights: Path, *, seed: int = 0, routing: RoutingReplayConfig = NATIVE, **changes: object
 ) -> LocalTrainer:
     """A trainer with the laptop's settings."""
     settings: dict[str, object] = {
@@ -38,7 +37,7 @@ def make_trainer(
         "correction": {"truncate": "none", "cap": 2.0, "reject_outside": None},
     } | changes  # fmt: skip
     return LocalTrainer(
-        TrainerConfig.model_validate(settings),
+        LocalTrainerConfig.model_validate(settings),
         weights=weights,
         temperature=0.7,
         seed=seed,

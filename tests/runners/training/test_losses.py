@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from conf.schema import Correction
+from conf.sections.training import CorrectionConfig
 from runners.training.losses import clipped_policy_loss, importance_weights
 
 
@@ -47,7 +47,7 @@ def corrected(
     log_ratios: list[list[float]], **changes: object
 ) -> tuple[list[float], tuple[int, int]]:
     """Weights of the tokens of some sequences, and how many were truncated and rejected."""
-    correction = Correction.model_validate(
+    correction = CorrectionConfig.model_validate(
         {"truncate": "none", "cap": 2.0, "reject_outside": None, **changes}
     )
     flat = torch.tensor([value for row in log_ratios for value in row])
@@ -85,6 +85,6 @@ def test_a_sequence_whose_geometric_mean_lies_outside_the_band_is_rejected() -> 
 
 def test_the_weights_carry_no_gradient() -> None:
     old = torch.tensor([0.1], requires_grad=True)
-    correction = Correction(truncate="token", cap=2.0, reject_outside=None)
+    correction = CorrectionConfig(truncate="token", cap=2.0, reject_outside=None)
     part = importance_weights(old, torch.zeros(1), torch.zeros(1, dtype=torch.int64), correction)
     assert not part.weights.requires_grad

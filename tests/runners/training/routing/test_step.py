@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conf.schema import RoutingRecompute, RoutingReplay, RoutingRollout
+from conf.sections.training import RoutingRecomputeConfig, RoutingReplayConfig, RoutingRolloutConfig
 from runners.training.local import LocalTrainer
 from runners.training.routing.step import ReplayedStep
 from runners.training.sample import Sample
@@ -19,13 +19,13 @@ from tests.fakes.tiny_model import write_tiny_model
 from tests.runners.training.test_local import VOCAB, logprobs, make_trainer
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
-R2 = RoutingRecompute(kind="recompute")
+R2 = RoutingRecomputeConfig(kind="recompute")
 
 
-def r3(**changes: object) -> RoutingRollout:
+def r3(**changes: object) -> RoutingRolloutConfig:
     """R3's settings."""
     settings = {"on_fault": "stop", "shadow_every": 1, "alarm_disagreement": 0.5, **changes}
-    return RoutingRollout.model_validate({"kind": "rollout", **settings})
+    return RoutingRolloutConfig.model_validate({"kind": "rollout", **settings})
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_an_engine_with_the_same_routers_has_no_mismatch_with_and_without_replay
 
 @pytest.mark.parametrize("routing", [r3(), R2])
 def test_a_step_has_every_figure_and_none_that_says_zero_of_nothing(
-    weights: Path, routing: RoutingReplay
+    weights: Path, routing: RoutingReplayConfig
 ) -> None:
     names = "captured replayed disagree_slot disagree_token k1 k3 k3_native p999_abs F_1.1 F_2"
     names += " p999_abs_native F_1.1_native routing_share gate_grad_norm invalid_rows"
@@ -218,7 +218,7 @@ def test_a_config_that_misnames_the_layers_that_route_is_refused(tmp_path: Path)
 
 @pytest.mark.parametrize("routing", [r3(), R2])
 def test_later_updates_of_a_step_use_the_routing_of_the_first(
-    weights: Path, routing: RoutingReplay
+    weights: Path, routing: RoutingReplayConfig
 ) -> None:
     trainer = make_trainer(weights, routing=routing, epochs=3, learning_rate=3e-2)
     metrics = trainer.step(rollouts(make_trainer(weights)))
