@@ -17,7 +17,7 @@ from runners.diagnostics.call_graph import describe_pending
 from runners.diagnostics.diagnostics import FOLDER
 from runners.diagnostics.sections import clock, section, write_report
 from runners.diagnostics.watchdog import AwakeClock
-from runners.sandboxes.inhabitants import Inhabitant, inhabitants
+from runners.sandboxes.local.sandbox_processes import Inhabitant, inhabitants
 
 _TICK_S = 2.0
 _IN_FULL = 8

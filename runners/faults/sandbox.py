@@ -19,7 +19,7 @@ from runners.sandboxes.contract import (
     SandboxError,
     SandboxSpec,
 )
-from runners.sandboxes.forwarding import ForwardingBackend, ForwardingSandbox
+from runners.sandboxes.wrappers import ForwardingBackend, ForwardingSandbox
 
 LOOK_S = 0.05
 """Between two looks at how many turns a session has taken."""

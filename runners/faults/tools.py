@@ -11,8 +11,8 @@ from runners.faults.tools_inside import MARK
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.harnesses.native.host import START
 from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.forwarding import ForwardingSandbox
 from runners.sandboxes.program import compiled
+from runners.sandboxes.wrappers import ForwardingSandbox
 
 PROGRAM = compiled(Path(__file__).with_name("tools_inside.py"))
 INSIDE = f"/opt/agentrl/faults/tools_inside{PROGRAM.suffix}"

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from runners.processes.cache import building
-from runners.sandboxes.archive import Pack, unpack
 from runners.sandboxes.contract import SandboxError
+from runners.sandboxes.remote.archive import Pack, unpack
 from runners.tasks.contract import Task
 
 REPO = "repo"

@@ -8,18 +8,18 @@ from typing import Any
 
 from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig, SandboxConfig
 from runners.sandboxes.contract import SandboxBackend, SandboxError
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 
 
 def _docker(config: DockerSandboxConfig, root: Path) -> SandboxBackend:
-    from runners.sandboxes.docker import DockerBackend
+    from runners.sandboxes.remote.docker import DockerBackend
 
     return DockerBackend(config, root)
 
 
 def _e2b(config: E2bSandboxConfig, root: Path) -> SandboxBackend:
     try:
-        from runners.sandboxes.e2b.backend import E2bBackend
+        from runners.sandboxes.remote.e2b import E2bBackend
     except ModuleNotFoundError as error:
         mend = "pip install 'agentrl[e2b]'"
         raise SandboxError(f"sandbox=e2b needs {error.name}, which is missing: {mend}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runners.processes.recorder import ResourceRegistry
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
-from runners.sandboxes.forwarding import ForwardingBackend, ForwardingSandbox
+from runners.sandboxes.wrappers import ForwardingBackend, ForwardingSandbox
 
 
 class RegisteredBackend(ForwardingBackend):

@@ -27,7 +27,7 @@ from conf.sections.scenario import LinearScenarioConfig
 from runners.harnesses.contract import HarnessContext
 from runners.harnesses.native import NativeHarness
 from runners.sandboxes.contract import Sandbox, SandboxSpec
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.bugfix import build
 from runners.tasks.contract import Task, VerdictKind
 from runners.tasks.grading import SandboxGrader

@@ -11,7 +11,7 @@ from conf.sections.sandbox import LocalSandboxConfig
 from runners.diagnostics.attempt_progress import AttemptWatch, Flight
 from runners.diagnostics.stalls import attempts_text, watching
 from runners.sandboxes.contract import SandboxSpec
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 
 STUCK_S = 0.2
 NAME = "train-000001-00-00-a0"

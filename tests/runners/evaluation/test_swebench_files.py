@@ -24,7 +24,7 @@ from runners.evaluation.results import Results
 from runners.evaluation.run import write_results
 from runners.evaluation.swebench_files import INSTANCES
 from runners.rollouts.attempt import verdict_dict
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.store.run_store import RunStore
 from runners.tasks import builtin
 from runners.tasks.contract import Grader, Task

@@ -23,7 +23,7 @@ from runners.faults.sandbox import FaultyBackend
 from runners.faults.store import FaultyMetrics, FaultyStore
 from runners.observe.metrics import MetricsWriter
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Patch, Task
 from runners.tasks.patch import capture

@@ -10,7 +10,7 @@ import pytest
 
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.faults import clock
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer

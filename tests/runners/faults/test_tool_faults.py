@@ -17,7 +17,7 @@ from runners.faults.tools import FaultyHarness
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.native import NativeHarness
 from runners.sandboxes.contract import SandboxSpec
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import ScriptedEngine, spoken
 from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places, plan_of

@@ -16,7 +16,7 @@ from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.native import NativeHarness
 from runners.harnesses.native.host import read_result
 from runners.sandboxes.contract import CommandResult, SandboxSpec
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_gateway import Failure, Reply, Step, say, scripted_gateway, use
 

@@ -13,8 +13,8 @@ import pytest
 
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.contract import SandboxSpec
-from runners.sandboxes.local import LocalBackend
-from runners.sandboxes.local_sandbox import LocalSandbox
+from runners.sandboxes.local.backend import LocalBackend
+from runners.sandboxes.local.sandbox import LocalSandbox
 
 Isolation = Literal["auto", "bubblewrap", "unshare", "none"]
 PROGRAM = {"bubblewrap": "bwrap", "unshare": "unshare"}

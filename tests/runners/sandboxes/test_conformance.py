@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
-from tests.runners.sandboxes.places import NAMES, Place, place
-from tests.runners.sandboxes.test_isolation import gone, running
+from tests.fakes.sandbox_backends import NAMES, Place, place
+from tests.runners.sandboxes.local.test_isolation import gone, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 _names = (f"conformance-{number}" for number in itertools.count())

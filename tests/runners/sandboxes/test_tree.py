@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runners.processes.process_names import PREFIX, fresh_name
-from runners.sandboxes import memory
+from runners.sandboxes.local import shared_memory as memory
 from runners.sandboxes.tree import copy_tree, remove_tree
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from conf.sections.sandbox import LocalSandboxConfig
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import EvalScript, Grading, Task, Verdict
 from runners.tasks.diffs import names_of
 from runners.tasks.grading import SandboxGrader

@@ -11,7 +11,7 @@ import pytest
 
 from conf.sections.task import SwebenchTaskConfig
 from runners.sandboxes.contract import SandboxSpec
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks import builtin
 from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
 from runners.tasks.graders import official, pytest_ids

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import EvalCommand, Patch, Task, Verdict, VerdictKind
 from runners.tasks.grading import SandboxGrader

@@ -15,7 +15,7 @@ import pytest
 from conf.sections.task import TestsRewardConfig
 from runners.rollouts.reward import reward_of
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import (
     EvalCommand,
     EvalScript,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.contract import Task, Verdict, VerdictKind
 from runners.tasks.graders.decorators import OncePerPatch

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import Origin
 from runners.tasks.loading import load
 from runners.tasks.toolbox import SITE, agent_environment, agent_mounts, fitting, pytest_mounts

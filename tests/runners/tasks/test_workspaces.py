@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.local import LocalBackend
+from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import EvalCommand, Origin, Task, VerdictKind
 from runners.tasks.graders.decorators import ReadyFirst

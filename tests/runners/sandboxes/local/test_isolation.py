@@ -1,0 +1,273 @@
+"""What holds inside a sandbox with namespaces, tried in real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runners.sandboxes.contract import CommandResult
+from runners.sandboxes.local.sandbox import LocalSandbox
+from tests.runners.sandboxes.conftest import Opener
+
+
+async def sh(sandbox: LocalSandbox, script: str, *, deadline_s: float = 20) -> CommandResult:
+    return await sandbox.run(["bash", "-c", script], deadline_s=deadline_s)
+
+
+def running(word: str) -> list[str]:
+    """Return the host's processes whose command line has a word."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                line = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if word.encode() in line.split(b"\0"):
+                found.append(process.name)
+    return found
+
+
+async def gone(word: str) -> bool:
+    """Whether no process has the word; a reaped namespace may take a moment to leave /proc."""
+    for _ in range(100):
+        if not running(word):
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+async def test_a_command_works_in_a_copy_of_the_source(opened: Opener, source: Path) -> None:
+    async with opened() as sandbox:
+        result = await sh(sandbox, "pwd; cat a.txt; ./run.sh; echo two > a.txt; echo new > b.txt")
+        assert result.exit_code == 0
+        assert result.stdout == b"/workspace\none\nran\n"
+        assert (sandbox.workspace / "a.txt").read_text() == "two\n"
+        assert (sandbox.workspace / "b.txt").read_text() == "new\n"
+    assert (source / "a.txt").read_text() == "one\n"
+    assert not (source / "b.txt").exists()
+
+
+async def test_only_the_workspace_and_tmp_can_be_written(opened: Opener, tmp_path: Path) -> None:
+    places = ["/x", "/usr/x", "/etc/x", "/opt/x", "/dev/x", "/proc/x", "/root/x", "/home/x"]
+    async with opened() as sandbox:
+        tries = "".join(f"(echo > {place}) 2>/dev/null && echo {place};" for place in places)
+        result = await sh(sandbox, f"{tries} echo > /tmp/x && echo > x && ls {tmp_path} || true")
+        assert result.stdout == b""
+        assert b"No such file" in result.stderr
+
+
+async def test_kernel_settings_of_the_host_cannot_be_opened_for_writing(opened: Opener) -> None:
+    script = "find /proc -maxdepth 4 -type f -path '/proc/sys/*' -writable 2>/dev/null | head -3"
+    async with opened() as sandbox:
+        result = await sh(sandbox, script)
+        assert result.stdout == b""
+
+
+async def test_the_user_inside_is_nobody_special(opened: Opener) -> None:
+    async with opened() as sandbox:
+        result = await sh(sandbox, "id -u; grep -E 'Cap(Eff|Prm|Bnd)|NoNewPrivs' /proc/self/status")
+        lines = result.stdout.decode().split()
+        assert lines[0] == "1000"
+        assert "0000000000000000" in lines
+        assert lines[lines.index("NoNewPrivs:") + 1] == "1"
+
+
+async def test_new_namespaces_and_tracing_are_refused(opened: Opener) -> None:
+    async with opened() as sandbox:
+        result = await sh(sandbox, "unshare --user true; unshare --net true; cat /proc/1/maps | wc")
+        assert result.stderr.count(b"unshare failed: Operation not permitted") == 2
+
+
+async def test_there_is_no_network(opened: Opener) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with opened() as sandbox:
+            result = await sh(
+                sandbox,
+                f"(echo > /dev/tcp/127.0.0.1/{port}) && echo host; "
+                "(echo > /dev/tcp/1.1.1.1/80) && echo world; tail -n +3 /proc/net/dev",
+            )
+    assert b"host" not in result.stdout
+    assert b"world" not in result.stdout
+    assert [line.split(b":")[0].strip() for line in result.stdout.splitlines()] == [b"lo"]
+
+
+async def test_processes_of_the_host_are_not_seen(opened: Opener) -> None:
+    async with opened() as sandbox:
+        result = await sh(sandbox, "echo /proc/[0-9]*; kill -0 $PPID && echo parent is inside")
+        assert len(result.stdout.split()) < 8
+        assert b"parent is inside" in result.stdout
+
+
+async def test_the_session_key_is_on_no_command_line(opened: Opener) -> None:
+    key = secrets.token_hex(16)
+    async with opened() as sandbox:
+        command = ["bash", "-c", "sleep 0.2; cat /proc/*/cmdline; echo; echo $KEY"]
+        work = asyncio.ensure_future(sandbox.run(command, deadline_s=20, env={"KEY": key}))
+        seen = False
+        while not work.done():
+            seen = seen or any(
+                key.encode() in path.read_bytes()
+                for path in Path("/proc").glob("[0-9]*/cmdline")
+                if os.access(path, os.R_OK) and path.exists()
+            )
+            await asyncio.sleep(0.02)
+        result = await work
+    assert not seen
+    assert result.stdout.splitlines()[-1] == key.encode()
+    assert key.encode() not in b"\n".join(result.stdout.splitlines()[:-1])
+
+
+async def test_the_environment_of_the_host_stays_outside(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOST_SECRET", "secret")
+    async with opened() as sandbox:
+        result = await sh(sandbox, "env; cat /proc/*/environ")
+        assert b"HOST_SECRET" not in result.stdout
+
+
+async def test_what_detaches_itself_dies_with_its_command(opened: Opener) -> None:
+    word = f"1{secrets.randbelow(10**8):08}"  # sleep's argument, to find it by
+    script = f"setsid nohup sleep {word} >/dev/null 2>&1 & (setsid sleep {word} &) ; exit 3"
+    async with opened() as sandbox:
+        result = await sh(sandbox, script)
+        assert result.exit_code == 3
+        assert await gone(word)
+
+
+async def test_at_the_deadline_everything_dies(opened: Opener) -> None:
+    word = f"1{secrets.randbelow(10**8):08}"
+    script = f"trap '' TERM INT HUP; setsid sleep {word} & echo begun; sleep {word}; sleep {word}"
+    async with opened() as sandbox:
+        result = await sh(sandbox, script, deadline_s=0.5)
+        assert (result.timed_out, result.exit_code) == (True, 124)
+        assert result.stdout == b"begun\n"
+        assert await gone(word)
+
+
+async def test_cancelling_kills_everything(opened: Opener) -> None:
+    word = f"1{secrets.randbelow(10**8):08}"
+    async with opened() as sandbox:
+        work = asyncio.ensure_future(sh(sandbox, f"(setsid sleep {word} &); sleep {word}"))
+        while not running(word):
+            await asyncio.sleep(0.02)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert await gone(word)
+
+
+async def test_a_child_that_keeps_the_pipe_does_not_delay_the_end(opened: Opener) -> None:
+    async with opened() as sandbox:
+        begun = time.monotonic()
+        result = await sh(sandbox, "sleep 300 & echo done", deadline_s=200)
+        assert result.stdout == b"done\n"
+        assert time.monotonic() - begun < 100
+
+
+async def test_a_flood_of_output_is_cut_in_the_middle(opened: Opener) -> None:
+    flood = "head -c 3000000 /dev/zero | tr '\\0' x"
+    async with opened() as sandbox:
+        command = ["bash", "-c", f"echo first; {flood}; echo last; ({flood}) >&2"]
+        result = await sandbox.run(command, deadline_s=20, output_limit=1000)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(b"first\nxxx")
+    assert result.stdout.endswith(b"xxlast\n")
+    assert b"[2999011 bytes left out]" in result.stdout
+    assert 1000 < len(result.stderr) < 1100
+
+
+async def test_input_larger_than_a_pipe_arrives_whole(opened: Opener) -> None:
+    data = os.urandom(1 << 20)
+    async with opened() as sandbox:
+        command = ["bash", "-c", "cat; echo -n end"]
+        result = await sandbox.run(command, deadline_s=20, stdin=data, output_limit=1 << 22)
+        assert result.stdout == data + b"end"
+        ignored = await sandbox.run(["true"], deadline_s=20, stdin=data)
+        assert ignored.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9), ("kill -TERM $$", -15), ("exit 137", 137)],
+)
+async def test_exit_codes_and_signals_are_told_apart(
+    opened: Opener, script: str, code: int
+) -> None:
+    async with opened() as sandbox:
+        assert (await sh(sandbox, script)).exit_code == code
+
+
+async def test_a_command_that_is_not_there_is_a_result(opened: Opener) -> None:
+    async with opened() as sandbox:
+        result = await sandbox.run(["no-such-program"], deadline_s=20)
+        assert result.exit_code == 127
+        assert result.stderr == b"no-such-program: No such file or directory\n"
+
+
+async def test_too_many_processes_are_refused(opened: Opener) -> None:
+    script = (
+        "import os, time\n"
+        "for count in range(100):\n"
+        "    print(count, flush=True)\n"
+        "    if os.fork() == 0: time.sleep(60)\n"
+    )
+    async with opened() as sandbox:
+        result = await sandbox.run(["python", "-c", script], deadline_s=20)
+        assert b"BlockingIOError" in result.stderr
+        assert int(result.stdout.split()[-1]) < 24
+
+
+async def test_memory_and_file_sizes_are_limited(opened: Opener) -> None:
+    async with opened() as sandbox:
+        memory = await sandbox.run(["python3", "-c", "x = bytearray(2**30)"], deadline_s=20)
+        file = await sh(sandbox, "head -c 8000000 /dev/zero > big; ls -l big")
+    assert b"MemoryError" in memory.stderr
+    assert b" 4194304 " in file.stdout
+
+
+async def test_cpu_time_is_limited(opened: Opener) -> None:
+    async with opened() as sandbox:
+        result = await sh(sandbox, "while :; do :; done", deadline_s=30)
+        assert result.exit_code in (-24, -9)  # SIGXCPU, or SIGKILL at the hard limit
+
+
+async def test_a_fresh_tmp_for_each_command(opened: Opener) -> None:
+    async with opened() as sandbox:
+        await sh(sandbox, "echo > /tmp/left; echo > left")
+        result = await sh(sandbox, "ls /tmp; ls left")
+        assert result.stdout == b"left\n"
+
+
+async def test_python_inside_is_the_interpreter_agentrl_runs_on(opened: Opener) -> None:
+    script = "import sys; print(sys.version, sys.prefix)"
+    async with opened() as sandbox:
+        result = await sandbox.run(["python", "-c", script], deadline_s=20)
+        prefix = Path(sys.base_prefix).resolve()
+        assert result.stdout.decode() == f"{sys.version} {prefix}\n"
+
+
+async def test_git_works_inside(opened: Opener) -> None:
+    async with opened() as sandbox:
+        script = "git init -q . && git add a.txt && git commit -qm one && git log --format=%an"
+        result = await sh(sandbox, script)
+        assert result.stdout == b"agent\n", result.stderr
+
+
+async def test_a_python_script_keeps_its_arguments_exit_code_and_traceback(opened: Opener) -> None:
+    script = "import sys\nprint(sys.argv, __name__, __file__)\n{}[sys.argv[1]]\n"
+    async with opened() as sandbox:
+        (sandbox.workspace / "script.py").write_text(script)
+        result = await sandbox.run(["python", "-I", "-S", "script.py", "word"], deadline_s=20)
+    assert result.stdout == b"['script.py', 'word'] __main__ script.py\n"
+    assert result.stderr.endswith(b"KeyError: 'word'\n")
+    assert result.exit_code == 1

@@ -1,0 +1,147 @@
+"""Rooms made ahead: used once, by sandboxes with the same mounts, and gone with their backend."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import shutil
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runners.sandboxes.contract import SandboxError, SandboxSpec
+from runners.sandboxes.local.backend import LocalBackend
+from runners.sandboxes.local.sandbox import LocalSandbox
+from runners.sandboxes.local.warm_pool import REST_S
+from tests.runners.sandboxes.conftest import PROGRAM, settings
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["bubblewrap", "unshare", "none"])
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LocalBackend]:
+    isolation: str = request.param
+    if isolation in PROGRAM and shutil.which(PROGRAM[isolation]) is None:
+        pytest.skip(f"{PROGRAM[isolation]} is not installed")
+    local = settings(isolation=isolation, warm=1)
+    backend = await asyncio.to_thread(LocalBackend, local, tmp_path / "root")
+    yield backend
+    await backend.close()
+
+
+async def create(backend: LocalBackend, source: Path, **mounts: Path) -> LocalSandbox:
+    places = {f"/opt/{name}": host for name, host in mounts.items()}
+    spec = SandboxSpec(f"one-{next(_numbers)}", source, "none", mounts=places)
+    return await backend.create(spec)
+
+
+def made_ahead(sandbox: LocalSandbox) -> bool:
+    return sandbox.workspace.parent.name.startswith(".ahead")
+
+
+async def in_a_ready_room(backend: LocalBackend, source: Path, **mounts: Path) -> LocalSandbox:
+    """Return a sandbox in a room that was made ahead, as soon as there is one."""
+    async with asyncio.timeout(30):
+        while not made_ahead(sandbox := await create(backend, source, **mounts)):
+            await sandbox.close()
+            await asyncio.sleep(0.05)
+    return sandbox
+
+
+def children() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+async def test_a_sandbox_in_a_ready_room_has_its_own_workspace_and_environment(
+    backend: LocalBackend, source: Path
+) -> None:
+    sandbox = await in_a_ready_room(backend, source)
+    (source / "a.txt").write_text("changed since\n")
+    result = await sandbox.run(
+        ["bash", "-c", "cat a.txt; ./run.sh; echo $KEY; pwd"], deadline_s=20, env={"KEY": "mine"}
+    )
+    assert result.stdout.decode().split("\n")[:4] == ["one", "ran", "mine", sandbox.workdir]
+    again = await sandbox.run(["bash", "-c", "cat a.txt; echo $KEY"], deadline_s=20)
+    assert again.stdout == b"one\n\n", "the second command has namespaces of its own"
+    home = sandbox.workspace.parent
+    await sandbox.close()
+    assert not home.exists()
+
+
+async def test_two_sandboxes_never_share_a_room(backend: LocalBackend, source: Path) -> None:
+    first = await in_a_ready_room(backend, source)
+    second = await in_a_ready_room(backend, source)
+    assert first.workspace != second.workspace
+    await first.close()
+    assert (await second.run(["cat", "a.txt"], deadline_s=20)).stdout == b"one\n"
+    await second.close()
+
+
+async def test_a_room_with_other_mounts_is_not_taken(
+    backend: LocalBackend, source: Path, tmp_path: Path
+) -> None:
+    (tool := tmp_path / "tool").write_text("tool")
+    await (await in_a_ready_room(backend, source)).close()
+    await asyncio.sleep(0.5)  # so that there is one again
+    other = await create(backend, source, tool=tool)
+    assert not made_ahead(other)
+    await other.close()
+    with_tool = await in_a_ready_room(backend, source, tool=tool)
+    assert (await with_tool.run(["cat", "/opt/tool"], deadline_s=20)).stdout == b"tool"
+    await with_tool.close()
+
+
+async def test_a_room_that_died_while_it_waited_is_made_up_for(
+    backend: LocalBackend, source: Path
+) -> None:
+    sandbox = await in_a_ready_room(backend, source)
+    killed = [psutil.Process(pid) for pid in children()]
+    for process in killed:
+        process.kill()
+    async with asyncio.timeout(20):
+        while any(each.is_running() and each.status() != "zombie" for each in killed):
+            await asyncio.sleep(0.01)
+    assert (await sandbox.run(["cat", "a.txt"], deadline_s=20)).stdout == b"one\n"
+    await sandbox.close()
+
+
+async def test_a_source_that_is_gone_leaves_no_room(backend: LocalBackend, source: Path) -> None:
+    await (await in_a_ready_room(backend, source)).close()
+    shutil.rmtree(source)
+    async with asyncio.timeout(30):
+        for _ in range(3):
+            with pytest.raises(SandboxError, match="cannot make the workspace"):
+                await create(backend, source)
+            await asyncio.sleep(0.2)
+
+
+async def test_closing_the_backend_ends_what_nobody_took(tmp_path: Path, source: Path) -> None:
+    before, local = children(), settings(isolation="auto", warm=3)
+    backend = await asyncio.to_thread(LocalBackend, local, tmp_path / "root")
+    await (await in_a_ready_room(backend, source)).close()
+    assert children() > before
+    await backend.close()
+    assert children() <= before
+
+
+def test_a_loop_that_ends_before_its_backend_is_closed_ends_quietly(
+    tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = LocalBackend(settings(isolation="none", warm=1), tmp_path / "root")
+    late = threading.Event()
+
+    async def work() -> None:
+        await create(backend, source)
+        loop = asyncio.get_running_loop()
+        loop.call_later(2 * REST_S, late.set)
+        loop.run_in_executor(None, late.wait)  # the loop ends when its threads have
+
+    asyncio.run(work())
+    gc.collect()
+    assert late.is_set()
+    assert not caplog.records
+    asyncio.run(backend.close())

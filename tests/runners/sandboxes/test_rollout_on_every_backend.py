@@ -1,0 +1,81 @@
+"""What a rollout does with a sandbox, on every backend: the agent works, its patch is captured and
+graded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from conf.sections.harness import NativeHarnessConfig
+from conf.sections.scenario import LinearScenarioConfig
+from runners.harnesses.contract import HarnessContext
+from runners.harnesses.native import NativeHarness
+from runners.sandboxes.contract import SandboxSpec
+from runners.tasks.contract import Patch, VerdictKind
+from runners.tasks.grading import SandboxGrader
+from runners.tasks.patch import capture
+from runners.trajectory.outcome import OutcomeCode
+from tests.fakes.sandbox_backends import NAMES, Place, place
+from tests.fakes.scripted_gateway import Reply, scripted_gateway, use
+from tests.runners.tasks.repositories import FIX, make_task
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+HARNESS = NativeHarness(
+    NativeHarnessConfig(kind="native", max_turns=3, max_tokens=7, memory_mb=512, cpu_s=20),
+    LinearScenarioConfig(kind="linear"),
+)
+
+
+@pytest_asyncio.fixture(params=NAMES, scope="module", loop_scope="module")
+async def there(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Place]:
+    async with place(request.param, tmp_path_factory.mktemp(request.param)) as there:
+        yield there
+
+
+async def test_an_agents_fix_is_captured_and_solves_the_task(there: Place, tmp_path: Path) -> None:
+    if there.name == "docker":
+        pytest.skip("containers do not reach a gateway on this machine's loopback")
+    task = make_task(tmp_path / "task")
+    script = [
+        Reply([use("Bash", command=f"cat > calc/add.py <<'END'\n{FIX}END\ngit commit -qam fix")]),
+        Reply([use("Submit", message="done")]),
+    ]
+    async with scripted_gateway(tmp_path, script) as gateway:
+        spec = SandboxSpec(
+            "agent",
+            task.repo,
+            "gateway",
+            gateway_control=gateway.control,
+            gateway_url=gateway.url,
+            session_key="key",
+            mounts=HARNESS.mounts(),
+        )
+        sandbox = await there.backend.create(spec)
+        try:
+            context = HarnessContext("Fix it.", "key", "policy", deadline_s=30)
+            result = await HARNESS.run(sandbox, context)
+            assert result.code is OutcomeCode.POLICY_FINISHED, result
+            async with sandbox.on_host(leave_out=(".git",)) as workspace:
+                patch = await capture(task, workspace)
+        finally:
+            await sandbox.close()
+    assert patch.files == ("calc/add.py",)
+    grader = SandboxGrader(there.backend)
+    verdict = await grader.grade(task, patch, name="agent-grade", deadline_s=30)
+    assert verdict.kind is VerdictKind.SOLVED, verdict
+
+
+async def test_a_patch_that_does_not_apply_is_unsolved(there: Place, tmp_path: Path) -> None:
+    task = make_task(tmp_path / "task")
+    diff = b"diff --git a/no b/no\n--- a/no\n+++ b/no\n@@ -1 +1 @@\n-x\n+y\n"
+    broken = Patch(diff, sha256="x", files=("no",), tampered=())
+    verdict = await SandboxGrader(there.backend).grade(task, broken, name="g", deadline_s=30)
+    assert (verdict.kind, verdict.reason) == (VerdictKind.UNSOLVED, "patch does not apply")
+    if there.server is not None:
+        assert not there.server.machines
