@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from conf.keys import closest, unknown_key
+from conf.keys import unknown_key
+from conf.suggestions import suggest
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -79,8 +80,9 @@ def _fault(key: str, detail: ErrorDetails, tree: Mapping[str, Any]) -> str:
         return f"{given} must be text: quote it, '{key}=\"{_shown(detail['input'])}\"' in the shell"
     if kind == "literal_error":
         expected = str(context["expected"]).replace("'", "")
-        meant = closest(str(detail["input"]), expected.replace(" or ", ", ").split(", "))
-        return f"{given} must be {expected}" + (f": did you mean {meant}?" if meant else "")
+        choices = expected.replace(" or ", ", ").split(", ")
+        hint = suggest(str(detail["input"]), choices, ": did you mean {}?")
+        return f"{given} must be {expected}{hint}"
     if kind == "value_error":
         return f"{given} {context['error']}"
     if kind in _EXPECTED:

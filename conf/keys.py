@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
+
+from conf.suggestions import closest_match, suggest
 
 CONF = Path(__file__).parent
 
@@ -61,23 +62,22 @@ def lookup(tree: Any, key: str) -> tuple[bool, Any]:
     return True, node
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that ``word`` probably means: a typo, or a key without its section."""
+def _closest_key(word: str, known: Iterable[str]) -> str | None:
+    """Return the dotted key that ``word`` probably means: a typo, or a key without its section."""
     known = list(known)
     same_leaf = [key for key in known if "." in key and key.rpartition(".")[2] == word]
     if len(same_leaf) == 1:
         return same_leaf[0]
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-    if near:
-        return near[0]
-    # "trainr.lr": judge the last part within the section that the first part means.
+    # Keys of one section share their beginning, so that even unrelated ones are similar at 0.6.
+    match = closest_match(word, known, cutoff=0.7)
+    if match:
+        return match
+    # "trainr.lr": compare the last part within the section that the first part means.
     section, _, leaf = word.rpartition(".")
-    sections = {key.rpartition(".")[0] for key in known if "." in key}
-    for candidate in difflib.get_close_matches(section, sections, n=1, cutoff=0.6):
-        names = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == candidate]
-        for name in difflib.get_close_matches(leaf, names, n=1, cutoff=0.6):
-            return f"{candidate}.{name}"
-    return None
+    section_match = closest_match(section, {key.rpartition(".")[0] for key in known if "." in key})
+    names = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section_match]
+    leaf_match = closest_match(leaf, names)
+    return f"{section_match}.{leaf_match}" if leaf_match else None
 
 
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
@@ -95,14 +95,14 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     section = key.rpartition(".")[0]
     known, siblings = lookup(tree, section)
     leaves = [leaf for leaf, _ in dotted(tree)]
-    meant = closest(key, leaves if section else [*leaves, *tree])
-    if meant:
-        mend = f"did you mean {meant}?"
+    match = _closest_key(key, leaves if section else [*leaves, *tree])
+    if match:
+        hint = f"did you mean {match}?"
     elif known and isinstance(siblings, Mapping):
-        mend = f"{section} has {', '.join(siblings)}"
+        hint = f"{section} has {', '.join(siblings)}"
     else:
-        mend = "`agentrl show` lists every key"
-    return f"{key} is no key: {mend}"
+        hint = "`agentrl show` lists every key"
+    return f"{key} is no key: {hint}"
 
 
 def unknown_choice(group: str, choice: object) -> str:
@@ -110,6 +110,5 @@ def unknown_choice(group: str, choice: object) -> str:
     choices = groups()[group]
     if len(choices) == 1:
         return f"{group}={choice} is no choice: the only one is {choices[0]}"
-    meant = closest(str(choice), choices)
-    mend = f"did you mean {group}={meant}? " if meant else ""
-    return f"{group}={choice} is no choice: {mend}(choices: {', '.join(choices)})"
+    hint = suggest(str(choice), choices, f"did you mean {group}={{}}? ")
+    return f"{group}={choice} is no choice: {hint}(choices: {', '.join(choices)})"

@@ -6,7 +6,6 @@ taken from the real parsers by ``launch/pack_flags.py``.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from conf.suggestions import suggest
 from launch.architecture import Arguments
 
 TABLE = Path(__file__).with_name("slime_flags.json")
@@ -69,9 +69,8 @@ def words(arguments: Arguments) -> list[str]:
 def _faults(name: str, values: tuple[str, ...]) -> Iterator[str]:
     flag = table().get(name)
     if flag is None:
-        meant = difflib.get_close_matches(name, table(), n=1, cutoff=0.6)
-        mend = f"did you mean {meant[0]}?" if meant else "see slime's documentation"
-        yield f"{name} is no flag of slime, Megatron or SGLang: {mend}"
+        hint = suggest(name, table()) or "see slime's documentation"
+        yield f"{name} is no flag of slime, Megatron or SGLang: {hint}"
         return
     if _SECRET.search(name):
         yield f"{name} would put a secret into a file: put its variable into launch.secrets"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from conf.errors import ConfigError
 from conf.schema import Config
+from conf.suggestions import suggest
 from runners.tasks.contract import Task
 from runners.tasks.datasets import load_tasks
 
@@ -52,8 +52,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 def find_benchmark(name: str) -> Benchmark:
     """Return the benchmark of that name; raises ConfigError."""
     if name not in BENCHMARKS:
-        near = difflib.get_close_matches(name, BENCHMARKS, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = suggest(name, BENCHMARKS, "did you mean {}? ")
         known = ", ".join(BENCHMARKS)
         raise ConfigError([f"{name} is no benchmark: {hint}(benchmarks: {known})"])
     return BENCHMARKS[name]

@@ -6,7 +6,6 @@ nothing appears under its name before everything is complete.
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import re
@@ -20,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
+from conf.suggestions import suggest
 from runners.export.build import account
 from runners.export.contract import Decode, Rollout, Run
 from runners.export.formats import FORMATS
@@ -175,9 +175,8 @@ def dump_error(error: OSError, path: Path) -> DumpError:
 
 
 def _choices(wrong: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(wrong, list(known), 1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"{hint}choose {'of' if near else 'one of'} {', '.join(known)}"
+    hint = suggest(wrong, known, "did you mean {}? ")
+    return f"{hint}choose one of {', '.join(known)}"
 
 
 def _steps(text: str) -> range:

@@ -7,7 +7,6 @@ protocols below.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -18,6 +17,7 @@ import tokenizers
 
 from conf.errors import ConfigError
 from conf.sections.model import CHAT_TEMPLATE
+from conf.suggestions import suggest
 
 SHORT = 16
 """Characters: markers, roles and line ends, which renderers have encoded a dozen times per turn."""
@@ -201,8 +201,7 @@ def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
 
     configs = _families()
     if family not in configs:
-        near = difflib.get_close_matches(family, configs, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = suggest(family, configs, " Did you mean {!r}?")
         raise ConfigError(
             [
                 f"model.renderer={family!r} is unknown.{hint} Known: {', '.join(sorted(configs))}; "

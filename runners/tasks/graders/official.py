@@ -8,7 +8,6 @@ must have been reported as passed too.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import importlib.util
 import json
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
+from conf.suggestions import suggest
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
 from runners.tasks.graders.pytest_ids import PASSING, named, passed
@@ -62,8 +62,7 @@ def check_parser(name: str) -> None:
     from swebench.harness.log_parsers import PARSER_REGISTRY
 
     if name not in PARSER_REGISTRY:
-        near = difflib.get_close_matches(name, PARSER_REGISTRY, 1)
-        hint = f": did you mean {near[0]}?" if near else ""
+        hint = suggest(name, PARSER_REGISTRY, ": did you mean {}?")
         raise ValueError(f"the package swebench has no log_parser {name}{hint}")
 
 
