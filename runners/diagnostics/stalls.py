@@ -17,7 +17,7 @@ from runners.diagnostics.call_graph import describe_pending
 from runners.diagnostics.diagnostics import FOLDER
 from runners.diagnostics.sections import clock, section, write_report
 from runners.diagnostics.watchdog import AwakeClock
-from runners.sandboxes.local.sandbox_processes import Inhabitant, inhabitants
+from runners.sandboxes.local.sandbox_processes import SandboxProcess, list_sandbox_processes
 
 _TICK_S = 2.0
 _IN_FULL = 8
@@ -128,11 +128,11 @@ def _stages(flight: Flight) -> str:
 def _processes(session_id: str) -> str:
     return section(
         "processes in its sandboxes on this machine",
-        lambda: "\n".join(map(_process, inhabitants(session_id))),
+        lambda: "\n".join(map(_process, list_sandbox_processes(session_id))),
     )
 
 
-def _process(process: Inhabitant) -> str:
+def _process(process: SandboxProcess) -> str:
     where = f", waits in {process.waits_in}" if process.waits_in else ""
     stack = f"\n  kernel stack: {process.kernel_stack}" if process.kernel_stack else ""
     return (

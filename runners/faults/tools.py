@@ -11,10 +11,10 @@ from runners.faults.tools_inside import MARK
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.harnesses.native.host import START
 from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.program import compiled
+from runners.sandboxes.program import compile_program
 from runners.sandboxes.wrappers import ForwardingSandbox
 
-PROGRAM = compiled(Path(__file__).with_name("tools_inside.py"))
+PROGRAM = compile_program(Path(__file__).with_name("tools_inside.py"))
 INSIDE = f"/opt/agentrl/faults/tools_inside{PROGRAM.suffix}"
 
 

@@ -17,7 +17,7 @@ import uvloop
 from conf.errors import AgentrlError
 from runners.diagnostics.diagnostics import diagnostics
 from runners.gateway.service import GatewaySettings, Parts, serve
-from runners.processes.service import announce, parent_gone, receive_settings
+from runners.processes.service import announce, receive_settings, wait_for_parent_exit
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ async def run(take_parts: TakeParts) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
     async def leave_with_parent() -> None:
-        await parent_gone()
+        await wait_for_parent_exit()
         stop.set()
 
     orphaned = asyncio.create_task(leave_with_parent(), name="parent-watch")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from conf.programs import TITLES, is_tarball
 from runners.harnesses.installing import ProgramError, run_installer
-from runners.processes.cache import building
+from runners.processes.atomic_write import atomic_directory
 
 VERSION_S = 30.0
 SHOWN = 80
@@ -112,7 +112,7 @@ def version(path: Path) -> str:
 
 
 def _install(program: NpmProgram) -> None:
-    with building(program.path.parent) as made:
+    with atomic_directory(program.path.parent) as made:
         target = made / program.path.name
         if program.binary is not None:
             _unpack(program, program.binary, target)

@@ -15,7 +15,7 @@ from runners.observe.dashboard import duration
 from runners.observe.progress import Curve
 from runners.observe.summary import held_out
 from runners.observe.terminal import printable
-from runners.processes.ledger import Kind, Ledger
+from runners.processes.ledger import Ledger, ResourceKind
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 
@@ -29,7 +29,7 @@ _DIAGNOSES_SHOWN = 3
 class Leak:
     """What the ledger names and nobody looks after; it may have ended by itself since."""
 
-    kind: Kind
+    kind: ResourceKind
     name: str
     age_s: float
 
@@ -175,5 +175,5 @@ def _leaks(store: RunStore, deadlines: dict[str, float]) -> list[Leak]:
     limit_s = deadlines["guard_s"] + deadlines["teardown_s"] if "guard_s" in deadlines else None
     return [
         Leak(entry.kind, entry.name, round(time.time() - entry.entered_at, 1))
-        for entry in Ledger(store).leaks(limit_s)
+        for entry in Ledger(store).find_leaks(limit_s)
     ]

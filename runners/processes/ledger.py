@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from conf.errors import AgentrlError
-from runners.processes.process_tags import SERVICE, kill_marked
+from runners.processes.process_tags import SERVICE_TAG, kill_tagged
 from runners.store.json_text import dumps, loads
 from runners.store.run_state import Driver, this_process
 from runners.store.run_store import RunStore
 
-Kind = Literal["process", "session", "sandbox"]
+ResourceKind = Literal["process", "session", "sandbox"]
 """A service of the run, a gateway session, a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """A thing that exists, or may."""
 
-    kind: Kind
+    kind: ResourceKind
     name: str
     facts: dict[str, Any]
     """What ends it, or tells it to a human: a pid, a provider's id."""
@@ -41,15 +41,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Reaped:
+class ReapedEntry:
     """What became of an entry of a dead driver."""
 
-    entry: Entry
+    entry: LedgerEntry
     error: str | None = None
     """Why it may still be there; it stays in the ledger then."""
 
 
-class Reaper(Protocol):
+class SandboxReaper(Protocol):
     """What ends sandboxes by name: a ``SandboxBackend``."""
 
     async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
@@ -65,7 +65,7 @@ class Ledger:
         self._driver = this_process()
         self.store = store
 
-    def enter(self, kind: Kind, name: str, **facts: Any) -> None:
+    def register(self, kind: ResourceKind, name: str, **facts: Any) -> None:
         """Register a thing that is about to be made; entering it again replaces what is known."""
         me = self._driver
         self._db.execute(
@@ -73,18 +73,18 @@ class Ledger:
             (kind, name, dumps(facts), me.host, me.pid, me.started_at, time.time()),
         )
 
-    def note(self, kind: Kind, name: str, **facts: Any) -> None:
+    def note(self, kind: ResourceKind, name: str, **facts: Any) -> None:
         """Add what is known only now: a pid, a provider's id."""
         self._db.execute(
             "UPDATE ledger SET facts = json_patch(facts, ?) WHERE kind = ? AND name = ?",
             (dumps(facts), kind, name),
         )
 
-    def leave(self, kind: Kind, name: str) -> None:
+    def unregister(self, kind: ResourceKind, name: str) -> None:
         """Take a thing off that is gone; one that is not registered is fine."""
         self._db.execute("DELETE FROM ledger WHERE kind = ? AND name = ?", (kind, name))
 
-    def leave_all(self, kind: Kind) -> None:
+    def unregister_all(self, kind: ResourceKind) -> None:
         """Take off everything of a kind that this process entered: what held it is gone."""
         me = self._driver
         self._db.execute(
@@ -92,23 +92,23 @@ class Ledger:
             (kind, me.host, me.pid, me.started_at),
         )
 
-    def alive(self) -> list[Entry]:
+    def entries(self) -> list[LedgerEntry]:
         """Return what is registered now, oldest first; nothing for a store of before the ledger."""
         if not self._db.rows("SELECT 1 FROM sqlite_schema WHERE name = 'ledger'"):
             return []
         return [
-            Entry(kind, name, loads(facts), Driver(host, pid, started_at), entered_at)
+            LedgerEntry(kind, name, loads(facts), Driver(host, pid, started_at), entered_at)
             for kind, name, facts, host, pid, started_at, entered_at in self._db.rows(
                 "SELECT kind, name, facts, host, pid, pid_started_at, entered_at FROM ledger "
                 "ORDER BY entered_at, name"
             )
         ]
 
-    def leaks(self, guard_s: float | None = None) -> list[Entry]:
+    def find_leaks(self, guard_s: float | None = None) -> list[LedgerEntry]:
         """Return what nobody looks after any more: its driver is dead, or it is a sandbox or a
         session, and older than an attempt may get.
         """
-        entries, state = self.alive(), self.store.state()
+        entries, state = self.entries(), self.store.state()
         living = {
             driver: driver.alive(state.heartbeat_at if driver == state.driver else None)
             for driver in {entry.driver for entry in entries}
@@ -121,27 +121,27 @@ class Ledger:
         ]
 
 
-async def reap(ledger: Ledger, backend: Reaper | None = None) -> list[Reaped]:
+async def reap(ledger: Ledger, backend: SandboxReaper | None = None) -> list[ReapedEntry]:
     """End what dead drivers of this run left, and take it off; returns what there was.
 
     Sessions ended with their gateway; sandboxes wait for a call with a backend. What cannot be
     ended stays registered, and the event that this writes says why.
     """
-    found: list[Reaped] = []
-    sandboxes: list[Entry] = []
-    for entry in ledger.leaks():
+    found: list[ReapedEntry] = []
+    sandboxes: list[LedgerEntry] = []
+    for entry in ledger.find_leaks():
         if entry.kind == "sandbox":
             sandboxes.append(entry)
         elif entry.kind == "process":
             found.append(await asyncio.to_thread(_end_process, entry))
         else:
-            found.append(Reaped(entry))
+            found.append(ReapedEntry(entry))
     if backend is not None and sandboxes:
         error = await _end_sandboxes(sandboxes, backend)
-        found += [Reaped(entry, error) for entry in sandboxes]
+        found += [ReapedEntry(entry, error) for entry in sandboxes]
     for reaped in found:
         if reaped.error is None:
-            ledger.leave(reaped.entry.kind, reaped.entry.name)
+            ledger.unregister(reaped.entry.kind, reaped.entry.name)
     if found:
         ended = [reaped.entry.name for reaped in found if reaped.error is None]
         failed = {reaped.entry.name: reaped.error for reaped in found if reaped.error}
@@ -149,21 +149,21 @@ async def reap(ledger: Ledger, backend: Reaper | None = None) -> list[Reaped]:
     return found
 
 
-def _end_process(entry: Entry) -> Reaped:
+def _end_process(entry: LedgerEntry) -> ReapedEntry:
     """Kill a service by its mark and remove its temporary directory."""
     if entry.driver.host != socket.gethostname():
-        return Reaped(entry, f"it ran on {entry.driver.host}: see there that it has ended")
+        return ReapedEntry(entry, f"it ran on {entry.driver.host}: see there that it has ended")
     try:
-        kill_marked(SERVICE, entry.name.__eq__)
+        kill_tagged(SERVICE_TAG, entry.name.__eq__)
     except TimeoutError as error:
-        return Reaped(entry, str(error))
+        return ReapedEntry(entry, str(error))
     scratch = Path(entry.facts.get("scratch", ""))
     if scratch.name.endswith(entry.name):  # what is stored may name no other directory
         shutil.rmtree(scratch, ignore_errors=True)
-    return Reaped(entry)
+    return ReapedEntry(entry)
 
 
-async def _end_sandboxes(entries: list[Entry], backend: Reaper) -> str | None:
+async def _end_sandboxes(entries: list[LedgerEntry], backend: SandboxReaper) -> str | None:
     """Return why it failed, if it did."""
     try:
         await backend.reap({entry.name: entry.facts for entry in entries})

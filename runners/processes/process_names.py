@@ -15,13 +15,13 @@ PREFIX = "agentrl-"
 _numbers = itertools.count()
 
 
-def fresh_name() -> str:
+def make_unique_name() -> str:
     """Return a new name of this process, fit for a file."""
     pid = os.getpid()
     return f"{PREFIX}{_namespace()}-{pid}-{_started(pid)}-{next(_numbers)}"
 
 
-def is_orphan(name: str) -> bool:
+def is_stale(name: str) -> bool:
     """Whether it is the name of a process of this machine that is gone."""
     parts = name.removeprefix(PREFIX).split("-")
     if not name.startswith(PREFIX) or len(parts) != 4 or not all(map(str.isdigit, parts)):

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-SERVICE = "AGENTRL_SERVICE"
+SERVICE_TAG = "AGENTRL_SERVICE"
 """Marks a service of a run; the value is its name in the ledger."""
-SANDBOX = "AGENTRL_SANDBOX"
+SANDBOX_TAG = "AGENTRL_SANDBOX"
 """Marks what runs in a local sandbox: ``<backend>/<number>``."""
 
 KILL_S = 5.0
@@ -24,7 +24,7 @@ KILL_S = 5.0
 _PAUSE_S = 0.01
 
 
-def kill_marked(variable: str, mine: Callable[[str], bool]) -> int:
+def kill_tagged(variable: str, mine: Callable[[str], bool]) -> int:
     """Kill every process whose value of ``variable`` is ``mine``, until a look finds none.
 
     Returns how many there were; raises TimeoutError if one does not die.

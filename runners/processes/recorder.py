@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from runners.processes.ledger import Kind, Ledger
+from runners.processes.ledger import Ledger, ResourceKind
 from runners.store.run_store import RunStore
 from runners.trajectory.record import RolloutRecord, Turn
 
@@ -16,11 +16,11 @@ from runners.trajectory.record import RolloutRecord, Turn
 class ResourceRegistry(Protocol):
     """What says that a thing exists before it does."""
 
-    async def enter(self, kind: Kind, name: str) -> None:
+    async def register(self, kind: ResourceKind, name: str) -> None:
         """Register a thing that is about to be made; raises StoreError."""
         ...
 
-    async def leave(self, kind: Kind, name: str) -> None:
+    async def unregister(self, kind: ResourceKind, name: str) -> None:
         """Take a thing off that is gone; raises StoreError."""
         ...
 
@@ -48,13 +48,13 @@ class StoreRecorder:
         self._store = store
         self._ledger = ledger
 
-    async def enter(self, kind: Kind, name: str) -> None:
+    async def register(self, kind: ResourceKind, name: str) -> None:
         """Register a thing that is about to be made."""
-        self._ledger.enter(kind, name)
+        self._ledger.register(kind, name)
 
-    async def leave(self, kind: Kind, name: str) -> None:
+    async def unregister(self, kind: ResourceKind, name: str) -> None:
         """Take a thing off that is gone."""
-        self._ledger.leave(kind, name)
+        self._ledger.unregister(kind, name)
 
     async def put_rollout(self, record: RolloutRecord) -> None:
         """Write one attempt, new or again."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import AgentrlError, ExitCode
-from runners.processes.process_tags import SERVICE
+from runners.processes.process_tags import SERVICE_TAG
 
 if TYPE_CHECKING:  # a service, which imports this module, needs no store
     from runners.processes.ledger import Ledger
@@ -63,7 +63,7 @@ def receive_settings() -> dict[str, Any]:
     """
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = os.read(0, 1)  # unbuffered: the pipe stays a life-line for `parent_gone`
+        byte = os.read(0, 1)  # unbuffered: the pipe stays a life-line for `wait_for_parent_exit`
         if not byte:
             raise ServiceError(
                 "no settings on stdin: this module is started by agentrl, not by hand"
@@ -81,7 +81,7 @@ def announce(info: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def parent_gone() -> None:
+async def wait_for_parent_exit() -> None:
     """Return when stdin reaches its end: the parent closed it or died."""
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
@@ -168,13 +168,13 @@ class Service:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as sink, ExitStack() as after:
             if ledger is not None:
-                ledger.enter("process", mark, scratch=str(scratch))
-                after.callback(ledger.leave, "process", mark)
+                ledger.register("process", mark, scratch=str(scratch))
+                after.callback(ledger.unregister, "process", mark)
             after.callback(shutil.rmtree, scratch, ignore_errors=True)
             scratch.mkdir(mode=0o700)
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", module,
-                env={**_environment(), SERVICE: mark, "TMPDIR": str(scratch)},
+                env={**_environment(), SERVICE_TAG: mark, "TMPDIR": str(scratch)},
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=sink,
                 limit=READY_LINE_BYTES,
                 start_new_session=True,  # a ctrl-C at the terminal is the driver's to handle

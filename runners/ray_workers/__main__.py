@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import RayError
 
 from conf.errors import ExitCode
-from runners.processes.service import announce, parent_gone, receive_settings
+from runners.processes.service import announce, receive_settings, wait_for_parent_exit
 from runners.ray_workers.bridge import Bridge, told
 from runners.ray_workers.remote_errors import ExecutorError
 from runners.ray_workers.rpc import Line
@@ -68,7 +68,7 @@ async def serve(settings: dict[str, Any]) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     announce({"address": address, "line": str(path)})
-    ends = [asyncio.ensure_future(each) for each in (parent_gone(), stop.wait())]
+    ends = [asyncio.ensure_future(each) for each in (wait_for_parent_exit(), stop.wait())]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     server.close()
     await bridge.close()

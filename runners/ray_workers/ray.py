@@ -145,7 +145,7 @@ class RayExecutor:
                     clean = await self._line.ask("close")
                 for node in clean:
                     for name in self._sandboxes(node):
-                        self._ledger.leave("sandbox", name)
+                        self._ledger.unregister("sandbox", name)
         finally:  # the bridge ends the workers at once when its line is cut
             self._line.close()
             self._serving.cancel()
@@ -226,7 +226,7 @@ class RayExecutor:
         with suppress(AgentrlError, TimeoutError):
             async with asyncio.timeout(tools.deadlines.teardown_s):
                 await tools.gateway.delete(session_id)
-        self._ledger.leave("session", session_id)
+        self._ledger.unregister("session", session_id)
 
     async def _cancel(self, session_id: str, deadline_s: float) -> None:
         """Have a node give an attempt up, if it hears."""
@@ -282,9 +282,9 @@ class RayExecutor:
         match name:
             case "enter":
                 kind, thing = arguments
-                return self._ledger.enter(kind, thing, node=node)
+                return self._ledger.register(kind, thing, node=node)
             case "leave":
-                return await self._keeper.leave(*arguments)
+                return await self._keeper.unregister(*arguments)
             case "put_rollout":
                 (record,) = arguments
                 if record.outcome.code is OutcomeCode.CANCELLED_USER:
@@ -306,7 +306,7 @@ class RayExecutor:
         """Return what the ledger says of a node's sandboxes."""
         return {
             entry.name: entry.facts
-            for entry in self._ledger.alive()
+            for entry in self._ledger.entries()
             if entry.kind == "sandbox" and entry.facts.get("node") == node
         }
 
@@ -323,7 +323,7 @@ class RayExecutor:
             self._store.event("reaped", {"ended": [], "failed": dict.fromkeys(left, str(error))})
             return
         for name in left:
-            self._ledger.leave("sandbox", name)
+            self._ledger.unregister("sandbox", name)
 
 
 async def join(

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from runners.processes.cache import building
+from runners.processes.atomic_write import atomic_directory
 from runners.sandboxes.contract import SandboxError
-from runners.sandboxes.remote.archive import Pack, unpack
+from runners.sandboxes.remote.archive import ArchiveWriter, unpack
 from runners.tasks.contract import Task
 
 REPO = "repo"
@@ -24,8 +24,8 @@ def packed(repo: Path) -> bytes:
     """Return a repository as a compressed tar file; blocks, and raises OSError."""
     with tempfile.TemporaryDirectory(prefix="agentrl-parcel-") as scratch:
         archive = Path(scratch) / "repo.tar.gz"
-        with Pack(archive) as pack:
-            pack.writable(REPO, repo)
+        with ArchiveWriter(archive) as pack:
+            pack.add_writable(REPO, repo)
         return archive.read_bytes()
 
 
@@ -55,7 +55,7 @@ class Parcels:
 
 def _keep(content: bytes, place: Path) -> None:
     try:
-        with building(place) as made:
+        with atomic_directory(place) as made:
             archive = made / "repo.tar.gz"
             archive.write_bytes(content)
             unpack(archive, made)

@@ -28,14 +28,14 @@ from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.faults.wiring import worker_faults
 from runners.gateway.client import GatewayAdmin
 from runners.harnesses.registry import make_harness
-from runners.processes.ledger import Kind
-from runners.processes.process_names import PREFIX, fresh_name, is_orphan
+from runners.processes.ledger import ResourceKind
+from runners.processes.process_names import PREFIX, is_stale, make_unique_name
 from runners.ray_workers.relay import Relay
 from runners.ray_workers.remote_errors import ExecutorError, Trouble, raised, trouble_of
 from runners.ray_workers.repository_cache import Parcels
 from runners.rollouts.attempt import Attempt, AttemptContext, AttemptResult, RolloutSpec, session_of
 from runners.sandboxes.backends import make_backend
-from runners.sandboxes.registered import RegisteredBackend
+from runners.sandboxes.wrappers import RegisteredBackend
 from runners.tasks.grading import make_grader
 from runners.tasks.workspaces import Workspaces
 from runners.trajectory.record import RolloutRecord, Turn
@@ -256,15 +256,15 @@ class Worker:
 
     # The keeper of its attempts: the driver does it.
 
-    async def enter(self, kind: Kind, name: str) -> None:
+    async def register(self, kind: ResourceKind, name: str) -> None:
         """Register a thing that is about to be made; one that nobody waited for leaves again."""
         try:
             await self._ask("enter", kind, name)
         except (asyncio.CancelledError, TimeoutError):  # it may be on its way; this follows it
-            self._later(self.leave(kind, name), f"leave-{name}")
+            self._later(self.unregister(kind, name), f"leave-{name}")
             raise
 
-    async def leave(self, kind: Kind, name: str) -> None:
+    async def unregister(self, kind: ResourceKind, name: str) -> None:
         """Take a thing off that is gone."""
         await self._ask("leave", kind, name)
 
@@ -324,8 +324,8 @@ def _own_directory() -> Path:
     """Make a directory of this process; those of killed workers are removed."""
     parent = Path(tempfile.gettempdir())
     for other in parent.glob(f"{PREFIX}*"):
-        if is_orphan(other.name):
+        if is_stale(other.name):
             shutil.rmtree(other, ignore_errors=True)
-    root = parent / fresh_name()
+    root = parent / make_unique_name()
     root.mkdir(mode=0o700)
     return root

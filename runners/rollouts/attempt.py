@@ -234,7 +234,7 @@ class Attempt:
     async def _session(self) -> AsyncIterator[str]:
         """Open the gateway session of this attempt; it is deleted however the attempt ends."""
         tools, spec = self._tools, self._spec
-        await self._keeper.enter("session", self._session_id)
+        await self._keeper.register("session", self._session_id)
         try:
             async with self._doing(
                 Stage.SESSION, tools.deadlines.boot_s, OutcomeCode.INFRA_GATEWAY
@@ -256,7 +256,7 @@ class Attempt:
         except GatewayError as error:
             if error.status != 404:  # otherwise it was never made
                 raise
-        await self._keeper.leave("session", self._session_id)
+        await self._keeper.unregister("session", self._session_id)
 
     @asynccontextmanager
     async def _sandbox(self, api_key: str) -> AsyncIterator[Sandbox]:

@@ -46,7 +46,7 @@ from runners.ray_workers.ray import RayExecutor, join
 from runners.rollouts.attempt import RolloutTools
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
-from runners.sandboxes.registered import RegisteredBackend
+from runners.sandboxes.wrappers import RegisteredBackend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Grader
 from runners.tasks.grading import make_grader
@@ -129,7 +129,7 @@ async def rollout_stack(
             RegisteredBackend(sandboxes.result(), StoreRecorder(store, ledger))
         )
         await reap(ledger, backend)
-        exits.callback(ledger.leave_all, "session")  # they end with their gateway
+        exits.callback(ledger.unregister_all, "session")  # they end with their gateway
         gateway = await _gateway(
             config,
             exits,

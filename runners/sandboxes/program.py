@@ -7,7 +7,7 @@ import py_compile
 from pathlib import Path
 
 
-def compiled(source: Path) -> Path:
+def compile_program(source: Path) -> Path:
     """Return a ``.pyc`` of a source file, or the source itself where none can be written.
 
     Either can be given to ``python`` as a script, or imported under the name it is mounted at.
@@ -23,8 +23,8 @@ def compiled(source: Path) -> Path:
     return target
 
 
-def source_of(program: Path) -> Path | None:
-    """Return the source that ``compiled`` made a file of: another Python needs that."""
+def find_source(program: Path) -> Path | None:
+    """Return the source that ``compile_program`` made a file of: another Python needs that."""
     if not program.name.endswith(".inside.pyc"):
         return None
     plain = program.with_name(program.name.removesuffix(".inside.pyc") + ".pyc")

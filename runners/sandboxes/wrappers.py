@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+from runners.processes.recorder import ResourceRegistry
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxBackend, SandboxSpec
 
 
@@ -67,3 +68,34 @@ class ForwardingBackend:
     async def close(self) -> None:
         """Remove every sandbox that is left."""
         await self.real.close()
+
+
+class RegisteredBackend(ForwardingBackend):
+    """Makes the sandboxes of another backend, each entered before it exists."""
+
+    def __init__(self, real: SandboxBackend, register: ResourceRegistry) -> None:
+        super().__init__(real)
+        self._register = register
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """Make one; raises SandboxError, and then there is none."""
+        await self._register.register("sandbox", spec.name)
+        try:
+            sandbox = await self.real.create(spec)
+        except BaseException:
+            await self._register.unregister("sandbox", spec.name)
+            raise
+        return _Registered(sandbox, self._register)
+
+
+class _Registered(ForwardingSandbox):
+    """A sandbox that leaves the ledger when it is gone; one that cannot be closed stays in it."""
+
+    def __init__(self, real: Sandbox, register: ResourceRegistry) -> None:
+        super().__init__(real)
+        self._register = register
+
+    async def close(self) -> None:
+        """Kill whatever is left and remove the workspace."""
+        await self.real.close()
+        await self._register.unregister("sandbox", self.spec.name)

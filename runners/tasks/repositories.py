@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
-from runners.processes.cache import building
+from runners.processes.atomic_write import atomic_directory
 from runners.tasks.patch import ATTRIBUTES, git_environment, run_git
 
 FETCH_S = 900.0
@@ -94,7 +94,7 @@ def pinned(source: str, commit: str, target: Path, *, also: tuple[str, ...] = ()
     if target.exists():
         return
     try:
-        with building(target) as repo:
+        with atomic_directory(target) as repo:
             _make(source, commit, repo, also)
     except (OSError, subprocess.SubprocessError) as error:
         raise SourceError(f"cannot make {target} from {source}: {error}") from error

@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from runners.processes.cache import building
+from runners.processes.atomic_write import atomic_directory
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Origin, Task
@@ -113,7 +113,7 @@ async def _run_setup(origin: Origin, sandbox: Sandbox) -> None:
 
 def _keep(workspace: Path, base: Path, place: Path) -> None:
     try:
-        with building(place) as made:
+        with atomic_directory(place) as made:
             repo = made / "repo"
             copy_tree(workspace, repo)
             remove_tree(repo / ".git")

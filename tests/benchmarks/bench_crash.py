@@ -33,8 +33,8 @@ from rich.table import Table
 
 from conf.cache import cache_root
 from runners.processes.ledger import Ledger
-from runners.processes.process_names import PREFIX, is_orphan
-from runners.processes.process_tags import SANDBOX, SERVICE
+from runners.processes.process_names import PREFIX, is_stale
+from runners.processes.process_tags import SANDBOX_TAG, SERVICE_TAG
 from runners.sandboxes.local.resource_limits import HIERARCHIES
 from runners.sandboxes.local.shared_memory import SHARED_MEMORY
 from runners.store.run_store import RunStore
@@ -137,7 +137,7 @@ class Campaign:
         """Whether a rollout of this life has begun."""
         try:
             with RunStore.open(self.run_dir, read_only=True) as store:
-                entries = Ledger(store).alive()
+                entries = Ledger(store).entries()
         except StoreError:
             return False
         return any(e.kind == "session" and e.driver.pid == driver.pid for e in entries)
@@ -146,7 +146,7 @@ class Campaign:
         """What the run does now, as its store says."""
         try:
             with RunStore.open(self.run_dir, read_only=True) as store:
-                kinds = {entry.kind for entry in Ledger(store).alive()}
+                kinds = {entry.kind for entry in Ledger(store).entries()}
                 rows = store.steps()
                 living = store.state().driven
         except StoreError:
@@ -201,13 +201,13 @@ def _left(campaign: Campaign) -> list[str]:
         if path.name.endswith(unfinished) or path.name.startswith(".")
     ]
     for place in (SHARED_MEMORY, *map(Path, HIERARCHIES)):
-        found += [f"orphan {path}" for path in place.glob(f"{PREFIX}*") if is_orphan(path.name)]
+        found += [f"orphan {path}" for path in place.glob(f"{PREFIX}*") if is_stale(path.name)]
     mine = f"TMPDIR={temporary}".encode()
     for process in psutil.process_iter():
         with contextlib.suppress(OSError):
             environment = Path(f"/proc/{process.pid}/environ").read_bytes()
             if mine in environment and (
-                SERVICE.encode() in environment or SANDBOX.encode() in environment
+                SERVICE_TAG.encode() in environment or SANDBOX_TAG.encode() in environment
             ):
                 found.append(f"process {process.pid}")
     return found
@@ -299,7 +299,7 @@ def judged(campaign: Campaign, wanted: dict[str, Any]) -> list[str]:
     try:
         with RunStore.open(campaign.run_dir, read_only=True) as store:
             found += differences(wanted, account(store))
-            found += [f"in the ledger: {e.kind} {e.name}" for e in Ledger(store).alive()]
+            found += [f"in the ledger: {e.kind} {e.name}" for e in Ledger(store).entries()]
     except StoreError as error:
         found.append(str(error))
     return [f"{campaign.folder.name}: {fault}" for fault in [*found, *left_behind(campaign)]]

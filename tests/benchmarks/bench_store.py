@@ -80,9 +80,9 @@ def main() -> None:
         put_us = (time.perf_counter() - started) / sessions * 1e6
         ledger, started = Ledger(store), time.perf_counter()
         for session in range(sessions):
-            ledger.enter("sandbox", f"train-{session:06}-00-00-a0")
+            ledger.register("sandbox", f"train-{session:06}-00-00-a0")
         for session in range(sessions):
-            ledger.leave("sandbox", f"train-{session:06}-00-00-a0")
+            ledger.unregister("sandbox", f"train-{session:06}-00-00-a0")
         ledger_us = (time.perf_counter() - started) / sessions / 2 * 1e6
         started = time.perf_counter()
         report = dump(store, Path(folder) / "dump")

@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 
-from runners.processes.service import announce, parent_gone, receive_settings
+from runners.processes.service import announce, receive_settings, wait_for_parent_exit
 
 
 async def main() -> None:
@@ -18,7 +18,7 @@ async def main() -> None:
         print("cannot bind: the reason", file=sys.stderr)
         raise SystemExit(4)
     if settings.get("unready"):
-        await parent_gone()
+        await wait_for_parent_exit()
         return
     if settings.get("never_ready"):
         await asyncio.sleep(60)
@@ -29,7 +29,7 @@ async def main() -> None:
         raise SystemExit(7)
     if settings.get("deaf"):
         await asyncio.sleep(60)
-    await parent_gone()
+    await wait_for_parent_exit()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from runners.diagnostics.diagnostics import diagnostics
 from runners.engines.contract import EngineError
 from runners.engines.embedded.faults import describe
 from runners.processes.ports import PATIENCE_S, listen, port_of
-from runners.processes.service import announce, parent_gone, receive_settings
+from runners.processes.service import announce, receive_settings, wait_for_parent_exit
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the HTTP thread may keep the interpreter from the decode loop (Python's default is ten
@@ -139,7 +139,7 @@ async def _until_told() -> None:
         loop.add_signal_handler(number, told.set)
     watches: list[asyncio.Task[Any]] = [
         asyncio.create_task(told.wait()),
-        asyncio.create_task(parent_gone()),
+        asyncio.create_task(wait_for_parent_exit()),
     ]
     await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
     for watch in watches:

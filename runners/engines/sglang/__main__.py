@@ -18,7 +18,7 @@ import aiohttp
 
 from conf.errors import AgentrlError
 from runners.processes.ports import free_port
-from runners.processes.service import ServiceError, announce, parent_gone, receive_settings
+from runners.processes.service import ServiceError, announce, receive_settings, wait_for_parent_exit
 
 POLL_S = 0.2
 """Between looks whether it generates; SGLang takes a second for each itself."""
@@ -47,7 +47,7 @@ async def run() -> int:
         ended = asyncio.create_task(server.wait(), name="server")
         waits = [
             asyncio.create_task(stop.wait(), name="stop"),
-            asyncio.create_task(parent_gone(), name="parent-watch"),
+            asyncio.create_task(wait_for_parent_exit(), name="parent-watch"),
             ended,
         ]
         shown = "127.0.0.1" if host == "0.0.0.0" else host

@@ -16,9 +16,9 @@ from runners.harnesses.mini_swe_agent.settings import (
 )
 from runners.harnesses.started import Start, StartedProgram
 from runners.sandboxes.contract import Sandbox
-from runners.sandboxes.program import compiled
+from runners.sandboxes.program import compile_program
 
-STARTER = compiled(Path(__file__).with_name("start.py"))
+STARTER = compile_program(Path(__file__).with_name("start.py"))
 START_INSIDE = f"{START}{STARTER.suffix}"
 
 

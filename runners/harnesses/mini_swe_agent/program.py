@@ -21,7 +21,7 @@ from runners.harnesses.events import events, tail
 from runners.harnesses.installing import SHOWN, ProgramError, run_installer
 from runners.harnesses.mini_swe_agent.result import CODES
 from runners.harnesses.mini_swe_agent.settings import ENVIRONMENT, KEY, command, settings
-from runners.processes.cache import building
+from runners.processes.atomic_write import atomic_directory
 
 PACKAGE = "mini-swe-agent"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
@@ -56,7 +56,7 @@ def install(config: MiniSweAgentHarnessConfig) -> Path:
     directory = programs.mini_swe_agent(config)
     if config.directory is None and not directory.exists():
         try:
-            with building(directory) as made:
+            with atomic_directory(directory) as made:
                 _pip(config.version, made)
                 _start_once(config, made)
         except OSError as error:

@@ -9,13 +9,13 @@ from conf.sections.harness import NativeHarnessConfig
 from conf.sections.scenario import CompactScenarioConfig, MixedScenarioConfig, ScenarioConfig
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.program import compiled
+from runners.sandboxes.program import compile_program
 from runners.trajectory.outcome import OutcomeCode
 
 INSIDE = "/opt/agentrl/native"
 FILES = ("__main__", "agent", "wire")
 # File by file: the package's __init__ would import agentrl, which is not inside.
-PROGRAM = {name: compiled(Path(__file__).with_name(f"{name}.py")) for name in FILES}
+PROGRAM = {name: compile_program(Path(__file__).with_name(f"{name}.py")) for name in FILES}
 START = f"{INSIDE}/__main__{PROGRAM['__main__'].suffix}"
 OUTPUT_LIMIT = 1 << 20
 TAIL = 2000

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.sections.sandbox import LocalSandboxConfig
-from runners.processes.process_names import fresh_name
+from runners.processes.process_names import make_unique_name
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local import resource_limits as cgroup
 from runners.sandboxes.local import shared_memory as memory
@@ -27,12 +27,12 @@ from runners.sandboxes.local.bubblewrap import Bubblewrap
 from runners.sandboxes.local.isolation import Interior, Isolation, Place
 from runners.sandboxes.local.orphans import end_orphans
 from runners.sandboxes.local.plain import Plain
-from runners.sandboxes.local.probe import PROBE, Findings, look, say
-from runners.sandboxes.local.rooms import Rooms
+from runners.sandboxes.local.probe import PROBE, ProbeFindings, look, say
+from runners.sandboxes.local.rooms import SlotFactory
 from runners.sandboxes.local.sandbox import LocalSandbox
-from runners.sandboxes.local.seccomp import DenyList
+from runners.sandboxes.local.seccomp import SeccompFilter
 from runners.sandboxes.local.unshare import Unshare
-from runners.sandboxes.local.warm_pool import Ahead, Kind
+from runners.sandboxes.local.warm_pool import Kind, WarmSandboxPool
 from runners.sandboxes.tree import remove_tree
 
 ISOLATIONS: dict[str, Callable[[Interior], Isolation]] = {
@@ -62,7 +62,7 @@ class LocalBackend:
         self._root = root.absolute()
         self._open: dict[str, LocalSandbox] = {}
         self._small: dict[Path, bool] = {}
-        self._name = fresh_name()
+        self._name = make_unique_name()
         try:
             end_orphans()
             remove_tree(self._root)
@@ -74,14 +74,14 @@ class LocalBackend:
             reasons = error.args[0] if isinstance(error, shutil.Error) else [error]
             raise SandboxError(f"cannot prepare {self._root}: {reasons[0]}") from error
         self._memory = memory.claim(self._name)
-        self._groups = cgroup.ProcessGroups.find(self._name, config.processes)
-        self.deny_list = DenyList.write(self._interior.root / "seccomp.bpf")
+        self._groups = cgroup.PidsControlGroup.find(self._name, config.processes)
+        self.deny_list = SeccompFilter.write(self._interior.root / "seccomp.bpf")
         try:
             self._rooms, self._findings = self._choose()
         except BaseException:
             self._remove()
             raise
-        self._ahead = Ahead(self._rooms, self._memory or self._root / "open", config.warm)
+        self._ahead = WarmSandboxPool(self._rooms, self._memory or self._root / "open", config.warm)
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         """Copy the source into a fresh workspace; see the contract."""
@@ -145,14 +145,14 @@ class LocalBackend:
 
     # --- choosing ------------------------------------------------------------------------------
 
-    def _choose(self) -> tuple[Rooms, Findings]:
+    def _choose(self) -> tuple[SlotFactory, ProbeFindings]:
         wanted = self._config.isolation
         failures = []
         for name, make in ISOLATIONS.items():
             if wanted not in ("auto", name):
                 continue
             isolation = make(self._interior)
-            rooms = Rooms(isolation, self._config, self._groups, self.deny_list, self._name)
+            rooms = SlotFactory(isolation, self._config, self._groups, self.deny_list, self._name)
             try:
                 findings = self._probe(rooms)
             except SandboxError as error:
@@ -166,7 +166,7 @@ class LocalBackend:
             f"sandbox.isolation={wanted} does not work here: {'; '.join(failures)}; {mend}"
         )
 
-    def _probe(self, rooms: Rooms) -> Findings:
+    def _probe(self, rooms: SlotFactory) -> ProbeFindings:
         isolation = rooms.isolation
         if (
             isolation.namespaced
@@ -174,7 +174,7 @@ class LocalBackend:
         ):
             raise SandboxError("not installed")
 
-        async def trial() -> Findings:
+        async def trial() -> ProbeFindings:
             source = self._root / "probe"
             source.mkdir(exist_ok=True)
             spec = SandboxSpec("probe", source, "none", mounts={"/opt/probe/probe.py": PROBE})
@@ -189,7 +189,7 @@ class LocalBackend:
         return _run_aside(trial)
 
 
-def _run_aside(work: Callable[[], Coroutine[None, None, Findings]]) -> Findings:
+def _run_aside(work: Callable[[], Coroutine[None, None, ProbeFindings]]) -> ProbeFindings:
     """Run a coroutine to its end in a thread of its own: the caller may have a running loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(work())).result()

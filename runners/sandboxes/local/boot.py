@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runners.processes.process_tags import SANDBOX
+from runners.processes.process_tags import SANDBOX_TAG
 from runners.sandboxes.contract import SandboxError
 
 START_S = 30.0
@@ -52,13 +52,13 @@ class Start:
     """More descriptors for the host's command line."""
 
 
-class Booted:
+class Launcher:
     """A launcher that waits; whoever has it runs one command in it or discards it."""
 
     def __init__(self, start: Start) -> None:
         """Spawn it; raises OSError."""
         self.namespaced = start.namespaced
-        self.mark = start.env[SANDBOX]
+        self.mark = start.env[SANDBOX_TAG]
         self.init = CLOSED
         """Descriptor of the launcher, once it is ready."""
         self.listener = CLOSED
@@ -216,10 +216,10 @@ def _closed(fd: int) -> int:
     return CLOSED
 
 
-async def boot(start: Start) -> Booted:
+async def boot(start: Start) -> Launcher:
     """Return a launcher that waits for its command; raises SandboxError."""
     try:
-        booted = Booted(start)
+        booted = Launcher(start)
     except OSError as error:
         raise SandboxError(f"cannot start a sandbox: {error}") from error
     try:
@@ -237,7 +237,7 @@ async def boot(start: Start) -> Booted:
     return booted
 
 
-async def _admit(booted: Booted, start: Start) -> None:
+async def _admit(booted: Launcher, start: Start) -> None:
     """Return when the launcher is ready, and where and as limited as its command is to be."""
     pid = await booted.begun()
     # Entering a control group may wait for the kernel (RCU) for 10 ms and more: the launcher takes
@@ -255,7 +255,7 @@ async def _admit(booted: Booted, start: Start) -> None:
     start.limit(pid)
 
 
-async def end(booted: Booted) -> None:
+async def end(booted: Launcher) -> None:
     """Discard it; cancelling the caller does not stop this."""
     booted.kill()  # now, whatever becomes of the rest
     await asyncio.shield(asyncio.to_thread(booted.discard))

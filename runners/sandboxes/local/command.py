@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 
-from runners.processes.process_tags import SANDBOX, kill_marked
+from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
 from runners.sandboxes.contract import CommandResult, SandboxError
-from runners.sandboxes.local.boot import END_S, Booted
+from runners.sandboxes.local.boot import END_S, Launcher
 
 TIMED_OUT = 124
 _reaping: set[asyncio.Task[None]] = set()
@@ -35,7 +35,7 @@ class Command:
     """Bytes kept of each output."""
 
 
-async def execute(booted: Booted, command: Command) -> CommandResult:
+async def execute(booted: Launcher, command: Command) -> CommandResult:
     """Run a command, and end what was booted for it; raises SandboxError if it was not the command
     that failed.
     """
@@ -86,7 +86,7 @@ class Output:
 class _Run:
     """The live state of one ``execute``."""
 
-    def __init__(self, booted: Booted, command: Command) -> None:
+    def __init__(self, booted: Launcher, command: Command) -> None:
         self._booted = booted
         self._command = command
         self._loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ class _Run:
         for number, fd in enumerate((booted.stdout, booted.stderr)):
             self._watch(fd, partial(self._on_output, fd, number))
         self._watch(booted.outer, self._on_exit)
-        booted.give(self._command.argv, {**self._command.env, SANDBOX: booted.mark})
+        booted.give(self._command.argv, {**self._command.env, SANDBOX_TAG: booted.mark})
 
     async def follow(self) -> Callable[[], CommandResult]:
         """Wait for the end or the deadline; the result is complete after ``end``."""
@@ -141,7 +141,7 @@ class _Run:
         booted.popen.poll()
         if not booted.namespaced:
             with contextlib.suppress(TimeoutError):
-                await asyncio.to_thread(kill_marked, SANDBOX, booted.mark.__eq__)
+                await asyncio.to_thread(kill_tagged, SANDBOX_TAG, booted.mark.__eq__)
         for fd, callback in list(self._fds.items()):
             if fd != booted.outer and fd in self._fds:
                 callback()  # what was written in the last moment

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from conf.sections.sandbox import LocalSandboxConfig
-from runners.sandboxes.program import compiled
+from runners.sandboxes.program import compile_program
 
 WORKDIR = "/workspace"
 LAUNCHER = "/opt/agentrl/launcher"
@@ -55,7 +55,7 @@ class Interior:
                 shutil.copytree(found, etc / name, symlinks=True)
             elif found.exists():
                 shutil.copy2(found, etc / name)
-        return cls(root, prefix, compiled(Path(__file__).resolve().with_name("launcher.py")))
+        return cls(root, prefix, compile_program(Path(__file__).resolve().with_name("launcher.py")))
 
     def environment(self, binaries: str) -> dict[str, str]:
         """Return the environment of commands; ``binaries`` is where ``python`` is found inside."""
@@ -124,7 +124,7 @@ class Isolation(Protocol):
         """Return the host's command line: the launcher with its arguments ``launch``.
 
         ``deny`` is an open descriptor of the seccomp program, if there is one. On ``tell`` the host
-        hears the launcher's pid early, if that is not the pid of what it starts: ``Booted.begun``.
+        is told the pid early, if it is not that of what it starts: ``Launcher.begun``.
         """
         ...
 

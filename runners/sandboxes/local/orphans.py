@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runners.processes.process_names import is_orphan
-from runners.processes.process_tags import SANDBOX, kill_marked
+from runners.processes.process_names import is_stale
+from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
 from runners.sandboxes.local import resource_limits as cgroup
 from runners.sandboxes.local import shared_memory as memory
 
@@ -13,5 +13,5 @@ def end_orphans() -> None:
     does not go.
     """
     cgroup.end_orphans()  # first: a process may clear its environment, but not leave its group
-    kill_marked(SANDBOX, lambda mark: is_orphan(mark.partition("/")[0]))
+    kill_tagged(SANDBOX_TAG, lambda mark: is_stale(mark.partition("/")[0]))
     memory.remove_orphans()

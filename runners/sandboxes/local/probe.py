@@ -21,7 +21,7 @@ PROBE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ProbeFindings:
     """What was seen."""
 
     writes_confined: bool
@@ -32,7 +32,7 @@ class Findings:
     rootless: bool
 
 
-async def look(sandbox: Sandbox, root: Path, isolation: Isolation, processes: int) -> Findings:
+async def look(sandbox: Sandbox, root: Path, isolation: Isolation, processes: int) -> ProbeFindings:
     """Try an isolation; raises SandboxError if it does not run, or has namespaces that leak."""
     canary = root / f"canary-{secrets.token_hex(8)}"
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -49,7 +49,7 @@ async def look(sandbox: Sandbox, root: Path, isolation: Isolation, processes: in
     if not seen["writes_workspace"]:
         raise SandboxError("the workspace cannot be written from inside")
     left = await asyncio.to_thread(_running, f"agentrl-probe-{canary.name}")
-    findings = Findings(
+    findings = ProbeFindings(
         writes_confined=not seen["writes_host"] and not canary.exists(),
         network_cut=not seen["reaches_host"],
         processes_hidden=len(seen["pids"]) < 8 and 1 in seen["pids"],
@@ -63,7 +63,7 @@ async def look(sandbox: Sandbox, root: Path, isolation: Isolation, processes: in
     return findings
 
 
-def _must_hold(findings: Findings) -> None:
+def _must_hold(findings: ProbeFindings) -> None:
     kept = {
         "a file outside the workspace was written": findings.writes_confined,
         "the host's network was reached": findings.network_cut,
@@ -90,7 +90,7 @@ def _running(name: str) -> list[int]:
 
 
 def say(
-    isolation: str, findings: Findings, limits: LocalSandboxConfig, *, groups: bool
+    isolation: str, findings: ProbeFindings, limits: LocalSandboxConfig, *, groups: bool
 ) -> dict[str, str]:
     """Put the findings into words: promise → how it is kept, or why it is not."""
     how = f"{isolation}, tried at start"

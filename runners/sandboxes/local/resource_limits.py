@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from runners.processes.process_names import PREFIX, is_orphan
+from runners.processes.process_names import PREFIX, is_stale
 
 HIERARCHIES = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
 """Version 1 has a hierarchy per controller, version 2 one for all."""
@@ -21,7 +21,7 @@ KILL_S = 5.0
 """From SIGKILL to an empty group."""
 
 
-class ProcessGroups:
+class PidsControlGroup:
     """One parent group per backend, one child per sandbox."""
 
     def __init__(self, parent: Path, processes: int) -> None:
@@ -29,7 +29,7 @@ class ProcessGroups:
         self._processes = processes
 
     @classmethod
-    def find(cls, name: str, processes: int) -> ProcessGroups | None:
+    def find(cls, name: str, processes: int) -> PidsControlGroup | None:
         """Make the parent group ``name``; None where that is not possible."""
         if os.geteuid() != 0:
             return None
@@ -81,9 +81,9 @@ def end_orphans() -> None:
     """
     for hierarchy in HIERARCHIES:
         for parent in Path(hierarchy).glob(f"{PREFIX}*"):
-            if is_orphan(parent.name):
+            if is_stale(parent.name):
                 _empty(parent)
-                ProcessGroups(parent, 0).close()
+                PidsControlGroup(parent, 0).close()
 
 
 def _empty(parent: Path) -> None:

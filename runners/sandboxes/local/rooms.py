@@ -1,4 +1,4 @@
-"""Rooms on this machine: a directory of the host, a control group, namespaces over both.
+"""SlotFactory on this machine: a directory of the host, a control group, namespaces over both.
 
 Invariant: a room is as its isolation makes it before anything of an agent is in it; what it is for
 is decided later.
@@ -9,23 +9,23 @@ from __future__ import annotations
 import itertools
 
 from conf.sections.sandbox import LocalSandboxConfig
-from runners.processes.process_tags import SANDBOX
-from runners.sandboxes.local.boot import Booted, Start, boot
+from runners.processes.process_tags import SANDBOX_TAG
+from runners.sandboxes.local.boot import Launcher, Start, boot
 from runners.sandboxes.local.isolation import Isolation, Place, set_limits
-from runners.sandboxes.local.resource_limits import ProcessGroups
-from runners.sandboxes.local.seccomp import DenyList
+from runners.sandboxes.local.resource_limits import PidsControlGroup
+from runners.sandboxes.local.seccomp import SeccompFilter
 from runners.sandboxes.tree import remove_tree
 
 
-class Rooms:
+class SlotFactory:
     """What the sandboxes of a backend are made in."""
 
     def __init__(
         self,
         isolation: Isolation,
         config: LocalSandboxConfig,
-        groups: ProcessGroups | None,
-        deny_list: DenyList,
+        groups: PidsControlGroup | None,
+        deny_list: SeccompFilter,
         name: str,
     ) -> None:
         """``name`` is the backend's; it marks every process."""
@@ -50,7 +50,7 @@ class Rooms:
             self._groups.remove(place.home.name)
         remove_tree(place.home)
 
-    async def boot(self, place: Place, *, listens: bool) -> Booted:
+    async def boot(self, place: Place, *, listens: bool) -> Launcher:
         """Return namespaces for one command; raises SandboxError."""
         namespaced = self.isolation.namespaced
         mark = f"{self._name}/{next(self._numbers)}"
@@ -63,7 +63,7 @@ class Rooms:
             deny = handle if namespaced else None
             start = Start(
                 argv=lambda launch, tell: self.isolation.command(place, launch, deny, tell),
-                env={**self.isolation.environment(place), SANDBOX: mark},
+                env={**self.isolation.environment(place), SANDBOX_TAG: mark},
                 cwd=None if namespaced else place.workspace,
                 namespaced=namespaced,
                 listens=listens,

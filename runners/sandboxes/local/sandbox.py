@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
-from runners.sandboxes.local.boot import CLOSED, Booted, end
+from runners.sandboxes.local.boot import CLOSED, Launcher, end
 from runners.sandboxes.local.command import Command, execute
 from runners.sandboxes.local.isolation import Place
-from runners.sandboxes.local.rooms import Rooms
-from runners.sandboxes.local.sandbox_processes import inhabited
+from runners.sandboxes.local.rooms import SlotFactory
+from runners.sandboxes.local.sandbox_processes import track_sandbox
 from runners.sandboxes.tree import copy_tree
 
 GATEWAY_URL = "http://127.0.0.1:8080"
@@ -27,10 +27,10 @@ class LocalSandbox:
 
     def __init__(
         self,
-        rooms: Rooms,
+        rooms: SlotFactory,
         spec: SandboxSpec,
         place: Place,
-        booted: Booted | None,
+        booted: Launcher | None,
         forget: Callable[[str], None],
     ) -> None:
         """``booted``: the place is made, and these namespaces wait for the first command."""
@@ -99,7 +99,7 @@ class LocalSandbox:
             booted = None
         if booted is None:
             booted = await self._rooms.boot(self._place, listens=listens)
-        with inhabited(booted.popen.pid, self.spec.name):
+        with track_sandbox(booted.popen.pid, self.spec.name):
             try:
                 if booted.listener != CLOSED:
                     await self._open_door(booted.listener)

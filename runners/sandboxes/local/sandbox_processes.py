@@ -1,7 +1,7 @@
 """Which processes run in a sandbox of this machine, seen from the host: what hangs in there.
 
 Nothing is asked of the sandbox. Its processes are those below the one that was booted for it
-(``inhabited``); without namespaces also those whose environment names the sandbox's directory, and
+(``track_sandbox``); without namespaces also those whose environment names its directory, and
 carries the mark of sandboxes.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from runners.processes.process_tags import SANDBOX
+from runners.processes.process_tags import SANDBOX_TAG
 
 _COMMAND_LENGTH = 160
 _roots: dict[int, str] = {}
@@ -24,7 +24,7 @@ _roots: dict[int, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Inhabitant:
+class SandboxProcess:
     """A process in a sandbox at one moment."""
 
     pid: int
@@ -42,7 +42,7 @@ class Inhabitant:
 
 
 @contextmanager
-def inhabited(pid: int, name: str) -> Iterator[None]:
+def track_sandbox(pid: int, name: str) -> Iterator[None]:
     """Let a process of this one's be known as a sandbox for as long as it runs a command."""
     _roots[pid] = name
     try:
@@ -51,7 +51,7 @@ def inhabited(pid: int, name: str) -> Iterator[None]:
         del _roots[pid]
 
 
-def inhabitants(name: str) -> list[Inhabitant]:
+def list_sandbox_processes(name: str) -> list[SandboxProcess]:
     """Return the processes in the sandbox ``name`` and in those whose name continues it with a
     dash (a grading), parents first. Takes milliseconds and blocks.
     """
@@ -82,16 +82,16 @@ def _parent(process: psutil.Process) -> int | None:
 
 def _marked(process: psutil.Process, name: str) -> bool:
     environment = _read(process.pid, "environ")
-    if SANDBOX.encode() + b"=" not in environment:
+    if SANDBOX_TAG.encode() + b"=" not in environment:
         return False
     return _names(environment.decode("utf-8", "replace").split("\0"), name)
 
 
-def _seen(process: psutil.Process) -> Inhabitant | None:
+def _seen(process: psutil.Process) -> SandboxProcess | None:
     try:
         with process.oneshot():
             used = process.cpu_times()
-            return Inhabitant(
+            return SandboxProcess(
                 pid=process.pid,
                 parent=process.ppid(),
                 command=_short(process.cmdline() or [f"[{process.name()}]"]),

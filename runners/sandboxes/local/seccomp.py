@@ -78,13 +78,13 @@ def program(machine: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class DenyList:
+class SeccompFilter:
     """The program as a file, for bubblewrap; None on a machine that it is not written for."""
 
     path: Path | None
 
     @classmethod
-    def write(cls, path: Path) -> DenyList:
+    def write(cls, path: Path) -> SeccompFilter:
         """Write this machine's program."""
         machine = os.uname().machine
         if machine not in REFUSED:

@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from runners.processes.process_names import PREFIX, is_orphan
+from runners.processes.process_names import PREFIX, is_stale
 from runners.sandboxes.tree import remove_tree
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -49,6 +49,6 @@ def fits(source: Path) -> bool:
 def remove_orphans() -> None:
     """Remove the directories of backends whose process was killed."""
     for directory in SHARED_MEMORY.glob(f"{PREFIX}*"):
-        if is_orphan(directory.name):
+        if is_stale(directory.name):
             with contextlib.suppress(OSError):  # another user's
                 remove_tree(directory)

@@ -1,4 +1,4 @@
-"""Rooms made before anybody asks: while an engine computes, there is time to boot.
+"""SlotFactory made before anybody asks: while an engine computes, there is time to boot.
 
 Nothing is shared: a room is taken once, by a sandbox that has the same mounts.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.local.boot import Booted
+from runners.sandboxes.local.boot import Launcher
 from runners.sandboxes.local.isolation import Place
-from runners.sandboxes.local.rooms import Rooms
+from runners.sandboxes.local.rooms import SlotFactory
 
 REST_S = 0.05
 """Until a taken room is made up for: who took it goes first."""
@@ -42,13 +42,13 @@ class Room:
     """A place with an empty workspace, and the namespaces of its first command."""
 
     place: Place
-    booted: Booted
+    booted: Launcher
 
 
-class Ahead:
+class WarmSandboxPool:
     """Keeps ``each`` rooms of each kind that was asked for lately."""
 
-    def __init__(self, rooms: Rooms, directory: Path, each: int) -> None:
+    def __init__(self, rooms: SlotFactory, directory: Path, each: int) -> None:
         self._rooms = rooms
         self._directory = directory
         self._each = each

@@ -19,13 +19,13 @@ UNPACKED_LIMIT = 1 << 30
 """Bytes of a workspace, as a tar file, that are taken back."""
 
 
-class Pack:
+class ArchiveWriter:
     """A tar file to be unpacked at ``/``; owners are numbers, no user of the host is named."""
 
     def __init__(self, archive: Path) -> None:
         self._tar = tarfile.open(archive, "w:gz", compresslevel=1)  # noqa: SIM115 (close)
 
-    def __enter__(self) -> Pack:
+    def __enter__(self) -> ArchiveWriter:
         """Write into it."""
         return self
 
@@ -33,11 +33,11 @@ class Pack:
         """Complete it."""
         self._tar.close()
 
-    def writable(self, inside: str, source: Path) -> None:
+    def add_writable(self, inside: str, source: Path) -> None:
         """Add a tree that will be the agent's."""
         self._tar.add(source, inside.lstrip("/"), filter=_owned(AGENT_ID, 0o600))
 
-    def readonly(self, inside: str, source: Path) -> None:
+    def add_readonly(self, inside: str, source: Path) -> None:
         """Add a file or a tree that the agent can only read."""
         self._tar.add(source, inside.lstrip("/"), filter=_owned(0, 0o444, mask=0o555))
 
@@ -63,13 +63,13 @@ def unpack(archive: Path, target: Path) -> None:
         with tarfile.open(archive, "r|gz") as tar:
             for member in tar:
                 if tar.offset >= UNPACKED_LIMIT:
-                    raise oversized()
+                    raise oversized_error()
                 _make(tar, member, target)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise SandboxError(f"the workspace cannot be unpacked: {error}") from error
 
 
-def oversized() -> OversizedError:
+def oversized_error() -> OversizedError:
     """Return what is raised of a workspace beyond the limit."""
     return OversizedError(f"the workspace has more than {UNPACKED_LIMIT >> 20} MB")
 

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from conf.sections.sandbox import DockerSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.remote.sandbox import RemoteSandbox, run_mark, transit
+from runners.sandboxes.remote.sandbox import RemoteSandbox, load_run_tag, make_transfer_directory
 from runners.sandboxes.tree import remove_tree
 
 RUN = "agentrl_run"
@@ -74,8 +74,8 @@ class DockerBackend:
     def __init__(self, config: DockerSandboxConfig, root: Path) -> None:
         """``root`` keeps the run's mark, and what is on its way."""
         self._config = config
-        self._mark = run_mark(root)
-        self._scratch = transit(root)
+        self._mark = load_run_tag(root)
+        self._scratch = make_transfer_directory(root)
 
     async def create(self, spec: SandboxSpec) -> RemoteSandbox:
         """Start a container and bring the workspace there; see the contract."""

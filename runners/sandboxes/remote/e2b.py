@@ -24,7 +24,7 @@ from conf.sections.sandbox import E2bSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.remote.e2b_calls import Calls, Gone
 from runners.sandboxes.remote.e2b_machine import ANSWER_S, CALL_S, E2bMachine
-from runners.sandboxes.remote.sandbox import RemoteSandbox, run_mark, transit
+from runners.sandboxes.remote.sandbox import RemoteSandbox, load_run_tag, make_transfer_directory
 from runners.sandboxes.tree import remove_tree
 
 KEY = "E2B_API_KEY"
@@ -46,8 +46,8 @@ class E2bBackend:
         if not key:
             raise SandboxError(f"sandbox=e2b needs an API key: set {KEY} in the environment")
         self._config = config
-        self._mark = run_mark(root)
-        self._scratch = transit(root)
+        self._mark = load_run_tag(root)
+        self._scratch = make_transfer_directory(root)
         self._calls = Calls(config.attempts, key)
         self._boots = asyncio.Semaphore(config.boots)
         self._open: dict[str, _E2bSandbox] = {}

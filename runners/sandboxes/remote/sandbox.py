@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
-from runners.sandboxes.program import source_of
+from runners.sandboxes.program import find_source
 from runners.sandboxes.remote import detached
-from runners.sandboxes.remote.archive import UNPACKED_LIMIT, Pack, oversized, unpack
+from runners.sandboxes.remote.archive import UNPACKED_LIMIT, ArchiveWriter, oversized_error, unpack
 from runners.sandboxes.remote.machine import AGENT, AGENT_ID, STATE, Machine
 from runners.sandboxes.tree import copy_tree, remove_tree
 
@@ -136,12 +136,12 @@ class RemoteSandbox:
         await self._machine.sh(script, deadline_s=SETUP_S)
 
     def _pack(self, archive: Path) -> None:
-        with Pack(archive) as pack:
+        with ArchiveWriter(archive) as pack:
             supervise = archive.with_name("supervise")
             supervise.write_text(detached.SUPERVISE)
-            pack.readonly(detached.SUPERVISE_AT, supervise)
+            pack.add_readonly(detached.SUPERVISE_AT, supervise)
             for inside, host in self._mounts.items():
-                pack.readonly(inside, host)
+                pack.add_readonly(inside, host)
             source = self.spec.source
             if source is not None and self.spec.change is not None:
                 copy = archive.with_name("workspace")
@@ -149,7 +149,7 @@ class RemoteSandbox:
                 self.spec.change(copy)
                 source = copy
             if source is not None:
-                pack.writable(self.workdir, source)
+                pack.add_writable(self.workdir, source)
 
     async def run(
         self,
@@ -193,7 +193,7 @@ class RemoteSandbox:
             async with self._turn:
                 said = await self._machine.sh(script, deadline_s=FETCH_S)
             if OVERSIZED.encode() in said.split():
-                raise oversized()
+                raise oversized_error()
             await self._machine.get(there, home / "workspace.tar.gz")
             workspace = home / "workspace"
             workspace.mkdir()
@@ -212,7 +212,7 @@ class RemoteSandbox:
             await asyncio.wait(self._running)
 
 
-def run_mark(root: Path) -> str:
+def load_run_tag(root: Path) -> str:
     """Return what marks the machines of the run that keeps this directory, for all its drivers."""
     file = root / "mark"
     root.mkdir(parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ def run_mark(root: Path) -> str:
     return file.read_text()
 
 
-def transit(root: Path) -> Path:
+def make_transfer_directory(root: Path) -> Path:
     """Return an empty directory of the host for what is on its way."""
     scratch = root / "transit"
     remove_tree(scratch)
@@ -231,5 +231,5 @@ def transit(root: Path) -> Path:
 
 def _as_source(inside: str, host: Path) -> tuple[str, Path]:
     """Return where a mount goes and what it is: compiled programs fit one version of Python."""
-    source = source_of(host)
+    source = find_source(host)
     return (inside, host) if source is None else (inside.removesuffix(".pyc") + ".py", source)

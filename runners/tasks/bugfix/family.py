@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from conf.errors import AgentrlError, ExitCode
-from runners.processes.cache import building
+from runners.processes.atomic_write import atomic_directory
 from runners.tasks.bugfix.project import Project, draw_project
 from runners.tasks.bugfix.repository import write_repository
 from runners.tasks.contract import Task, UnittestIds
@@ -44,7 +44,7 @@ def build(root: Path, *, seed: int, train: int, held_out: int) -> list[Task]:
     inputs = {"version": VERSION, "seed": seed, "train": train, "held_out": held_out}
     if not root.exists():
         try:
-            with building(root) as directory:
+            with atomic_directory(root) as directory:
                 _write(directory, inputs)
         except OSError as error:
             raise TaskRootError(

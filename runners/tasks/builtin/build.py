@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runners.processes.cache import building
+from runners.processes.atomic_write import atomic_directory
 from runners.tasks.bugfix.family import TaskRootError
 from runners.tasks.patch import git_environment, run_git
 from runners.tasks.rows import SwebenchRow
@@ -39,7 +39,7 @@ def build(root: Path) -> Path:
     """
     if not root.exists():
         try:
-            with building(root) as made:
+            with atomic_directory(root) as made:
                 rows = [row for package in packages() for row in _write(made, package)]
                 text = "".join(f"{json.dumps(row)}\n" for row in rows)
                 (made / INSTANCES).write_text(text)

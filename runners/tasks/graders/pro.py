@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.program import compiled
+from runners.sandboxes.program import compile_program
 from runners.tasks.contract import ProScripts, Task, Verdict, VerdictKind
 from runners.tasks.graders.contract import INSIDE, OUTPUT_LIMIT, late_s
 from runners.tasks.graders.verdicts import Tally, counted, verdict
 from runners.tasks.inside import pro_parser
 from runners.tasks.toolbox import pytest_environment, pytest_mounts, relocated
 
-PARSER = compiled(Path(pro_parser.__file__))
+PARSER = compile_program(Path(pro_parser.__file__))
 PARSER_INSIDE = f"{INSIDE}/pro_parser{PARSER.suffix}"
 PARSE_S = 120.0
 

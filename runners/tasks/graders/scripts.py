@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.program import compiled
+from runners.sandboxes.program import compile_program
 from runners.tasks import protection
 from runners.tasks.contract import EvalScript
 from runners.tasks.graders.contract import INSIDE, OUTPUT_LIMIT, late_s
@@ -16,7 +16,7 @@ from runners.tasks.inside import script_runner
 from runners.tasks.toolbox import SITE, pytest_mounts, relocated
 
 _FOLDER = Path(script_runner.__file__).parent
-RUNNER = compiled(_FOLDER / "script_runner.py")
+RUNNER = compile_program(_FOLDER / "script_runner.py")
 RUNNER_INSIDE = f"{INSIDE}/script_runner{RUNNER.suffix}"
 PLUGIN = _FOLDER / f"{protection.PLUGIN}.py"
 PLUGIN_FOLDER = f"{INSIDE}/report"

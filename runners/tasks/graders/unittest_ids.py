@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runners.sandboxes.contract import CommandResult, Sandbox
-from runners.sandboxes.program import compiled
+from runners.sandboxes.program import compile_program
 from runners.tasks.contract import Task, Verdict, VerdictKind
 from runners.tasks.graders.contract import late_s
 from runners.tasks.graders.verdicts import Tally, counted, verdict
 from runners.tasks.inside import test_runner
 
-RUNNER = compiled(Path(test_runner.__file__))
+RUNNER = compile_program(Path(test_runner.__file__))
 RUNNER_INSIDE = f"/opt/agentrl/test_runner{RUNNER.suffix}"
 OUTPUT_LIMIT = 1 << 20
 

@@ -18,7 +18,7 @@ from conf.cache import cache_root
 from conf.errors import AgentrlError
 from conf.sections.model import TinyModelConfig
 from conf.sections.scenario import ScenarioKind
-from runners.processes.cache import building
+from runners.processes.atomic_write import atomic_directory
 
 if TYPE_CHECKING:
     import tokenizers
@@ -96,7 +96,7 @@ def ensure_tiny(
     if entry.exists():
         return entry
     try:
-        with building(entry) as directory:
+        with atomic_directory(entry) as directory:
             _make(directory, model, scenario, seed, recipe, progress)
     except OSError as error:
         raise BootstrapError(

@@ -86,9 +86,9 @@ def test_the_picture_has_phase_bar_and_attempts_in_flight(
         store.begin_step(1, ["t"])
         ledger = Ledger(store)
         for member in range(3):
-            ledger.enter("session", f"train-000001-00-{member:02}-a0")
+            ledger.register("session", f"train-000001-00-{member:02}-a0")
         write_session(store, "train-000001-00-00-a0", 1)
-        ledger.enter("sandbox", "train-000001-00-09-a0-grade")
+        ledger.register("sandbox", "train-000001-00-09-a0-grade")
         store.put_rollout(a_rollout("train-000001-00-03"))
         out = io.StringIO()
         console = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)

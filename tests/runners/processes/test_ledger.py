@@ -19,7 +19,7 @@ import pytest
 
 from runners.observe.status import read_status
 from runners.processes.ledger import Ledger, reap
-from runners.processes.process_tags import SERVICE
+from runners.processes.process_tags import SERVICE_TAG
 from runners.processes.service import Service, ServiceError
 from runners.sandboxes.contract import SandboxError
 from runners.store.run_state import State
@@ -41,8 +41,8 @@ async def main():
     store = RunStore.open(run_dir)
     store.set_state("running")
     ledger = Ledger(store)
-    ledger.enter("sandbox", "s1", source="x")
-    ledger.enter("session", "s1")
+    ledger.register("sandbox", "s1", source="x")
+    ledger.register("session", "s1")
     settings = {{"deaf": True}}
     log = run_dir / "echo.log"
     service = await Service.start("echo", "{ECHO}", settings, log=log, deadline_s=20, ledger=ledger)
@@ -71,7 +71,7 @@ def killed_driver(run_dir: Path) -> int:
 
 
 def names(ledger: Ledger) -> list[tuple[str, str]]:
-    return [(entry.kind, entry.name) for entry in ledger.alive()]
+    return [(entry.kind, entry.name) for entry in ledger.entries()]
 
 
 class Backend:
@@ -82,7 +82,7 @@ class Backend:
         self._refusal = refusal
 
     async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
-        """See ``Reaper``."""
+        """See ``SandboxReaper``."""
         self.asked |= left
         if self._refusal is not None:
             raise SandboxError(self._refusal)
@@ -90,35 +90,35 @@ class Backend:
 
 def test_an_entry_is_known_from_before_it_exists_until_it_is_gone(store: RunStore) -> None:
     ledger = Ledger(store)
-    ledger.enter("sandbox", "one", template="t")
-    ledger.enter("session", "one")
+    ledger.register("sandbox", "one", template="t")
+    ledger.register("session", "one")
     ledger.note("sandbox", "one", sandbox_id="i-1", template="u")
     with RunStore.open(store.run_dir, read_only=True) as reader:
-        sandbox, session = Ledger(reader).alive()
+        sandbox, session = Ledger(reader).entries()
     assert sandbox.facts == {"template": "u", "sandbox_id": "i-1"}
     assert (session.kind, session.facts) == ("session", {})
     assert sandbox.driver.alive(None)
-    ledger.leave("sandbox", "one")
-    ledger.leave("sandbox", "one")
+    ledger.unregister("sandbox", "one")
+    ledger.unregister("sandbox", "one")
     assert names(ledger) == [("session", "one")]
 
 
 def test_what_its_own_driver_looks_after_is_no_leak_until_it_is_too_old(store: RunStore) -> None:
     ledger = Ledger(store)
     for kind in ("process", "session", "sandbox"):
-        ledger.enter(kind, kind)
-    assert ledger.leaks() == ledger.leaks(60.0) == []
-    assert {entry.kind for entry in ledger.leaks(-1.0)} == {"session", "sandbox"}
+        ledger.register(kind, kind)
+    assert ledger.find_leaks() == ledger.find_leaks(60.0) == []
+    assert {entry.kind for entry in ledger.find_leaks(-1.0)} == {"session", "sandbox"}
 
 
 def test_all_of_a_kind_leave_together_but_only_this_process_s(store: RunStore) -> None:
     ledger = Ledger(store)
-    ledger.enter("session", "s1")
-    ledger.enter("session", "s2")
-    ledger.enter("sandbox", "s1")
+    ledger.register("session", "s1")
+    ledger.register("session", "s2")
+    ledger.register("sandbox", "s1")
     store.database.execute("UPDATE ledger SET pid = pid + 1 WHERE name = 's2'")
-    ledger.leave_all("session")
-    assert {(entry.kind, entry.name) for entry in ledger.alive()} == {
+    ledger.unregister_all("session")
+    assert {(entry.kind, entry.name) for entry in ledger.entries()} == {
         ("sandbox", "s1"),
         ("session", "s2"),
     }
@@ -128,11 +128,11 @@ async def test_what_a_killed_driver_left_is_shown_ended_and_taken_off(store: Run
     pid = killed_driver(store.run_dir)
     service = psutil.Process(pid)
     ledger, backend = Ledger(store), Backend()
-    ledger.enter("session", "mine")
+    ledger.register("session", "mine")
     status = read_status(store.run_dir)
     assert sorted(leak.kind for leak in status.leaks) == ["process", "sandbox", "session"]
     assert status.to_dict()["leaks"][0]["age_s"] >= 0
-    (process,) = (entry for entry in ledger.alive() if entry.kind == "process")
+    (process,) = (entry for entry in ledger.entries() if entry.kind == "process")
     assert process.facts["pid"] == pid
     assert Path(process.facts["scratch"]).is_dir()
 
@@ -153,16 +153,16 @@ async def test_a_service_killed_before_its_pid_was_noted_is_found_by_its_mark(
     store: RunStore, tmp_path: Path
 ) -> None:
     ledger = Ledger(store)
-    ledger.enter("process", "echo-1", scratch=str(tmp_path / "agentrl-echo-1"))
+    ledger.register("process", "echo-1", scratch=str(tmp_path / "agentrl-echo-1"))
     leave_to_a_dead_driver(store)
-    bystander = subprocess.Popen(["sleep", "100"], env={SERVICE: "echo-10"})
-    child = subprocess.Popen(["sleep", "100"], env={SERVICE: "echo-1"})
+    bystander = subprocess.Popen(["sleep", "100"], env={SERVICE_TAG: "echo-10"})
+    child = subprocess.Popen(["sleep", "100"], env={SERVICE_TAG: "echo-1"})
     await reap(ledger)
     assert child.wait() == -signal.SIGKILL
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
-    assert ledger.alive() == []
+    assert ledger.entries() == []
 
 
 def leave_to_a_dead_driver(store: RunStore, **changes: Any) -> None:
@@ -177,12 +177,12 @@ def leave_to_a_dead_driver(store: RunStore, **changes: Any) -> None:
 async def test_a_pid_that_another_process_has_now_is_not_killed(store: RunStore) -> None:
     ledger = Ledger(store)
     with subprocess.Popen(["sleep", "100"]) as stranger:
-        ledger.enter("process", "engine-1", pid=stranger.pid)
+        ledger.register("process", "engine-1", pid=stranger.pid)
         leave_to_a_dead_driver(store)
         await reap(ledger)
         assert stranger.poll() is None
         stranger.kill()
-    assert ledger.alive() == []
+    assert ledger.entries() == []
 
 
 async def test_a_directory_that_is_not_the_service_s_own_is_not_removed(
@@ -190,7 +190,7 @@ async def test_a_directory_that_is_not_the_service_s_own_is_not_removed(
 ) -> None:
     ledger = Ledger(store)
     for facts in ({}, {"scratch": str(tmp_path)}, {"scratch": ""}):
-        ledger.enter("process", "engine-1", **facts)
+        ledger.register("process", "engine-1", **facts)
         leave_to_a_dead_driver(store)
         await reap(ledger)
     assert tmp_path.is_dir()
@@ -198,8 +198,8 @@ async def test_a_directory_that_is_not_the_service_s_own_is_not_removed(
 
 async def test_what_cannot_be_ended_stays_and_says_why(store: RunStore) -> None:
     ledger, backend = Ledger(store), Backend("the provider does not answer")
-    ledger.enter("sandbox", "far")
-    ledger.enter("process", "engine-1")
+    ledger.register("sandbox", "far")
+    ledger.register("process", "engine-1")
     leave_to_a_dead_driver(store, host="elsewhere")
     store.set_state(State.RUNNING)  # its heartbeat is ours, not the dead driver's
     errors = {reaped.entry.kind: reaped.error for reaped in await reap(ledger, backend)}
@@ -215,7 +215,7 @@ async def test_a_service_is_in_the_ledger_exactly_while_it_lives(
 ) -> None:
     ledger, log = Ledger(store), tmp_path / "echo.log"
     service = await Service.start("echo", ECHO, {}, log=log, deadline_s=20, ledger=ledger)
-    (entry,) = ledger.alive()
+    (entry,) = ledger.entries()
     assert entry.facts["pid"] == service.pid
     scratch = Path(entry.facts["scratch"])
     environment = psutil.Process(service.pid).environ()
@@ -223,7 +223,7 @@ async def test_a_service_is_in_the_ledger_exactly_while_it_lives(
     assert scratch.stat().st_mode & 0o777 == 0o700
     (scratch / "left").touch()
     await service.stop()
-    assert ledger.alive() == []
+    assert ledger.entries() == []
     assert not scratch.exists()
 
 
@@ -239,12 +239,12 @@ async def test_a_service_that_did_not_start_is_not_in_the_ledger(
         Service.start("echo", ECHO, settings, log=log, deadline_s=20, ledger=ledger)
     )
     if trouble == "cancelled":
-        while not any("pid" in entry.facts for entry in ledger.alive()):
+        while not any("pid" in entry.facts for entry in ledger.entries()):
             await asyncio.sleep(0.01)
         start.cancel()
     with pytest.raises(asyncio.CancelledError if trouble == "cancelled" else ServiceError):
         await start
-    assert ledger.alive() == []
+    assert ledger.entries() == []
 
 
 def older_store(run_dir: Path) -> None:
@@ -266,7 +266,7 @@ def test_an_older_store_is_read_as_it_is_and_brought_up_to_date_to_be_written(
     with RunStore.open(tmp_path, read_only=True) as reader:
         assert reader.query("PRAGMA user_version")[0][0] == 1
         with RunStore.open(tmp_path) as store, RunStore.open(tmp_path) as second:
-            Ledger(store).enter("session", "s")
+            Ledger(store).register("session", "s")
             assert names(Ledger(second)) == names(Ledger(reader)) == [("session", "s")]
             assert store.config() == CONFIG
 
@@ -279,9 +279,9 @@ def test_the_ledger_survives_kill_9_at_any_instant(store: RunStore) -> None:
         "from runners.store.run_store import RunStore\n"
         "ledger = Ledger(RunStore.open(Path(sys.argv[1])))\n"
         "for number in itertools.count():\n"
-        "    ledger.enter('sandbox', str(number))\n"
+        "    ledger.register('sandbox', str(number))\n"
         "    print(number, flush=True)\n"
-        "    if number: ledger.leave('sandbox', str(number - 1))\n"
+        "    if number: ledger.unregister('sandbox', str(number - 1))\n"
     )
     arguments = [sys.executable, "-c", script, str(store.run_dir)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as driver:
@@ -289,7 +289,7 @@ def test_the_ledger_survives_kill_9_at_any_instant(store: RunStore) -> None:
         lines = [driver.stdout.readline() for _ in range(200)]
         driver.send_signal(signal.SIGKILL)
         last = int([*lines, *driver.stdout.readlines()][-1])
-    left = {int(entry.name) for entry in Ledger(store).leaks()}
+    left = {int(entry.name) for entry in Ledger(store).find_leaks()}
     assert left <= {last - 1, last, last + 1}
     assert last in left
 
@@ -299,7 +299,7 @@ def test_a_full_or_closed_store_is_a_store_error(store: RunStore) -> None:
         RunStore.open(store.run_dir, read_only=True) as reader,
         pytest.raises(StoreError, match="cannot be written"),
     ):
-        Ledger(reader).enter("session", "s")
+        Ledger(reader).register("session", "s")
 
 
 def test_the_status_says_how_many_leaks_it_does_not_show(store: RunStore) -> None:
@@ -309,7 +309,7 @@ def test_the_status_says_how_many_leaks_it_does_not_show(store: RunStore) -> Non
 
     ledger = Ledger(store)
     for number in range(7):
-        ledger.enter("sandbox", f"train-[{number}]")
+        ledger.register("sandbox", f"train-[{number}]")
     leave_to_a_dead_driver(store)
     status = read_status(store.run_dir)
     console = Console(width=100)

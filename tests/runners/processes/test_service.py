@@ -104,14 +104,14 @@ async def test_a_stop_that_is_cancelled_kills_and_leaves_nothing(tmp_path: Path)
         service = await Service.start(
             "echo", MODULE, {"deaf": True}, log=tmp_path / "log", deadline_s=20, ledger=ledger
         )
-        [entry] = ledger.alive()
+        [entry] = ledger.entries()
         stopping = asyncio.create_task(service.stop(grace_s=60))
         await asyncio.sleep(0)
         stopping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stopping
         assert gone(service.pid, within_s=0.1)
-        assert ledger.alive() == []
+        assert ledger.entries() == []
         assert not Path(entry.facts["scratch"]).exists()
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from runners.processes.ledger import Ledger
-from runners.processes.process_tags import SANDBOX
+from runners.processes.process_tags import SANDBOX_TAG
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import OutcomeCode
 from runners.trajectory.record import RolloutRecord
@@ -71,7 +71,7 @@ def assert_planned_and_no_more(mini: Miniature) -> None:
         assert len({record.rollout_id for record in counting}) == len(counting) == PLANNED
         assert [(row.step, row.state) for row in store.steps()] == [(1, "done"), (2, "done")]
         assert [row.step for row in store.evaluations()] == [0, 2]
-        assert Ledger(store).alive() == []
+        assert Ledger(store).entries() == []
 
 
 def sandboxes_of(owners: set[int]) -> set[int]:
@@ -81,7 +81,7 @@ def sandboxes_of(owners: set[int]) -> set[int]:
         with suppress(OSError):
             environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
             marks = [
-                each for each in environment if each.startswith(f"{SANDBOX}=agentrl-".encode())
+                each for each in environment if each.startswith(f"{SANDBOX_TAG}=agentrl-".encode())
             ]
             if any(int(mark.split(b"-")[2]) in owners for mark in marks):
                 found.add(process)
@@ -171,7 +171,7 @@ def test_ctrl_c_drains_and_the_second_leaves_at_once(cluster: RayCluster, mini: 
     _, err = driver.communicate(timeout=60)
     assert driver.returncode == 130, err.decode()
     with mini.store() as store:
-        assert Ledger(store).alive() == []
+        assert Ledger(store).entries() == []
         codes = {record.outcome.code for record in store.rollouts()}
         assert not any(str(code).startswith(("infra", "internal")) for code in codes)
     eventually(lambda: not any(node.workers() for node in cluster.nodes), "workers are left")

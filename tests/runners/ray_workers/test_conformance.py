@@ -40,7 +40,7 @@ def stored(here: World) -> list[RolloutRecord]:
 
 def left(here: World) -> list[tuple[str, str]]:
     """What is registered still."""
-    return [(entry.kind, entry.name) for entry in here.ledger.alive()]
+    return [(entry.kind, entry.name) for entry in here.ledger.entries()]
 
 
 async def test_a_solved_attempt_went_through_every_stage(

@@ -69,7 +69,7 @@ async def test_a_lost_nodes_attempt_is_an_infrastructure_failure(
         assert not finished.shared
         assert await here.gateway.admin.healthy()
         assert (await here.gateway.http.get(f"{here.gateway.url}/health")).status == 200
-        assert here.ledger.alive() == []
+        assert here.ledger.entries() == []
         [event] = here.store.events("node_lost")
         assert event.data == {"node": "node/1", "reason": "somebody pulled the plug"}
 
@@ -117,7 +117,7 @@ async def test_an_attempt_that_its_worker_never_ends_is_given_up(
     asked = f"{shorter}guard_s:1.0}}"
     async with world("node", tmp_path, tokenizer_dir, asked, grace_s=0.0) as here:
         name = session_of(here.spec(), 0)
-        here.ledger.enter("session", name)
+        here.ledger.register("session", name)
         await here.gateway.admin.create_session(name)
         node, running = await with_a_deaf_worker(here)
         [flight] = here.tools.watch.in_flight()
@@ -128,7 +128,7 @@ async def test_an_attempt_that_its_worker_never_ends_is_given_up(
         assert record.outcome.code is OutcomeCode.INTERNAL_GUARD
         assert record.outcome.stage is Stage.HARNESS
         assert node.asked[-1] == "cancel"
-        assert here.ledger.alive() == []
+        assert here.ledger.entries() == []
         with pytest.raises(GatewayError, match="no session") as gone:
             await here.gateway.admin.stats(name)
         assert gone.value.status == 404
@@ -168,7 +168,7 @@ async def test_an_attempt_that_is_cancelled_before_it_comes_never_begins(tmp_pat
 
 async def test_what_is_cancelled_while_it_is_registered_leaves_again() -> None:
     worker = Worker()
-    entering = asyncio.create_task(worker.enter("sandbox", "one"))
+    entering = asyncio.create_task(worker.register("sandbox", "one"))
     [(_, entered)], _ = await worker.questions()
     entering.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -186,14 +186,14 @@ async def test_a_grading_that_nobody_waits_for_any_more_ends_with_its_worker(
         here.engine.say(*SOLUTION)
         running = asyncio.create_task(here.attempt())
         grading = "train-000001-000-00-a0-grade"
-        while grading not in {entry.name for entry in here.ledger.alive()}:
+        while grading not in {entry.name for entry in here.ledger.entries()}:
             await asyncio.sleep(0.001)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
         assert isinstance(here.tools.execute, RayExecutor)
         await here.tools.execute.close()
-        assert here.ledger.alive() == []
+        assert here.ledger.entries() == []
 
 
 async def test_a_cut_line_ends_the_run_and_not_the_attempt(

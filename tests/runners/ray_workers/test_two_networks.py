@@ -116,7 +116,7 @@ def test_sandboxes_on_another_machine_reach_the_gateway(
         assert len(records) == sum(record.counts for record in records) == 8
         assert all(record.turns for record in records)
         assert len(Counter(record.extra["node"] for record in records)) == 2
-        assert Ledger(store).alive() == []
+        assert Ledger(store).entries() == []
 
 
 def test_a_gateway_that_listens_on_loopback_is_refused_at_the_start(

@@ -22,7 +22,7 @@ from runners.ray_workers.ray import GRACE_S, RayExecutor
 from runners.rollouts.attempt import AttemptResult, RolloutSpec, RolloutTools
 from runners.rollouts.pool import Pool
 from runners.sandboxes.backends import make_backend
-from runners.sandboxes.registered import RegisteredBackend
+from runners.sandboxes.wrappers import RegisteredBackend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.tasks.grading import make_grader

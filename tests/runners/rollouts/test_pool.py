@@ -26,7 +26,7 @@ from runners.processes.recorder import StoreRecorder
 from runners.rollouts.attempt import RolloutSpec, RolloutTools
 from runners.rollouts.pool import BreakerOpen, Pool
 from runners.sandboxes.contract import SandboxError
-from runners.sandboxes.registered import RegisteredBackend
+from runners.sandboxes.wrappers import RegisteredBackend
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Task, VerdictKind
@@ -182,7 +182,7 @@ async def world(
             assert not backend.alive, "a sandbox was left"
             async with gateway.http.get(f"{gateway.url}/health") as answer:
                 assert (await answer.json())["sessions"] == 0, "a session was left"
-            assert backend.fails_to_close or not ledger.alive(), "the ledger names what is gone"
+            assert backend.fails_to_close or not ledger.entries(), "the ledger names what is gone"
         assert not tools.watch.in_flight(), "an attempt is still counted as in flight"
 
 

@@ -53,7 +53,7 @@ async def test_it_answers_both_signals_and_has_a_watchdog(
     folder, name = tmp_path / "diagnostics", service.name
     try:
         os.kill(service.pid, signal.SIGUSR1)
-        tasks = await written(folder, f"{name}-tasks-*.txt", " in parent_gone\n")
+        tasks = await written(folder, f"{name}-tasks-*.txt", " in wait_for_parent_exit\n")
         assert f"The tasks of {name} (process {service.pid})" in tasks
         os.kill(service.pid, signal.SIGUSR2)
         await written(folder, f"{name}-threads.txt", "runners/diagnostics/watchdog.py")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.processes.process_names import PREFIX, fresh_name
+from runners.processes.process_names import PREFIX, make_unique_name
 from runners.sandboxes.local import shared_memory as memory
 from runners.sandboxes.tree import copy_tree, remove_tree
 
@@ -77,9 +77,9 @@ def test_only_a_small_source_is_copied_into_memory(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_killed_run_is_given_back() -> None:
-    if (ours := memory.claim(fresh_name())) is None:
+    if (ours := memory.claim(make_unique_name())) is None:
         pytest.skip("no shared memory to execute from")
-    namespace, _, started, number = fresh_name().removeprefix(PREFIX).split("-")
+    namespace, _, started, number = make_unique_name().removeprefix(PREFIX).split("-")
     recycled = f"{PREFIX}{namespace}-{os.getpid()}-{int(started) - 1}-{number}"
     elsewhere = f"{PREFIX}{int(namespace) + 1}-{os.getpid()}-{int(started) - 1}-{number}"
     for name in (recycled, elsewhere):

@@ -75,13 +75,13 @@ async def test_it_is_told_what_the_configuration_says_and_ends_with_the_run(
     assert (told["tp_size"], told["dp_size"], told["random_seed"]) == (4, 2, 7)
     assert (told["weight_version"], told["reasoning_parser"]) == ("4", "qwen3")
     assert told["enable_return_routed_experts"] is True
-    assert [entry.kind for entry in run.ledger.alive()] == ["process"]
+    assert [entry.kind for entry in run.ledger.entries()] == ["process"]
     log = (tmp_path / "run" / "logs" / "engine.log").read_text()
     assert "fired up" in log
     await run.close()
     assert not lives(told["scheduler"])
     with RunStore.open(tmp_path / "run", read_only=True) as store:
-        assert Ledger(store).alive() == []
+        assert Ledger(store).entries() == []
 
 
 async def test_one_that_dies_while_it_loads_says_why(

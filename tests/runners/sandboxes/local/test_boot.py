@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runners.processes.process_tags import SANDBOX
+from runners.processes.process_tags import SANDBOX_TAG
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local import launcher
 from runners.sandboxes.local.backend import LocalBackend
@@ -27,7 +27,7 @@ def start(
     admit: Callable[[int], None] = lambda pid: None,
     limit: Callable[[int], None] = lambda pid: None,
 ) -> Start:
-    env = {SANDBOX: "none/0", "PATH": os.defpath}
+    env = {SANDBOX_TAG: "none/0", "PATH": os.defpath}
     return Start(argv, env, None, namespaced=namespaced, listens=False, admit=admit, limit=limit)
 
 

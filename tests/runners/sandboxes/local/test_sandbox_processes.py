@@ -13,7 +13,7 @@ import pytest
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.sandbox import LocalSandbox
-from runners.sandboxes.local.sandbox_processes import Inhabitant, inhabitants
+from runners.sandboxes.local.sandbox_processes import SandboxProcess, list_sandbox_processes
 from tests.runners.sandboxes.conftest import PROGRAM, settings
 
 
@@ -39,11 +39,11 @@ async def running(sandbox: LocalSandbox, *argv: str) -> AsyncIterator[None]:
         await asyncio.wait([work])
 
 
-async def seen(name: str, command: str) -> list[Inhabitant]:
+async def seen(name: str, command: str) -> list[SandboxProcess]:
     """Return the processes of a sandbox as soon as the command among them waits."""
     async with asyncio.timeout(20):
         while True:
-            found = inhabitants(name)
+            found = list_sandbox_processes(name)
             asleep = (each.state == "sleeping" for each in found if each.command == command)
             if any(asleep):  # not on its way there
                 return found
@@ -64,7 +64,7 @@ async def test_the_command_is_seen_with_its_state_and_only_in_its_own_sandbox(
     assert 0 <= process.age_s < 60
     assert process.parent in {each.pid for each in found}
     assert not any("2000" in each.command for each in found)
-    assert inhabitants("train-1-a1") == []
+    assert list_sandbox_processes("train-1-a1") == []
     await one.close()
     await other.close()
 

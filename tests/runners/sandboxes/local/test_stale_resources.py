@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.processes.process_names import PREFIX, fresh_name, is_orphan
-from runners.processes.process_tags import SANDBOX, kill_marked
+from runners.processes.process_names import PREFIX, is_stale, make_unique_name
+from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.resource_limits import HIERARCHIES
@@ -63,7 +63,7 @@ def marked(name: str) -> list[int]:
     found = []
     for process in Path("/proc").iterdir():
         try:
-            if f"{SANDBOX}={name}/".encode() in (process / "environ").read_bytes():
+            if f"{SANDBOX_TAG}={name}/".encode() in (process / "environ").read_bytes():
                 found.append(int(process.name))
         except (OSError, ValueError):
             continue
@@ -111,7 +111,7 @@ async def test_the_next_backend_leaves_nothing_of_a_killed_driver(
         pytest.skip(f"{PROGRAM[isolation]} is not installed")
     root = tmp_path / "root"
     name = killed_driver(root, isolation, source)
-    assert is_orphan(name)
+    assert is_stale(name)
     if isolation == "none":
         assert marked(name), "what left its process group lives on"
     backend = LocalBackend(settings(isolation=isolation), root)  # as a resume makes it
@@ -149,23 +149,23 @@ async def test_a_command_cannot_end_its_sandbox_by_pretending_that_the_driver_di
 
 
 def test_a_name_that_is_no_backend_s_is_nobody_s_orphan() -> None:
-    own = fresh_name()
-    assert not is_orphan(own)
+    own = make_unique_name()
+    assert not is_stale(own)
     namespace, pid, started, _ = own.removeprefix(PREFIX).split("-")
-    assert is_orphan(f"{PREFIX}{namespace}-{pid}-{int(started) + 1}-0")
+    assert is_stale(f"{PREFIX}{namespace}-{pid}-{int(started) + 1}-0")
     for name in ("agentrl-gateway-abc", "agentrl-", "other-1-2-3-4", f"{PREFIX}{pid}-0", "x"):
-        assert not is_orphan(name)
+        assert not is_stale(name)
 
 
 def test_only_what_bears_the_very_mark_is_killed() -> None:
     sleeper = ["sleep", "100"]
     with (
-        subprocess.Popen(sleeper, env={SANDBOX: "test-kill/1"}) as ours,
-        subprocess.Popen(sleeper, env={SANDBOX: "test-kill/11"}) as longer,
-        subprocess.Popen(sleeper, env={f"X{SANDBOX}": "test-kill/1"}) as other,
+        subprocess.Popen(sleeper, env={SANDBOX_TAG: "test-kill/1"}) as ours,
+        subprocess.Popen(sleeper, env={SANDBOX_TAG: "test-kill/11"}) as longer,
+        subprocess.Popen(sleeper, env={f"X{SANDBOX_TAG}": "test-kill/1"}) as other,
     ):
         wait_until(lambda: len(marked("test-kill")) == 3)
-        assert kill_marked(SANDBOX, "test-kill/1".__eq__) == 1
+        assert kill_tagged(SANDBOX_TAG, "test-kill/1".__eq__) == 1
         assert ours.wait() == -signal.SIGKILL
         assert (longer.poll(), other.poll()) == (None, None)
         longer.kill()

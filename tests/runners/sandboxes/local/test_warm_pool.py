@@ -1,4 +1,4 @@
-"""Rooms made ahead: used once, by sandboxes with the same mounts, and gone with their backend."""
+"""Warm sandboxes: used once, by sandboxes with the same mounts, and gone with their backend."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from runners.sandboxes.contract import SandboxError
 from runners.sandboxes.remote import archive
-from runners.sandboxes.remote.archive import Pack, unpack
+from runners.sandboxes.remote.archive import ArchiveWriter, unpack
 from runners.sandboxes.remote.machine import AGENT_ID
 
 
@@ -84,8 +84,8 @@ def test_a_workspace_that_is_too_large_is_refused(
 def test_one_that_was_cut_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "file").write_bytes(b"some" * 10_000)
-    with Pack(tmp_path / "whole") as pack:
-        pack.writable("/workspace", tmp_path / "tree")
+    with ArchiveWriter(tmp_path / "whole") as pack:
+        pack.add_writable("/workspace", tmp_path / "tree")
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:100])
     (tmp_path / "target").mkdir()
     with pytest.raises(SandboxError, match="cannot be unpacked"):
@@ -99,9 +99,9 @@ def test_what_is_packed_names_nobody_of_the_host(tmp_path: Path) -> None:
     (tree / "locked").chmod(0o400)
     (tree / "program").write_text("x")
     (tree / "program").chmod(0o777)
-    with Pack(tmp_path / "packed") as pack:
-        pack.writable("/workspace", tree)
-        pack.readonly("/opt/tree", tree)
+    with ArchiveWriter(tmp_path / "packed") as pack:
+        pack.add_writable("/workspace", tree)
+        pack.add_readonly("/opt/tree", tree)
     with tarfile.open(tmp_path / "packed") as tar:
         found = {info.name: info for info in tar}
     assert {(info.uname, info.gname) for info in found.values()} == {("", "")}

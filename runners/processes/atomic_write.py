@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runners.processes.process_names import fresh_name, is_orphan
+from runners.processes.process_names import is_stale, make_unique_name
 
 
 @contextmanager
-def building(place: Path) -> Iterator[Path]:
+def atomic_directory(place: Path) -> Iterator[Path]:
     """Give a directory beside ``place``, which takes its name when the block ends without an error.
 
     If another process was faster, its directory stays. What killed processes left half built goes.
@@ -19,9 +19,9 @@ def building(place: Path) -> Iterator[Path]:
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     for other in place.parent.glob(f".{place.name}.*"):
-        if is_orphan(other.name.rpartition(".")[2]):
+        if is_stale(other.name.rpartition(".")[2]):
             shutil.rmtree(other, ignore_errors=True)
-    directory = place.with_name(f".{place.name}.{fresh_name()}")
+    directory = place.with_name(f".{place.name}.{make_unique_name()}")
     directory.mkdir()
     try:
         yield directory
