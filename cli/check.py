@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launch.preflight import Problem
     from runners.engines.capabilities import Finding
     from runners.preflight.check import DialBack
-    from runners.tasks.loading import Report
+    from runners.tasks.loading import DatasetReport
 
 EXAMPLES = examples(
     "agentrl check",
@@ -45,10 +45,10 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
     from launch.preflight import preflight, refuse_fatal
     from runners.harnesses.registry import install_harness
     from runners.preflight.check import check_run
-    from runners.tasks.datasets import check_tasks
+    from runners.tasks.datasets import check_dataset
 
     job = new_job(overrides or [], kind="check")
-    tasks = check_tasks(job.config.task)
+    tasks = check_dataset(job.config.task)
     with stderr().status(f"harness={job.config.harness.kind}: looking for the program…"):
         install_harness(job.config.harness)
     problems = preflight(job.config, job.run_dir)
@@ -82,7 +82,7 @@ def _document(
     config: Config,
     problems: list[Problem],
     found: DialBack,
-    tasks: Report | None,
+    tasks: DatasetReport | None,
     engine: list[Finding],
 ) -> dict[str, Any]:
     return {
@@ -114,7 +114,7 @@ def _show_engine(findings: list[Finding]) -> None:
         stdout().print(line, markup=False, soft_wrap=True)
 
 
-def _show(config: Config, found: DialBack, tasks: Report | None) -> None:
+def _show(config: Config, found: DialBack, tasks: DatasetReport | None) -> None:
     from rich.table import Table
 
     from conf.sections.moe import MoeModel

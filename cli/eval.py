@@ -98,11 +98,11 @@ def _check(jobs: list[Job]) -> None:
     """Refuse what cannot run, before the first of them does."""
     from conf.sections.task import SwebenchTaskConfig
     from launch.preflight import preflight, refuse_fatal
-    from runners.tasks.files import refuse_path
+    from runners.tasks.dataset_files import check_path
 
     for job in jobs:
         if isinstance(job.config.task, SwebenchTaskConfig) and job.config.task.path is not None:
-            refuse_path(job.config.task.path)
+            check_path(job.config.task.path)
     problems = dict.fromkeys(
         problem for job in jobs for problem in preflight(job.config, job.run_dir, trains=False)
     )

@@ -29,7 +29,7 @@ def is_tarball(path: Path | None) -> bool:
     return path is not None and path.name.endswith(TARBALL)
 
 
-def place(harness: HarnessConfig) -> Path | None:
+def program_path(harness: HarnessConfig) -> Path | None:
     """Return where a harness's program is, whether or not it is there; None: it is our own."""
     match harness:
         case ClaudeCodeHarnessConfig():
@@ -41,7 +41,7 @@ def place(harness: HarnessConfig) -> Path | None:
     return None
 
 
-def given(harness: HarnessConfig) -> str:
+def user_override(harness: HarnessConfig) -> str:
     """Return the override that names a program of the user's own; empty: none does."""
     match harness:
         case ClaudeCodeHarnessConfig() | CodexHarnessConfig() if harness.binary is not None:
@@ -53,24 +53,24 @@ def given(harness: HarnessConfig) -> str:
 
 def claude_code(harness: ClaudeCodeHarnessConfig) -> Path:
     """Return Claude Code's path, whether or not it is there: as given, or in our cache."""
-    return _given(harness.binary) or _cached("claude-code", harness.version) / "claude"
+    return _given_path(harness.binary) or _cache_path("claude-code", harness.version) / "claude"
 
 
 def codex(harness: CodexHarnessConfig) -> Path:
     """Return Codex's path, whether or not it is there: as given, or in our cache."""
-    return _given(harness.binary) or _cached("codex", harness.version) / "codex"
+    return _given_path(harness.binary) or _cache_path("codex", harness.version) / "codex"
 
 
 def mini_swe_agent(harness: MiniSweAgentHarnessConfig) -> Path:
     """Return mini-swe-agent's directory, whether or not it is there: as given, or in our cache."""
     if harness.directory is not None:
         return harness.directory.absolute()
-    return _cached("mini-swe-agent", harness.version)
+    return _cache_path("mini-swe-agent", harness.version)
 
 
-def _given(binary: Path | None) -> Path | None:
+def _given_path(binary: Path | None) -> Path | None:
     return None if binary is None or is_tarball(binary) else binary.absolute()
 
 
-def _cached(name: str, version: str) -> Path:
+def _cache_path(name: str, version: str) -> Path:
     return cache_root() / "programs" / f"{name}-{version}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
-from conf.programs import TITLES, given, place
+from conf.programs import TITLES, program_path, user_override
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig, SglangLaunchEngineConfig
 from conf.sections.harness import PROMPT_TOKENS, NativeHarnessConfig
@@ -141,10 +141,10 @@ def _isolation(isolation: str) -> Iterator[Problem]:
 
 
 def _harness(config: Config) -> Iterator[Problem]:
-    harness, program = config.harness, place(config.harness)
+    harness, program = config.harness, program_path(config.harness)
     if isinstance(harness, NativeHarnessConfig) or program is None:
         return
-    own = given(harness)
+    own = user_override(harness)
     if not program.exists():
         install = f"agentrl check harness={harness.kind} {own}".rstrip()
         yield Problem(

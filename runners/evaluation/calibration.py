@@ -24,7 +24,7 @@ from runners.runtime.driver import End, Interrupted
 from runners.runtime.services import running_grader
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Grader, Task, Verdict, VerdictKind
-from runners.tasks.stored import patch_of
+from runners.tasks.patch_record import decode_patch
 
 EVENT = "calibrated"
 
@@ -101,7 +101,7 @@ class _Calibration:
                 return
             gold, empty = [
                 await grader.grade(
-                    task, patch_of(diff, {}), name=f"{task.id}-{name}", deadline_s=deadline_s
+                    task, decode_patch(diff, {}), name=f"{task.id}-{name}", deadline_s=deadline_s
                 )
                 for name, diff in (("gold", task.gold_patch), ("empty", ""))
             ]

@@ -30,7 +30,7 @@ from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Grader, Task, Verdict, VerdictKind
 from runners.tasks.datasets import load_tasks
-from runners.tasks.stored import patch_of
+from runners.tasks.patch_record import decode_patch
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 
@@ -168,7 +168,7 @@ class _Regrade:
         async with room:
             verdict = await grader.grade(
                 task,
-                patch_of(record.patch, record.extra),
+                decode_patch(record.patch, record.extra),
                 name=f"{record.session_id}-regrade",
                 deadline_s=self._config.rollout.deadlines.grade_s,
             )

@@ -34,7 +34,7 @@ from runners.evaluation.statistics import (
 from runners.evaluation.swebench_files import Submission, causes, instances
 from runners.store.json_text import dumps
 from runners.store.run_store import RunStore
-from runners.tasks.stored import patch_of
+from runners.tasks.patch_record import decode_patch
 from runners.trajectory.outcome import Stage
 from runners.trajectory.record import RolloutRecord
 
@@ -159,7 +159,7 @@ class Results:
         return [
             Submission(
                 row.instance.task,
-                patch_of(record.patch, record.extra),
+                decode_patch(record.patch, record.extra),
                 None if column(record) == "error" else record.solved,
                 str((record.verdict or {}).get("reason", "")),
             )

@@ -21,9 +21,9 @@ from runners.store.json_text import dumps
 from runners.store.store_error import store_error
 from runners.tasks.contract import EvalScript, Patch, Task
 from runners.tasks.graders.logs import log_file
-from runners.tasks.graders.official import UNREAD, installed, official_report, test_spec
+from runners.tasks.graders.official import EMPTY_REPORT, build_spec, is_installed, read_report
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY
-from runners.tasks.stored import kept_text
+from runners.tasks.patch_record import encode_patch_text
 
 INSTANCES = "instances.jsonl"
 LOGS = Path("logs", "run_evaluation")
@@ -44,7 +44,7 @@ class Submission:
     @property
     def text(self) -> str:
         """The patch as predictions have it; empty for one that was refused."""
-        return kept_text(self.patch)
+        return encode_patch_text(self.patch)
 
     @property
     def looked_at(self) -> bool:
@@ -96,7 +96,7 @@ def causes(run_dir: Path, submissions: Iterable[Submission]) -> dict[str, Cause]
     without the package.
     """
     failed = [s for s in submissions if not s.solved and s.looked_at]
-    if not failed or not installed():
+    if not failed or not is_installed():
         return {}
     from swebench.harness.infra_failure import TIER_ENVIRONMENT, classify_logs
 
@@ -141,9 +141,9 @@ def _write(run_dir: Path, folder: Path, submission: Submission) -> None:
 
 def _report(submission: Submission, log: Path) -> dict[str, Any]:
     """Return what the package says of a log, with our verdict: a log can be forged."""
-    said = {**UNREAD, "patch_successfully_applied": submission.reason != DOES_NOT_APPLY}
-    if log.exists() and installed():
-        said = official_report(submission.task, test_spec(submission.task), log)
+    said = {**EMPTY_REPORT, "patch_successfully_applied": submission.reason != DOES_NOT_APPLY}
+    if log.exists() and is_installed():
+        said = read_report(submission.task, build_spec(submission.task), log)
     return {**said, "resolved": submission.solved}
 
 

@@ -37,7 +37,7 @@ from runners.rollouts.attempt import Attempt, AttemptContext, AttemptResult, Rol
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.wrappers import RegisteredBackend
 from runners.tasks.grading import make_grader
-from runners.tasks.workspaces import Workspaces
+from runners.tasks.task_repositories import TaskRepositories
 from runners.trajectory.record import RolloutRecord, Turn
 
 HEARTBEAT_S = 1.0
@@ -216,8 +216,8 @@ class Worker:
         )
         registered = faults.backend(RegisteredBackend(backend, self))
         cache = cache_root() / "workspaces"
-        workspaces = Workspaces(registered, cache)
-        parcels = Parcels(cache, partial(self._ask, "repository"), workspaces.ready)
+        repositories = TaskRepositories(registered, cache)
+        parcels = Parcels(cache, partial(self._ask, "repository"), repositories.ensure)
         self._relay = Relay(settings.gateway_url, root)
         self._tools = faults.tools(
             AttemptContext(

@@ -33,8 +33,8 @@ from runners.sandboxes.contract import SandboxSpec
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.tasks.datasets import load_tasks
-from runners.tasks.toolbox import agent_environment, agent_mounts
-from runners.tasks.workspaces import Workspaces
+from runners.tasks.pytest_mounts import agent_environment, agent_mounts
+from runners.tasks.task_repositories import TaskRepositories
 from runners.training.bootstrap.tiny import tiny_directory
 from runners.trajectory.record import RolloutRecord, Turn
 
@@ -135,8 +135,8 @@ class _Replay:
                 make_backend, config.sandbox, self._work / "sandboxes"
             )
             exits.push_async_callback(backend.close)
-            workspaces = Workspaces(backend, cache_root() / "workspaces")
-            task = await workspaces.ready(self._task)
+            repositories = TaskRepositories(backend, cache_root() / "workspaces")
+            task = await repositories.ensure(self._task)
             RunStore.create(run, {}).close()
             settings = gateway_settings(
                 config, run_dir=run, engine_url=NOWHERE, tokenizer=self._tokenizer

@@ -30,10 +30,10 @@ from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, Sa
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
-from runners.tasks.patch import take
-from runners.tasks.stored import kept_extra, kept_text
-from runners.tasks.toolbox import agent_environment, agent_mounts
-from runners.tasks.workspaces import as_it_is
+from runners.tasks.patch import capture_patch
+from runners.tasks.patch_record import encode_patch_extra, encode_patch_text
+from runners.tasks.pytest_mounts import agent_environment, agent_mounts
+from runners.tasks.task_repositories import use_repository_as_is
 from runners.trajectory.outcome import Outcome, OutcomeClass, OutcomeCode, Stage, advance
 from runners.trajectory.record import RolloutRecord, Turn
 
@@ -71,7 +71,7 @@ class AttemptContext:
     watch: AttemptWatch
     max_turns: int | None = None
     """Model calls of an attempt, whichever of its agents makes them; None: no limit."""
-    ready: Callable[[Task], Awaitable[Task]] = as_it_is
+    ready: Callable[[Task], Awaitable[Task]] = use_repository_as_is
     """Has a task's repository made; raises SandboxError."""
 
 
@@ -207,7 +207,7 @@ class Attempt:
                 async with self._doing(
                     Stage.PATCH, deadlines.patch_s, OutcomeCode.INFRA_SANDBOX_LOST
                 ):
-                    self._patch = await take(self._task, sandbox)
+                    self._patch = await capture_patch(self._task, sandbox)
                     if self._patch.tampered:
                         self._extra["tampered"] = list(self._patch.tampered)
             async with self._doing(Stage.FINISH, deadlines.turn_s, OutcomeCode.INFRA_GATEWAY):
@@ -372,10 +372,10 @@ class Attempt:
             else None,
             solved=solved,
             final_message=self._harness.final_message if self._harness else "",
-            patch=kept_text(self._patch) if self._patch else "",
+            patch=encode_patch_text(self._patch) if self._patch else "",
             verdict=verdict_dict(self._verdict),
             timings=dict(self._timings),
-            extra=self._extra | (kept_extra(self._patch) if self._patch else {}),
+            extra=self._extra | (encode_patch_extra(self._patch) if self._patch else {}),
         )
 
 

@@ -50,7 +50,7 @@ from runners.sandboxes.wrappers import RegisteredBackend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Grader
 from runners.tasks.grading import make_grader
-from runners.tasks.workspaces import Workspaces
+from runners.tasks.task_repositories import TaskRepositories
 from runners.training.routing.shape import routing_shape
 from runners.trajectory.routing import RoutingShape
 
@@ -190,11 +190,11 @@ def _tools(
     watch: AttemptWatch,
 ) -> RolloutTools:
     """``gateway`` is what it announced."""
-    workspaces = Workspaces(backend, cache_root() / "workspaces")
+    repositories = TaskRepositories(backend, cache_root() / "workspaces")
     return RolloutTools(
         backend=backend,
         harness=make_harness(config.harness, config.scenario),
-        grader=make_grader(backend, config.task, workspaces.ready, store.run_dir),
+        grader=make_grader(backend, config.task, repositories.ensure, store.run_dir),
         gateway=admin,
         gateway_url=config.gateway.public_url or gateway["url"],
         gateway_control=Path(gateway["control"]),
@@ -206,7 +206,7 @@ def _tools(
         ledger=ledger,
         watch=watch,
         max_turns=config.harness.max_turns,
-        ready=workspaces.ready,
+        ready=repositories.ensure,
     )
 
 
@@ -251,8 +251,8 @@ async def running_grader(config: Config, store: RunStore) -> AsyncIterator[Grade
         sandboxes = await _backend(config, exits, store.run_dir)
         backend = RegisteredBackend(sandboxes, StoreRecorder(store, ledger))
         await reap(ledger, backend)
-        workspaces = Workspaces(backend, cache_root() / "workspaces")
-        yield make_grader(backend, config.task, workspaces.ready, store.run_dir)
+        repositories = TaskRepositories(backend, cache_root() / "workspaces")
+        yield make_grader(backend, config.task, repositories.ensure, store.run_dir)
 
 
 async def start_engine(

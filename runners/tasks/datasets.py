@@ -8,7 +8,13 @@ from conf.schema import Config
 from conf.sections.task import BugfixTaskConfig, TaskConfig
 from runners.tasks import bugfix, builtin
 from runners.tasks.contract import Task
-from runners.tasks.loading import FileTask, Report, load, refuse_faults, validate
+from runners.tasks.loading import (
+    DatasetReport,
+    FileTask,
+    load_dataset,
+    raise_for_faults,
+    read_dataset,
+)
 
 
 def load_tasks(config: Config) -> list[Task]:
@@ -19,8 +25,8 @@ def load_tasks(config: Config) -> list[Task]:
     """
     family = config.task
     if not isinstance(family, BugfixTaskConfig):
-        tasks = load(family, path_of(family))
-        _refuse_few(config, sum(task.split == "train" for task in tasks))
+        tasks = load_dataset(family, find_dataset(family))
+        _check_enough(config, sum(task.split == "train" for task in tasks))
         return tasks
     name = f"bugfix-{bugfix.VERSION}-seed{config.seed}-{family.train_tasks}-{family.held_out_tasks}"
     return bugfix.build(
@@ -31,7 +37,7 @@ def load_tasks(config: Config) -> list[Task]:
     )
 
 
-def _refuse_few(config: Config, found: int) -> None:
+def _check_enough(config: Config, found: int) -> None:
     """Raise ConfigError if a step would need a task twice: a file's length is known only now."""
     wanted = config.run.tasks_per_step if config.run.steps else 0
     if found >= wanted:
@@ -43,19 +49,19 @@ def _refuse_few(config: Config, found: int) -> None:
     raise ConfigError([f"{has}, run.tasks_per_step={wanted}: {mend}"])
 
 
-def check_tasks(family: TaskConfig) -> Report | None:
+def check_dataset(family: TaskConfig) -> DatasetReport | None:
     """Read a whole dataset and return what is in it; None for generated tasks.
 
     Raises DatasetError, which names every malformed row.
     """
     if isinstance(family, BugfixTaskConfig):
         return None
-    report = validate(family, path_of(family))
-    refuse_faults(report)
+    report = read_dataset(family, find_dataset(family))
+    raise_for_faults(report)
     return report
 
 
-def path_of(family: FileTask) -> str:
+def find_dataset(family: FileTask) -> str:
     """Return the dataset's file or name; the built-in set is made first."""
     if family.path is not None:
         return family.path

@@ -14,7 +14,7 @@ _NAME = re.compile(rf"^(---|\+\+\+|rename from|rename to) ({_QUOTED}|[^\t\n]*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class DiffPaths:
     """The paths of a diff."""
 
     all: frozenset[str]
@@ -23,7 +23,7 @@ class Names:
     """Those that are there before it is applied."""
 
 
-def names_of(diff: str) -> Names:
+def read_paths(diff: str) -> DiffPaths:
     """Return the paths that a diff in git's format names; hunks are passed over."""
     before: set[str] = set()
     after: set[str] = set()
@@ -36,21 +36,21 @@ def names_of(diff: str) -> Names:
             continue
         if hunk := _HUNK.match(line):
             left = [int(count) for count in hunk.groups(default="1")]
-        elif line.startswith("diff --git ") and (path := _of_header(line)):
+        elif line.startswith("diff --git ") and (path := _header_path(line)):
             after.add(path)
         elif (name := _NAME.match(line)) and (path := _path(name[2])) != "/dev/null":
             (before if name[1] in ("---", "rename from") else after).add(path)
-    return Names(frozenset(before | after), frozenset(before))
+    return DiffPaths(frozenset(before | after), frozenset(before))
 
 
-def unquoted(name: str) -> str:
+def unquote_path(name: str) -> str:
     """Return a path as it is: git quotes unusual ones as C strings."""
     if not name.startswith('"'):
         return name
     return os.fsdecode(codecs.escape_decode(name[1:-1].encode())[0])
 
 
-def _of_header(line: str) -> str:
+def _header_path(line: str) -> str:
     """Return the path of a header whose both paths are the same; "" for a rename, which says its
     names in lines of its own.
     """
@@ -64,5 +64,5 @@ def _of_header(line: str) -> str:
 
 
 def _path(word: str) -> str:
-    path = unquoted(word)
+    path = unquote_path(word)
     return path[2:] if path.startswith(("a/", "b/")) else path

@@ -22,10 +22,10 @@ from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
 from runners.tasks.graders import JUDGES
 from runners.tasks.graders.decorators import OncePerPatch, Ready, ReadyFirst, SecondLook
 from runners.tasks.graders.logs import KeptLogs
-from runners.tasks.graders.verdicts import DOES_NOT_APPLY, verdict
-from runners.tasks.patch import git_environment, make_repository, run_git
-from runners.tasks.protection import touched
-from runners.tasks.toolbox import fitting
+from runners.tasks.graders.verdicts import DOES_NOT_APPLY, make_verdict
+from runners.tasks.patch import git_environment, init_git_dir, run_git
+from runners.tasks.protection import find_tampered
+from runners.tasks.pytest_mounts import filter_mounts
 
 
 def make_grader(backend: SandboxBackend, task: TaskConfig, ready: Ready, run_dir: Path) -> Grader:
@@ -47,18 +47,18 @@ class SandboxGrader:
         """Grade a patch; ``name`` names the sandbox."""
         started = time.monotonic()
         if patch.refused:
-            return verdict(task, VerdictKind.UNSOLVED, patch.refused)
+            return make_verdict(task, VerdictKind.UNSOLVED, patch.refused)
         try:
             found = await self._grade(task, patch, name, deadline_s)
         except (AgentrlError, OSError, subprocess.SubprocessError) as error:
-            found = verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
+            found = make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
         return replace(found, duration_s=time.monotonic() - started)
 
     async def _grade(self, task: Task, patch: Patch, name: str, deadline_s: float) -> Verdict:
         judge = JUDGES[task.grading.kind]
 
         def change(workspace: Path) -> None:
-            refusal = prepare(task, patch, workspace)
+            refusal = apply_patch(task, patch, workspace)
             if refusal:
                 raise _DoesNotApplyError(refusal)
 
@@ -66,7 +66,7 @@ class SandboxGrader:
             name,
             task.repo,
             "none",
-            mounts=fitting(judge.mounts(task), task.image),
+            mounts=filter_mounts(judge.mounts(task), task.image),
             change=change,
             image=task.image,
             workdir=task.workdir,
@@ -75,7 +75,7 @@ class SandboxGrader:
             sandbox = await self._backend.create(spec)
         except _DoesNotApplyError as error:
             log = str(error).encode()
-            return verdict(task, VerdictKind.UNSOLVED, DOES_NOT_APPLY, log=log)
+            return make_verdict(task, VerdictKind.UNSOLVED, DOES_NOT_APPLY, log=log)
         try:
             return await judge.judge(task, sandbox, deadline_s)
         finally:
@@ -94,14 +94,14 @@ async def _close(sandbox: Sandbox) -> None:
         return
 
 
-def prepare(task: Task, patch: Patch, workspace: Path) -> str:
+def apply_patch(task: Task, patch: Patch, workspace: Path) -> str:
     """Apply a patch to a fresh workspace and put protected files back; return git's refusal if any.
 
     Raises OSError and SubprocessError. Git neither follows symbolic links nor writes into ``.git``.
     """
     if patch.diff:
         with tempfile.TemporaryDirectory(dir=workspace.parent) as scratch:
-            make_repository(Path(scratch))
+            init_git_dir(Path(scratch))
             environment = git_environment(Path(scratch), workspace)
             done = run_git(environment, "apply", "--whitespace=nowarn", "-", stdin=patch.diff)
         said = done.stderr.decode(errors="replace").strip()
@@ -109,12 +109,12 @@ def prepare(task: Task, patch: Patch, workspace: Path) -> str:
             raise OSError(f"git apply ended with {done.returncode}: {said[-400:]}")
         if done.returncode:
             return said or f"git apply ended with {done.returncode}"
-    for path in touched(task, workspace):
-        restore(task.repo, workspace, path)
+    for path in find_tampered(task, workspace):
+        restore_path(task.repo, workspace, path)
     return ""
 
 
-def restore(pristine: Path, workspace: Path, relative: str) -> None:
+def restore_path(pristine: Path, workspace: Path, relative: str) -> None:
     """Make a protected path what it was, whatever the patch put there or on the way there."""
     at = workspace
     for part in relative.split("/")[:-1]:

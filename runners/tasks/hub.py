@@ -30,18 +30,18 @@ class HubError(AgentrlError):
     exit_code = ExitCode.DATA_REFUSED
 
 
-class HubGoneError(HubError):
+class HubUnreachableError(HubError):
     """The hub does not answer, and the cache has not got the dataset."""
 
     exit_code = ExitCode.SERVICE_GONE
 
 
-def is_name(path: str) -> bool:
+def is_dataset_name(path: str) -> bool:
     """Whether ``path`` may name a dataset: ``OWNER/NAME``, ``OWNER/NAME@REVISION:SPLIT``."""
     return NAME.fullmatch(path) is not None
 
 
-def split_files(path: str) -> list[Path]:
+def fetch_split(path: str) -> list[Path]:
     """Return the files of a dataset's split, in their order; fetched unless they are in the cache.
 
     A commit as revision is asked for once. Raises HubError.
@@ -56,8 +56,8 @@ def split_files(path: str) -> list[Path]:
             f"task.path={path} is no file; to read it from the hub: pip install huggingface_hub"
         ) from error
     try:
-        found = _fetched(named["repo"], named["revision"], split)
-        splits = [] if found else _splits(named["repo"], named["revision"])
+        found = _download(named["repo"], named["revision"], split)
+        splits = [] if found else _list_splits(named["repo"], named["revision"])
     except (HTTPError, OSError, ValueError) as error:
         raise _hub_error(path, named["repo"], named["revision"], error) from error
     if not found:
@@ -71,14 +71,14 @@ def split_files(path: str) -> list[Path]:
         )
     shards = _SHARDS.fullmatch(found[0].name)
     if shards is not None and len(found) < int(shards[1]):  # a download that was cut off, offline
-        raise HubGoneError(
+        raise HubUnreachableError(
             f"task.path={path}: the cache has {len(found)} of the {int(shards[1])} files of the "
             "split, and the hub cannot be reached: fetch them where there is a network"
         )
     return found
 
 
-def _fetched(repo: str, revision: str | None, split: str) -> list[Path]:
+def _download(repo: str, revision: str | None, split: str) -> list[Path]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -92,7 +92,7 @@ def _fetched(repo: str, revision: str | None, split: str) -> list[Path]:
     return [file for file in every if _split_of(str(file.relative_to(folder))) == split]
 
 
-def _splits(repo: str, revision: str | None) -> list[str]:
+def _list_splits(repo: str, revision: str | None) -> list[str]:
     from huggingface_hub import HfApi
 
     files = HfApi().dataset_info(repo, revision=revision).siblings or ()
@@ -122,7 +122,7 @@ def _hub_error(path: str, repo: str, revision: str | None, error: Exception) -> 
         case errors.RevisionNotFoundError():
             return HubError(f"task.path={path}: {repo} has no revision {revision}")
     text = " ".join(str(error).split())[:200]
-    return HubGoneError(
+    return HubUnreachableError(
         f"task.path={path}: the hub cannot be reached and its cache has not got {repo} ({text}): "
         "fetch it where there is a network (huggingface-cli download --repo-type dataset "
         f"{repo}), or give a file"

@@ -21,13 +21,13 @@ from runners.tasks.contract import (
     ProScripts,
     Task,
 )
-from runners.tasks.diffs import names_of
-from runners.tasks.files import DatasetError, rows_of
-from runners.tasks.graders.official import check_parser, installed
-from runners.tasks.repositories import SourceError, find_source, head_of
+from runners.tasks.dataset_files import DatasetError, read_rows
+from runners.tasks.diffs import read_paths
+from runners.tasks.graders.official import check_parser, is_installed
+from runners.tasks.pinned_repositories import SourceError, find_source, read_head
+from runners.tasks.pytest_mounts import pytest_mounts
 from runners.tasks.rows import AnyRow, CommandRow, ProRow, ScriptRow, SwebenchRow, read_row
-from runners.tasks.swebench import eval_script, package_fields, parser_of, runs_pytest
-from runners.tasks.toolbox import pytest_mounts
+from runners.tasks.swebench import build_eval_script, encode_package_row, parser_name, uses_pytest
 
 FileTask = SwebenchTaskConfig | JsonlTaskConfig
 SHOWN = 20
@@ -36,7 +36,7 @@ WORD = re.compile(r"[\w./-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DatasetReport:
     """What a dataset holds."""
 
     path: str
@@ -49,27 +49,27 @@ class Report:
     repositories: dict[str, int] = field(default_factory=dict)
 
 
-def validate(config: FileTask, path: str) -> Report:
+def read_dataset(config: FileTask, path: str) -> DatasetReport:
     """Read a whole dataset and say everything that is wrong with it; raises DatasetError if it
     cannot be read at all.
     """
     tasks: list[Task] = []
     faults: list[str] = []
     seen: dict[str, str] = {}
-    for place, row in rows_of(path):
+    for place, row in read_rows(path):
         try:
             if isinstance(row, str):
                 raise ValueError(row)
             read = read_row(row)
             if read.instance_id in seen:
                 raise ValueError(f"{read.instance_id} is in {seen[read.instance_id]} already")
-            tasks.append(task_of(read, config, beside=Path(path).parent))
+            tasks.append(build_task(read, config, beside=Path(path).parent))
             seen[read.instance_id] = str(place)
         except ValidationError as error:
-            faults.append(f"{place}: {_said(error)}")
+            faults.append(f"{place}: {_format_errors(error)}")
         except (ValueError, OSError, SourceError) as error:
             faults.append(f"{place}: {' '.join(str(error).split())}")
-    return Report(
+    return DatasetReport(
         path=path,
         tasks=tuple(tasks),
         faults=tuple(faults),
@@ -78,13 +78,13 @@ def validate(config: FileTask, path: str) -> Report:
     )
 
 
-def load(config: FileTask, path: str) -> list[Task]:
+def load_dataset(config: FileTask, path: str) -> list[Task]:
     """Return the tasks of a dataset without fault.
 
     Raises DatasetError, which names every fault, and ToolboxError.
     """
-    report = validate(config, path)
-    refuse_faults(report, shown=SHOWN)
+    report = read_dataset(config, path)
+    raise_for_faults(report, shown=SHOWN)
     pytest_mounts()  # now, rather than in every sandbox
     train = 0
     if isinstance(config, JsonlTaskConfig):
@@ -100,7 +100,7 @@ def load(config: FileTask, path: str) -> list[Task]:
     ]
 
 
-def refuse_faults(report: Report, *, shown: int | None = None) -> None:
+def raise_for_faults(report: DatasetReport, *, shown: int | None = None) -> None:
     """Raise DatasetError, which names the malformed rows, if there are any; or no row at all."""
     if report.faults:
         lines = list(report.faults[:shown])
@@ -113,10 +113,10 @@ def refuse_faults(report: Report, *, shown: int | None = None) -> None:
         raise DatasetError(f"{report.path} has no rows")
 
 
-def task_of(row: AnyRow, config: FileTask, *, beside: Path) -> Task:
+def build_task(row: AnyRow, config: FileTask, *, beside: Path) -> Task:
     """Return the task of a row; raises ValueError, OSError and SourceError."""
     source = find_source(row.repo_path, row.repo, beside, config.repositories)
-    commit = row.base_commit or head_of(source)
+    commit = row.base_commit or read_head(source)
     fail_to_pass = () if isinstance(row, ScriptRow) else row.fail_to_pass
     pass_to_pass = () if isinstance(row, ScriptRow) else row.pass_to_pass
     if isinstance(row, SwebenchRow | ProRow) and not fail_to_pass:
@@ -132,33 +132,33 @@ def task_of(row: AnyRow, config: FileTask, *, beside: Path) -> Task:
         problem_statement=row.problem_statement,
         fail_to_pass=fail_to_pass,
         pass_to_pass=pass_to_pass,
-        protected=_protected(row),
+        protected=_protected_paths(row),
         gold_patch=row.patch,
         kind=row.repo or Path(source).stem,
-        grading=_grading(row, config, beside),
+        grading=_choose_grading(row, config, beside),
         origin=Origin(source, commit, setup, row.workdir, row.image or None),
         image=row.image or None,
         workdir=row.workdir if row.image else None,
     )
 
 
-def _grading(row: AnyRow, config: FileTask, beside: Path) -> Grading:
+def _choose_grading(row: AnyRow, config: FileTask, beside: Path) -> Grading:
     match row:
         case SwebenchRow():
-            official = config.grader == "official" or (config.grader == "auto" and installed())
+            official = config.grader == "official" or (config.grader == "auto" and is_installed())
             if official:
-                check_parser(parser_of(row))
-            elif not runs_pytest(row):
+                check_parser(parser_name(row))
+            elif not uses_pytest(row):
                 raise ValueError(
-                    f"{row.repo} is not tested by pytest ({parser_of(row)}), so our own grader "
+                    f"{row.repo} is not tested by pytest ({parser_name(row)}), so our own grader "
                     "cannot judge it: pip install 'agentrl[swebench]' and leave task.grader=auto"
                 )
             kind: Literal["swebench", "pytest"] = "swebench" if official else "pytest"
-            return EvalScript(kind, eval_script(row), row.workdir, package_fields(row))
+            return EvalScript(kind, build_eval_script(row), row.workdir, encode_package_row(row))
         case ProRow():
             return ProScripts(
-                _script(row.run_script, row.run_script_path, beside, "run_script"),
-                _script(row.parser_script, row.parser_script_path, beside, "parser_script"),
+                _read_script(row.run_script, row.run_script_path, beside, "run_script"),
+                _read_script(row.parser_script, row.parser_script_path, beside, "parser_script"),
                 row.selected_test_files,
                 row.workdir,
             )
@@ -168,17 +168,17 @@ def _grading(row: AnyRow, config: FileTask, beside: Path) -> Grading:
             return F2PScript(row.f2p_script, row.workdir)
 
 
-def _script(text: str, path: str, beside: Path, name: str) -> str:
+def _read_script(text: str, path: str, beside: Path, name: str) -> str:
     if not text and not path:
         raise ValueError(f"{name} and {name}_path are missing")
     return text or (beside / path).read_text()
 
 
-def _protected(row: AnyRow) -> tuple[str, ...]:
+def _protected_paths(row: AnyRow) -> tuple[str, ...]:
     """Return the files that decide: of the test patch, of test ids, and what a command names."""
     found: set[str] = set()
     if isinstance(row, SwebenchRow):
-        found |= names_of(row.test_patch).all
+        found |= read_paths(row.test_patch).all
     if isinstance(row, ProRow):
         found |= {name.partition("::")[0] for name in row.selected_test_files}
     if isinstance(row, CommandRow):
@@ -189,7 +189,7 @@ def _protected(row: AnyRow) -> tuple[str, ...]:
     return tuple(sorted(p for p in inside if p and not p.startswith("/") and ".." not in p))
 
 
-def _said(error: ValidationError) -> str:
+def _format_errors(error: ValidationError) -> str:
     """Return pydantic's complaints in one line."""
     return "; ".join(
         f"{'.'.join(str(part) for part in fault['loc']) or 'the row'}: {fault['msg']}"

@@ -22,8 +22,8 @@ from pathlib import Path
 from conf.errors import AgentrlError
 from runners.sandboxes.contract import OversizedError, Sandbox
 from runners.tasks.contract import Patch, Task
-from runners.tasks.diffs import unquoted
-from runners.tasks.protection import FILE_LIMIT, entries, printable, touched
+from runners.tasks.diffs import unquote_path
+from runners.tasks.protection import FILE_LIMIT, escape_path, find_tampered, walk_entries
 
 DIFF_LIMIT = 2 << 20
 """Bytes; a patch beyond it is refused. SWE-bench's largest reference patch has 0.2 MB."""
@@ -55,32 +55,32 @@ class PatchError(AgentrlError):
     """The change could not be captured; not the agent's doing."""
 
 
-async def take(task: Task, sandbox: Sandbox) -> Patch:
+async def capture_patch(task: Task, sandbox: Sandbox) -> Patch:
     """Return the patch of a sandbox in which nothing runs any more; raises PatchError and
     SandboxError. One that is too large to be looked at is too large to be graded.
     """
     try:
         async with sandbox.on_host(leave_out=(".git",)) as workspace:
-            return await capture(task, workspace)
+            return await diff_workspace(task, workspace)
     except OversizedError as error:
-        return refused_patch(str(error))
+        return make_refused_patch(str(error))
 
 
-async def capture(task: Task, workspace: Path) -> Patch:
+async def diff_workspace(task: Task, workspace: Path) -> Patch:
     """Return the patch of a workspace in which nothing runs any more; raises PatchError.
 
     A change that is too large to be graded is a patch without diff, whose ``refused`` says why.
     """
-    return await asyncio.to_thread(_capture, task, workspace)
+    return await asyncio.to_thread(_diff_workspace, task, workspace)
 
 
-def _capture(task: Task, workspace: Path) -> Patch:
+def _diff_workspace(task: Task, workspace: Path) -> Patch:
     try:
-        forbidden = touched(task, workspace)
-        tampered = tuple(printable(path) for path in forbidden)
-        survey = _survey(task, workspace)
+        forbidden = find_tampered(task, workspace)
+        tampered = tuple(escape_path(path) for path in forbidden)
+        survey = _survey_work_tree(task, workspace)
         if survey.refused:
-            return refused_patch(survey.refused, tampered)
+            return make_refused_patch(survey.refused, tampered)
         shielded = {
             _highest_replaced(workspace, path.rstrip("/")) for path in (*task.protected, *forbidden)
         }
@@ -91,7 +91,7 @@ def _capture(task: Task, workspace: Path) -> Patch:
         raise PatchError(f"cannot capture the patch of {task.id}: {error}") from error
 
 
-def refused_patch(reason: str, tampered: tuple[str, ...] = ()) -> Patch:
+def make_refused_patch(reason: str, tampered: tuple[str, ...] = ()) -> Patch:
     """Return the patch that stands for a change that is not graded."""
     empty = hashlib.sha256(b"").hexdigest()
     return Patch(diff=b"", sha256=empty, files=(), tampered=tampered, refused=reason)
@@ -107,13 +107,13 @@ class _Survey:
     refused: str
 
 
-def _survey(task: Task, workspace: Path) -> _Survey:
+def _survey_work_tree(task: Task, workspace: Path) -> _Survey:
     """Walk the work tree once: find what git must not see, and what is too large for it."""
     excluded: list[str] = []
     number = 0
-    for relative, entry in entries(str(workspace)):
+    for relative, entry in walk_entries(str(workspace)):
         number += 1
-        if number > ENTRY_LIMIT and number > ENTRY_LIMIT + _count(task.repo):
+        if number > ENTRY_LIMIT and number > ENTRY_LIMIT + _count_entries(task.repo):
             return _Survey((), f"the workspace has more than {ENTRY_LIMIT} new files")
         if entry.name.lower() == ".git":
             parent = relative.rpartition("/")[0]
@@ -124,14 +124,14 @@ def _survey(task: Task, workspace: Path) -> _Survey:
         if stat.S_ISREG(info.st_mode):
             if info.st_size > FILE_LIMIT and not _same_size(task.repo / relative, info.st_size):
                 size = info.st_size >> 20
-                name = printable(relative)
+                name = escape_path(relative)
                 return _Survey((), f"{name} has {size} MB, more than {FILE_LIMIT >> 20} MB")
             if not info.st_mode & stat.S_IRUSR:
                 os.chmod(entry.path, stat.S_IMODE(info.st_mode) | stat.S_IRUSR)  # noqa: PTH101
     return _Survey(tuple(excluded), "")
 
 
-def _count(root: Path) -> int:
+def _count_entries(root: Path) -> int:
     return sum(len(directories) + len(files) for _, directories, files in os.walk(root))
 
 
@@ -161,7 +161,8 @@ def _diff(
         (scratch / "info/attributes").write_text(f"{ATTRIBUTES.rstrip()} -diff\n")
         diff, raw = git.difference(task.base_commit)
     if len(diff) > DIFF_LIMIT:
-        return refused_patch(f"the patch has {len(diff)} bytes, more than {DIFF_LIMIT}", tampered)
+        reason = f"the patch has {len(diff)} bytes, more than {DIFF_LIMIT}"
+        return make_refused_patch(reason, tampered)
     return Patch(
         diff=diff,
         sha256=hashlib.sha256(diff).hexdigest(),
@@ -182,7 +183,7 @@ def _highest_replaced(workspace: Path, relative: str) -> str:
 
 def _path_of(line: bytes) -> str:
     """Return the path in a line of ``--raw``."""
-    return unquoted(os.fsdecode(line.partition(b"\t")[2]))
+    return unquote_path(os.fsdecode(line.partition(b"\t")[2]))
 
 
 def _is_utf8(diff: bytes) -> bool:
@@ -201,7 +202,7 @@ class _Git:
             **git_environment(scratch, workspace),
             "GIT_INDEX_FILE": str(scratch / "index"),
         }
-        make_repository(scratch)
+        init_git_dir(scratch)
         pristine = task.repo / ".git"
         (scratch / "objects/info/alternates").write_text(f"{pristine / 'objects'}\n")
         # The index says which files are tracked although .gitignore names them.
@@ -229,7 +230,7 @@ class _Git:
         return done.stdout
 
 
-def make_repository(git_dir: Path) -> None:
+def init_git_dir(git_dir: Path) -> None:
     """Make the least that git takes for a repository: no history, no conversions."""
     for name in ("refs", "info", "objects/info"):
         (git_dir / name).mkdir(parents=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runners.tasks.contract import Task, UnittestIds
-from runners.tasks.diffs import names_of
+from runners.tasks.diffs import read_paths
 
 FILE_LIMIT = 8 << 20
 """A changed file beyond it is refused before git reads it."""
@@ -46,21 +46,21 @@ TOOLS = frozenset(
 SKIPPED = frozenset({".git", "__pycache__"})
 
 
-def touched(task: Task, workspace: Path) -> tuple[str, ...]:
+def find_tampered(task: Task, workspace: Path) -> tuple[str, ...]:
     """Return the protected paths that are not what they were, new ones included, sorted."""
     others = set(_shadows(task, workspace))
     if not isinstance(task.grading, UnittestIds):  # unittest reads none of these
         others |= set(_configuration(task, workspace))
-    free = names_of(task.gold_patch).all
+    free = read_paths(task.gold_patch).all
     return tuple(sorted({*_tests(task, workspace), *(others - free)}))
 
 
-def printable(path: str) -> str:
+def escape_path(path: str) -> str:
     """Return a path as text that can be stored: bytes that are no UTF-8 are escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def entries(root: str, relative: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+def walk_entries(root: str, relative: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield every entry below ``root`` but the top ``.git``, Python's caches, and what is in nested
     repositories; directories are made readable.
     """
@@ -72,7 +72,7 @@ def entries(root: str, relative: str = "") -> Iterator[tuple[str, os.DirEntry[st
                 continue
             yield path, entry
             if entry.is_dir(follow_symlinks=False) and entry.name.lower() != ".git":
-                yield from entries(entry.path, path)
+                yield from walk_entries(entry.path, path)
 
 
 def _tests(task: Task, workspace: Path) -> Iterator[str]:
@@ -84,7 +84,7 @@ def _tests(task: Task, workspace: Path) -> Iterator[str]:
 
 def _configuration(task: Task, workspace: Path) -> Iterator[str]:
     """Yield what configures pytest, or runs unasked, and is not what it was."""
-    places = {path for path, entry in entries(str(workspace)) if _configures(entry.name)}
+    places = {path for path, entry in walk_entries(str(workspace)) if _configures(entry.name)}
     for folder, directories, files in os.walk(task.repo):
         directories[:] = [name for name in directories if name not in SKIPPED]
         inside = os.path.relpath(folder, task.repo).removeprefix(".")

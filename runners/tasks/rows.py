@@ -47,7 +47,7 @@ def _text(value: object) -> object:
 
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-Names = Annotated[tuple[Name, ...], BeforeValidator(_names)]
+NameList = Annotated[tuple[Name, ...], BeforeValidator(_names)]
 Commands = Annotated[tuple[str, ...], BeforeValidator(_lines)]
 Text = Annotated[str, BeforeValidator(_text)]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
@@ -82,8 +82,8 @@ class SwebenchRow(Row):
 
     base_commit: Commit
     test_patch: Name
-    fail_to_pass: Names = Field(alias="FAIL_TO_PASS")
-    pass_to_pass: Names = Field(alias="PASS_TO_PASS")
+    fail_to_pass: NameList = Field(alias="FAIL_TO_PASS")
+    pass_to_pass: NameList = Field(alias="PASS_TO_PASS")
     version: Text = ""
     environment_setup_commit: Text = ""
     eval_script: Text = ""
@@ -94,10 +94,10 @@ class SwebenchRow(Row):
 class ProRow(Row):
     """SWE-bench-Pro."""
 
-    fail_to_pass: Names
-    pass_to_pass: Names
+    fail_to_pass: NameList
+    pass_to_pass: NameList
     before_repo_set_cmd: Commands = ()
-    selected_test_files: Names
+    selected_test_files: NameList
     run_script: Text = ""
     run_script_path: Text = ""
     """File on this machine, relative to the row's file; instead of ``run_script``."""
@@ -110,8 +110,8 @@ class CommandRow(Row):
     """Solved is what a shell command ends with exit code 0."""
 
     eval_cmd: Name
-    fail_to_pass: Names = Field(default=(), alias="FAIL_TO_PASS")
-    pass_to_pass: Names = Field(default=(), alias="PASS_TO_PASS")
+    fail_to_pass: NameList = Field(default=(), alias="FAIL_TO_PASS")
+    pass_to_pass: NameList = Field(default=(), alias="PASS_TO_PASS")
 
 
 class ScriptRow(Row):
@@ -126,7 +126,7 @@ _PRO = {"fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS"}
 
 def read_row(row: Mapping[str, Any]) -> AnyRow:
     """Return the row in its schema; raises ValueError (pydantic's too) with everything wrong."""
-    fields = _flat(row)
+    fields = _flatten(row)
     if "run_script" in fields or "run_script_path" in fields:
         for ours, theirs in _PRO.items():
             fields.setdefault(ours, fields.get(theirs))
@@ -145,7 +145,7 @@ def read_row(row: Mapping[str, Any]) -> AnyRow:
     )
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row's fields from outside in; empty ones are absent."""
     layers = [row]
     for name in ("metadata", "remote_env_info", "swepro"):
@@ -165,13 +165,13 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     label = row.get("label")
     if isinstance(label, str) and 0 < len(label) < ID_LIMIT:
         fields.setdefault("instance_id", label)
-    if "problem_statement" not in fields and (asked := _asked(row.get("prompt"))):
+    if "problem_statement" not in fields and (asked := _prompt_text(row.get("prompt"))):
         fields["problem_statement"] = asked
     fields.setdefault("image", fields.get("image_url", ""))
     return fields
 
 
-def _asked(prompt: object) -> str:
+def _prompt_text(prompt: object) -> str:
     """Return the text of a prompt: itself, or the first message of a user."""
     if isinstance(prompt, str):
         return prompt

@@ -7,7 +7,7 @@ import posixpath
 import re
 from collections.abc import Callable
 
-from runners.tasks.diffs import names_of
+from runners.tasks.diffs import read_paths
 from runners.tasks.rows import SwebenchRow
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
@@ -50,11 +50,11 @@ _SHORTENING = frozenset(
 _OPTION = re.compile(r"(.*?)\[(/(?!/)[^*]*)\]")
 
 
-def eval_script(row: SwebenchRow) -> str:
+def build_eval_script(row: SwebenchRow) -> str:
     """Return the script that puts the tests in place and runs them, in the harness's own shape."""
     if row.eval_script:
         return row.eval_script
-    names = names_of(row.test_patch)
+    names = read_paths(row.test_patch)
     old = " ".join(sorted(names.existing))
     reset = f"git checkout {row.base_commit} {old}" if old else ": no test file to reset"
     command = CLASSIC.get(row.repo, ("", PYTEST))[1]
@@ -70,7 +70,7 @@ def eval_script(row: SwebenchRow) -> str:
             row.test_patch.removesuffix("\n"),
             DELIMITER,
             f": '{START}'",
-            f"{command} {' '.join(directives(row))}",
+            f"{command} {' '.join(test_arguments(row))}",
             f": '{END}'",
             reset,
             "",
@@ -78,11 +78,11 @@ def eval_script(row: SwebenchRow) -> str:
     )
 
 
-def directives(row: SwebenchRow) -> list[str]:
+def test_arguments(row: SwebenchRow) -> list[str]:
     """Return what the test command is asked to run: the test files of the patch."""
     found = [
         path
-        for path in sorted(names_of(row.test_patch).all)
+        for path in sorted(read_paths(row.test_patch).all)
         if posixpath.splitext(path)[1] not in NOT_TESTS
     ]
     if row.repo == "django/django":
@@ -90,17 +90,17 @@ def directives(row: SwebenchRow) -> list[str]:
     return found
 
 
-def parser_of(row: SwebenchRow) -> str:
+def parser_name(row: SwebenchRow) -> str:
     """Return the name of the package's parser of a row's log."""
     return row.log_parser or CLASSIC.get(row.repo, ("parse_log_pytest", ""))[0]
 
 
-def runs_pytest(row: SwebenchRow) -> bool:
+def uses_pytest(row: SwebenchRow) -> bool:
     """Whether our plugin can see its tests."""
-    return parser_of(row) in OF_PYTEST and row.eval_type in ("", COUNTS_BOTH)
+    return parser_name(row) in OF_PYTEST and row.eval_type in ("", COUNTS_BOTH)
 
 
-def naming_of(parser: str) -> Callable[[str], str]:
+def id_normalizer(parser: str) -> Callable[[str], str]:
     """Return how a pytest id reads in the instances whose logs this parser reads."""
     if parser in _SHORTENING:
         return _without_folder
@@ -119,14 +119,14 @@ def _without_buttons(name: str) -> str:
     return name.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")
 
 
-def package_fields(row: SwebenchRow) -> str:
+def encode_package_row(row: SwebenchRow) -> str:
     """Return what the package's ``make_test_spec`` asks for besides ids and script, as JSON."""
     return json.dumps(
         {
             "repo": row.repo,
             "version": row.version,
             "image": row.image,
-            "log_parser": parser_of(row),
+            "log_parser": parser_name(row),
             "eval_type": row.eval_type or COUNTS_BOTH,
         }
     )

@@ -8,8 +8,8 @@ import hashlib
 import random
 from dataclasses import dataclass
 
-from runners.tasks.bugfix import names
-from runners.tasks.bugfix.kinds import KINDS, Kind, answer
+from runners.tasks.bugfix.bug_kinds import BUG_KINDS, BugKind, evaluate
+from runners.tasks.bugfix.project_names import NameSplit, ProjectNames, draw_constant, draw_names
 
 _PROBLEM = "Fix `{function}` in `{path}` to do what its docstring says."
 
@@ -129,12 +129,12 @@ class Project:
         )
 
 
-def draw_project(rng: random.Random, split: names.NameSplit) -> Project:
+def draw_project(rng: random.Random, split: NameSplit) -> Project:
     """Draw a project of a split; the same generator state gives the same project."""
-    kind = rng.choice(KINDS)
+    kind = rng.choice(BUG_KINDS)
     wanted = rng.choice(kind.behaviours)
     present = rng.choice([one for one in kind.expressions if one != wanted.expression])
-    drawn = names.draw_names(rng, split)
+    drawn = draw_names(rng, split)
     package, module, function = drawn.package, drawn.module, drawn.function
     a, b = drawn.first, drawn.second
 
@@ -156,7 +156,7 @@ def draw_project(rng: random.Random, split: names.NameSplit) -> Project:
         path: source,
         "tests/__init__.py": "",
     }
-    companion_files, companion_tests = _companion(drawn, names.constant(rng, split))
+    companion_files, companion_tests = _companion(drawn, draw_constant(rng, split))
     files |= companion_files
     case = _class_name(function)
     test_module = f"test_{module}"
@@ -182,7 +182,7 @@ def draw_project(rng: random.Random, split: names.NameSplit) -> Project:
     )
 
 
-def _companion(drawn: names.Names, value: int) -> tuple[dict[str, str], tuple[str, ...]]:
+def _companion(drawn: ProjectNames, value: int) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return a second module that is right with its tests, and the ids of these."""
     package, module = drawn.package, drawn.companion
     case = _class_name(drawn.raiser)
@@ -204,7 +204,7 @@ def _companion(drawn: names.Names, value: int) -> tuple[dict[str, str], tuple[st
 
 def _function_tests(
     rng: random.Random,
-    kind: Kind,
+    kind: BugKind,
     wanted: str,
     present: str,
     package: str,
@@ -213,15 +213,15 @@ def _function_tests(
 ) -> str:
     """Return tests that the bug fails, and every other wrong expression of the kind too."""
     cases = kind.cases(rng, wanted)
-    first = next(case for case in cases if answer(wanted, case) != answer(present, case))
+    first = next(case for case in cases if evaluate(wanted, case) != evaluate(present, case))
     return _FUNCTION_TESTS.format(
         package=package,
         module=module,
         function=function,
         case=_class_name(function),
         first=f"({', '.join(map(repr, first))})",
-        first_answer=repr(answer(wanted, first)),
-        examples=repr([(case, answer(wanted, case)) for case in cases]),
+        first_answer=repr(evaluate(wanted, first)),
+        examples=repr([(case, evaluate(wanted, case)) for case in cases]),
     )
 
 

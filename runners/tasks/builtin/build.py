@@ -20,7 +20,7 @@ from runners.processes.atomic_write import atomic_directory
 from runners.tasks.bugfix.family import TaskRootError
 from runners.tasks.patch import git_environment, run_git
 from runners.tasks.rows import SwebenchRow
-from runners.tasks.swebench import eval_script
+from runners.tasks.swebench import build_eval_script
 
 VERSION = 2
 """Raised whenever the sources or what is made of them change."""
@@ -55,7 +55,7 @@ def packages() -> list[Path]:
     return sorted(path for path in SOURCES.iterdir() if path.is_dir())
 
 
-def parts_of(file: Path) -> dict[str, str]:
+def read_txtar(file: Path) -> dict[str, str]:
     """Return the parts of a text archive: a line ``-- NAME --`` begins each (Go's txtar)."""
     _, *found = _PART.split(file.read_text("utf-8"))
     return dict(zip(found[::2], found[1::2], strict=True))
@@ -66,13 +66,13 @@ def _write(root: Path, package: Path) -> Iterator[dict[str, Any]]:
     repo = root / f"{OWNER}__{package.name}.git"
     with tempfile.TemporaryDirectory(dir=root) as scratch:
         history = _History(repo, Path(scratch))
-        for name, text in parts_of(package / "repository.txtar").items():
+        for name, text in read_txtar(package / "repository.txtar").items():
             path = Path(scratch) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
         commit = history.commit("Start")
         for number, file in enumerate(sorted(package.glob("[0-9]*.txtar")), 1):
-            issue = parts_of(file)
+            issue = read_txtar(file)
             yield _instance(package.name, number, issue, commit, repo.name)
             history.apply(issue["patch"] + issue["test_patch"])
             commit = history.commit(issue["problem"].partition("\n")[0])
@@ -98,7 +98,7 @@ def _instance(
         "log_parser": "parse_log_pytest",
         "eval_type": "pass_and_fail",
     }
-    return {**row, "eval_script": eval_script(SwebenchRow.model_validate(row))}
+    return {**row, "eval_script": build_eval_script(SwebenchRow.model_validate(row))}
 
 
 class _History:

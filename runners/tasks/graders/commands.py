@@ -11,9 +11,9 @@ from pathlib import Path
 
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import EvalCommand, F2PScript, Task, Verdict
-from runners.tasks.graders.contract import late_s
-from runners.tasks.graders.verdicts import by_exit_code
-from runners.tasks.toolbox import pytest_environment, pytest_mounts, relocated
+from runners.tasks.graders.contract import killed_after_s
+from runners.tasks.graders.verdicts import judge_exit_code
+from runners.tasks.pytest_mounts import pytest_environment, pytest_mounts, rewrite_paths
 
 LOG_LIMIT = 1 << 20
 RUN_STDIN = """\
@@ -36,7 +36,7 @@ class CommandJudge:
     async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
         """Run the command."""
         assert isinstance(task.grading, EvalCommand)
-        command = relocated(task.grading.command, task.grading.workdir, sandbox.workdir)
+        command = rewrite_paths(task.grading.command, task.grading.workdir, sandbox.workdir)
         return await _run(task, sandbox, ["bash", "-c", command], deadline_s)
 
 
@@ -50,7 +50,7 @@ class F2PScriptJudge:
     async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
         """Run the program with the work tree importable."""
         assert isinstance(task.grading, F2PScript)
-        script = relocated(task.grading.script, task.grading.workdir, sandbox.workdir)
+        script = rewrite_paths(task.grading.script, task.grading.workdir, sandbox.workdir)
         return await _run(task, sandbox, ["bash", "-c", RUN_STDIN], deadline_s, script.encode())
 
 
@@ -61,4 +61,4 @@ async def _run(
         argv, deadline_s=deadline_s, env=pytest_environment(), stdin=stdin, output_limit=LOG_LIMIT
     )
     log = result.stdout + result.stderr
-    return by_exit_code(task, result.exit_code, log=log, late_s=late_s(result))
+    return judge_exit_code(task, result.exit_code, log=log, late_s=killed_after_s(result))

@@ -26,6 +26,6 @@ class Judge(Protocol):
         ...
 
 
-def late_s(result: CommandResult) -> float | None:
+def killed_after_s(result: CommandResult) -> float | None:
     """Return after how long a command was ended at its deadline; None if it ended by itself."""
     return result.duration_s if result.timed_out else None

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from conf.errors import AgentrlError, error_text
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
-from runners.tasks.graders.verdicts import verdict
+from runners.tasks.graders.verdicts import make_verdict
 
 Ready = Callable[[Task], Awaitable[Task]]
 """Returns a task with its repository there; raises AgentrlError."""
@@ -28,7 +28,9 @@ class ReadyFirst:
         try:
             task = await self._ready(task)
         except AgentrlError as error:
-            return verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error_text(error)}")
+            return make_verdict(
+                task, VerdictKind.INFRA, f"{type(error).__name__}: {error_text(error)}"
+            )
         return await self._grader.grade(task, patch, name=name, deadline_s=deadline_s)
 
 

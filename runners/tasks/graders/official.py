@@ -19,9 +19,9 @@ from conf.errors import AgentrlError, ExitCode
 from conf.suggestions import suggest
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
-from runners.tasks.graders.pytest_ids import PASSING, named, passed
-from runners.tasks.graders.scripts import ScriptRun, run_script, script_mounts
-from runners.tasks.graders.verdicts import Tally, counted, verdict
+from runners.tasks.graders.eval_script import ScriptRun, run_script, script_mounts
+from runners.tasks.graders.pytest_ids import PASSING, has_passed, normalize_ids
+from runners.tasks.graders.verdicts import PassedCounts, judge_counts, make_verdict
 from runners.tasks.swebench import OF_PYTEST
 
 MISSING = (
@@ -32,7 +32,7 @@ NOT_BROKEN = PASSING | {"skipped"}
 """What the package takes of a pass-to-pass test, if the log names the skipped ones at all."""
 
 
-UNREAD = {
+EMPTY_REPORT = {
     "patch_is_None": False,
     "patch_exists": True,
     "patch_successfully_applied": False,
@@ -48,14 +48,14 @@ class OfficialError(AgentrlError):
     exit_code = ExitCode.PREFLIGHT
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Whether the package is there."""
     return importlib.util.find_spec("swebench") is not None
 
 
 def check_parser(name: str) -> None:
     """Raise ValueError if the package has no log parser of that name; OfficialError without it."""
-    if not installed():
+    if not is_installed():
         raise OfficialError(MISSING)
     if name in OF_PYTEST:
         return
@@ -76,12 +76,12 @@ class OfficialJudge:
     async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
         """Run the tests; raises OfficialError."""
         assert isinstance(task.grading, EvalScript)
-        spec = await asyncio.to_thread(test_spec, task)
+        spec = await asyncio.to_thread(build_spec, task)
         run = await run_script(task.grading, spec.eval_script, sandbox, deadline_s)
-        return await asyncio.to_thread(read, task, spec, run)
+        return await asyncio.to_thread(judge_log, task, spec, run)
 
 
-def test_spec(task: Task) -> Any:
+def build_spec(task: Task) -> Any:
     """Return the package's own description of a task; raises OfficialError."""
     assert isinstance(task.grading, EvalScript)
     try:
@@ -100,33 +100,33 @@ def test_spec(task: Task) -> Any:
     )
 
 
-test_spec.__test__ = False  # type: ignore[attr-defined]  # pytest: the name is not a test's
+build_spec.__test__ = False  # type: ignore[attr-defined]  # pytest: the name is not a test's
 
 
-def read(task: Task, spec: Any, run: ScriptRun) -> Verdict:
+def judge_log(task: Task, spec: Any, run: ScriptRun) -> Verdict:
     """Return the verdict on a run; blocks while the package is imported (1 s, once)."""
     if not run.started and run.late_s is None:
-        return verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
+        return make_verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
     with tempfile.NamedTemporaryFile("wb", suffix=".log") as file:
         file.write(run.log.decode(errors="replace").encode())
         file.flush()
-        report = official_report(task, spec, Path(file.name))
+        report = read_report(task, spec, Path(file.name))
     status = report.get("tests_status")
     if status is None:
         said = report.get("infra_failure_reason") or "the log has no results"
         reason = f"the tests did not run: {said}"
         if run.late_s is None:  # a patch can do that; calibration finds the others
-            return verdict(task, VerdictKind.UNSOLVED, reason, log=run.log)
-        return counted(task, Tally(), log=run.log, late_s=run.late_s)
+            return make_verdict(task, VerdictKind.UNSOLVED, reason, log=run.log)
+        return judge_counts(task, PassedCounts(), log=run.log, late_s=run.late_s)
     mended, kept = status["FAIL_TO_PASS"]["success"], status["PASS_TO_PASS"]["success"]
     if run.began:
-        outcomes = named(task, run.outcomes)
-        mended = [name for name in mended if passed(name, outcomes)]
-        kept = [name for name in kept if passed(name, outcomes, NOT_BROKEN)]
-    return counted(task, Tally(len(mended), len(kept)), log=run.log, late_s=run.late_s)
+        outcomes = normalize_ids(task, run.outcomes)
+        mended = [name for name in mended if has_passed(name, outcomes)]
+        kept = [name for name in kept if has_passed(name, outcomes, NOT_BROKEN)]
+    return judge_counts(task, PassedCounts(len(mended), len(kept)), log=run.log, late_s=run.late_s)
 
 
-def official_report(task: Task, spec: Any, log: Path) -> dict[str, Any]:
+def read_report(task: Task, spec: Any, log: Path) -> dict[str, Any]:
     """Return what ``get_eval_report`` says of a log; nothing is resolved in one that its parser
     stumbles over, which any printed line can bring about.
     """
@@ -139,5 +139,5 @@ def official_report(task: Task, spec: Any, log: Path) -> dict[str, Any]:
         )
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         said = f"{spec.log_parser} cannot read the log ({type(error).__name__}: {error})"
-        return {**UNREAD, "infra_failure_reason": said}
+        return {**EMPTY_REPORT, "infra_failure_reason": said}
     return report[task.id]

@@ -14,10 +14,10 @@ from pathlib import Path
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compile_program
 from runners.tasks.contract import ProScripts, Task, Verdict, VerdictKind
-from runners.tasks.graders.contract import INSIDE, OUTPUT_LIMIT, late_s
-from runners.tasks.graders.verdicts import Tally, counted, verdict
+from runners.tasks.graders.contract import INSIDE, OUTPUT_LIMIT, killed_after_s
+from runners.tasks.graders.verdicts import PassedCounts, judge_counts, make_verdict
 from runners.tasks.inside import pro_parser
-from runners.tasks.toolbox import pytest_environment, pytest_mounts, relocated
+from runners.tasks.pytest_mounts import pytest_environment, pytest_mounts, rewrite_paths
 
 PARSER = compile_program(Path(pro_parser.__file__))
 PARSER_INSIDE = f"{INSIDE}/pro_parser{PARSER.suffix}"
@@ -35,7 +35,7 @@ class ProJudge:
         """Run the tests, then the parser."""
         grading = task.grading
         assert isinstance(grading, ProScripts)
-        script = relocated(grading.run_script, grading.workdir, sandbox.workdir)
+        script = rewrite_paths(grading.run_script, grading.workdir, sandbox.workdir)
         tests = await sandbox.run(
             ["bash", "-c", script, "run_script.sh", ",".join(grading.selected)],
             deadline_s=deadline_s,
@@ -52,14 +52,14 @@ class ProJudge:
         passed = _passed(parsed)
         if passed is None:
             said = parsed.stderr[-400:].decode(errors="replace").strip()
-            return verdict(task, VerdictKind.UNSOLVED, f"the parser failed: {said}", log=log)
-        tally = Tally(
+            return make_verdict(task, VerdictKind.UNSOLVED, f"the parser failed: {said}", log=log)
+        tally = PassedCounts(
             sum(name in passed for name in task.fail_to_pass),
             sum(name in passed for name in task.pass_to_pass),
         )
         if not task.fail_to_pass and not task.pass_to_pass:
-            return verdict(task, VerdictKind.UNSOLVED, "the task names no test", log=log)
-        return counted(task, tally, log=log, late_s=late_s(tests))
+            return make_verdict(task, VerdictKind.UNSOLVED, "the task names no test", log=log)
+        return judge_counts(task, tally, log=log, late_s=killed_after_s(tests))
 
 
 def _request(parser: str, tests: CommandResult) -> bytes:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
-from runners.tasks.graders.scripts import ScriptRun, run_script, script_mounts, worse
-from runners.tasks.graders.verdicts import Tally, counted, verdict
-from runners.tasks.swebench import naming_of
+from runners.tasks.graders.eval_script import ScriptRun, run_script, script_mounts, worse_outcome
+from runners.tasks.graders.verdicts import PassedCounts, judge_counts, make_verdict
+from runners.tasks.swebench import id_normalizer
 
 PASSING = frozenset({"passed", "xfailed"})
 
@@ -30,34 +30,35 @@ class PytestJudge:
     async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
         """Run the tests."""
         assert isinstance(task.grading, EvalScript)
-        return read(task, await run_script(task.grading, task.grading.script, sandbox, deadline_s))
+        run = await run_script(task.grading, task.grading.script, sandbox, deadline_s)
+        return judge_run(task, run)
 
 
-def read(task: Task, run: ScriptRun) -> Verdict:
+def judge_run(task: Task, run: ScriptRun) -> Verdict:
     """Return the verdict on a run; a test without a report has failed."""
     if not run.started and run.late_s is None:
-        return verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
+        return make_verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
     if not run.began and run.late_s is None:  # a patch can do that; calibration finds the others
-        return verdict(task, VerdictKind.UNSOLVED, "pytest did not start", log=run.log)
-    outcomes = named(task, run.outcomes)
-    tally = Tally(
-        sum(passed(name, outcomes) for name in task.fail_to_pass),
-        sum(passed(name, outcomes) for name in task.pass_to_pass),
+        return make_verdict(task, VerdictKind.UNSOLVED, "pytest did not start", log=run.log)
+    outcomes = normalize_ids(task, run.outcomes)
+    tally = PassedCounts(
+        sum(has_passed(name, outcomes) for name in task.fail_to_pass),
+        sum(has_passed(name, outcomes) for name in task.pass_to_pass),
     )
-    return counted(task, tally, log=run.log, late_s=run.late_s)
+    return judge_counts(task, tally, log=run.log, late_s=run.late_s)
 
 
-def named(task: Task, outcomes: Mapping[str, str]) -> dict[str, str]:
+def normalize_ids(task: Task, outcomes: Mapping[str, str]) -> dict[str, str]:
     """Return the outcomes by the names that tests have in the task; the worst of equal ones."""
     assert isinstance(task.grading, EvalScript)
-    naming = naming_of(json.loads(task.grading.row)["log_parser"])
+    naming = id_normalizer(json.loads(task.grading.row)["log_parser"])
     found: dict[str, str] = {}
     for name, outcome in outcomes.items():
-        found[naming(name)] = worse(found.get(naming(name)), outcome)
+        found[naming(name)] = worse_outcome(found.get(naming(name)), outcome)
     return found
 
 
-def passed(name: str, outcomes: Mapping[str, str], passing: frozenset[str] = PASSING) -> bool:
+def has_passed(name: str, outcomes: Mapping[str, str], passing: frozenset[str] = PASSING) -> bool:
     """Whether a test did."""
     if name in outcomes:
         return outcomes[name] in passing

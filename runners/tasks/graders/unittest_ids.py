@@ -9,8 +9,8 @@ from pathlib import Path
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compile_program
 from runners.tasks.contract import Task, Verdict, VerdictKind
-from runners.tasks.graders.contract import late_s
-from runners.tasks.graders.verdicts import Tally, counted, verdict
+from runners.tasks.graders.contract import killed_after_s
+from runners.tasks.graders.verdicts import PassedCounts, judge_counts, make_verdict
 from runners.tasks.inside import test_runner
 
 RUNNER = compile_program(Path(test_runner.__file__))
@@ -46,7 +46,8 @@ def read_verdict(task: Task, nonce: str, result: CommandResult) -> Verdict:
     passed = {int(words[0]) for words in said if words[1:] == ["pass"]}
     if not said and not result.timed_out:
         reason = f"the test runner ended with exit code {result.exit_code} before it began"
-        return verdict(task, VerdictKind.INFRA, reason, log=result.stderr)
+        return make_verdict(task, VerdictKind.INFRA, reason, log=result.stderr)
     first = len(task.fail_to_pass)
-    tally = Tally(sum(index < first for index in passed), sum(index >= first for index in passed))
-    return counted(task, tally, log=result.stderr, late_s=late_s(result))
+    fixed = sum(index < first for index in passed)
+    tally = PassedCounts(fixed, len(passed) - fixed)
+    return judge_counts(task, tally, log=result.stderr, late_s=killed_after_s(result))

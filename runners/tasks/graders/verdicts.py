@@ -11,14 +11,16 @@ DOES_NOT_APPLY = "patch does not apply"
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class PassedCounts:
     """Tests that passed."""
 
     fail_to_pass: int = 0
     pass_to_pass: int = 0
 
 
-def counted(task: Task, tally: Tally, *, log: bytes, late_s: float | None = None) -> Verdict:
+def judge_counts(
+    task: Task, tally: PassedCounts, *, log: bytes, late_s: float | None = None
+) -> Verdict:
     """Return solved if every test passed; ``late_s``: the tests were ended after so long."""
     first, second = len(task.fail_to_pass), len(task.pass_to_pass)
     solved = (tally.fail_to_pass, tally.pass_to_pass) == (first, second) and late_s is None
@@ -26,39 +28,39 @@ def counted(task: Task, tally: Tally, *, log: bytes, late_s: float | None = None
     if late_s is not None:
         reason = f"the tests did not end within {late_s:.0f} s"
     kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
-    return verdict(task, kind, reason, tally=tally, log=log, timed_out=late_s is not None)
+    return make_verdict(task, kind, reason, tally=tally, log=log, timed_out=late_s is not None)
 
 
-def by_exit_code(task: Task, code: int, *, log: bytes, late_s: float | None) -> Verdict:
+def judge_exit_code(task: Task, code: int, *, log: bytes, late_s: float | None) -> Verdict:
     """Return solved for exit code 0; no test is counted."""
     kind, reason = VerdictKind.UNSOLVED, f"the command ended with exit code {code}"
     if late_s is not None:
         reason = f"the command did not end within {late_s:.0f} s"
     elif code == 0:
         kind = VerdictKind.SOLVED
-    tally = Tally(len(task.fail_to_pass), len(task.pass_to_pass))
+    tally = PassedCounts(len(task.fail_to_pass), len(task.pass_to_pass))
     solved = kind is VerdictKind.SOLVED
-    return verdict(
+    return make_verdict(
         task,
         kind,
         reason,
-        tally=tally if solved else Tally(),
+        tally=tally if solved else PassedCounts(),
         log=log,
         timed_out=late_s is not None,
     )
 
 
-def verdict(
+def make_verdict(
     task: Task,
     kind: VerdictKind,
     reason: str,
     *,
-    tally: Tally | None = None,
+    tally: PassedCounts | None = None,
     log: bytes = b"",
     timed_out: bool = False,
 ) -> Verdict:
     """Return a verdict whose duration is not known yet."""
-    tally = tally or Tally()
+    tally = tally or PassedCounts()
     return Verdict(
         kind=kind,
         fail_to_pass_passed=tally.fail_to_pass,
@@ -72,7 +74,7 @@ def verdict(
     )
 
 
-def _reason(task: Task, tally: Tally) -> str:
+def _reason(task: Task, tally: PassedCounts) -> str:
     failing = [
         f"{total - passed} of {total} {name} tests fail"
         for name, passed, total in (

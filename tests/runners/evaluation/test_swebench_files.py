@@ -30,8 +30,8 @@ from runners.tasks import builtin
 from runners.tasks.contract import Grader, Task
 from runners.tasks.graders.logs import log_file
 from runners.tasks.grading import make_grader
-from runners.tasks.stored import patch_of
-from runners.tasks.workspaces import Workspaces
+from runners.tasks.patch_record import decode_patch
+from runners.tasks.task_repositories import TaskRepositories
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.docker_engine import docker_engine
@@ -60,7 +60,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 async def graded(grader: Grader, at: tuple[int, int], task: Task, diff: str) -> RolloutRecord:
     """Grade a diff as an evaluation does; return its record."""
     name = rollout_id(*at)
-    verdict = await grader.grade(task, patch_of(diff, {}), name=name, deadline_s=60)
+    verdict = await grader.grade(task, decode_patch(diff, {}), name=name, deadline_s=60)
     return a_rollout(
         name,
         task_id=task.id,
@@ -82,8 +82,8 @@ def run_dir(
     gold = [task.gold_patch for task in tasks]
 
     async def rollouts() -> list[RolloutRecord]:
-        workspaces = Workspaces(backend, directory.parent / "workspaces")
-        grader = make_grader(backend, config.task, workspaces.ready, directory)
+        repositories = TaskRepositories(backend, directory.parent / "repositories")
+        grader = make_grader(backend, config.task, repositories.ensure, directory)
         asked = [((0, 0), gold[0]), ((1, 0), WRONG), ((2, 0), BROKEN), ((3, 0), "")]
         asked.append(((1, 1), gold[1]))
         return await asyncio.gather(*(graded(grader, at, tasks[at[0]], diff) for at, diff in asked))
@@ -107,7 +107,7 @@ def run_dir(
             (1, WRONG, "ModuleNotFoundError: No module named 'x'"),
             (2, BROKEN, "curl: (6) Could not resolve host: example.com"),
         ):  # what their classification looks for
-            log = log_file(directory, tasks[place].id, patch_of(diff, {}))
+            log = log_file(directory, tasks[place].id, decode_patch(diff, {}))
             log.write_text(f"{log.read_text()}{line}\n")
         store.put_rollout(failed(4, OutcomeCode.GRADER_ERROR, Stage.GRADE))
         store.put_rollout(failed(5, OutcomeCode.INFRA_SANDBOX_LOST, Stage.HARNESS))

@@ -26,7 +26,7 @@ from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Patch, Task
-from runners.tasks.patch import capture
+from runners.tasks.patch import diff_workspace
 from tests.fakes.rollout_parts import FolderBackend, ListedGrader
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.export.records import a_rollout
@@ -41,7 +41,7 @@ Cross = Callable[[], Awaitable[Any]]
 async def captured(task: Task, sandbox: Sandbox) -> Patch:
     """Take the patch out of a sandbox."""
     async with sandbox.on_host() as workspace:
-        return await capture(task, workspace)
+        return await diff_workspace(task, workspace)
 
 
 def plan_of(where: Where, what: str, *, k: int | None = None, **more: Any) -> FaultPlan:

@@ -28,7 +28,7 @@ def config(request: pytest.FixtureRequest) -> Config:
 @pytest.fixture(scope="module")
 def installed(config: Config) -> None:
     """Install the program, or skip where nothing can."""
-    place = programs.place(config.harness)
+    place = programs.program_path(config.harness)
     assert place is not None
     by_npm = config.harness.kind != "mini_swe_agent"
     if by_npm and shutil.which("npm") is None and not place.exists():

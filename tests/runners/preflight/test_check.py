@@ -111,7 +111,7 @@ async def test_a_program_that_never_calls_fails_the_check(tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", ["claude_code", "codex"])
 async def test_the_real_programs_dial_back(kind: str, tmp_path: Path) -> None:
     config = config_for(tmp_path, f"harness={kind}")
-    program = programs.place(config.harness)
+    program = programs.program_path(config.harness)
     assert program is not None
     if shutil.which("npm") is None and not program.exists():
         pytest.skip("npm, which installs it, is not here")

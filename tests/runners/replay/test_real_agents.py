@@ -29,7 +29,7 @@ SCRIPTS = {
 
 def have(config: Config) -> None:
     """Install the program, or skip where nothing can."""
-    program = programs.place(config.harness)
+    program = programs.program_path(config.harness)
     assert program is not None
     if shutil.which("npm") is None and not program.exists():
         pytest.skip("npm, which installs it, is not here")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import EvalScript, Grading, Task, Verdict
-from runners.tasks.diffs import names_of
+from runners.tasks.diffs import read_paths
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.rows import SwebenchRow
-from runners.tasks.swebench import eval_script, package_fields
+from runners.tasks.swebench import build_eval_script, encode_package_row
 from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
 OLD = """\
@@ -86,9 +86,9 @@ def make_pytest_task(directory: Path) -> Task:
         id=row.instance_id,
         fail_to_pass=row.fail_to_pass,
         pass_to_pass=row.pass_to_pass,
-        protected=tuple(sorted(names_of(row.test_patch).all)),
+        protected=tuple(sorted(read_paths(row.test_patch).all)),
         gold_patch=row.patch,
-        grading=EvalScript("pytest", eval_script(row), row.workdir, package_fields(row)),
+        grading=EvalScript("pytest", build_eval_script(row), row.workdir, encode_package_row(row)),
     )
 
 

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from runners.tasks import bugfix
-from runners.tasks.bugfix import names
+from runners.tasks.bugfix import project_names
+from runners.tasks.bugfix.bug_kinds import BUG_KINDS, BugKind, evaluate
 from runners.tasks.bugfix.family import TaskRootError
-from runners.tasks.bugfix.kinds import KINDS, Kind, answer
 from runners.tasks.bugfix.project import Project, draw_project
 from runners.tasks.bugfix.repository import RepositoryError, write_repository
 
-KIND_NAMES = [kind.name for kind in KINDS]
+KIND_NAMES = [kind.name for kind in BUG_KINDS]
 
 
-def kind_named(name: str) -> Kind:
+def kind_named(name: str) -> BugKind:
     """Return the kind of that name."""
-    return next(kind for kind in KINDS if kind.name == name)
+    return next(kind for kind in BUG_KINDS if kind.name == name)
 
 
 def project_of(kind: str, seed: int = 0) -> Project:
@@ -53,7 +53,7 @@ def failing(directory: Path, tests: tuple[str, ...]) -> set[str]:
 
 
 def test_there_are_several_kinds_of_bugs() -> None:
-    assert len(set(KIND_NAMES)) == len(KINDS) >= 6
+    assert len(set(KIND_NAMES)) == len(BUG_KINDS) >= 6
 
 
 @pytest.mark.parametrize("name", KIND_NAMES)
@@ -62,7 +62,9 @@ def test_the_cases_of_a_kind_fail_everything_but_the_wanted_expression(name: str
     for behaviour in kind.behaviours:
         cases = kind.cases(random.Random(3), behaviour.expression)
         for other in kind.expressions:
-            same = all(answer(behaviour.expression, case) == answer(other, case) for case in cases)
+            same = all(
+                evaluate(behaviour.expression, case) == evaluate(other, case) for case in cases
+            )
             assert same == (other == behaviour.expression)
 
 
@@ -133,7 +135,7 @@ def test_what_the_user_configured_for_git_changes_nothing(
 
 
 def test_the_splits_share_no_project_and_no_constant() -> None:
-    def drawn(split: names.NameSplit) -> tuple[set[tuple[str, str]], set[str]]:
+    def drawn(split: project_names.NameSplit) -> tuple[set[tuple[str, str]], set[str]]:
         rng = random.Random(split)
         projects = [draw_project(rng, split) for _ in range(300)]
         text = "\n".join(content for project in projects for content in project.files.values())
@@ -148,7 +150,9 @@ def test_the_splits_share_no_project_and_no_constant() -> None:
 
 
 def test_every_project_name_has_one_split() -> None:
-    counts = Counter(names.split_of(*words) for words in permutations(names.WORDS, 3))
+    counts = Counter(
+        project_names.assign_split(*words) for words in permutations(project_names.WORDS, 3)
+    )
     share = {split: count / counts.total() for split, count in counts.items()}
     assert share["train"] == pytest.approx(0.1, abs=0.01)
     assert share["held_out"] == pytest.approx(0.1, abs=0.01)
@@ -156,7 +160,7 @@ def test_every_project_name_has_one_split() -> None:
 
 def test_the_names_of_a_project_differ() -> None:
     for seed in range(100):
-        drawn = names.draw_names(random.Random(seed), "held_out")
+        drawn = project_names.draw_names(random.Random(seed), "held_out")
         assert len(set(astuple(drawn))) == 8
 
 

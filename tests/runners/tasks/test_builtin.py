@@ -15,11 +15,11 @@ from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks import builtin
 from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
 from runners.tasks.graders import official, pytest_ids
-from runners.tasks.graders.scripts import run_script, script_mounts
-from runners.tasks.grading import prepare
-from runners.tasks.loading import load
-from runners.tasks.stored import patch_of
-from runners.tasks.workspaces import Workspaces
+from runners.tasks.graders.eval_script import run_script, script_mounts
+from runners.tasks.grading import apply_patch
+from runners.tasks.loading import load_dataset
+from runners.tasks.patch_record import decode_patch
+from runners.tasks.task_repositories import TaskRepositories
 
 AT_ONCE = 2
 
@@ -34,7 +34,7 @@ def tasks(instances: Path) -> list[Task]:
     choice = SwebenchTaskConfig(
         kind="swebench", path=str(instances), repositories=None, grader="own", flaky_reruns=0
     )
-    return load(choice, str(instances))
+    return load_dataset(choice, str(instances))
 
 
 def test_there_are_enough_instances_of_several_repositories(tasks: list[Task]) -> None:
@@ -63,11 +63,11 @@ async def both_verdicts(
 ) -> tuple[Verdict, Verdict | None]:
     """Run the tests once and have the log judged by us, and by the package if it is there."""
     assert isinstance(task.grading, EvalScript)
-    spec = official.test_spec(task) if official.installed() else None
+    spec = official.build_spec(task) if official.is_installed() else None
     script = spec.eval_script if spec else task.grading.script
 
     def change(root: Path) -> None:
-        assert prepare(task, patch_of(diff, {}), root) == ""
+        assert apply_patch(task, decode_patch(diff, {}), root) == ""
 
     sandbox = await backend.create(
         SandboxSpec(name, task.repo, "none", mounts=script_mounts(), change=change)
@@ -77,26 +77,26 @@ async def both_verdicts(
     finally:
         await sandbox.close()
     if spec is None:
-        return pytest_ids.read(task, run), None
+        return pytest_ids.judge_run(task, run), None
     # As if pytest had reported nothing: the package's word alone.
-    alone = official.read(task, spec, replace(run, began=False))
-    return pytest_ids.read(task, run), alone
+    alone = official.judge_log(task, spec, replace(run, began=False))
+    return pytest_ids.judge_run(task, run), alone
 
 
 async def check_verdicts(backend: LocalBackend, tasks: list[Task], root: Path) -> None:
     """Gold solves, nothing does not, and both graders say so of the same run."""
-    workspaces, room = Workspaces(backend, root), asyncio.Semaphore(AT_ONCE)
+    repositories, room = TaskRepositories(backend, root), asyncio.Semaphore(AT_ONCE)
 
     async def check(task: Task) -> None:
         async with room:
-            ready = await workspaces.ready(task)
+            ready = await repositories.ensure(task)
             gold, gold_too = await both_verdicts(backend, ready, task.gold_patch, f"{task.id}-g")
             empty, empty_too = await both_verdicts(backend, ready, "", f"{task.id}-e")
         assert (gold.kind, gold.reason) == (VerdictKind.SOLVED, "all tests pass"), gold
         assert empty.kind is VerdictKind.UNSOLVED, empty
         assert empty.fail_to_pass_passed == 0
         assert empty.pass_to_pass_passed == empty.pass_to_pass_total
-        if official.installed():
+        if official.is_installed():
             assert (gold, empty) == (gold_too, empty_too)
 
     async with asyncio.TaskGroup() as group:
@@ -121,9 +121,9 @@ async def test_verdicts_are_right_on_every_instance(
 async def test_no_fix_and_no_test_of_it_is_in_a_workspace(
     backend: LocalBackend, tasks: list[Task], tmp_path: Path
 ) -> None:
-    workspaces = Workspaces(backend, tmp_path / "root")
+    repositories = TaskRepositories(backend, tmp_path / "root")
     first = next(task for task in tasks if task.id.endswith("textkit-1"))
-    repo = (await workspaces.ready(first)).repo
+    repo = (await repositories.ensure(first)).repo
     assert not (repo / ".git/packed-refs").exists()
     assert [path.name for path in (repo / ".git/refs").rglob("*") if path.is_file()] == ["main"]
     assert "test_max_length" not in (repo / "tests/test_slug.py").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from runners.tasks.diffs import names_of
+from runners.tasks.diffs import read_paths
 from tests.runners.tasks.repositories import git
 
 
@@ -31,7 +31,7 @@ def test_every_kind_of_change_is_named(tmp_path: Path) -> None:
     (repo / "with b/in it").chmod(0o755)
     (repo / "new é\n").write_text("x\n")
     (repo / os.fsdecode(b"\xff")).write_text("x\n")
-    names = names_of(diff_of(repo))
+    names = read_paths(diff_of(repo))
     new = {"to", "new é\n", os.fsdecode(b"\xff")}
     old = {"edited", "gone", "moved", "mode", "binary", "a b", "with b/in it"}
     assert names.all == new | old
@@ -44,4 +44,4 @@ def test_lines_of_a_hunk_are_no_headers() -> None:
         "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n--- a/y\n+++ b/y\n z\n"
         "\\ No newline at end of file\n--- a/w\n+++ b/w\n@@ -1 +1 @@\n-a\n+b\n"
     )
-    assert names_of(diff).all == {"x", "w"}
+    assert read_paths(diff).all == {"x", "w"}

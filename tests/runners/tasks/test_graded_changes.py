@@ -14,7 +14,7 @@ from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import EvalCommand, Patch, Task, Verdict, VerdictKind
 from runners.tasks.grading import SandboxGrader
-from runners.tasks.patch import capture
+from runners.tasks.patch import diff_workspace
 from tests.runners.tasks.pytest_tasks import make_pytest_task
 from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
@@ -90,7 +90,7 @@ async def graded(
     backend: LocalBackend, task: Task, workspace: Path, test: str
 ) -> tuple[Patch, Verdict]:
     """Capture and grade with one test."""
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     wanted = replace(task, fail_to_pass=(f"tests.test_cases.Cases.test_{test}",))
     return patch, await SandboxGrader(backend).grade(wanted, patch, name="g", deadline_s=30)
 
@@ -202,12 +202,12 @@ async def test_an_edited_conftest_is_put_back_and_told(
     (workspace / "setup.cfg").write_text("[tool:pytest]\naddopts = --deselect tests\n")
     git(workspace, "add", "-A")
     git(workspace, "commit", "-q", "-m", "all green")
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.tampered == ("conftest.py", "setup.cfg")
     cheated = await SandboxGrader(backend).grade(task, patch, name="g", deadline_s=60)
     assert (cheated.kind, cheated.fail_to_pass_passed) == (VerdictKind.UNSOLVED, 0)
     fixed(workspace)
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     honest = await SandboxGrader(backend).grade(task, patch, name="g", deadline_s=60)
     assert honest.kind is VerdictKind.SOLVED, honest
     assert patch.files == ("calc/add.py",)
@@ -228,9 +228,9 @@ async def test_grading_has_no_network(backend: LocalBackend, task: Task) -> None
 async def test_names_that_cannot_be_stored_are_escaped(task: Task, workspace: Path) -> None:
     task = replace(task, protected=("tests/",))
     (workspace / "tests" / os.fsdecode(b"\xff.py")).write_text("x")
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.tampered == ("tests/\\xff.py",)
     remove_tree(workspace / "tests")
     with (workspace / os.fsdecode(b"\xfe")).open("wb") as file:
         file.truncate(9 << 20)
-    assert (await capture(task, workspace)).refused.startswith("\\xfe has 9 MB")
+    assert (await diff_workspace(task, workspace)).refused.startswith("\\xfe has 9 MB")

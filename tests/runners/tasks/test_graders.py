@@ -27,11 +27,10 @@ from runners.tasks.contract import (
     VerdictKind,
 )
 from runners.tasks.graders.decorators import SecondLook
+from runners.tasks.graders.eval_script import PLUGIN, parse_run, run_script, script_mounts
 from runners.tasks.graders.logs import TAIL, KeptLogs, log_file
-from runners.tasks.graders.official import official_report, test_spec
-from runners.tasks.graders.official import read as read_official
-from runners.tasks.graders.pytest_ids import read
-from runners.tasks.graders.scripts import PLUGIN, read_run, run_script, script_mounts
+from runners.tasks.graders.official import build_spec, judge_log, read_report
+from runners.tasks.graders.pytest_ids import judge_run
 from runners.tasks.grading import SandboxGrader
 from tests.runners.tasks.pytest_tasks import (
     diff_of,
@@ -129,7 +128,7 @@ async def test_what_fools_the_official_log_does_not_fool_us(
     def change(root: Path) -> None:
         (root / "calc/add.py").write_text(forged)
 
-    spec = test_spec(task)
+    spec = build_spec(task)
     mounts = script_mounts()
     sandbox = await backend.create(
         SandboxSpec("s", task.repo, "none", mounts=mounts, change=change)
@@ -139,8 +138,8 @@ async def test_what_fools_the_official_log_does_not_fool_us(
     finally:
         await sandbox.close()
     (tmp_path / "log").write_bytes(run.log)
-    assert official_report(task, spec, tmp_path / "log")["resolved"]
-    assert read_official(task, spec, run).kind is VerdictKind.UNSOLVED
+    assert read_report(task, spec, tmp_path / "log")["resolved"]
+    assert judge_log(task, spec, run).kind is VerdictKind.UNSOLVED
 
 
 async def test_a_loop_is_unsolved_at_the_deadline(backend: LocalBackend, task: Task) -> None:
@@ -198,30 +197,30 @@ def result(*lines: str, code: int = 0) -> CommandResult:
 )
 def test_outcomes_count_as_in_swebench(task: Task, outcome: str, first: int, second: int) -> None:
     small = replace(task, fail_to_pass=("t::a",), pass_to_pass=("t::b",))
-    run = read_run("n", result(said(outcome, "t::a"), said(outcome, "t::b")))
-    verdict = read(small, run)
+    run = parse_run("n", result(said(outcome, "t::a"), said(outcome, "t::b")))
+    verdict = judge_run(small, run)
     assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (first, second)
 
 
 def test_a_cut_off_id_stands_for_tests_that_agree(task: Task) -> None:
     small = replace(task, fail_to_pass=("t::a[x",), pass_to_pass=("t::b[x", "t::c"))
     lines = [said("passed", "t::a[x y]"), said("passed", "t::a[x z]"), said("passed", "t::c[x]")]
-    run = read_run("n", result(*lines, said("passed", "t::b[x]"), said("failed", "t::b[x y]")))
-    verdict = read(small, run)
+    run = parse_run("n", result(*lines, said("passed", "t::b[x]"), said("failed", "t::b[x y]")))
+    verdict = judge_run(small, run)
     assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (1, 0)
 
 
 def test_the_worst_of_several_reports_counts(task: Task) -> None:
     small = replace(task, fail_to_pass=("t::a",), pass_to_pass=())
-    run = read_run("n", result(said("failed", "t::a"), said("passed", "t::a")))
-    assert read(small, run).kind is VerdictKind.UNSOLVED
+    run = parse_run("n", result(said("failed", "t::a"), said("passed", "t::a")))
+    assert judge_run(small, run).kind is VerdictKind.UNSOLVED
 
 
 def test_only_a_script_that_was_not_started_is_infra(task: Task) -> None:
     dead = CommandResult(1, b"m start\nm begin\n", b"no python", 0.1)
-    assert read(task, read_run("n", dead)).kind is VerdictKind.INFRA
+    assert judge_run(task, parse_run("n", dead)).kind is VerdictKind.INFRA
     silent = CommandResult(0, run_log("start", "exit 127"), b"no pytest", 0.1)
-    verdict = read(task, read_run("n", silent))
+    verdict = judge_run(task, parse_run("n", silent))
     assert (verdict.kind, verdict.reason) == (VerdictKind.UNSOLVED, "pytest did not start")
 
 

@@ -17,7 +17,7 @@ from runners.tasks.contract import Task, Verdict, VerdictKind
 from runners.tasks.graders.decorators import OncePerPatch
 from runners.tasks.graders.unittest_ids import read_verdict
 from runners.tasks.grading import SandboxGrader
-from runners.tasks.patch import capture, refused_patch
+from runners.tasks.patch import diff_workspace, make_refused_patch
 from tests.runners.tasks.repositories import FIX, make_task, patch_of
 
 
@@ -60,7 +60,7 @@ async def grade(
     copy_tree(task.repo, workspace)
     for name, text in files.items():
         (workspace / f"{name.replace('__', '/')}.py").write_text(text)
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     return await SandboxGrader(backend).grade(task, patch, name="grade", deadline_s=deadline_s)
 
 
@@ -202,7 +202,7 @@ async def test_a_patch_that_does_not_apply_is_unsolved(backend: LocalBackend, ta
 async def test_a_refused_patch_is_unsolved_for_its_reason(
     backend: LocalBackend, task: Task
 ) -> None:
-    patch = refused_patch("too large")
+    patch = make_refused_patch("too large")
     verdict = await SandboxGrader(backend).grade(task, patch, name="g", deadline_s=30)
     assert (verdict.kind, verdict.reason) == (VerdictKind.UNSOLVED, "too large")
 

@@ -19,19 +19,19 @@ import pyarrow.parquet
 import pytest
 
 from conf.errors import ExitCode
-from runners.tasks.files import DatasetError, rows_of
-from runners.tasks.hub import is_name
+from runners.tasks.dataset_files import DatasetError, read_rows
+from runners.tasks.hub import is_dataset_name
 from tests.fakes.hub_server import SHA, Hub, serving
 
 LITE = "org/SWE-bench_Lite"
 READ = """
 import json, sys
 from conf.errors import AgentrlError
-from runners.tasks.files import rows_of
+from runners.tasks.dataset_files import read_rows
 found = {}
 for name in sys.argv[1:]:
     try:
-        found[name] = [(str(place), row["instance_id"]) for place, row in rows_of(name)]
+        found[name] = [(str(place), row["instance_id"]) for place, row in read_rows(name)]
     except AgentrlError as error:
         found[name] = [int(error.exit_code), str(error)]
 print(json.dumps(found))
@@ -165,7 +165,7 @@ def test_half_a_split_in_the_cache_is_no_split(found: Found, home: Path, tmp_pat
 
 
 def test_a_missing_file_is_no_name_of_the_hub() -> None:
-    assert is_name("princeton-nlp/SWE-bench_Verified@main:test")
+    assert is_dataset_name("princeton-nlp/SWE-bench_Verified@main:test")
     for path in ("data/rows.jsonl", "rows", "/data/rows", "a/b/c", "./a/b"):
         with pytest.raises(DatasetError, match="there is no such file"):
-            list(rows_of(path))
+            list(read_rows(path))

@@ -10,9 +10,15 @@ import pytest
 
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import Origin
-from runners.tasks.loading import load
-from runners.tasks.toolbox import SITE, agent_environment, agent_mounts, fitting, pytest_mounts
-from runners.tasks.workspaces import Workspaces
+from runners.tasks.loading import load_dataset
+from runners.tasks.pytest_mounts import (
+    SITE,
+    agent_environment,
+    agent_mounts,
+    filter_mounts,
+    pytest_mounts,
+)
+from runners.tasks.task_repositories import TaskRepositories
 from tests.fakes.rollout_parts import FolderBackend
 from tests.runners.tasks.repositories import make_task
 from tests.runners.tasks.test_loading import config, write
@@ -32,7 +38,7 @@ IMAGE = "swebench/sweb.eval.x86_64.o_1776_r-1:latest"
 def test_a_rows_image_and_work_directory_are_the_tasks(tmp_path: Path, row: dict[str, Any]) -> None:
     (tmp_path / "repo").mkdir()
     rows = [{**CLASSIC, "repo_path": "repo", **row}]
-    (task,) = load(config(file := write(tmp_path / "rows.jsonl", rows)), str(file))
+    (task,) = load_dataset(config(file := write(tmp_path / "rows.jsonl", rows)), str(file))
     assert (task.image, task.workdir) == (IMAGE, "/testbed")
     assert task.origin is not None
     assert task.origin.image == IMAGE
@@ -41,7 +47,7 @@ def test_a_rows_image_and_work_directory_are_the_tasks(tmp_path: Path, row: dict
 def test_a_row_without_image_leaves_it_to_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "repo").mkdir()
     file = write(tmp_path / "rows.jsonl", [{**CLASSIC, "repo_path": "repo"}])
-    (task,) = load(config(file), str(file))
+    (task,) = load_dataset(config(file), str(file))
     assert (task.image, task.workdir) == (None, None)
 
 
@@ -49,16 +55,16 @@ async def test_sandboxes_without_images_never_see_one(
     backend: LocalBackend, tmp_path: Path
 ) -> None:
     task = replace(make_task(tmp_path / "task"), image=IMAGE, workdir="/testbed")
-    ready = await Workspaces(backend, tmp_path / "root").ready(task)
+    ready = await TaskRepositories(backend, tmp_path / "root").ensure(task)
     assert (ready.image, ready.workdir) == (None, None)
     origin = Origin(str(task.repo), task.base_commit, image=IMAGE)
-    made = await Workspaces(backend, tmp_path / "root").ready(replace(task, origin=origin))
+    made = await TaskRepositories(backend, tmp_path / "root").ensure(replace(task, origin=origin))
     assert (made.image, made.workdir) == (None, None)
 
 
 async def test_sandboxes_with_images_see_it(tmp_path: Path) -> None:
     task = replace(make_task(tmp_path / "task"), image=IMAGE, workdir="/testbed")
-    ready = await Workspaces(FolderBackend(tmp_path), tmp_path / "root").ready(task)
+    ready = await TaskRepositories(FolderBackend(tmp_path), tmp_path / "root").ensure(task)
     assert ready == task
 
 
@@ -66,6 +72,6 @@ def test_an_image_is_tested_by_its_own_pytest(tmp_path: Path) -> None:
     task = replace(make_task(tmp_path / "task"), image=IMAGE)
     assert (agent_mounts(task), agent_environment(task)) == ({}, {})
     mounts = {**pytest_mounts(), "/opt/agentrl/grade/runner.py": Path("runner.py")}
-    assert list(fitting(mounts, IMAGE)) == ["/opt/agentrl/grade/runner.py"]
-    assert fitting(mounts, None) == mounts
+    assert list(filter_mounts(mounts, IMAGE)) == ["/opt/agentrl/grade/runner.py"]
+    assert filter_mounts(mounts, None) == mounts
     assert any(inside.startswith(f"{SITE}/") for inside in mounts)

@@ -14,10 +14,10 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.sections.task import JsonlTaskConfig, SwebenchTaskConfig
 from runners.tasks.contract import EvalCommand, EvalScript, ProScripts
+from runners.tasks.dataset_files import DatasetError
 from runners.tasks.datasets import load_tasks
-from runners.tasks.files import DatasetError
-from runners.tasks.loading import load, validate
-from runners.tasks.repositories import SourceError, find_source
+from runners.tasks.loading import load_dataset, read_dataset
+from runners.tasks.pinned_repositories import SourceError, find_source
 from tests.runners.tasks.repositories import git, make_task
 from tests.runners.tasks.test_rows import CLASSIC
 
@@ -47,7 +47,7 @@ def here(tmp_path: Path) -> dict[str, Any]:
 
 def test_good_rows_become_tasks(tmp_path: Path, here: dict[str, Any]) -> None:
     file = write(tmp_path / "rows.jsonl", [here, "", {**here, "instance_id": "o__r-2"}])
-    first, second = load(config(file), str(file))
+    first, second = load_dataset(config(file), str(file))
     assert (first.id, second.id, first.kind, first.split) == ("o__r-1", "o__r-2", "o/r", "held_out")
     assert first.protected == ("t.py",)
     assert first.origin is not None
@@ -71,7 +71,7 @@ def test_every_malformed_row_is_named_with_its_line(tmp_path: Path, here: dict[s
             {"instance_id": "v", "problem_statement": "p", "repo_path": "repo"},
         ],
     )
-    report = validate(config(file), str(file))
+    report = read_dataset(config(file), str(file))
     assert [task.id for task in report.tasks] == ["o__r-1"]
     said = dict(fault.split(": ", 1) for fault in report.faults)
     assert sorted(said) == [f"rows.jsonl:{line}" for line in range(2, 10)]
@@ -87,7 +87,7 @@ def test_every_malformed_row_is_named_with_its_line(tmp_path: Path, here: dict[s
     }.items():
         assert words in said[f"rows.jsonl:{line}"]
     with pytest.raises(DatasetError, match="has 8 malformed rows") as caught:
-        load(config(file), str(file))
+        load_dataset(config(file), str(file))
     assert all(fault in str(caught.value) for fault in report.faults)
 
 
@@ -96,7 +96,7 @@ def test_parquet_says_the_same_as_jsonl(tmp_path: Path, here: dict[str, Any]) ->
     jsonl = write(tmp_path / "rows.jsonl", rows)
     parquet = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pa.Table.from_pylist(rows), parquet)
-    one, other = (validate(config(file), str(file)) for file in (jsonl, parquet))
+    one, other = (read_dataset(config(file), str(file)) for file in (jsonl, parquet))
     assert one.tasks == other.tasks
     assert [f.replace("parquet", "jsonl") for f in other.faults] == list(one.faults)
 
@@ -113,9 +113,9 @@ def test_the_last_rows_of_a_training_file_are_held_out(
         grader="own",
         flaky_reruns=0,
     )
-    assert [task.split for task in load(choice, str(file))] == ["train"] * 3 + ["held_out"]
+    assert [task.split for task in load_dataset(choice, str(file))] == ["train"] * 3 + ["held_out"]
     with pytest.raises(DatasetError, match=r"task\.held_out_tasks=9 is more than the 4 rows"):
-        load(choice.model_copy(update={"held_out_tasks": 9}), str(file))
+        load_dataset(choice.model_copy(update={"held_out_tasks": 9}), str(file))
 
 
 def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
         if name != "none.jsonl":
             (tmp_path / name).write_text("")
         with pytest.raises(DatasetError, match=said):
-            load(config(tmp_path / name), str(tmp_path / name))
+            load_dataset(config(tmp_path / name), str(tmp_path / name))
     (tmp_path / "bad.parquet").write_text("x")
     with pytest.raises(DatasetError, match="no Parquet file"):
-        load(config("x"), str(tmp_path / "bad.parquet"))
+        load_dataset(config("x"), str(tmp_path / "bad.parquet"))
 
 
 def test_repositories_are_found_by_their_names(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_tests_named_by_ids_and_commands_are_protected(tmp_path: Path) -> None:
             },
         ],
     )
-    command, pro = load(config(file), str(file))
+    command, pro = load_dataset(config(file), str(file))
     assert isinstance(command.grading, EvalCommand)
     assert "tests/test_add.py" in command.protected
     assert command.base_commit == git(task.repo, "rev-parse", "HEAD")

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from runners.tasks.contract import EvalScript, Task, VerdictKind
-from runners.tasks.files import DatasetError
+from runners.tasks.dataset_files import DatasetError
 from runners.tasks.graders import pytest_ids
-from runners.tasks.graders.official import OfficialError, official_report, test_spec
-from runners.tasks.graders.official import read as read_official
-from runners.tasks.graders.scripts import ScriptRun
-from runners.tasks.loading import load, validate
+from runners.tasks.graders.eval_script import ScriptRun
+from runners.tasks.graders.official import OfficialError, build_spec, judge_log, read_report
+from runners.tasks.loading import load_dataset, read_dataset
 from runners.tasks.rows import SwebenchRow
-from runners.tasks.swebench import eval_script, naming_of, package_fields, runs_pytest
+from runners.tasks.swebench import build_eval_script, encode_package_row, id_normalizer, uses_pytest
 from tests.runners.tasks.test_loading import config, write
 from tests.runners.tasks.test_rows import CLASSIC
 
@@ -173,7 +172,7 @@ def a_task(repo: str, fail_to_pass: list[str], pass_to_pass: list[str]) -> Task:
     """A task as a classic row of the repository gives it."""
     lists = {"FAIL_TO_PASS": fail_to_pass, "PASS_TO_PASS": pass_to_pass}
     row = SwebenchRow.model_validate({**CLASSIC, "repo": repo, **lists})
-    grading = EvalScript("swebench", eval_script(row), row.workdir, package_fields(row))
+    grading = EvalScript("swebench", build_eval_script(row), row.workdir, encode_package_row(row))
     return Task(
         id=row.instance_id,
         split="held_out",
@@ -212,11 +211,11 @@ def test_a_classic_log_is_read_as_the_package_reads_it(kind: str, tmp_path: Path
         ([*failing, passing[0]], [], False, (1, 0)),
     ):
         task = a_task(repo, wanted, kept)
-        spec = test_spec(task)
-        verdict = read_official(task, spec, run)
+        spec = build_spec(task)
+        verdict = judge_log(task, spec, run)
         file = tmp_path / "log"
         file.write_bytes(run.log)
-        assert official_report(task, spec, file)["resolved"] is solved
+        assert read_report(task, spec, file)["resolved"] is solved
         assert (verdict.kind is VerdictKind.SOLVED) is solved, verdict
         assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == counts
 
@@ -228,9 +227,9 @@ def test_our_plugin_says_the_same_of_a_run_as_its_log(kind: str) -> None:
     run = ScriptRun(True, True, outcomes_of(text), 0, a_log(text))
     for wanted, kept in ((passing, []), (passing, failing), (failing, passing)):
         task = a_task(repo, wanted, kept)
-        ours, theirs = pytest_ids.read(task, run), read_official(task, test_spec(task), run)
+        ours, theirs = pytest_ids.judge_run(task, run), judge_log(task, build_spec(task), run)
         assert ours == theirs
-        alone = read_official(task, test_spec(task), replace(run, began=False))
+        alone = judge_log(task, build_spec(task), replace(run, began=False))
         assert alone == theirs, "the plugin takes nothing away from an honest run"
 
 
@@ -238,7 +237,7 @@ def test_our_plugin_says_the_same_of_a_run_as_its_log(kind: str) -> None:
 def test_a_line_that_the_packages_parser_stumbles_over_solves_nothing() -> None:
     run = ScriptRun(started=True, exit_code=0, log=a_log(f"{DJANGO}FAIL:\n"))
     task = a_task("django/django", [f"test_empty {DJANGO_TEST}"], [])
-    verdict = read_official(task, test_spec(task), run)
+    verdict = judge_log(task, build_spec(task), run)
     assert verdict.kind is VerdictKind.UNSOLVED
     assert "parse_log_django cannot read the log (IndexError" in verdict.reason
 
@@ -249,9 +248,9 @@ def test_a_skipped_test_that_the_log_names_is_not_broken() -> None:
     outcomes = {"sklearn/tests/test_base.py::test_clone": "passed", name: "skipped"}
     run = ScriptRun(True, True, outcomes, 0, a_log(OLD_SCIKIT))
     task = a_task("scikit-learn/scikit-learn", ["sklearn/tests/test_base.py::test_clone"], [name])
-    assert read_official(task, test_spec(task), run).kind is VerdictKind.SOLVED
+    assert judge_log(task, build_spec(task), run).kind is VerdictKind.SOLVED
     task = a_task("scikit-learn/scikit-learn", [name], [])
-    assert read_official(task, test_spec(task), run).kind is VerdictKind.UNSOLVED
+    assert judge_log(task, build_spec(task), run).kind is VerdictKind.UNSOLVED
 
 
 @pytest.mark.parametrize(
@@ -266,7 +265,7 @@ def test_a_skipped_test_that_the_log_names_is_not_broken() -> None:
     ],
 )
 def test_ids_are_compared_as_the_instances_have_them(parser: str, name: str, read: str) -> None:
-    assert naming_of(parser)(name) == read
+    assert id_normalizer(parser)(name) == read
 
 
 FOREIGN: list[dict[str, Any]] = [
@@ -284,9 +283,9 @@ def test_what_pytest_does_not_run_is_not_judged_by_us(
 ) -> None:
     (tmp_path / "repo").mkdir()
     row = {**CLASSIC, "repo_path": "repo", **change}
-    assert not runs_pytest(SwebenchRow.model_validate(row))
+    assert not uses_pytest(SwebenchRow.model_validate(row))
     file = write(tmp_path / "rows.jsonl", [row])
-    [fault] = validate(config(file), str(file)).faults
+    [fault] = read_dataset(config(file), str(file)).faults
     assert fault.startswith("rows.jsonl:1: ")
     assert "so our own grader cannot judge it: pip install 'agentrl[swebench]'" in fault
 
@@ -297,7 +296,7 @@ def test_a_parser_that_the_package_has_not_got_is_a_fault_of_the_row(tmp_path: P
     row = {**CLASSIC, "repo_path": "repo", "log_parser": "parse_log_jset"}
     file = write(tmp_path / "rows.jsonl", [row])
     with pytest.raises(DatasetError, match="no log_parser parse_log_jset: did you mean parse_log_"):
-        load(config(file, grader="official"), str(file))
+        load_dataset(config(file, grader="official"), str(file))
 
 
 def test_without_the_package_only_rows_that_need_it_are_refused(
@@ -309,9 +308,9 @@ def test_without_the_package_only_rows_that_need_it_are_refused(
     file = write(
         tmp_path / "rows.jsonl", [row, {**row, "instance_id": "d", "repo": "django/django"}]
     )
-    report = validate(config(file, grader="auto"), str(file))
+    report = read_dataset(config(file, grader="auto"), str(file))
     assert [task.grading.kind for task in report.tasks] == ["pytest"]
     [fault] = report.faults
     assert "django/django is not tested by pytest (parse_log_django)" in fault
     with pytest.raises(OfficialError, match=r"pip install 'agentrl\[swebench\]'"):
-        validate(config(file, grader="official"), str(file))
+        read_dataset(config(file, grader="official"), str(file))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Patch, Task
-from runners.tasks.grading import prepare
-from runners.tasks.patch import DIFF_LIMIT, capture
+from runners.tasks.grading import apply_patch
+from runners.tasks.patch import DIFF_LIMIT, diff_workspace
 from runners.tasks.protection import FILE_LIMIT
 from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
@@ -49,13 +49,13 @@ def applied(task: Task, patch: Patch, directory: Path) -> dict[str, tuple[str, b
     target = directory / "graded"
     remove_tree(target)
     copy_tree(task.repo, target)
-    assert prepare(task, patch, target) == ""
+    assert apply_patch(task, patch, target) == ""
     return tree(target)
 
 
 async def check(task: Task, workspace: Path, *files: str) -> Patch:
     """Capture; the patch names these files and makes the same tree again."""
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.files == tuple(sorted(files))
     assert applied(task, patch, workspace.parent) == tree(workspace)
     assert patch.tampered == ()
@@ -115,7 +115,7 @@ async def test_what_git_ignores_and_python_caches_is_left_out(task: Task, worksp
     for name in ("build/out", "debug.log", "calc/__pycache__/add.cpython-311.pyc", "calc/x.pyc"):
         (workspace / name).parent.mkdir(exist_ok=True)
         (workspace / name).write_text("artefact")
-    assert (await capture(task, workspace)).files == ()
+    assert (await diff_workspace(task, workspace)).files == ()
 
 
 async def test_planted_hooks_filters_and_monitors_do_not_run(
@@ -137,7 +137,7 @@ async def test_planted_hooks_filters_and_monitors_do_not_run(
         (workspace / "hooks" / hook).write_text(script.read_text())
         (workspace / "hooks" / hook).chmod(0o755)
     (workspace / "calc/add.py").write_bytes(b"$Id$\r\n" + FIX.encode())
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert not ran.exists()
     assert applied(task, patch, tmp_path) == tree(workspace)
     assert not ran.exists()
@@ -173,7 +173,7 @@ async def test_a_nested_repository_is_not_looked_into(
     git(nested, "commit", "-q", "-m", "x")
     git(nested, "config", "core.fsmonitor", f"touch {ran}")
     (workspace / "calc/add.py").write_text(FIX)
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.files == ("calc/add.py",)
     assert not ran.exists()
 
@@ -181,7 +181,7 @@ async def test_a_nested_repository_is_not_looked_into(
 async def test_git_init_in_a_tracked_directory_hides_nothing(task: Task, workspace: Path) -> None:
     git(workspace, "init", "-q", "calc")
     (workspace / "calc/add.py").write_text(FIX)
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.files == ("calc/add.py",)
 
 
@@ -210,7 +210,7 @@ async def test_special_files_and_locked_ones_do_not_stop_it(task: Task, workspac
     (workspace / "calc/add.py").write_text(FIX)
     (workspace / "calc/add.py").chmod(0)
     (workspace / "calc").chmod(0)
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert "calc/add.py" in patch.files
     assert b"+    return a + b" in patch.diff
 
@@ -222,7 +222,7 @@ async def test_touched_tests_are_left_out_and_told(task: Task, workspace: Path) 
     (workspace / "calc/add.py").write_text(FIX)
     git(workspace, "add", "-A")
     git(workspace, "commit", "-q", "-m", "cheat")
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.files == ("calc/add.py", "tests/test_more.py")
     assert patch.tampered == ("tests/__init__.py", "tests/test_add.py")
 
@@ -237,7 +237,7 @@ async def test_files_that_would_be_imported_instead_are_left_out_and_told(
     (workspace / "unittest/__init__.py").write_text("")
     (workspace / "random.py").write_text("")
     (workspace / "calc/add.py").write_text(FIX)
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.files == ("calc/add.py",)
     assert patch.tampered == ("random.py", "tests.py", "tests/test_add", "unittest")
 
@@ -254,7 +254,7 @@ async def test_a_replaced_test_directory_is_told_and_restored(
     elif replacement == "file":
         (workspace / "tests").write_text("")
     (workspace / "calc/add.py").write_text(FIX)
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.files == ("calc/add.py",)
     assert patch.tampered == ("tests/__init__.py", "tests/test_add.py")
     graded = applied(task, patch, tmp_path)
@@ -265,7 +265,7 @@ async def test_new_files_in_a_protected_directory_are_left_out_and_told(tmp_path
     task = replace(make_task(tmp_path), protected=("tests/",))
     copy_tree(task.repo, tmp_path / "workspace")
     (tmp_path / "workspace/tests/conftest.py").write_text("cheat")
-    patch = await capture(task, tmp_path / "workspace")
+    patch = await diff_workspace(task, tmp_path / "workspace")
     assert patch.files == ()
     assert patch.tampered == ("tests/conftest.py",)
 
@@ -283,11 +283,11 @@ async def test_grading_restores_protected_files_from_any_patch(
 async def test_what_is_too_large_is_refused_with_its_reason(task: Task, workspace: Path) -> None:
     with (workspace / "huge").open("wb") as file:
         file.truncate(FILE_LIMIT + 1)
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.refused == "huge has 8 MB, more than 8 MB"
     assert patch.diff == b""
     (workspace / "huge").write_bytes(os.urandom(DIFF_LIMIT))
-    assert "bytes, more than" in (await capture(task, workspace)).refused
+    assert "bytes, more than" in (await diff_workspace(task, workspace)).refused
 
 
 async def test_the_pristine_repository_is_never_written(task: Task, workspace: Path) -> None:
@@ -323,5 +323,5 @@ async def test_any_change_is_made_again_by_its_patch(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         path.chmod(0o755 if executable else 0o644)
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert applied(task, patch, tmp_path) == tree(workspace)

@@ -9,9 +9,9 @@ import pytest
 
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.contract import EvalCommand, Task
-from runners.tasks.grading import prepare
-from runners.tasks.patch import capture
-from runners.tasks.stored import patch_of
+from runners.tasks.grading import apply_patch
+from runners.tasks.patch import diff_workspace
+from runners.tasks.patch_record import decode_patch
 from tests.runners.tasks.repositories import git, make_task
 
 FILES = {
@@ -63,7 +63,7 @@ async def test_tampering_is_left_out_told_and_put_back(
     (workspace / path).write_text(TAMPERING[path])
     (workspace / "calc/add.py").write_text("fixed\n")
     told = path.removesuffix("/__init__.py")
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.tampered == (told,)
     assert patch.files == ("calc/add.py",)
     # The same from somebody who wrote the patch by hand.
@@ -71,7 +71,7 @@ async def test_tampering_is_left_out_told_and_put_back(
     forged = git(workspace, "diff", "--cached", "--binary", "HEAD") + "\n"
     target = tmp_path / "graded"
     copy_tree(task.repo, target)
-    assert prepare(task, patch_of(forged, {}), target) == ""
+    assert apply_patch(task, decode_patch(forged, {}), target) == ""
     assert (target / "calc/add.py").read_text() == "fixed\n"
     pristine = task.repo / path
     assert (target / path).exists() == pristine.exists()
@@ -90,7 +90,7 @@ HONEST = {
 async def test_what_does_not_configure_tests_is_free(task: Task, workspace: Path) -> None:
     for path, text in HONEST.items():
         (workspace / path).write_text(text)
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.tampered == ()
     assert patch.files == tuple(sorted(HONEST))
 
@@ -101,7 +101,7 @@ async def test_a_file_that_cannot_be_read_any_more_is_tampering(
     (workspace / "pyproject.toml").write_text("[broken\n")
     (workspace / "setup.cfg").unlink()
     (workspace / "setup.cfg").symlink_to("tox.ini")
-    patch = await capture(task, workspace)
+    patch = await diff_workspace(task, workspace)
     assert patch.tampered == ("pyproject.toml", "setup.cfg")
     assert patch.files == ()
 
@@ -109,6 +109,6 @@ async def test_a_file_that_cannot_be_read_any_more_is_tampering(
 async def test_what_the_reference_patch_changes_is_free(task: Task, workspace: Path) -> None:
     gold = "diff --git a/conftest.py b/conftest.py\n--- a/conftest.py\n+++ b/conftest.py\n"
     (workspace / "conftest.py").write_text("x = 1\n")
-    assert (await capture(task, workspace)).tampered == ("conftest.py",)
-    patch = await capture(replace(task, gold_patch=gold), workspace)
+    assert (await diff_workspace(task, workspace)).tampered == ("conftest.py",)
+    patch = await diff_workspace(replace(task, gold_patch=gold), workspace)
     assert (patch.tampered, patch.files) == ((), ("conftest.py",))

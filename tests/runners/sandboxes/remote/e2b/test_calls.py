@@ -14,7 +14,7 @@ from runners.sandboxes.remote.e2b import E2bBackend
 from runners.sandboxes.remote.e2b_calls import Calls
 from runners.sandboxes.remote.e2b_machine import E2bMachine
 from runners.sandboxes.remote.sandbox import RemoteSandbox
-from runners.tasks.patch import take
+from runners.tasks.patch import capture_patch
 from tests.fakes.e2b.server import KEY, E2bServer
 from tests.fakes.sandbox_backends import e2b_settings
 from tests.runners.tasks.repositories import make_task
@@ -137,7 +137,7 @@ async def test_a_workspace_that_is_too_large_is_the_agents_doing(
     with pytest.raises(OversizedError, match="has more than 1024 MB"):
         async with sandbox.on_host():
             pass
-    patch = await take(task, sandbox)
+    patch = await capture_patch(task, sandbox)
     assert (patch.diff, patch.refused) == (b"", "the workspace has more than 1024 MB")
     assert "GET /files" not in server.requests, "nothing of it is fetched"
     await sandbox.run(["truncate", "-s", "500000", "big"], deadline_s=30)

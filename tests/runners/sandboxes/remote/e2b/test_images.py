@@ -11,7 +11,7 @@ from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.remote.e2b import E2bBackend
 from runners.tasks.contract import EvalCommand, Origin, Task, VerdictKind
 from runners.tasks.grading import SandboxGrader
-from runners.tasks.workspaces import Workspaces
+from runners.tasks.task_repositories import TaskRepositories
 from tests.fakes.e2b.server import E2bServer
 from tests.fakes.sandbox_backends import e2b_settings
 from tests.runners.tasks.repositories import make_task, patch_of
@@ -84,7 +84,7 @@ async def test_a_tasks_setup_runs_in_its_image(
     server.profile = IMAGE
     setup = ("cp /etc/image /testbed/from_image.txt",)
     origin = Origin(str(task.repo), task.base_commit, setup, "/testbed", task.image)
-    ready = await Workspaces(backend, tmp_path / "root").ready(replace(task, origin=origin))
+    ready = await TaskRepositories(backend, tmp_path / "root").ensure(replace(task, origin=origin))
     assert (ready.repo / "from_image.txt").read_text() == "image\n"
     assert (ready.image, ready.workdir) == (task.image, "/testbed")
     assert [machine.created["templateID"] for machine in server.ended] == ["swe-task-1"]

@@ -11,9 +11,9 @@ from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compile_program
 from runners.tasks import protection
 from runners.tasks.contract import EvalScript
-from runners.tasks.graders.contract import INSIDE, OUTPUT_LIMIT, late_s
+from runners.tasks.graders.contract import INSIDE, OUTPUT_LIMIT, killed_after_s
 from runners.tasks.inside import script_runner
-from runners.tasks.toolbox import SITE, pytest_mounts, relocated
+from runners.tasks.pytest_mounts import SITE, pytest_mounts, rewrite_paths
 
 _FOLDER = Path(script_runner.__file__).parent
 RUNNER = compile_program(_FOLDER / "script_runner.py")
@@ -50,17 +50,17 @@ async def run_script(
 ) -> ScriptRun:
     """Run a script in the work tree; raises SandboxError."""
     nonce = secrets.token_hex(16)
-    text = relocated(script, grading.workdir, sandbox.workdir)
+    text = rewrite_paths(script, grading.workdir, sandbox.workdir)
     result = await sandbox.run(
         ["python", "-I", "-S", RUNNER_INSIDE, SITE, PLUGIN_FOLDER],
         deadline_s=deadline_s,
         stdin=f"{nonce}\n{text}".encode(errors="surrogateescape"),
         output_limit=OUTPUT_LIMIT,
     )
-    return read_run(nonce, result)
+    return parse_run(nonce, result)
 
 
-def read_run(nonce: str, result: CommandResult) -> ScriptRun:
+def parse_run(nonce: str, result: CommandResult) -> ScriptRun:
     """Read the runner's lines; only those with the nonce count."""
     started, began, exit_code = False, False, None
     outcomes: dict[str, str] = {}
@@ -77,13 +77,13 @@ def read_run(nonce: str, result: CommandResult) -> ScriptRun:
             exit_code = int(rest)
         else:
             name = str(json.loads(rest))
-            outcomes[name] = worse(outcomes.get(name), word)
-    return ScriptRun(started, began, outcomes, exit_code, result.stderr, late_s(result))
+            outcomes[name] = worse_outcome(outcomes.get(name), word)
+    return ScriptRun(started, began, outcomes, exit_code, result.stderr, killed_after_s(result))
 
 
 _ORDER = ("xpassed", "passed", "xfailed", "skipped", "failed", "error")
 
 
-def worse(one: str | None, other: str) -> str:
+def worse_outcome(one: str | None, other: str) -> str:
     """Return the worse of two outcomes of a test."""
     return other if one is None else max(one, other, key=_ORDER.index)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
-from runners.tasks.hub import is_name, split_files
+from runners.tasks.hub import fetch_split, is_dataset_name
 
-Rows = Iterator[tuple["Place", dict[str, Any] | str]]
+Rows = Iterator[tuple["RowLocation", dict[str, Any] | str]]
 """Every row with its place, or in its stead what is wrong with it."""
 
 
@@ -22,7 +22,7 @@ class DatasetError(AgentrlError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowLocation:
     """Where a row stands."""
 
     source: str
@@ -33,21 +33,21 @@ class Place:
         return f"{self.source}:{self.number}"
 
 
-def refuse_path(path: str) -> None:
+def check_path(path: str) -> None:
     """Raise DatasetError for what neither is a file nor can be a name of the hub."""
     file = Path(path)
     if file.is_file():
         if file.suffix not in READERS:
             raise DatasetError(f"task.path={path} is no .jsonl, .json or .parquet file")
-    elif not is_name(path) or file.exists() or file.suffix in READERS:
+    elif not is_dataset_name(path) or file.exists() or file.suffix in READERS:
         raise DatasetError(f"task.path={path}: there is no such file, and it is no name of the hub")
 
 
-def rows_of(path: str) -> Rows:
+def read_rows(path: str) -> Rows:
     """Read a file, or a split of a dataset on the hub; raises DatasetError and HubError."""
-    refuse_path(path)
+    check_path(path)
     file = Path(path)
-    for part in [file] if file.is_file() else split_files(path):
+    for part in [file] if file.is_file() else fetch_split(path):
         try:
             yield from READERS[part.suffix](part)
         except OSError as error:
@@ -60,11 +60,14 @@ def _jsonl(file: Path) -> Rows:
             if not line.strip():
                 continue
             try:
-                yield Place(file.name, number), _object(json.loads(line.rstrip(b"\r\n")))
+                yield RowLocation(file.name, number), _object(json.loads(line.rstrip(b"\r\n")))
             except json.JSONDecodeError as error:
-                yield Place(file.name, number), f"no JSON: {error.msg} at column {error.colno}"
+                yield (
+                    RowLocation(file.name, number),
+                    f"no JSON: {error.msg} at column {error.colno}",
+                )
             except ValueError as error:
-                yield Place(file.name, number), f"no JSON: {error}"
+                yield RowLocation(file.name, number), f"no JSON: {error}"
 
 
 def _json(file: Path) -> Rows:
@@ -75,7 +78,7 @@ def _json(file: Path) -> Rows:
     if not isinstance(rows, list):
         raise DatasetError(f"task.path={file} is no list of rows")
     for number, row in enumerate(rows, 1):
-        yield Place(file.name, number), _object(row)
+        yield RowLocation(file.name, number), _object(row)
 
 
 def _parquet(file: Path) -> Rows:
@@ -92,7 +95,7 @@ def _parquet(file: Path) -> Rows:
             for batch in table.iter_batches(batch_size=256):
                 for row in batch.to_pylist():
                     number += 1
-                    yield Place(file.name, number), _object(row)
+                    yield RowLocation(file.name, number), _object(row)
     except pyarrow.ArrowException as error:
         raise DatasetError(f"task.path={file} is no Parquet file: {error}") from error
 

@@ -20,8 +20,13 @@ from runners.processes.atomic_write import atomic_directory
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Origin, Task
-from runners.tasks.repositories import SourceError, commit_all, pinned
-from runners.tasks.toolbox import fitting, pytest_environment, pytest_mounts, relocated
+from runners.tasks.pinned_repositories import SourceError, commit_all, make_pinned_repository
+from runners.tasks.pytest_mounts import (
+    filter_mounts,
+    pytest_environment,
+    pytest_mounts,
+    rewrite_paths,
+)
 
 VERSION = 1
 """Raised whenever the same origin gives another repository."""
@@ -31,12 +36,12 @@ HEAD = "HEAD.txt"
 """Beside a prepared work tree: its commit."""
 
 
-async def as_it_is(task: Task) -> Task:
+async def use_repository_as_is(task: Task) -> Task:
     """Return a task whose repository is there already."""
     return task
 
 
-class Workspaces:
+class TaskRepositories:
     """Makes repositories below ``root``, each once; whoever gives up waiting stops nobody."""
 
     def __init__(self, backend: SandboxBackend, root: Path) -> None:
@@ -44,7 +49,7 @@ class Workspaces:
         self._root = root
         self._making: dict[Origin, asyncio.Task[tuple[Path, str]]] = {}
 
-    async def ready(self, task: Task) -> Task:
+    async def ensure(self, task: Task) -> Task:
         """Return the task with its repository there; raises SandboxError.
 
         Where sandboxes have no images, the task's are made of the configuration alone.
@@ -64,7 +69,7 @@ class Workspaces:
     async def _make(self, origin: Origin) -> tuple[Path, str]:
         base = self._root / f"{VERSION}-{origin.base_commit}"
         try:
-            await asyncio.to_thread(pinned, origin.source, origin.base_commit, base)
+            await asyncio.to_thread(make_pinned_repository, origin.source, origin.base_commit, base)
         except SourceError as error:
             raise SandboxError(str(error)) from error
         if not origin.setup:
@@ -81,12 +86,14 @@ class Workspaces:
         with tempfile.TemporaryDirectory(prefix=".setup.", dir=self._root) as scratch:
             source = Path(scratch) / "with-more"
             also = tuple(dict.fromkeys(COMMIT.findall("\n".join(origin.setup))))
-            await asyncio.to_thread(pinned, origin.source, origin.base_commit, source, also=also)
+            await asyncio.to_thread(
+                make_pinned_repository, origin.source, origin.base_commit, source, also=also
+            )
             spec = SandboxSpec(
                 place.name,
                 source,
                 "none",
-                mounts=fitting(pytest_mounts(), origin.image),
+                mounts=filter_mounts(pytest_mounts(), origin.image),
                 image=origin.image,
                 workdir=origin.workdir if origin.image else None,
             )
@@ -100,7 +107,7 @@ class Workspaces:
 
 
 async def _run_setup(origin: Origin, sandbox: Sandbox) -> None:
-    commands = relocated("\n".join(origin.setup), origin.workdir, sandbox.workdir)
+    commands = rewrite_paths("\n".join(origin.setup), origin.workdir, sandbox.workdir)
     result = await sandbox.run(
         ["bash", "-c", f"set -e\n{commands}"],
         deadline_s=SETUP_S,

@@ -14,10 +14,10 @@ from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import EvalCommand, Origin, Task, VerdictKind
 from runners.tasks.graders.decorators import ReadyFirst
 from runners.tasks.grading import SandboxGrader
-from runners.tasks.patch import capture
-from runners.tasks.repositories import SourceError, pinned
-from runners.tasks.toolbox import agent_environment, agent_mounts
-from runners.tasks.workspaces import Workspaces
+from runners.tasks.patch import diff_workspace
+from runners.tasks.pinned_repositories import SourceError, make_pinned_repository
+from runners.tasks.pytest_mounts import agent_environment, agent_mounts
+from runners.tasks.task_repositories import TaskRepositories
 from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
 
@@ -53,7 +53,7 @@ def objects(repo: Path) -> set[str]:
 async def test_the_future_is_absent_and_the_past_is_there(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
-    ready = await Workspaces(backend, tmp_path / "root").ready(task)
+    ready = await TaskRepositories(backend, tmp_path / "root").ensure(task)
     repo = ready.repo
     reachable = git(repo, "rev-list", "--objects", "--no-object-names", task.base_commit)
     assert objects(repo) == set(reachable.split())
@@ -72,13 +72,13 @@ async def test_the_future_is_absent_and_the_past_is_there(
 async def test_agents_and_graders_work_on_it(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
-    workspaces = Workspaces(backend, tmp_path / "root")
-    ready = await workspaces.ready(task)
+    repositories = TaskRepositories(backend, tmp_path / "root")
+    ready = await repositories.ensure(task)
     copy_tree(ready.repo, tmp_path / "workspace")
     (tmp_path / "workspace/calc/add.py").write_text(FIX)
-    patch = await capture(ready, tmp_path / "workspace")
+    patch = await diff_workspace(ready, tmp_path / "workspace")
     assert patch.files == ("calc/add.py",)
-    grader = ReadyFirst(SandboxGrader(backend), workspaces.ready)
+    grader = ReadyFirst(SandboxGrader(backend), repositories.ensure)
     verdict = await grader.grade(task, patch, name="g", deadline_s=30)
     assert verdict.kind is VerdictKind.SOLVED, verdict
 
@@ -86,25 +86,25 @@ async def test_agents_and_graders_work_on_it(
 async def test_a_repository_is_made_once_and_a_second_time_after_a_failure(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
-    workspaces = Workspaces(backend, tmp_path / "root")
-    one, other = await asyncio.gather(workspaces.ready(task), workspaces.ready(task))
+    repositories = TaskRepositories(backend, tmp_path / "root")
+    one, other = await asyncio.gather(repositories.ensure(task), repositories.ensure(task))
     assert one == other
     moved = tmp_path / "moved"
     assert task.origin is not None
     broken = replace(task, origin=Origin(str(moved), task.base_commit, ("true",)))
     for _ in range(2):
         with pytest.raises(SandboxError):
-            await Workspaces(backend, tmp_path / "other").ready(broken)
+            await TaskRepositories(backend, tmp_path / "other").ensure(broken)
     copy_tree(Path(task.origin.source), moved)
-    assert (await Workspaces(backend, tmp_path / "other").ready(broken)).repo.is_dir()
+    assert (await TaskRepositories(backend, tmp_path / "other").ensure(broken)).repo.is_dir()
 
 
 async def test_a_missing_repository_is_infra(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
-    workspaces = Workspaces(backend, tmp_path / "root")
+    repositories = TaskRepositories(backend, tmp_path / "root")
     lost = replace(task, origin=Origin(str(tmp_path / "gone"), task.base_commit))
-    grader = ReadyFirst(SandboxGrader(backend), workspaces.ready)
+    grader = ReadyFirst(SandboxGrader(backend), repositories.ensure)
     verdict = await grader.grade(lost, patch_of(b""), name="g", deadline_s=30)
     assert verdict.kind is VerdictKind.INFRA
     assert "gone" in verdict.reason
@@ -116,10 +116,10 @@ def test_bundles_and_mirrors_are_sources_too(task: Task, tmp_path: Path) -> None
     git(source, "bundle", "create", "-q", str(tmp_path / "x.bundle"), "--all")
     git(source, "clone", "-q", "--mirror", str(source), str(tmp_path / "x.git"))
     for name in ("x.bundle", "x.git"):
-        pinned(str(tmp_path / name), task.base_commit, tmp_path / f"from-{name}")
+        make_pinned_repository(str(tmp_path / name), task.base_commit, tmp_path / f"from-{name}")
         assert git(tmp_path / f"from-{name}", "rev-parse", "HEAD") == task.base_commit
     with pytest.raises(SourceError, match=r"no commit|not our ref|failed"):
-        pinned(str(source), "f" * 40, tmp_path / "none")
+        make_pinned_repository(str(source), "f" * 40, tmp_path / "none")
     assert not (tmp_path / "none").exists()
     assert not list(tmp_path.glob(".none*"))
 
@@ -132,7 +132,7 @@ def test_nothing_is_borrowed_from_the_source_or_its_work_trees(task: Task, tmp_p
     git(source, "worktree", "add", "-q", "-b", "side", str(tmp_path / "aside"), "origin/release")
     assert (source / ".git/objects/info/alternates").exists()
     made = tmp_path / "made"
-    pinned(str(source), task.base_commit, made)
+    make_pinned_repository(str(source), task.base_commit, made)
     remove_tree(original)
     remove_tree(source)
     git(made, "fsck", "--full", "--strict")
@@ -152,7 +152,7 @@ def test_bytes_are_the_blobs_whatever_attributes_say(tmp_path: Path) -> None:
     (source / ".gitattributes").write_text("*.txt text eol=crlf\n*.bin filter=lfs\n")
     git(source, "add", "-A")
     git(source, "commit", "-q", "-m", "x")
-    pinned(str(source), git(source, "rev-parse", "HEAD"), tmp_path / "made")
+    make_pinned_repository(str(source), git(source, "rev-parse", "HEAD"), tmp_path / "made")
     assert (tmp_path / "made/a.txt").read_bytes() == b"one\ntwo\n"
     assert not (tmp_path / "made/.git/info/attributes").exists()
 
@@ -167,7 +167,7 @@ async def test_the_setup_is_part_of_the_base_and_its_commits_are_gone(
         "mkdir build; echo > build/x; echo > made",
     )
     task = replace(task, origin=replace(task.origin, setup=setup, workdir="/repo"))
-    ready = await Workspaces(backend, tmp_path / "root").ready(task)
+    ready = await TaskRepositories(backend, tmp_path / "root").ensure(task)
     assert (ready.repo / "tests/test_add.py").read_text() == "# future tests\n"
     assert git(ready.repo, "log", "--format=%s").split("\n")[:2] == ["Prepare", "base"]
     assert git(ready.repo, "status", "--porcelain") == ""
@@ -177,8 +177,8 @@ async def test_the_setup_is_part_of_the_base_and_its_commits_are_gone(
     assert fix not in reachable
     copy_tree(ready.repo, tmp_path / "workspace")
     (tmp_path / "workspace/calc/add.py").write_text(FIX)
-    assert (await capture(ready, tmp_path / "workspace")).files == ("calc/add.py",)
-    again = await Workspaces(backend, tmp_path / "root").ready(task)
+    assert (await diff_workspace(ready, tmp_path / "workspace")).files == ("calc/add.py",)
+    again = await TaskRepositories(backend, tmp_path / "root").ensure(task)
     assert again == ready
 
 
@@ -189,13 +189,13 @@ async def test_a_setup_that_fails_says_what_it_printed(
     failing = ("echo no such tool >&2; false", "true")
     task = replace(task, origin=replace(task.origin, setup=failing))
     with pytest.raises(SandboxError, match="exit code 1: no such tool"):
-        await Workspaces(backend, tmp_path / "root").ready(task)
+        await TaskRepositories(backend, tmp_path / "root").ensure(task)
 
 
 async def test_an_agent_can_run_the_tests(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
-    ready = await Workspaces(backend, tmp_path / "root").ready(task)
+    ready = await TaskRepositories(backend, tmp_path / "root").ensure(task)
     ready = replace(ready, grading=EvalCommand("python -m pytest", "/repo"))
     spec = SandboxSpec(
         "agent", ready.repo, "none", mounts=agent_mounts(ready), env=agent_environment(ready)

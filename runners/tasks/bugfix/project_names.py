@@ -28,7 +28,7 @@ WORDS: tuple[str, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ProjectNames:
     """What a project calls its parts; all different."""
 
     package: str
@@ -44,20 +44,20 @@ class Names:
     constant: str
 
 
-def split_of(package: str, module: str, function: str) -> NameSplit:
+def assign_split(package: str, module: str, function: str) -> NameSplit:
     """Return the one split a project belongs to: a tenth each is train and held out."""
     place = zlib.crc32(f"{package}.{module}.{function}".encode()) % 10
     return _SPLITS[min(place, 2)]
 
 
-def draw_names(rng: random.Random, split: NameSplit) -> Names:
+def draw_names(rng: random.Random, split: NameSplit) -> ProjectNames:
     """Draw the names of a project of a split."""
     while True:
-        names = Names(*rng.sample(WORDS, 8))
-        if split_of(names.package, names.module, names.function) == split:
+        names = ProjectNames(*rng.sample(WORDS, 8))
+        if assign_split(names.package, names.module, names.function) == split:
             return names
 
 
-def constant(rng: random.Random, split: NameSplit) -> int:
+def draw_constant(rng: random.Random, split: NameSplit) -> int:
     """Draw a three-digit number that no other split uses."""
     return 300 * _SPLITS.index(split) + rng.randrange(100, 400)

@@ -13,24 +13,24 @@ BYTES, REFUSED = "patch_base64", "patch_refused"
 """Keys of a record's ``extra``; each is there only where the text does not say it."""
 
 
-def kept_text(patch: Patch) -> str:
+def encode_patch_text(patch: Patch) -> str:
     """Return the diff as text; bytes that are no UTF-8 show as U+FFFD."""
     return patch.diff.decode("utf-8", "replace")
 
 
-def kept_extra(patch: Patch) -> dict[str, str]:
+def encode_patch_extra(patch: Patch) -> dict[str, str]:
     """Return what the text does not say: a diff that is no UTF-8 (a changed Latin-1 file has such
     lines), and why a patch is not graded.
     """
     extra: dict[str, str] = {}
-    if kept_text(patch).encode() != patch.diff:
+    if encode_patch_text(patch).encode() != patch.diff:
         extra[BYTES] = base64.b64encode(patch.diff).decode()
     if patch.refused:
         extra[REFUSED] = patch.refused
     return extra
 
 
-def patch_of(text: str, extra: Mapping[str, Any]) -> Patch:
+def decode_patch(text: str, extra: Mapping[str, Any]) -> Patch:
     """Return the patch of a record, byte for byte; it names no files (its diff does)."""
     diff = base64.b64decode(extra[BYTES]) if BYTES in extra else text.encode()
     return Patch(

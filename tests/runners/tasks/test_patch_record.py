@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from runners.store.json_text import clean_text, dumps, loads
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Patch
-from runners.tasks.patch import refused_patch
-from runners.tasks.stored import kept_extra, kept_text, patch_of
+from runners.tasks.patch import make_refused_patch
+from runners.tasks.patch_record import decode_patch, encode_patch_extra, encode_patch_text
 from tests.runners.export.records import CONFIG, a_rollout
 
 LATIN_1 = "--- a/n.txt\n+++ b/n.txt\n@@ -1 +1 @@\n-ol\xe9\n+\xe0 la\r\n".encode("latin-1")
@@ -26,25 +26,32 @@ def a_patch(diff: bytes) -> Patch:
 @given(st.binary(max_size=64))
 def test_any_bytes_come_back(diff: bytes) -> None:
     patch = a_patch(diff)
-    extra = loads(dumps(kept_extra(patch)))
-    assert patch_of(clean_text(kept_text(patch)), extra) == patch
+    extra = loads(dumps(encode_patch_extra(patch)))
+    assert decode_patch(clean_text(encode_patch_text(patch)), extra) == patch
 
 
 def test_a_patch_of_a_latin_1_file_comes_back_from_the_store(tmp_path: Path) -> None:
     patch = a_patch(LATIN_1)
     with RunStore.create(tmp_path / "run", CONFIG) as store:
-        record = replace(a_rollout(), patch=kept_text(patch), extra=dict(kept_extra(patch)))
+        record = replace(
+            a_rollout(), patch=encode_patch_text(patch), extra=dict(encode_patch_extra(patch))
+        )
         store.put_rollout(record)
         found = store.rollout(record.rollout_id)
     assert found is not None
-    assert patch_of(found.patch, found.extra) == patch
+    assert decode_patch(found.patch, found.extra) == patch
     assert "\ufffd la" in found.patch
 
 
 def test_text_is_kept_once() -> None:
-    assert kept_extra(a_patch("ünïcode \U0001f600\n".encode())) == {}
+    assert encode_patch_extra(a_patch("ünïcode \U0001f600\n".encode())) == {}
 
 
 def test_what_was_refused_and_what_was_tampered_with_come_back() -> None:
-    patch = refused_patch("too large", ("tests/a.py",))
-    assert patch_of(kept_text(patch), kept_extra(patch) | {"tampered": ["tests/a.py"]}) == patch
+    patch = make_refused_patch("too large", ("tests/a.py",))
+    assert (
+        decode_patch(
+            encode_patch_text(patch), encode_patch_extra(patch) | {"tampered": ["tests/a.py"]}
+        )
+        == patch
+    )

@@ -26,14 +26,14 @@ class Behaviour:
     """What the code returns."""
 
 
-def answer(expression: str, arguments: Arguments) -> object:
+def evaluate(expression: str, arguments: Arguments) -> object:
     """Return what a function with this expression returns for these arguments."""
     scope = dict(zip("ab", arguments, strict=False))
     return eval(expression.format(a="a", b="b"), {}, scope)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class BugKind:
     """One kind of bug."""
 
     name: str
@@ -60,7 +60,7 @@ class Kind:
 
 
 def _same(one: str, other: str, cases: list[Arguments]) -> bool:
-    return all(answer(one, case) == answer(other, case) for case in cases)
+    return all(evaluate(one, case) == evaluate(other, case) for case in cases)
 
 
 def _two_numbers(rng: random.Random) -> Arguments:
@@ -89,8 +89,8 @@ def _text(rng: random.Random) -> Arguments:
     return (f" {words[0]} {words[1]} ",)
 
 
-KINDS: tuple[Kind, ...] = (
-    Kind(
+BUG_KINDS: tuple[BugKind, ...] = (
+    BugKind(
         "operator",
         2,
         (
@@ -100,7 +100,7 @@ KINDS: tuple[Kind, ...] = (
         ("{a} * {b}", "{a} % {b}", "{a} // {b}", "{a} ** {b}", "{a} | {b}", "{a} ^ {b}"),
         _two_numbers,
     ),
-    Kind(
+    BugKind(
         "comparison",
         2,
         (
@@ -110,7 +110,7 @@ KINDS: tuple[Kind, ...] = (
         ("{a} == {b}", "{a} != {b}", "{a} <= {b}", "{a} >= {b}", "{a} & {b}", "{a} or {b}"),
         _near_numbers,
     ),
-    Kind(
+    BugKind(
         "aggregate",
         1,
         (
@@ -120,7 +120,7 @@ KINDS: tuple[Kind, ...] = (
         ("sum({a})", "len({a})", "any({a})", "all({a})", "sorted({a})", "set({a})"),
         _numbers,
     ),
-    Kind(
+    BugKind(
         "slice",
         2,
         (
@@ -130,7 +130,7 @@ KINDS: tuple[Kind, ...] = (
         ("{a}[::{b}]", "{a}[:-{b}]", "{a}[::-{b}]", "{a}[{b}:]", "{a}[{b}]", "{a}[{b}::-1]"),
         _numbers_and_count,
     ),
-    Kind(
+    BugKind(
         "string",
         1,
         (
@@ -147,7 +147,7 @@ KINDS: tuple[Kind, ...] = (
         ),
         _text,
     ),
-    Kind(
+    BugKind(
         "conversion",
         1,
         (

@@ -69,7 +69,7 @@ def find_source(row_says: str, repo: str, beside: Path, repositories: Path | Non
     )
 
 
-def head_of(source: str) -> str:
+def read_head(source: str) -> str:
     """Return the commit that a source has at HEAD; raises SourceError."""
     environment = {**os.environ, "GIT_ALLOW_PROTOCOL": TRANSPORTS, "GIT_TERMINAL_PROMPT": "0"}
     command = ["git", "-c", "safe.directory=*", "ls-remote", "--", source, "HEAD"]
@@ -85,7 +85,9 @@ def head_of(source: str) -> str:
     return commit
 
 
-def pinned(source: str, commit: str, target: Path, *, also: tuple[str, ...] = ()) -> None:
+def make_pinned_repository(
+    source: str, commit: str, target: Path, *, also: tuple[str, ...] = ()
+) -> None:
     """Make ``target`` a repository at ``commit`` with the history of it (and of the commits
     ``also``, as far as the source has them), checked out; does nothing if it is there.
 
@@ -95,7 +97,7 @@ def pinned(source: str, commit: str, target: Path, *, also: tuple[str, ...] = ()
         return
     try:
         with atomic_directory(target) as repo:
-            _make(source, commit, repo, also)
+            _fetch_and_check_out(source, commit, repo, also)
     except (OSError, subprocess.SubprocessError) as error:
         raise SourceError(f"cannot make {target} from {source}: {error}") from error
 
@@ -105,7 +107,7 @@ def commit_all(repo: Path, message: str) -> str:
 
     What .gitignore names stays out. Raises OSError and SubprocessError.
     """
-    with _Raw(repo) as git:
+    with _ByteExactGit(repo) as git:
         git("add", "--all")
         tree, parent = git("write-tree").strip(), git("rev-parse", "HEAD").strip()
         commit = git("commit-tree", tree, "-p", parent, "-m", message).strip()
@@ -113,13 +115,13 @@ def commit_all(repo: Path, message: str) -> str:
     return commit
 
 
-def _make(source: str, commit: str, repo: Path, also: tuple[str, ...]) -> None:
+def _fetch_and_check_out(source: str, commit: str, repo: Path, also: tuple[str, ...]) -> None:
     folder = repo / ".git"
     for name in ("refs/heads", "objects/info", "objects/pack", "info"):
         (folder / name).mkdir(parents=True)
     (folder / "HEAD").write_text(f"ref: refs/heads/{BRANCH}\n")
     (folder / "config").write_text(CONFIG)
-    with _Raw(repo) as git:
+    with _ByteExactGit(repo) as git:
         with tempfile.TemporaryDirectory(dir=repo.parent) as scratch:
             if source.endswith(".bundle"):  # a bundle answers only to its heads
                 git("clone", "--quiet", "--mirror", source, f"{scratch}/clone", apart=True)
@@ -137,7 +139,7 @@ def _make(source: str, commit: str, repo: Path, also: tuple[str, ...]) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _fetch(git: _Raw, source: str, commit: str, *, needed: bool = True) -> None:
+def _fetch(git: _ByteExactGit, source: str, commit: str, *, needed: bool = True) -> None:
     said = git(
         *("-c", "fetch.writeCommitGraph=false", "fetch", "--quiet", "--no-tags", "--no-auto-gc"),
         *("--no-write-fetch-head", "--no-recurse-submodules", "--", source, commit),
@@ -147,7 +149,7 @@ def _fetch(git: _Raw, source: str, commit: str, *, needed: bool = True) -> None:
         raise SourceError(f"{source} has no commit {commit}: fetch it there ({said.strip()})")
 
 
-class _Raw:
+class _ByteExactGit:
     """Git on a repository of ours, with bytes as they are for as long as it is entered."""
 
     def __init__(self, repo: Path) -> None:
@@ -161,7 +163,7 @@ class _Raw:
             **{f"GIT_{who}_DATE": "1700000000 +0000" for who in ("AUTHOR", "COMMITTER")},
         }
 
-    def __enter__(self) -> _Raw:
+    def __enter__(self) -> _ByteExactGit:
         self._attributes.parent.mkdir(exist_ok=True)
         self._attributes.write_text(ATTRIBUTES)
         handle, self._trusting = tempfile.mkstemp()

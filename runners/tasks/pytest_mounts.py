@@ -18,7 +18,7 @@ SITE = "/opt/agentrl/site"
 NEEDED = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 
-class ToolboxError(AgentrlError):
+class PytestMissingError(AgentrlError):
     """Something that sandboxes need is not installed here."""
 
     exit_code = ExitCode.PREFLIGHT
@@ -33,7 +33,7 @@ def pytest_mounts() -> dict[str, Path]:
     for name in NEEDED:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:
-            raise ToolboxError(
+            raise PytestMissingError(
                 f"these tasks are graded by pytest, and {name} is not installed: "
                 "pip install 'agentrl[swebench]'"
             )
@@ -56,7 +56,7 @@ def agent_environment(task: Task) -> dict[str, str]:
     return {} if isinstance(task.grading, UnittestIds) or task.image else pytest_environment()
 
 
-def fitting(mounts: Mapping[str, Path], image: str | None) -> dict[str, Path]:
+def filter_mounts(mounts: Mapping[str, Path], image: str | None) -> dict[str, Path]:
     """Return mounts without our pytest where an image has its own."""
     return {
         inside: host
@@ -65,7 +65,7 @@ def fitting(mounts: Mapping[str, Path], image: str | None) -> dict[str, Path]:
     }
 
 
-def relocated(text: str, workdir: str, here: str) -> str:
+def rewrite_paths(text: str, workdir: str, here: str) -> str:
     """Return a script with the repository's path put where it is in this sandbox."""
     if not workdir.strip("/"):
         return text
