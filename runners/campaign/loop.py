@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import error_text
 from conf.schema import Config
@@ -24,18 +24,21 @@ from runners.campaign.schedule import (
     spare_group,
     training_batch,
 )
-from runners.campaign.stack import Stack
-from runners.concurrency.limits import Admission
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
-from runners.rollouts.attempt import RolloutSpec
-from runners.rollouts.pool import Pool
+from runners.rollouts.context import RolloutSpec
 from runners.runtime.driver import Interrupted
+from runners.runtime.services import Services
 from runners.store.run_store import RunStore
+from runners.tasks.contract import Task
 from runners.training import checkpoint
 from runners.training.step_batch import Sessions, make_batch, mean, step_metrics, untrainable_groups
 from runners.trajectory.graph import segments
 from runners.trajectory.record import RolloutRecord, Segment
+from runners.trajectory.routing import RoutingShape
+
+if TYPE_CHECKING:
+    from runners.training.local import LocalTrainer
 
 
 class Campaign:
@@ -45,29 +48,31 @@ class Campaign:
         self,
         config: Config,
         store: RunStore,
-        stack: Stack,
+        services: Services,
         *,
+        trainer: LocalTrainer,
+        resumed: checkpoint.Checkpoint | None,
+        tasks: Sequence[Task],
+        routing: RoutingShape | None,
+        pad: int,
         progress: Progress,
         metrics: MetricsWriter,
         draining: asyncio.Event,
     ) -> None:
         self._config = config
         self._store = store
-        self._stack = stack
+        self._services = services
+        self._trainer = trainer
+        self._resumed = resumed
+        self._train_tasks = [task for task in tasks if task.split == "train"]
+        self._held_out_tasks = [task for task in tasks if task.split == "held_out"]
         self._progress = progress
         self._metrics = metrics
         self._draining = draining
-        self._sessions = Sessions(self._chains, store.routing, stack.routing, stack.pad)
+        self._sessions = Sessions(self._chains, store.routing, routing, pad)
         self._metrics_lag = False
-        self._pool = Pool(
-            stack.tools,
-            admission=Admission(
-                config.rollout.concurrency, adaptive=config.rollout.limits.adaptive
-            ),
-            attempts=config.rollout.attempts,
-            breaker=config.rollout.breaker,
-            draining=draining,
-            on_done=self._rollout_done,
+        self._pool = services.make_pool(
+            config.rollout, draining=draining, on_done=self._rollout_done
         )
 
     async def run(self) -> None:
@@ -89,14 +94,14 @@ class Campaign:
         not.
         """
         done = {row.step for row in self._store.steps() if row.state == "done"}
-        state = self._stack.resumed_state
-        if state is not None and self._stack.version not in done:
-            self._store.finish_step(self._stack.version, state["metrics"])
-            done.add(self._stack.version)
+        saved = self._resumed
+        if saved is not None and saved.step not in done:
+            self._store.finish_step(saved.step, saved.state()["metrics"])
+            done.add(saved.step)
         return done
 
     async def _step(self, step: int) -> None:
-        specs = training_batch(self._config, self._stack.train_tasks, step)
+        specs = training_batch(self._config, self._train_tasks, step)
         self._store.begin_step(step, [spec.task.id for spec in specs if spec.member == 0])
         self._progress.begin_phase("rollouts", len(specs))
         started = time.monotonic()
@@ -104,8 +109,8 @@ class Campaign:
         note_masked(self._store, "unbuilt", batch.unbuilt)
         rollout_s = time.monotonic() - started
         self._progress.begin_phase("training")
-        trained = await asyncio.to_thread(self._stack.trainer.step, batch.rollouts)
-        note_masked(self._store, "routing_refused", self._stack.trainer.refused)
+        trained = await asyncio.to_thread(self._trainer.step, batch.rollouts)
+        note_masked(self._store, "routing_refused", self._trainer.refused)
         metrics = step_metrics(batch, rollout_s) | trained
         for record in batch.records:
             self._store.put_rollout(record)
@@ -113,7 +118,7 @@ class Campaign:
         metrics["time/step_s"] = time.monotonic() - started
         saved = await asyncio.to_thread(
             checkpoint.save,
-            self._stack.trainer,
+            self._trainer,
             self._store.run_dir / "checkpoints",
             step=step,
             state={"metrics": metrics},
@@ -121,8 +126,10 @@ class Campaign:
         )
         self._store.finish_step(step, metrics)
         drain_s = self._config.rollout.deadlines.drain_s
-        async with drained(self._stack.tools.gateway, self._stack.engine, deadline_s=drain_s):
-            await self._stack.engine.update_weights(saved.path, step)
+        async with drained(
+            self._services.context.gateway, self._services.engine, deadline_s=drain_s
+        ):
+            await self._services.engine.update_weights(saved.path, step)
         show_step(self._progress, step, metrics)
 
     async def _evaluate(self, step: int) -> bool:
@@ -133,7 +140,7 @@ class Campaign:
             return False  # a resumed run is past it: the weights are gone, the evaluation is stored
         if step in {row.step for row in self._store.evaluations()}:
             return False
-        specs = evaluation_batch(self._config, self._stack.held_out_tasks, step)
+        specs = evaluation_batch(self._config, self._held_out_tasks, step)
         self._progress.begin_phase("evaluation", len(specs))
         records = await self._rollouts(specs)
         graded = [record for record in records if record.solved is not None]
@@ -159,7 +166,7 @@ class Campaign:
             extra = [
                 spec
                 for number in range(spares, spares + more)
-                for spec in spare_group(self._config, self._stack.train_tasks, step, number)
+                for spec in spare_group(self._config, self._train_tasks, step, number)
             ]
             self._progress.batch_size += len(extra)
             records += await self._rollouts(extra)

@@ -1,24 +1,37 @@
-"""Run a campaign in this process: its driver, its stack, its result."""
+"""Run a campaign in this process: start its services and its trainer, drive it, sum it up."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from conf.errors import ConfigError
 from conf.schema import Config
+from conf.sections.training import LocalTrainerConfig
 from runners.campaign.loop import Campaign, show_step
 from runners.campaign.result import CampaignResult, summarize
-from runners.campaign.stack import running_stack
+from runners.concurrency.task_group import task_group
 from runners.faults.wiring import metrics_faults
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.observe.summary import write_reward_curve
 from runners.runtime.driver import Driver, open_run
+from runners.runtime.services import Policy, captured_shape, start_services
 from runners.store.run_store import RunStore
+from runners.tasks.datasets import load_tasks
+from runners.training import checkpoint
+from runners.training.placeholder import pad_token
+
+if TYPE_CHECKING:
+    from runners.training.local import LocalTrainer
 
 
 def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> CampaignResult:
-    """Run, or continue, the campaign in ``run_dir``; returns how it ended.
+    """Run, or continue, the campaign in ``run_dir``; return how it ended.
 
     Raises AgentrlError only for what makes a start impossible (a directory that holds another run,
     a damaged store); what happens later is in the result's ``exit_code`` and ``message``.
@@ -28,38 +41,93 @@ def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> Camp
         _show_earlier(progress, store)
         driver = Driver(config, store, progress)
         end = driver.run(
-            partial(_work, config, store, progress, driver), partial(write_reward_curve, store)
+            partial(_run, config, store, progress, driver), partial(write_reward_curve, store)
         )
         summary = summarize(store, wall_s=end.wall_s)
     return CampaignResult(summary, end.exit_code, end.message, asked_to_stop=end.asked_to_stop)
 
 
-async def _work(config: Config, store: RunStore, progress: Progress, driver: Driver) -> None:
-    written = MetricsWriter(store.run_dir, tensorboard=config.observe.tensorboard)
-    metrics = metrics_faults(config.faults, store, written)
+async def _run(config: Config, store: RunStore, progress: Progress, driver: Driver) -> None:
+    writer = MetricsWriter(store.run_dir, tensorboard=config.observe.tensorboard)
+    metrics = metrics_faults(config.faults, store, writer)
     try:
-        async with running_stack(
-            config,
-            await driver.policy(),
-            store,
-            watch=progress.watch,
-            on_service_exit=driver.service_gone,
-        ) as stack:
-            campaign = Campaign(
-                config,
-                store,
-                stack,
-                progress=progress,
-                metrics=metrics,
-                draining=driver.draining,
-            )
+        policy = await driver.policy()
+        async with _open_campaign(config, policy, store, progress, metrics, driver) as campaign:
             await campaign.run()
     finally:
-        written.close()
+        writer.close()
+
+
+@asynccontextmanager
+async def _open_campaign(
+    config: Config,
+    policy: Policy,
+    store: RunStore,
+    progress: Progress,
+    metrics: MetricsWriter,
+    driver: Driver,
+) -> AsyncIterator[Campaign]:
+    """Start services, trainer and tasks side by side, from the newest checkpoint if there is one;
+    yield the campaign and stop everything afterwards.
+    """
+    saved = checkpoint.latest(store.run_dir / "checkpoints")
+    async with AsyncExitStack() as exits:
+        async with task_group() as starting:
+            services = starting.create_task(
+                exits.enter_async_context(
+                    start_services(
+                        config,
+                        store,
+                        weights=saved.path if saved else policy.weights,
+                        tokenizer=policy.tokenizer,
+                        version=saved.step if saved else 0,
+                        watch=progress.watch,
+                        on_service_exit=driver.service_gone,
+                    )
+                )
+            )
+            # Created after the engine's task: the engine's process then imports torch while the
+            # trainer's thread does, instead of afterwards.
+            trainer = starting.create_task(asyncio.to_thread(_make_trainer, config, policy, saved))
+            tasks = starting.create_task(asyncio.to_thread(load_tasks, config))
+        yield Campaign(
+            config,
+            store,
+            services.result(),
+            trainer=trainer.result(),
+            resumed=saved,
+            tasks=tasks.result(),
+            routing=captured_shape(config, policy.weights),
+            pad=pad_token(policy.weights),
+            progress=progress,
+            metrics=metrics,
+            draining=driver.draining,
+        )
+
+
+def _make_trainer(
+    config: Config, policy: Policy, saved: checkpoint.Checkpoint | None
+) -> LocalTrainer:
+    if not isinstance(config.trainer, LocalTrainerConfig):
+        raise ConfigError(
+            [f"trainer={config.trainer.kind} trains on a cluster: start it with `agentrl launch`"]
+        )
+    from runners.training.local import LocalTrainer  # imports torch
+
+    trainer = LocalTrainer(
+        config.trainer,
+        weights=policy.weights,
+        temperature=config.sampling.temperature,
+        seed=config.seed,
+        routing=config.routing_replay,
+    )
+    if saved is not None:
+        checkpoint.restore(trainer, saved)
+    return trainer
 
 
 def _show_earlier(progress: Progress, store: RunStore) -> None:
-    """Show what earlier executions of the run did."""
+    """Show the steps and evaluations of earlier executions of the run."""
     for row in store.steps():
         if row.state == "done":
             show_step(progress, row.step, row.metrics)

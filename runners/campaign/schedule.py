@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 
 from conf.schema import Config
-from runners.rollouts.attempt import RolloutSpec
+from runners.rollouts.context import RolloutSpec
 from runners.rollouts.seeds import seed_of
 from runners.tasks.contract import Task
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from conf.errors import ConfigError
 from conf.schema import Config
 from runners.evaluation.benchmarks import Benchmark
-from runners.rollouts.attempt import RolloutSpec
+from runners.rollouts.context import RolloutSpec
 from runners.rollouts.seeds import seed_of
 from runners.tasks.contract import Task
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig
-from runners.concurrency.limits import Admission
 from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.calibration import unfit
 from runners.evaluation.execution import Execution, execute
@@ -24,10 +23,9 @@ from runners.evaluation.report import Report
 from runners.evaluation.results import Results, column, finished
 from runners.evaluation.swebench_files import INSTANCES, write_logs
 from runners.observe.dashboard import duration
-from runners.rollouts.attempt import RolloutSpec
-from runners.rollouts.pool import Pool
+from runners.rollouts.context import RolloutSpec
 from runners.runtime.driver import End, Interrupted
-from runners.runtime.services import rollout_stack
+from runners.runtime.services import start_services
 from runners.store.run_store import RunStore
 from runners.trajectory.record import RolloutRecord
 
@@ -109,7 +107,7 @@ class Evaluation:
         """Roll out; return the rollouts that were not cut off."""
         at, config = self._execution, self._execution.config
         weights, tokenizer = await self._policy()
-        async with rollout_stack(
+        async with start_services(
             config,
             at.store,
             weights=weights,
@@ -117,16 +115,9 @@ class Evaluation:
             version=0,
             watch=at.progress.watch,
             on_service_exit=at.driver.service_gone,
-        ) as stack:
-            pool = Pool(
-                stack.tools,
-                admission=Admission(
-                    config.rollout.concurrency, adaptive=config.rollout.limits.adaptive
-                ),
-                attempts=config.rollout.attempts,
-                breaker=config.rollout.breaker,
-                draining=at.driver.draining,
-                on_done=self._rollout_done,
+        ) as services:
+            pool = services.make_pool(
+                config.rollout, draining=at.driver.draining, on_done=self._rollout_done
             )
             at.progress.begin_phase("rollouts", len(specs))
             return await pool.run(specs)

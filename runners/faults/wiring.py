@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
 
 from conf.sections.faults import FaultsConfig
 from runners.engines.client import HttpEngine
@@ -23,14 +22,12 @@ from runners.faults.store import FaultyMetrics, FaultyStore
 from runners.faults.tools import FaultyHarness
 from runners.gateway.client import GatewayAdmin
 from runners.observe.metrics import MetricsWriter
-from runners.rollouts.attempt import AttemptContext, RolloutTools
+from runners.rollouts.context import AttemptContext
 from runners.sandboxes.contract import SandboxBackend
 from runners.store.run_store import RunStore
 
 Turns = Callable[[str], Awaitable[int]]
 """Returns how many turns of a session are durable."""
-
-Tools = TypeVar("Tools", bound=AttemptContext)
 
 
 class Around:
@@ -59,12 +56,12 @@ class Around:
             return FaultyUpdates(real, injection)
         return real.around(lambda worker: FaultyUpdates(worker, injection))
 
-    def tools(self, real: Tools) -> Tools:
-        """Wrap what attempts work with, all but the sandboxes."""
+    def context(self, real: AttemptContext) -> AttemptContext:
+        """Wrap everything that attempts work with except the sandboxes."""
         injection = self._injection
         if injection is None:
             return real
-        wrapped = replace(
+        return replace(
             real,
             harness=FaultyHarness(real.harness, injection)
             if injection.plan.reaches("tool")
@@ -72,9 +69,10 @@ class Around:
             grader=FaultyGrader(real.grader, injection),
             gateway=FaultyAdmin(real.gateway, injection),
         )
-        if isinstance(wrapped, RolloutTools) and self._store is not None:
-            return replace(wrapped, store=self._store)
-        return wrapped
+
+    def store(self, real: RunStore) -> RunStore:
+        """Return the connection that rollouts are written with."""
+        return real if self._store is None else self._store
 
 
 @contextmanager

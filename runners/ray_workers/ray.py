@@ -30,14 +30,8 @@ from runners.ray_workers.remote_errors import ExecutorError, NodeLost, raised, t
 from runners.ray_workers.repository_cache import packed
 from runners.ray_workers.rpc import Line
 from runners.ray_workers.worker import Order, Question, WorkerSettings
-from runners.rollouts.attempt import (
-    AttemptResult,
-    RolloutSpec,
-    RolloutTools,
-    bare_record,
-    classify,
-    session_of,
-)
+from runners.rollouts.attempt import bare_record, classify, session_of
+from runners.rollouts.context import AttemptContext, AttemptResult, RolloutSpec
 from runners.sandboxes.contract import SandboxBackend, SandboxError
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
@@ -110,14 +104,20 @@ class RayExecutor:
         self._line = Line(reader, writer, self._answer)
         self._serving = asyncio.create_task(self._line.serve(), name="ray-line")
 
-    async def start(self, config: Config, gateway: Mapping[str, Any], tools: RolloutTools) -> None:
+    async def start(
+        self,
+        config: Config,
+        gateway: Mapping[str, Any],
+        context: AttemptContext,
+        recorder: StoreRecorder,
+    ) -> None:
         """Get every node ready; raises ExecutorError with all that stands in the way.
 
-        ``gateway`` is what the gateway announced; ``tools`` keeps what the attempts give, and ends
-        what a lost node left at a provider.
+        ``gateway`` is what the gateway announced; ``recorder`` keeps what the attempts give;
+        ``context.backend`` ends what a lost node left at a provider.
         """
-        self._keeper = StoreRecorder(tools.store, tools.ledger)
-        self._backend = tools.backend
+        self._keeper = recorder
+        self._backend = context.backend
         # A machine's own containers outlive who made them: they stay in the ledger.
         self._gone_with_worker = not isinstance(config.sandbox, DockerSandboxConfig)
         url = gateway["url"]
@@ -151,13 +151,13 @@ class RayExecutor:
             self._serving.cancel()
 
     async def __call__(
-        self, tools: RolloutTools, spec: RolloutSpec, number: int, queued_s: float
+        self, context: AttemptContext, spec: RolloutSpec, number: int, queued_s: float
     ) -> AttemptResult:
         """Run an attempt on some node."""
         loop, session_id = asyncio.get_running_loop(), session_of(spec, number)
-        asked, deadlines = loop.time(), tools.deadlines
+        asked, deadlines = loop.time(), context.deadlines
         allowed_s = deadlines.guard_s + 2 * deadlines.teardown_s + self._grace_s
-        with tools.watch.attempt(session_id) as flight:
+        with context.watch.attempt(session_id) as flight:
             flight(Stage.QUEUE)
 
             def failed(code: OutcomeCode, text: str) -> AttemptResult:
@@ -167,8 +167,8 @@ class RayExecutor:
 
             node = None
             try:
-                await tools.sandbox_starts.take()
-                sent = await self._sendable(tools, spec.task)
+                await context.sandbox_starts.take()
+                sent = await self._sendable(context, spec.task)
                 order = Order(replace(spec, task=sent), number, queued_s + loop.time() - asked)
                 async with asyncio.timeout(None) as limit:
                     self._away[session_id] = Away(flight, limit, allowed_s)
@@ -181,14 +181,14 @@ class RayExecutor:
                 await self._call_off(spec, number, flight, 2 * deadlines.teardown_s)
                 raise
             except NodeLost as lost:
-                await self._shut_out(tools, session_id)
+                await self._shut_out(context, session_id)
                 node = lost.node
                 shared = lost.node in self._mourned
                 self._mourned.add(lost.node)
                 return replace(failed(OutcomeCode.INFRA_NODE_LOST, str(lost)), shared=shared)
             except TimeoutError:
                 await self._cancel(session_id, 2 * deadlines.teardown_s)
-                await self._shut_out(tools, session_id)
+                await self._shut_out(context, session_id)
                 text = f"its worker had not ended the attempt after {allowed_s:g} s"
                 return failed(OutcomeCode.INTERNAL_GUARD, text)
             except SandboxError as error:  # the task's repository
@@ -200,13 +200,13 @@ class RayExecutor:
                 raise trouble
             return failed(OutcomeCode.INTERNAL_ERROR, f"its worker failed: {error_text(trouble)}")
 
-    async def _sendable(self, tools: RolloutTools, task: Task) -> Task:
+    async def _sendable(self, context: AttemptContext, task: Task) -> Task:
         """Return the task as a node can use it: what only this machine has is made here, and sent
         when a node asks for it.
         """
         if task.origin is not None and not Path(task.origin.source).exists():
             return task
-        ready = await tools.ready(task)
+        ready = await context.ready(task)
         self._repositories[ready.base_commit] = ready.repo
         return ready
 
@@ -221,11 +221,11 @@ class RayExecutor:
         outcome = Outcome(OutcomeCode.CANCELLED_USER, Stage(flight.stage), "cancelled")
         self._store.put_rollout(self._record(spec, number, outcome, flight))
 
-    async def _shut_out(self, tools: RolloutTools, session_id: str) -> None:
+    async def _shut_out(self, context: AttemptContext, session_id: str) -> None:
         """Delete the session of an attempt that may still run somewhere: it takes no more turns."""
         with suppress(AgentrlError, TimeoutError):
-            async with asyncio.timeout(tools.deadlines.teardown_s):
-                await tools.gateway.delete(session_id)
+            async with asyncio.timeout(context.deadlines.teardown_s):
+                await context.gateway.delete(session_id)
         self._ledger.unregister("session", session_id)
 
     async def _cancel(self, session_id: str, deadline_s: float) -> None:

@@ -33,7 +33,8 @@ from runners.processes.process_names import PREFIX, is_stale, make_unique_name
 from runners.ray_workers.relay import Relay
 from runners.ray_workers.remote_errors import ExecutorError, Trouble, raised, trouble_of
 from runners.ray_workers.repository_cache import Parcels
-from runners.rollouts.attempt import Attempt, AttemptContext, AttemptResult, RolloutSpec, session_of
+from runners.rollouts.attempt import Attempt, session_of
+from runners.rollouts.context import AttemptContext, AttemptResult, RolloutSpec
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.wrappers import RegisteredBackend
 from runners.tasks.grading import make_grader
@@ -219,7 +220,7 @@ class Worker:
         repositories = TaskRepositories(registered, cache)
         parcels = Parcels(cache, partial(self._ask, "repository"), repositories.ensure)
         self._relay = Relay(settings.gateway_url, root)
-        self._tools = faults.tools(
+        self._tools = faults.context(
             AttemptContext(
                 backend=registered,
                 harness=await asyncio.to_thread(make_harness, config.harness, config.scenario),

@@ -10,95 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from conf.errors import error_text
-from conf.sections.rollout import DeadlinesConfig
-from conf.sections.task import TestsRewardConfig
-from runners.concurrency.limits import TokenBucket
-from runners.diagnostics.attempt_progress import AttemptWatch, Flight
-from runners.gateway.client import GatewayAdmin, GatewayError
-from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
-from runners.processes.ledger import Ledger
-from runners.processes.recorder import RolloutRecorder, StoreRecorder
+from runners.diagnostics.attempt_progress import Flight
+from runners.gateway.client import GatewayError
+from runners.harnesses.contract import HarnessContext, HarnessResult
+from runners.processes.recorder import RolloutRecorder
+from runners.rollouts.context import AttemptContext, AttemptResult, Execute, RolloutSpec
 from runners.rollouts.reward import reward_of
-from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
-from runners.store.run_store import RunStore
+from runners.sandboxes.contract import Sandbox, SandboxError, SandboxSpec
 from runners.store.store_error import StoreError
-from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import Patch, Verdict, VerdictKind
 from runners.tasks.patch import capture_patch
 from runners.tasks.patch_record import encode_patch_extra, encode_patch_text
 from runners.tasks.pytest_mounts import agent_environment, agent_mounts
-from runners.tasks.task_repositories import use_repository_as_is
 from runners.trajectory.outcome import Outcome, OutcomeClass, OutcomeCode, Stage, advance
 from runners.trajectory.record import RolloutRecord, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSpec:
-    """Which rollout it is: a place in the run, a task, a seed."""
-
-    rollout_id: str
-    """Unique in the run, e.g. ``train-000012-003-05`` (split, step, group, member)."""
-    split: str
-    step: int
-    group: int
-    member: int
-    task: Task
-    seed: int
-    temperature: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptContext:
-    """What every attempt of a run works with, wherever it runs."""
-
-    backend: SandboxBackend
-    harness: Harness
-    grader: Grader
-    gateway: GatewayAdmin
-    gateway_url: str
-    gateway_control: Path
-    deadlines: DeadlinesConfig
-    reward: TestsRewardConfig
-    scenario: str
-    """Kind of it, kept with each session."""
-    sandbox_starts: TokenBucket
-    watch: AttemptWatch
-    max_turns: int | None = None
-    """Model calls of an attempt, whichever of its agents makes them; None: no limit."""
-    ready: Callable[[Task], Awaitable[Task]] = use_repository_as_is
-    """Has a task's repository made; raises SandboxError."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptResult:
-    """An attempt that is over."""
-
-    record: RolloutRecord
-    """Not yet marked as counting."""
-    pushed_back: bool
-    """The engine or the sandboxes said that they have too much to do."""
-    shared: bool = False
-    """Its failure is one with another attempt's: the end of the node that both ran on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutTools(AttemptContext):
-    """What rollouts of a run work with, in the process that drives it."""
-
-    store: RunStore
-    ledger: Ledger
-    execute: Execute = field(default_factory=lambda: execute_here)
-    """Runs an attempt, here or on another machine."""
-
-
-Execute = Callable[[RolloutTools, RolloutSpec, int, float], Awaitable[AttemptResult]]
-"""Runs an attempt of this number, which has waited so many seconds; raises as ``Attempt.run``."""
 
 
 class _Ended(Exception):
@@ -121,7 +52,7 @@ class Attempt:
 
     def __init__(
         self,
-        tools: AttemptContext,
+        context: AttemptContext,
         keeper: RolloutRecorder,
         spec: RolloutSpec,
         number: int,
@@ -129,7 +60,7 @@ class Attempt:
         queued_s: float = 0.0,
     ) -> None:
         self._pushed_back = False
-        self._tools = tools
+        self._context = context
         self._keeper = keeper
         self._spec = spec
         self._number = number
@@ -151,7 +82,7 @@ class Attempt:
         cancelled, after the record is stored.
         """
         started = time.monotonic()
-        with self._tools.watch.attempt(self._session_id) as self._flight:
+        with self._context.watch.attempt(self._session_id) as self._flight:
             try:
                 outcome = await self._guarded()
             except asyncio.CancelledError:
@@ -168,11 +99,11 @@ class Attempt:
         """Wait for room, then go through the stages within the guard; raises StoreError and a real
         CancelledError.
         """
-        guard_s, guard = self._tools.deadlines.guard_s, None
+        guard_s, guard = self._context.deadlines.guard_s, None
         try:
             async with self._doing(Stage.QUEUE):
-                await self._tools.sandbox_starts.take()
-                self._task = await self._tools.ready(self._spec.task)
+                await self._context.sandbox_starts.take()
+                self._task = await self._context.ready(self._spec.task)
             async with self._flight.deadline(guard_s) as guard:
                 return await self._stages()
         except _Ended as end:
@@ -193,13 +124,15 @@ class Attempt:
             return classify(error, self._stage)
 
     async def _stages(self) -> Outcome:
-        tools, deadlines = self._tools, self._tools.deadlines
+        context, deadlines = self._context, self._context.deadlines
         async with self._session() as api_key:
             async with self._sandbox(api_key) as sandbox:
                 # The harness kills at its own deadline; ours is for one that does not.
                 late = deadlines.harness_s + deadlines.teardown_s
                 async with self._doing(Stage.HARNESS, late, OutcomeCode.INFRA_HARNESS):
-                    self._harness = await tools.harness.run(sandbox, self._context(api_key))
+                    self._harness = await context.harness.run(
+                        sandbox, self._harness_context(api_key)
+                    )
                 if self._harness.facts:
                     self._extra["harness"] = self._harness.facts
                 if self._harness.code.outcome_class is not OutcomeClass.POLICY:
@@ -220,7 +153,7 @@ class Attempt:
         # Twice: the same patch of another rollout may be graded first.
         late = 2 * (deadlines.boot_s + deadlines.grade_s + deadlines.teardown_s)
         async with self._doing(Stage.GRADE, late, OutcomeCode.GRADER_TIMEOUT):
-            self._verdict = await tools.grader.grade(
+            self._verdict = await context.grader.grade(
                 self._task,
                 self._patch,
                 name=f"{self._session_id}-grade",
@@ -233,18 +166,18 @@ class Attempt:
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[str]:
         """Open the gateway session of this attempt; it is deleted however the attempt ends."""
-        tools, spec = self._tools, self._spec
+        context, spec = self._context, self._spec
         await self._keeper.register("session", self._session_id)
         try:
             async with self._doing(
-                Stage.SESSION, tools.deadlines.boot_s, OutcomeCode.INFRA_GATEWAY
+                Stage.SESSION, context.deadlines.boot_s, OutcomeCode.INFRA_GATEWAY
             ):
-                _, api_key = await tools.gateway.create_session(
+                _, api_key = await context.gateway.create_session(
                     self._session_id,
                     seed=spec.seed,
                     sampling={"temperature": spec.temperature},
-                    scenario=tools.scenario,
-                    max_turns=tools.max_turns,
+                    scenario=context.scenario,
+                    max_turns=context.max_turns,
                 )
             yield api_key
         finally:  # also one whose creation was answered too late
@@ -252,7 +185,7 @@ class Attempt:
 
     async def _forget_session(self) -> None:
         try:
-            await self._tools.gateway.delete(self._session_id)
+            await self._context.gateway.delete(self._session_id)
         except GatewayError as error:
             if error.status != 404:  # otherwise it was never made
                 raise
@@ -261,37 +194,39 @@ class Attempt:
     @asynccontextmanager
     async def _sandbox(self, api_key: str) -> AsyncIterator[Sandbox]:
         """Boot the sandbox of this attempt; it is closed however the attempt ends."""
-        tools = self._tools
+        context = self._context
         spec = SandboxSpec(
             name=self._session_id,
             source=self._task.repo,
             network="gateway",
-            gateway_control=tools.gateway_control,
-            gateway_url=tools.gateway_url,
+            gateway_control=context.gateway_control,
+            gateway_url=context.gateway_url,
             session_key=api_key,
-            mounts={**tools.harness.mounts(), **agent_mounts(self._task)},
+            mounts={**context.harness.mounts(), **agent_mounts(self._task)},
             env=agent_environment(self._task),
             image=self._task.image,
             workdir=self._task.workdir,
         )
-        async with self._doing(Stage.BOOT, tools.deadlines.boot_s, OutcomeCode.INFRA_SANDBOX_START):
-            sandbox = await tools.backend.create(spec)
+        async with self._doing(
+            Stage.BOOT, context.deadlines.boot_s, OutcomeCode.INFRA_SANDBOX_START
+        ):
+            sandbox = await context.backend.create(spec)
         try:
             yield sandbox
         finally:
             await self._quietly("close sandbox", sandbox.close())
 
-    def _context(self, api_key: str) -> HarnessContext:
+    def _harness_context(self, api_key: str) -> HarnessContext:
         return HarnessContext(
             problem_statement=self._spec.task.problem_statement,
             api_key=api_key,
             model="policy",
-            deadline_s=self._tools.deadlines.harness_s,
+            deadline_s=self._context.deadlines.harness_s,
         )
 
     async def _finish(self) -> None:
         """End the session's turns and read them back."""
-        finished = await self._tools.gateway.finish(self._session_id)
+        finished = await self._context.gateway.finish(self._session_id)
         stats = finished["stats"]
         self._pushed_back = self._pushed_back or bool(stats.get("pushed_back"))
         self._extra["session"] = {name: stats[name] for name in _KEPT}
@@ -348,7 +283,7 @@ class Attempt:
     async def _quietly(self, what: str, action: Awaitable[object]) -> None:
         """Await a teardown step; its failure is an event, never a result."""
         try:
-            async with asyncio.timeout(self._tools.deadlines.teardown_s):
+            async with asyncio.timeout(self._context.deadlines.teardown_s):
                 await action
         except (asyncio.CancelledError, Exception) as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
@@ -367,7 +302,7 @@ class Attempt:
         solved = self._verdict.kind is VerdictKind.SOLVED if graded and self._verdict else None
         return replace(
             bare_record(self._spec, self._number, outcome, self._turns),
-            reward=reward_of(self._tools.reward, self._verdict, self._turns)
+            reward=reward_of(self._context.reward, self._verdict, self._turns)
             if graded and self._verdict
             else None,
             solved=solved,
@@ -379,12 +314,15 @@ class Attempt:
         )
 
 
-async def execute_here(
-    tools: RolloutTools, spec: RolloutSpec, number: int, queued_s: float
-) -> AttemptResult:
-    """Run an attempt in this process."""
-    keeper = StoreRecorder(tools.store, tools.ledger)
-    return await Attempt(tools, keeper, spec, number, queued_s=queued_s).run()
+def execute_here(recorder: RolloutRecorder) -> Execute:
+    """Return a function that runs attempts in this process and writes them with ``recorder``."""
+
+    async def execute(
+        context: AttemptContext, spec: RolloutSpec, number: int, queued_s: float
+    ) -> AttemptResult:
+        return await Attempt(context, recorder, spec, number, queued_s=queued_s).run()
+
+    return execute
 
 
 def session_of(spec: RolloutSpec, number: int) -> str:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from conf.errors import AgentrlError, ExitCode, error_text
 from runners.concurrency.limits import Admission
 from runners.concurrency.task_group import task_group
-from runners.rollouts.attempt import AttemptResult, RolloutSpec, RolloutTools, mark_final
+from runners.rollouts.attempt import mark_final
+from runners.rollouts.context import AttemptContext, AttemptResult, Execute, RolloutSpec
+from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.trajectory.outcome import OutcomeClass
 from runners.trajectory.record import RolloutRecord
@@ -35,7 +37,9 @@ class Pool:
 
     def __init__(
         self,
-        tools: RolloutTools,
+        context: AttemptContext,
+        store: RunStore,
+        execute: Execute,
         *,
         admission: Admission,
         attempts: int,
@@ -43,7 +47,9 @@ class Pool:
         draining: asyncio.Event,
         on_done: Callable[[RolloutRecord], None],
     ) -> None:
-        self._tools = tools
+        self._context = context
+        self._store = store
+        self._execute = execute
         self._admission = admission
         self._attempts = attempts
         self._breaker = Breaker(breaker)
@@ -72,12 +78,11 @@ class Pool:
 
     async def _rollout(self, spec: RolloutSpec, queued_s: float) -> RolloutRecord | None:
         """Try until an attempt counts; None when a drain came before that."""
-        store = self._tools.store
-        first = store.next_attempt(spec.rollout_id)
+        first = self._store.next_attempt(spec.rollout_id)
         for number in range(first, first + self._attempts):
             if self._draining.is_set():
                 return None
-            finished = await self._tools.execute(self._tools, spec, number, queued_s)
+            finished = await self._execute(self._context, spec, number, queued_s)
             record = finished.record
             last = number == first + self._attempts - 1
             final = last or not record.outcome.meaning.retryable
@@ -87,7 +92,7 @@ class Pool:
             if final:
                 self._on_done(record)
                 return record
-            store.event(
+            self._store.event(
                 "retry",
                 {
                     "rollout_id": spec.rollout_id,
@@ -103,15 +108,13 @@ class Pool:
         errors end the run, since nothing could be kept.
         """
         try:
-            self._tools.store.put_rollout(record)
+            self._store.put_rollout(record)
         except StoreError:
             raise
         except (Exception, asyncio.CancelledError) as error:
             text = f"{type(error).__name__}: {error_text(error)}"
-            self._tools.store.event(
-                "write_failed", {"session_id": record.session_id, "error": text}
-            )
-            self._tools.store.put_rollout(record)
+            self._store.event("write_failed", {"session_id": record.session_id, "error": text})
+            self._store.put_rollout(record)
 
     def _note(self, finished: AttemptResult) -> None:
         """Learn from an attempt; raises BreakerOpen."""

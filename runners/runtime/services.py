@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from conf.sections.engine import (
 )
 from conf.sections.executor import RayExecutorConfig
 from conf.sections.model import ModelConfig, TinyModelConfig
+from conf.sections.rollout import RolloutConfig
 from conf.sections.scenario import ScenarioConfig
 from conf.sections.training import RoutingOffConfig, RoutingRolloutConfig
-from runners.concurrency.limits import TokenBucket
+from runners.concurrency.limits import Admission, TokenBucket
 from runners.concurrency.task_group import task_group
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.engines.capabilities import require
@@ -43,7 +44,9 @@ from runners.processes.ledger import Ledger, reap
 from runners.processes.recorder import StoreRecorder
 from runners.processes.service import Service, ServiceError
 from runners.ray_workers.ray import RayExecutor, join
-from runners.rollouts.attempt import RolloutTools
+from runners.rollouts.attempt import execute_here
+from runners.rollouts.context import AttemptContext, Execute
+from runners.rollouts.pool import Pool
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
 from runners.sandboxes.wrappers import RegisteredBackend
@@ -52,6 +55,7 @@ from runners.tasks.contract import Grader
 from runners.tasks.grading import make_grader
 from runners.tasks.task_repositories import TaskRepositories
 from runners.training.routing.shape import routing_shape
+from runners.trajectory.record import RolloutRecord
 from runners.trajectory.routing import RoutingShape
 
 START_DEADLINE_S = 120.0
@@ -69,11 +73,34 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutStack:
-    """Everything that rollouts use, running."""
+class Services:
+    """The running services of a run; valid until the context of ``start_services`` is left."""
 
     engine: ServedEngine
-    tools: RolloutTools
+    context: AttemptContext
+    store: RunStore
+    """The connection through which rollouts are written."""
+    execute: Execute
+    """Runs an attempt, in this process or on a node of a cluster."""
+
+    def make_pool(
+        self,
+        config: RolloutConfig,
+        *,
+        draining: asyncio.Event,
+        on_done: Callable[[RolloutRecord], None],
+    ) -> Pool:
+        """Return a pool that runs rollouts on these services; ``on_done`` gets final records."""
+        return Pool(
+            self.context,
+            self.store,
+            self.execute,
+            admission=Admission(config.concurrency, adaptive=config.limits.adaptive),
+            attempts=config.attempts,
+            breaker=config.breaker,
+            draining=draining,
+            on_done=on_done,
+        )
 
 
 def prepare_policy(
@@ -95,7 +122,7 @@ def prepare_policy(
 
 
 @asynccontextmanager
-async def rollout_stack(
+async def start_services(
     config: Config,
     store: RunStore,
     *,
@@ -104,7 +131,7 @@ async def rollout_stack(
     version: int,
     watch: AttemptWatch,
     on_service_exit: OnServiceExit,
-) -> AsyncIterator[RolloutStack]:
+) -> AsyncIterator[Services]:
     """Start everything and yield it; whatever happens, all of it is ended again.
 
     ``weights`` of ``version`` are served; None: those that a running engine has already.
@@ -145,12 +172,17 @@ async def rollout_stack(
         if config.gateway.public_url is not None:
             await _refuse_elsewhere(admin, config.gateway.public_url, store)
         engine = await _fit_engine(config, exits, engine_url.result(), weights, version, routing)
-        tools = faults.tools(_tools(config, store, ledger, backend, gateway.info, admin, watch))
+        context = faults.context(
+            _attempt_context(config, store.run_dir, backend, gateway.info, admin, watch)
+        )
+        rollout_store = faults.store(store)
+        recorder = StoreRecorder(rollout_store, ledger)
+        execute = execute_here(recorder)
         if (executor := nodes.result()) is not None:
-            await executor.start(config, gateway.info, tools)
+            await executor.start(config, gateway.info, context, recorder)
             exits.push_async_callback(executor.close)
-            tools = replace(tools, execute=executor)
-        yield RolloutStack(engine=faults.engine(engine), tools=tools)
+            execute = executor
+        yield Services(faults.engine(engine), context, rollout_store, execute)
 
 
 async def _fit_engine(
@@ -180,30 +212,27 @@ async def _fit_engine(
     return engine
 
 
-def _tools(
+def _attempt_context(
     config: Config,
-    store: RunStore,
-    ledger: Ledger,
+    run_dir: Path,
     backend: SandboxBackend,
     gateway: Mapping[str, Any],
     admin: GatewayAdmin,
     watch: AttemptWatch,
-) -> RolloutTools:
-    """``gateway`` is what it announced."""
+) -> AttemptContext:
+    """Return the context of every attempt; ``gateway`` is the first line that it printed."""
     repositories = TaskRepositories(backend, cache_root() / "workspaces")
-    return RolloutTools(
+    return AttemptContext(
         backend=backend,
         harness=make_harness(config.harness, config.scenario),
-        grader=make_grader(backend, config.task, repositories.ensure, store.run_dir),
+        grader=make_grader(backend, config.task, repositories.ensure, run_dir),
         gateway=admin,
         gateway_url=config.gateway.public_url or gateway["url"],
         gateway_control=Path(gateway["control"]),
-        store=store,
         deadlines=config.rollout.deadlines,
         reward=config.reward,
         scenario=config.scenario.kind,
         sandbox_starts=TokenBucket(config.rollout.limits.sandbox_starts_per_s),
-        ledger=ledger,
         watch=watch,
         max_turns=config.harness.max_turns,
         ready=repositories.ensure,

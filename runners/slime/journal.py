@@ -20,7 +20,7 @@ from conf.schema import Config
 from runners.campaign.result import metrics_rows
 from runners.observe.metrics import MetricsWriter
 from runners.observe.status import status_of
-from runners.rollouts.attempt import RolloutSpec
+from runners.rollouts.context import RolloutSpec
 from runners.store.published import STATUS_FILE, publish
 from runners.store.run_state import State
 from runners.store.run_store import RunStore

@@ -22,14 +22,13 @@ from conf.compose import from_json
 from conf.errors import AgentrlError, ConfigError, error_text
 from conf.schema import Config
 from runners.campaign.schedule import evaluation_batch
-from runners.concurrency.limits import Admission
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.gateway.tokenizer import load_tokenizer
 from runners.processes.service import ServiceError
-from runners.rollouts.attempt import RolloutSpec
+from runners.rollouts.context import RolloutSpec
 from runners.rollouts.pool import Pool
 from runners.rollouts.seeds import seed_of
-from runners.runtime.services import captured_shape, rollout_stack
+from runners.runtime.services import captured_shape, start_services
 from runners.slime.arguments import slimes_engine, step_of, task_of
 from runners.slime.journal import Journal, publish_gateway
 from runners.slime.samples import Making, Taken, made, stand_in
@@ -126,8 +125,8 @@ class Rig:
             exits.callback(store.close)
             self = cls(config, store, making, Journal(config, store))
             self._journal.begin()
-            stack = await exits.enter_async_context(
-                rollout_stack(
+            services = await exits.enter_async_context(
+                start_services(
                     config,
                     store,
                     weights=None,
@@ -137,20 +136,13 @@ class Rig:
                     on_service_exit=self._service_gone,
                 )
             )
-            publish_gateway(run_dir, stack.tools.gateway.url, config.gateway.public_url)
+            publish_gateway(run_dir, services.context.gateway.url, config.gateway.public_url)
             self._tasks = {task.id: task for task in await asyncio.to_thread(load_tasks, config)}
             self._exits = exits.pop_all()
         self._groups_per_step = args.rollout_batch_size
         self._group_size = args.n_samples_per_prompt
-        self._pool = Pool(
-            stack.tools,
-            admission=Admission(
-                config.rollout.concurrency, adaptive=config.rollout.limits.adaptive
-            ),
-            attempts=config.rollout.attempts,
-            breaker=config.rollout.breaker,
-            draining=asyncio.Event(),
-            on_done=lambda record: None,
+        self._pool = services.make_pool(
+            config.rollout, draining=asyncio.Event(), on_done=lambda record: None
         )
         heart = asyncio.create_task(self._journal.beat(), name="agentrl-heartbeat")
         self._exits.callback(heart.cancel)

@@ -20,8 +20,10 @@ from runners.gateway.client import GatewayAdmin
 from runners.gateway.server import GatewayServer
 from runners.observe.metrics import MetricsWriter
 from runners.processes.ledger import Ledger
+from runners.processes.recorder import StoreRecorder
 from runners.processes.service import Service
-from runners.rollouts.attempt import RolloutSpec, RolloutTools
+from runners.rollouts.attempt import execute_here
+from runners.rollouts.context import AttemptContext, RolloutSpec
 from runners.rollouts.pool import Pool
 from runners.trajectory.outcome import OutcomeClass, Stage
 from runners.trajectory.record import RolloutRecord
@@ -71,22 +73,20 @@ def bad_day() -> PlannedFaultsConfig:
     return PlannedFaultsConfig(kind="chaos", seed=0, rules=tuple(rules))
 
 
-def tools_of(places: Places, gateway: Gateway, backend: FolderBackend) -> RolloutTools:
-    """Return what attempts work with: fakes that keep their contracts, and a real gateway."""
+def make_context(places: Places, gateway: Gateway, backend: FolderBackend) -> AttemptContext:
+    """Return a context of fakes that keep their contracts, and of a real gateway."""
     short = compose(["rollout.deadlines={boot_s:3,turn_s:3,teardown_s:5}"])
-    return RolloutTools(
+    return AttemptContext(
         backend=backend,
         harness=CallingHarness(),
         grader=ListedGrader(),
         gateway=gateway.admin,
         gateway_url=gateway.url,
         gateway_control=Path(gateway.control),
-        store=places.store,
         deadlines=short.rollout.deadlines,
         reward=short.reward,
         scenario="linear",
         sandbox_starts=TokenBucket(None),
-        ledger=Ledger(places.store),
         watch=AttemptWatch(),
     )
 
@@ -107,9 +107,12 @@ async def test_a_bad_day_harms_each_rollout_once_and_is_told_whole(places: Place
     ):
         engine.always = Completion("I am done.<|im_end|>")
         with driver_faults(section, places.store) as around:
-            tools = around.tools(tools_of(places, gateway, backend))
+            context = around.context(make_context(places, gateway, backend))
+            store = around.store(places.store)
             pool = Pool(
-                replace(tools, backend=around.backend(backend)),
+                replace(context, backend=around.backend(backend)),
+                store,
+                execute_here(StoreRecorder(store, Ledger(places.store))),
                 admission=Admission(5, adaptive=False),
                 attempts=3,
                 breaker=100,

@@ -13,16 +13,12 @@ from conf.errors import ExitCode
 from runners.concurrency.limits import TokenBucket
 from runners.diagnostics.stalls import attempts_text
 from runners.gateway.client import GatewayError
+from runners.processes.recorder import StoreRecorder
 from runners.ray_workers.ray import RayExecutor
 from runners.ray_workers.remote_errors import ExecutorError
 from runners.ray_workers.worker import Order, Question, Worker, identity
-from runners.rollouts.attempt import (
-    AttemptResult,
-    RolloutSpec,
-    RolloutTools,
-    bare_record,
-    session_of,
-)
+from runners.rollouts.attempt import bare_record, session_of
+from runners.rollouts.context import AttemptContext, AttemptResult, RolloutSpec
 from runners.rollouts.pool import BreakerOpen
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from tests.fakes.nodes_without_ray import OneNode
@@ -81,7 +77,7 @@ async def test_attempts_that_a_node_takes_with_it_are_one_failure(
         here.engine.always = HANG
         losing = asyncio.create_task(lose_at_the_second_turn(here))
         done = await asyncio.gather(
-            *(here.tools.execute(here.tools, here.spec(member), 0, 0.0) for member in range(3))
+            *(here.execute(here.context, here.spec(member), 0, 0.0) for member in range(3))
         )
         await losing
         assert {each.record.outcome.code for each in done} == {OutcomeCode.INFRA_NODE_LOST}
@@ -95,12 +91,12 @@ async def test_the_breaker_counts_a_shared_failure_once(
     async with world("here", tmp_path, tokenizer_dir) as here:
 
         async def lost(
-            tools: RolloutTools, spec: RolloutSpec, number: int, queued_s: float
+            context: AttemptContext, spec: RolloutSpec, number: int, queued_s: float
         ) -> AttemptResult:
             outcome = Outcome(OutcomeCode.INFRA_NODE_LOST, Stage.QUEUE)
             return AttemptResult(bare_record(spec, number, outcome, []), False, shared=shared)
 
-        here.tools = replace(here.tools, execute=lost)
+        here.execute = lost
         pool = here.pool(attempts=3, breaker=3)
         if shared:
             [record] = await pool.run([here.spec()])
@@ -120,10 +116,10 @@ async def test_an_attempt_that_its_worker_never_ends_is_given_up(
         here.ledger.register("session", name)
         await here.gateway.admin.create_session(name)
         node, running = await with_a_deaf_worker(here)
-        [flight] = here.tools.watch.in_flight()
+        [flight] = here.context.watch.in_flight()
         assert flight.stage == Stage.QUEUE  # waiting for room has no deadline
         await node.tell({flight.session_id: Stage.HARNESS})
-        assert "in stage harness on node/1" in attempts_text(here.tools.watch)
+        assert "in stage harness on node/1" in attempts_text(here.context.watch)
         record = (await running).record
         assert record.outcome.code is OutcomeCode.INTERNAL_GUARD
         assert record.outcome.stage is Stage.HARNESS
@@ -191,8 +187,8 @@ async def test_a_grading_that_nobody_waits_for_any_more_ends_with_its_worker(
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert isinstance(here.tools.execute, RayExecutor)
-        await here.tools.execute.close()
+        assert isinstance(here.execute, RayExecutor)
+        await here.execute.close()
         assert here.ledger.entries() == []
 
 
@@ -217,7 +213,7 @@ async def test_the_rate_of_sandboxes_is_that_of_all_nodes_together(
         here.engine.always = use("Submit", message="nothing")
         bucket = TokenBucket(5.0)
         await bucket.take()
-        here.tools = replace(here.tools, sandbox_starts=bucket)
+        here.context = replace(here.context, sandbox_starts=bucket)
         record = (await here.attempt()).record
         assert record.timings["queue"] >= 0.5 + 0.1
 
@@ -228,7 +224,7 @@ async def test_a_node_says_where_it_works_and_what_its_sandboxes_promise(
     async with world("node", tmp_path, tokenizer_dir) as here:
         [event] = here.store.events("node")
         assert event.data["node"] == "node/1"
-        assert event.data["guarantees"] == here.tools.backend.guarantees() | {
+        assert event.data["guarantees"] == here.context.backend.guarantees() | {
             "workspaces": event.data["guarantees"]["workspaces"]
         }
 
@@ -237,11 +233,13 @@ async def test_a_node_that_does_not_reach_the_gateway_says_so(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
     async with world("node", tmp_path, tokenizer_dir) as here:
-        executor = here.tools.execute
+        executor = here.execute
         assert isinstance(executor, RayExecutor)
         nowhere = {"url": "http://127.0.0.1:9", "admin_key": "k"}
         with pytest.raises(ExecutorError, match="the gateway is not reached at http://127"):
-            await executor.start(here.config, nowhere, here.tools)
+            await executor.start(
+                here.config, nowhere, here.context, StoreRecorder(here.store, here.ledger)
+            )
 
 
 def test_agentrl_on_two_nodes_is_the_same_if_its_sources_are() -> None:

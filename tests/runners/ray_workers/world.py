@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +19,8 @@ from runners.harnesses.registry import make_harness
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
 from runners.ray_workers.ray import GRACE_S, RayExecutor
-from runners.rollouts.attempt import AttemptResult, RolloutSpec, RolloutTools
+from runners.rollouts.attempt import execute_here
+from runners.rollouts.context import AttemptContext, AttemptResult, Execute, RolloutSpec
 from runners.rollouts.pool import Pool
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.wrappers import RegisteredBackend
@@ -59,7 +60,8 @@ class World:
     gateway: Gateway
     store: RunStore
     ledger: Ledger
-    tools: RolloutTools
+    context: AttemptContext
+    execute: Execute
     task: Task
     node: OneNode | None
     """Where they run, if not here."""
@@ -72,12 +74,14 @@ class World:
 
     async def attempt(self, number: int = 0) -> AttemptResult:
         """Run one attempt."""
-        return await self.tools.execute(self.tools, self.spec(), number, 0.5)
+        return await self.execute(self.context, self.spec(), number, 0.5)
 
     def pool(self, *, attempts: int = 3, breaker: int = 100) -> Pool:
         """Return a pool of four rollouts at once."""
         return Pool(
-            self.tools,
+            self.context,
+            self.store,
+            self.execute,
             admission=Admission(4, adaptive=False),
             attempts=attempts,
             breaker=breaker,
@@ -108,24 +112,24 @@ async def world(
         async def ready(task: Task) -> Task:
             return task
 
-        tools = faults.tools(
-            RolloutTools(
+        context = faults.context(
+            AttemptContext(
                 backend=registered,
                 harness=make_harness(config.harness, config.scenario),
                 grader=make_grader(registered, config.task, ready, tmp_path / "run"),
                 gateway=gateway.admin,
                 gateway_url=gateway.url,
                 gateway_control=Path(gateway.control),
-                store=store,
                 deadlines=config.rollout.deadlines,
                 reward=config.reward,
                 scenario="linear",
                 sandbox_starts=TokenBucket(None),
-                ledger=ledger,
                 watch=AttemptWatch(),
                 ready=ready,
             )
         )
+        recorder = StoreRecorder(faults.store(store), ledger)
+        execute = execute_here(recorder)
         node = None
         if where == "node":
             short = exits.enter_context(tempfile.TemporaryDirectory())  # a socket's path is short
@@ -134,6 +138,6 @@ async def world(
             await executor.open()
             exits.push_async_callback(executor.close)
             info = {"url": gateway.url, "admin_key": gateway.admin_key}
-            await executor.start(config, info, tools)
-            tools = replace(tools, execute=executor)
-        yield World(config, engine, gateway, store, ledger, tools, task, node, [])
+            await executor.start(config, info, context, recorder)
+            execute = executor
+        yield World(config, engine, gateway, store, ledger, context, execute, task, node, [])

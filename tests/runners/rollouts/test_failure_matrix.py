@@ -18,7 +18,10 @@ from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.faults.process import gateway_parts
 from runners.faults.wiring import driver_faults
 from runners.harnesses.contract import HarnessContext, HarnessResult
-from runners.rollouts.attempt import RolloutSpec
+from runners.processes.ledger import Ledger
+from runners.processes.recorder import StoreRecorder
+from runners.rollouts.attempt import execute_here
+from runners.rollouts.context import RolloutSpec
 from runners.rollouts.pool import Pool
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
@@ -121,11 +124,14 @@ def plan(where: Where) -> PlannedFaultsConfig:
 
 async def rolled_out(here: World, faults: PlannedFaultsConfig) -> list[RolloutRecord]:
     """Run three members of a group per kind under a plan, all at once."""
-    tools = replace(here.tools, harness=BranchingAgent(), grader=FirstTwoSolve())
-    with driver_faults(faults, tools.store) as around:
-        tools = around.tools(replace(tools, backend=around.backend(tools.backend)))
+    context = replace(here.context, harness=BranchingAgent(), grader=FirstTwoSolve())
+    with driver_faults(faults, here.store) as around:
+        context = around.context(replace(context, backend=around.backend(context.backend)))
+        store = around.store(here.store)
         pool = Pool(
-            tools,
+            context,
+            store,
+            execute_here(StoreRecorder(store, Ledger(here.store))),
             admission=here.admission(8),
             attempts=1,
             breaker=100,
@@ -152,7 +158,7 @@ async def rolled_out(here: World, faults: PlannedFaultsConfig) -> list[RolloutRe
 
 def batch_of(here: World, records: list[RolloutRecord], shape: RoutingShape | None) -> Batch:
     """Make the step's batch from the store."""
-    store = here.tools.store
+    store = here.store
     sessions = Sessions(lambda name: segments(store.turns(name)), store.routing, shape, pad=3)
     return make_batch(records, sessions, CONFIG)
 
@@ -184,7 +190,7 @@ async def test_a_failure_costs_its_own_attempt_and_nothing_else(
                 assert len(record.outcome.message) <= 512
             else:
                 assert record.outcome.code is OutcomeCode.POLICY_FINISHED, record.outcome
-        assert len(here.tools.store.events("fault")) == len(KINDS)
+        assert len(here.store.events("fault")) == len(KINDS)
         for shape in (None, SHAPE):
             check(batch_of(here, records, shape), None, (1.0, -1.0))
 
@@ -197,9 +203,9 @@ async def test_a_failure_after_the_fact_costs_nothing(
     async with world(tmp_path, task, parts=gateway_parts(faults)) as here:
         records = await rolled_out(here, faults)
         assert {record.outcome.code for record in records} == {OutcomeCode.POLICY_FINISHED}
-        assert len(here.tools.store.events("fault")) == len(KINDS)
+        assert len(here.store.events("fault")) == len(KINDS)
         kind = {"deliver": "write_failed", "teardown": "teardown_failed"}[where]
-        assert len(here.tools.store.events(kind)) == len(KINDS)
+        assert len(here.store.events(kind)) == len(KINDS)
         for shape in (None, SHAPE):
             check(batch_of(here, records, shape), 2**-0.5, (2**-0.5, -(2**0.5)))
 
@@ -230,7 +236,7 @@ async def test_samples_and_placeholders_that_cannot_be_built_leave_the_constant_
     none = PlannedFaultsConfig(kind="none", seed=0, rules=())
     async with world(tmp_path, task) as here:
         records = await rolled_out(here, none)
-        store = here.tools.store
+        store = here.store
         broken = BrokenSessions(lambda name: segments(store.turns(name)), failure)
 
         def routing(_: str) -> Mapping[int, TurnRouting]:

@@ -23,7 +23,8 @@ from runners.gateway.service import Parts
 from runners.harnesses.contract import HarnessResult
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
-from runners.rollouts.attempt import RolloutSpec, RolloutTools
+from runners.rollouts.attempt import execute_here
+from runners.rollouts.context import AttemptContext, Execute, RolloutSpec
 from runners.rollouts.pool import BreakerOpen, Pool
 from runners.sandboxes.contract import SandboxError
 from runners.sandboxes.wrappers import RegisteredBackend
@@ -84,7 +85,9 @@ class World:
     backend: FolderBackend
     harness: CallingHarness
     grader: ListedGrader
-    tools: RolloutTools
+    context: AttemptContext
+    store: RunStore
+    execute: Execute
     draining: asyncio.Event
     done: list[RolloutRecord]
     task: Task
@@ -99,7 +102,9 @@ class World:
     ) -> Pool:
         """A pool."""
         return Pool(
-            self.tools,
+            self.context,
+            self.store,
+            self.execute,
             admission=admission or Admission(concurrency, adaptive=False),
             attempts=attempts,
             breaker=breaker,
@@ -121,7 +126,7 @@ class World:
     def stored(self) -> dict[str, list[RolloutRecord]]:
         """What the store holds, by rollout."""
         found: dict[str, list[RolloutRecord]] = {}
-        for record in self.tools.store.rollouts():
+        for record in self.store.rollouts():
             found.setdefault(record.rollout_id, []).append(record)
         return found
 
@@ -147,14 +152,14 @@ async def world(
                 ListedGrader(),
             )
             ledger = Ledger(store)
-            tools = RolloutTools(
-                backend=RegisteredBackend(backend, StoreRecorder(store, ledger)),
+            recorder = StoreRecorder(store, ledger)
+            context = AttemptContext(
+                backend=RegisteredBackend(backend, recorder),
                 harness=harness,
                 grader=grader,
                 gateway=gateway.admin,
                 gateway_url=gateway.url,
                 gateway_control=Path(gateway.control),
-                store=store,
                 deadlines=DeadlinesConfig(
                     boot_s=5,
                     harness_s=5,
@@ -175,15 +180,24 @@ async def world(
                 ),
                 scenario="linear",
                 sandbox_starts=TokenBucket(None),
-                ledger=ledger,
                 watch=AttemptWatch(),
             )
-            yield World(backend, harness, grader, tools, asyncio.Event(), [], task)
+            yield World(
+                backend,
+                harness,
+                grader,
+                context,
+                store,
+                execute_here(recorder),
+                asyncio.Event(),
+                [],
+                task,
+            )
             assert not backend.alive, "a sandbox was left"
             async with gateway.http.get(f"{gateway.url}/health") as answer:
                 assert (await answer.json())["sessions"] == 0, "a session was left"
             assert backend.fails_to_close or not ledger.entries(), "the ledger names what is gone"
-        assert not tools.watch.in_flight(), "an attempt is still counted as in flight"
+        assert not context.watch.in_flight(), "an attempt is still counted as in flight"
 
 
 async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
@@ -191,7 +205,7 @@ async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
 ) -> None:
     async with world(tmp_path, task) as here:
         [record] = await here.pool().run(here.specs(1))
-        assert record == here.tools.store.rollout("train-000001-000-00")
+        assert record == here.store.rollout("train-000001-000-00")
         assert (record.outcome.code, record.solved, record.reward) == (
             OutcomeCode.POLICY_FINISHED,
             True,
@@ -199,7 +213,7 @@ async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
         )
         assert record.final_message == "all done"
         assert "answer 0" in record.patch
-        chains = segments(here.tools.store.turns(record.session_id))
+        chains = segments(here.store.turns(record.session_id))
         assert sum(int(chain.loss_mask.sum()) for chain in chains) == record.sampled_tokens > 0
         assert set(record.timings) == {*TRANSITIONS, "total"} - {Stage.END}
 
@@ -257,7 +271,7 @@ async def test_an_infrastructure_failure_is_tried_again_in_a_fresh_sandbox_and_o
             (2, True),
         ]
         assert len(set(here.backend.made)) == 3
-        assert [event.data["attempt"] for event in here.tools.store.events("retry")] == [0, 1]
+        assert [event.data["attempt"] for event in here.store.events("retry")] == [0, 1]
 
 
 async def test_a_grader_that_cannot_grade_gives_no_reward(tmp_path: Path, task: Task) -> None:
@@ -281,8 +295,8 @@ async def test_a_trajectory_is_stored_before_it_is_graded(tmp_path: Path, task: 
 async def test_a_sandbox_that_never_boots_meets_its_deadline(tmp_path: Path, task: Task) -> None:
     async with world(tmp_path, task) as here:
         here.backend.hangs = True
-        deadlines = here.tools.deadlines.model_copy(update={"boot_s": 0.2})
-        here.tools = replace(here.tools, deadlines=deadlines)
+        deadlines = here.context.deadlines.model_copy(update={"boot_s": 0.2})
+        here.context = replace(here.context, deadlines=deadlines)
         [record] = await here.pool(attempts=1).run(here.specs(1))
         assert record.outcome.code is OutcomeCode.INFRA_SANDBOX_START
 
@@ -293,7 +307,9 @@ async def test_what_hangs_outside_its_own_deadline_ends_at_the_stage_s_and_says_
     async with world(tmp_path, task) as here:
         here.harness.hangs = True
         changes = {"harness_s": 0.1, "teardown_s": 0.2}
-        here.tools = replace(here.tools, deadlines=here.tools.deadlines.model_copy(update=changes))
+        here.context = replace(
+            here.context, deadlines=here.context.deadlines.model_copy(update=changes)
+        )
         [record] = await here.pool(attempts=1).run(here.specs(1))
         assert (record.outcome.code, record.outcome.stage) == (
             OutcomeCode.INFRA_HARNESS,
@@ -308,8 +324,8 @@ async def test_the_guard_ends_an_attempt_that_keeps_within_every_other_deadline(
 ) -> None:
     async with world(tmp_path, task) as here:
         here.harness.hangs = True
-        deadlines = here.tools.deadlines.model_copy(update={"guard_s": 0.3})
-        here.tools = replace(here.tools, deadlines=deadlines)
+        deadlines = here.context.deadlines.model_copy(update={"guard_s": 0.3})
+        here.context = replace(here.context, deadlines=deadlines)
         [record] = await here.pool(attempts=1).run(here.specs(1))
         assert record.outcome.code is OutcomeCode.INTERNAL_GUARD
         assert "sleep" in record.extra["pending"]
@@ -358,9 +374,9 @@ async def test_sandboxes_that_push_back_lower_the_number_in_flight(
 
 async def test_queueing_eats_no_deadline_and_is_timed(tmp_path: Path, task: Task) -> None:
     async with world(tmp_path, task) as here:
-        here.tools = replace(here.tools, sandbox_starts=TokenBucket(1.0))
-        deadlines = here.tools.deadlines.model_copy(update={"boot_s": 2.0, "guard_s": 3.0})
-        here.tools = replace(here.tools, deadlines=deadlines)
+        here.context = replace(here.context, sandbox_starts=TokenBucket(1.0))
+        deadlines = here.context.deadlines.model_copy(update={"boot_s": 2.0, "guard_s": 3.0})
+        here.context = replace(here.context, deadlines=deadlines)
         records = await here.pool(attempts=1).run(here.specs(5))
         assert all(record.solved for record in records)
         assert max(record.timings["queue"] for record in records) > 3.0
@@ -371,7 +387,7 @@ async def test_a_failing_teardown_is_an_event_and_not_a_result(tmp_path: Path, t
         here.backend.fails_to_close = True
         [record] = await here.pool().run(here.specs(1))
         assert record.solved
-        [event] = here.tools.store.events("teardown_failed")
+        [event] = here.store.events("teardown_failed")
         assert "device busy {} %s" in event.data["error"]
 
 
@@ -438,13 +454,13 @@ async def test_a_resumed_rollout_takes_an_attempt_number_nobody_used(
     tmp_path: Path, task: Task
 ) -> None:
     async with world(tmp_path, task) as here:
-        await here.tools.gateway.create_session(
+        await here.context.gateway.create_session(
             "train-000001-000-00-a0", seed=1
         )  # its driver died right after this
         [record] = await here.pool().run(here.specs(1))
         assert record.session_id == "train-000001-000-00-a1"
         assert record.solved
-        await here.tools.gateway.delete("train-000001-000-00-a0")
+        await here.context.gateway.delete("train-000001-000-00-a0")
 
 
 async def test_what_the_agent_program_said_of_itself_is_kept(tmp_path: Path, task: Task) -> None:
@@ -459,9 +475,9 @@ async def test_what_the_agent_program_said_of_itself_is_kept(tmp_path: Path, tas
 
 async def test_an_attempts_session_has_the_runs_turns(tmp_path: Path, task: Task) -> None:
     async with world(tmp_path, task) as here:
-        here.tools = replace(here.tools, max_turns=3)
+        here.context = replace(here.context, max_turns=3)
         [record] = await here.pool().run(here.specs(1))
-        assert here.tools.store.sessions()[record.session_id]["max_turns"] == 3
+        assert here.store.sessions()[record.session_id]["max_turns"] == 3
 
 
 async def test_an_attempts_sandbox_is_made_of_its_tasks_image(tmp_path: Path, task: Task) -> None:

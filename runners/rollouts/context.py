@@ -1,0 +1,74 @@
+"""The values that an attempt is given and what it hands back: specification, context, result."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.sections.rollout import DeadlinesConfig
+from conf.sections.task import TestsRewardConfig
+from runners.concurrency.limits import TokenBucket
+from runners.diagnostics.attempt_progress import AttemptWatch
+from runners.gateway.client import GatewayAdmin
+from runners.harnesses.contract import Harness
+from runners.sandboxes.contract import SandboxBackend
+from runners.tasks.contract import Grader, Task
+from runners.tasks.task_repositories import use_repository_as_is
+from runners.trajectory.record import RolloutRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """One rollout to run: its place in the run, its task, its seed."""
+
+    rollout_id: str
+    """Unique in the run, e.g. ``train-000012-003-05`` (split, step, group, member)."""
+    split: str
+    step: int
+    group: int
+    member: int
+    task: Task
+    seed: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptContext:
+    """Everything an attempt works with, on whichever machine it runs; shared by all attempts."""
+
+    backend: SandboxBackend
+    harness: Harness
+    grader: Grader
+    gateway: GatewayAdmin
+    gateway_url: str
+    """The gateway's address as sandboxes see it."""
+    gateway_control: Path
+    """Directory of the gateway's Unix socket."""
+    deadlines: DeadlinesConfig
+    reward: TestsRewardConfig
+    scenario: str
+    """The scenario's kind; stored with each session."""
+    sandbox_starts: TokenBucket
+    watch: AttemptWatch
+    max_turns: int | None = None
+    """Limit of model calls per attempt, over all its agents; None: no limit."""
+    ready: Callable[[Task], Awaitable[Task]] = use_repository_as_is
+    """Builds a task's repository if it is missing; raises SandboxError."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """The result of an attempt that has ended."""
+
+    record: RolloutRecord
+    """Not marked as final: only the pool knows whether another attempt follows."""
+    pushed_back: bool
+    """Whether the engine or the sandboxes refused work because they are overloaded."""
+    shared: bool = False
+    """Whether another attempt has reported the same failure: the loss of the node both ran on."""
+
+
+Execute = Callable[[AttemptContext, RolloutSpec, int, float], Awaitable[AttemptResult]]
+"""Runs attempt number n of a rollout, which has waited so many seconds; raises as ``Attempt.run``.
+"""
