@@ -33,7 +33,7 @@ from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.training import checkpoint
 from runners.training.step_batch import Sessions, make_batch, mean, step_metrics, untrainable_groups
-from runners.trajectory.graph import segments
+from runners.trajectory.graph import build_segments
 from runners.trajectory.record import RolloutRecord, Segment
 from runners.trajectory.routing import RoutingShape
 
@@ -214,7 +214,7 @@ class Campaign:
         self._progress.rollout_done(record.outcome.code, record.sampled_tokens)
 
     def _chains(self, session_id: str) -> list[Segment]:
-        return segments(self._store.turns(session_id))
+        return build_segments(self._store.turns(session_id))
 
     def _version(self) -> int:
         """Weight version the engine serves now."""

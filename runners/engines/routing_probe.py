@@ -12,7 +12,7 @@ import numpy as np
 
 from conf.errors import AgentrlError, ExitCode
 from runners.engines.contract import Engine, SamplingParams
-from runners.trajectory.routing import RoutingShape, turn_routing
+from runners.trajectory.routing import RoutingShape, build_turn_routing
 
 PROMPT = [0, 1, 2]
 START = 1
@@ -50,7 +50,7 @@ async def probe_routing(engine: Engine, shape: RoutingShape, name: str) -> None:
             f"its whole history again: it needs a newer SGLang; {OFF}"
         )
     try:
-        rows = turn_routing(answer.routing, path, START, shape, answer.weight_version).experts
+        rows = build_turn_routing(answer.routing, path, START, shape, answer.weight_version).experts
     except ValueError as error:
         raise RoutingProbeError(
             f"{name} routes another model than model.path describes ({error}): point both to the "

@@ -24,7 +24,7 @@ from typing import Any
 
 from runners.export.contract import Add, Rollout, Run
 from runners.store.json_text import dumps
-from runners.trajectory.conversation import Message, tools
+from runners.trajectory.conversation import Message, latest_tools
 from runners.trajectory.record import MAIN_THREAD as MAIN
 from runners.trajectory.record import Turn
 
@@ -219,7 +219,7 @@ class _Thread:
     def document(self, session_id: str | None = None) -> Document:
         """Return the whole."""
         steps, turns = self.steps, self.turns
-        offered = tools(turns)
+        offered = latest_tools(turns)
         made: Document = {
             "schema_version": VERSION,
             "trajectory_id": self.name,

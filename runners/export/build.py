@@ -10,7 +10,7 @@ import numpy as np
 
 from runners.export.contract import Rollout, Run
 from runners.export.trajectory import SCHEMA_VERSION
-from runners.trajectory.conversation import messages, tools
+from runners.trajectory.conversation import join_messages, latest_tools
 from runners.trajectory.graph import TurnGraph
 from runners.trajectory.record import IdArray, RolloutRecord, Segment, Turn
 from runners.trajectory.routing import TurnRouting
@@ -28,10 +28,10 @@ def account(
     ``routing`` reads that of the turns; those that have any are ``routed``.
     """
     graph = TurnGraph(turns)
-    chains = graph.segments()
+    chains = graph.build_segments()
     final = next((chain for chain in chains if chain.kind == "final"), None)
     path = [turns[index] for index in final.turns] if final else []
-    offered = tools(path)
+    offered = latest_tools(path)
     prompt = _first_prompt(graph, turns)
     sampled = sum(len(turn.output_ids) for turn in turns)
     text = run.decode(prompt.tolist()) if run.decode else None
@@ -54,7 +54,7 @@ def account(
             "counted": record.outcome.meaning.reward_counts and record.reward is not None,
         },
         "advantage": record.advantage,
-        "messages": messages(path),
+        "messages": join_messages(path),
         "tools": offered,
         "raw_prompt": {"ids": prompt, "text": text},
         "segments": [_segment(chain) for chain in chains],
@@ -113,7 +113,7 @@ def _segment(chain: Segment) -> dict[str, Any]:
 
 def _branch(chain: Segment, turns: list[Turn], offered: list[dict[str, Any]]) -> dict[str, Any]:
     path, first = [turns[index] for index in chain.turns], turns[chain.own_turns[0]]
-    own = tools(path)
+    own = latest_tools(path)
     return {
         "index": chain.index,
         "kind": chain.kind,
@@ -121,7 +121,7 @@ def _branch(chain: Segment, turns: list[Turn], offered: list[dict[str, Any]]) ->
         "parent_thread": chain.parent_thread,
         "agent_type": first.request.get("agent_type"),
         "turns": chain.turns,
-        "messages": messages(path),
+        "messages": join_messages(path),
         "tools": None if own == offered else own,
         "break_reason": first.break_reason,
     }

@@ -37,10 +37,10 @@ from numpy.typing import NDArray
 
 from runners.export.contract import Add, Rollout, Run
 from runners.store.json_text import dumps, loads
-from runners.trajectory.conversation import messages
+from runners.trajectory.conversation import join_messages
 from runners.trajectory.outcome import OutcomeClass
 from runners.trajectory.record import RolloutRecord, Segment, Turn
-from runners.trajectory.routing import RoutingShape, TurnRouting, segment_routing
+from runners.trajectory.routing import RoutingShape, TurnRouting, build_segment_routing
 
 ROLLOUTS_PER_FILE = 64
 """The table of an open file's entries is in memory, about 10 kB a rollout."""
@@ -112,7 +112,7 @@ def _sample(
     start = int(np.argmax(chain.loss_mask))
     own = [rollout.turns[index] for index in chain.own_turns]
     before = [rollout.turns[index] for index in chain.turns[: -len(own)]]
-    prompt = [*messages(before), *own[0].request.get("messages", [])]
+    prompt = [*join_messages(before), *own[0].request.get("messages", [])]
     outcome = record.outcome
     line: dict[str, Any] = {
         "prompt": prompt,
@@ -149,7 +149,7 @@ def _sample(
 
 def _routed_experts(chain: Segment, turns: Mapping[int, TurnRouting], shape: RoutingShape) -> Array:
     """Return a chain's routing in slime's layout: the last token never went through the model."""
-    return segment_routing(chain, turns, shape).experts[:-1].astype(np.int32)
+    return build_segment_routing(chain, turns, shape).experts[:-1].astype(np.int32)
 
 
 def _status(record: RolloutRecord, own: list[Turn]) -> str:

@@ -65,8 +65,8 @@ class FaultyAdmin(GatewayAdmin):
     async def close(self) -> None:
         """Leave the connections to the real client's owner."""
 
-    async def _ask(self, *request: Any, **how: Any) -> dict[str, Any]:
-        return await self._real._ask(*request, **how)
+    async def _request(self, *request: Any, **how: Any) -> dict[str, Any]:
+        return await self._real._request(*request, **how)
 
 
 def _cut(fault: Fault | None) -> None:

@@ -11,8 +11,8 @@ from runners.engines.contract import Engine
 from runners.faults.engine import FaultyEngine
 from runners.faults.plan import Fault, FaultPlan
 from runners.faults.server import DroppingServer
-from runners.gateway.service import Parts
-from runners.gateway.turn_log import Journal
+from runners.gateway.service import GatewayHooks
+from runners.gateway.turn_log import AsyncTurnLog
 
 
 def gateway_module(section: FaultsConfig, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -22,22 +22,22 @@ def gateway_module(section: FaultsConfig, settings: dict[str, Any]) -> tuple[str
     return "runners.faults", {**settings, "faults": section.model_dump(mode="json")}
 
 
-def gateway_parts(section: FaultsConfig) -> Parts:
+def gateway_parts(section: FaultsConfig) -> GatewayHooks:
     """Return what a gateway is put together from."""
     plan = FaultPlan.of(section)
     if not plan:
-        return Parts()
+        return GatewayHooks()
 
-    def engine(real: Engine, journal: Journal) -> Engine:
+    def engine(real: Engine, journal: AsyncTurnLog) -> Engine:
         async def keep(fault: Fault) -> None:
             await journal.event("fault", fault.event())
 
         return FaultyEngine(real, plan, keep)
 
-    return Parts(engine=engine, server=DroppingServer)
+    return GatewayHooks(engine=engine, server=DroppingServer)
 
 
-def take_parts(settings: dict[str, Any]) -> Parts:
+def take_parts(settings: dict[str, Any]) -> GatewayHooks:
     """Take ``faults`` out of a gateway's settings and return what they make of it."""
     section: FaultsConfig = TypeAdapter(FaultsConfig).validate_python(settings.pop("faults"))
     return gateway_parts(section)

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 from aiohttp import web
 
-from runners.gateway.registry import Entry
+from runners.gateway.registry import SessionEntry
 from runners.gateway.server import GatewayServer
 
 _asking: ContextVar[web.BaseRequest | None] = ContextVar("asking", default=None)
@@ -16,7 +16,7 @@ _asking: ContextVar[web.BaseRequest | None] = ContextVar("asking", default=None)
 class DroppingServer(GatewayServer):
     """A server that tells the turns it begins whose connection they answer."""
 
-    def http(self, only: Entry | None = None) -> web.Server:
+    def http(self, only: SessionEntry | None = None) -> web.Server:
         """Return a protocol factory for a listener; see ``GatewayServer.http``."""
         server = super().http(only)
         answer = server.request_handler

@@ -16,12 +16,12 @@ import uvloop
 
 from conf.errors import AgentrlError
 from runners.diagnostics.diagnostics import diagnostics
-from runners.gateway.service import GatewaySettings, Parts, serve
+from runners.gateway.service import GatewayHooks, GatewaySettings, serve
 from runners.processes.service import announce, receive_settings, wait_for_parent_exit
 
 _log = logging.getLogger(__name__)
 
-TakeParts = Callable[[dict[str, Any]], Parts]
+TakeParts = Callable[[dict[str, Any]], GatewayHooks]
 """Takes out of the settings what the gateway is put together from."""
 
 
@@ -47,7 +47,7 @@ async def run(take_parts: TakeParts) -> None:
         orphaned.cancel()
 
 
-def main(take_parts: TakeParts = lambda settings: Parts()) -> int:
+def main(take_parts: TakeParts = lambda settings: GatewayHooks()) -> int:
     """Return the process's exit code; the reason of a failure goes to stderr."""
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO

@@ -17,7 +17,7 @@ RequestClass = Literal["main", "subagent", "compaction", "side"]
 
 
 @dataclass(frozen=True, slots=True)
-class Hints:
+class RequestAttribution:
     """What a request says about its place in the session; a dialect reads headers and body."""
 
     thread: str = MAIN

@@ -32,7 +32,7 @@ PARSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class ReadCall:
+class ServerParsedCall:
     """A tool call that a server read."""
 
     raw: str
@@ -42,12 +42,12 @@ class ReadCall:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadResponse:
+class ServerParsedResponse:
     """What a server read."""
 
     content: str
     reasoning_content: str | None = None
-    tool_calls: Sequence[ReadCall] = ()
+    tool_calls: Sequence[ServerParsedCall] = ()
 
 
 class ChatTemplate:
@@ -119,7 +119,7 @@ class ChatTemplate:
         """Return it as text: what it says is for the server's parsers to read."""
         while token_ids and token_ids[-1] in self._stop:
             token_ids = token_ids[:-1]
-        return ReadResponse(self._tokenizer.decode(token_ids))
+        return ServerParsedResponse(self._tokenizer.decode(token_ids))
 
     def get_stop_token_ids(self) -> list[int]:
         """Return the ids that end a turn."""
@@ -133,7 +133,7 @@ def make_renderer(tokenizer: Tokenizer, family: str, directory: Path) -> Rendere
     return load_renderer(tokenizer, family)
 
 
-class ReplyReader(Protocol):
+class OutputParser(Protocol):
     """Who reads sampled text where no renderer can."""
 
     async def read(self, text: str, tools: list[dict[str, Any]]) -> ParsedResponse:
@@ -166,11 +166,11 @@ class ServerParsers:
             parts = await self._ask("/separate_reasoning", asked)
             reasoning, text = parts.get("reasoning_text") or "", parts.get("text") or ""
         if not tools:
-            return ReadResponse(text, reasoning or None)
+            return ServerParsedResponse(text, reasoning or None)
         wanted = {"text": text, "tools": tools, "tool_call_parser": self._tool_call_parser}
         read = await self._ask("/parse_function_call", wanted)
         calls = [_call(item) for item in read.get("calls") or ()]
-        return ReadResponse(read.get("normal_text") or "", reasoning or None, calls)
+        return ServerParsedResponse(read.get("normal_text") or "", reasoning or None, calls)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -187,7 +187,7 @@ class ServerParsers:
         return await self._servers[-1].ask(path, body, deadline_s=PARSE_S)
 
 
-def _call(item: Mapping[str, Any]) -> ReadCall:
+def _call(item: Mapping[str, Any]) -> ServerParsedCall:
     name, written = item.get("name"), item.get("parameters")
     try:
         arguments = json.loads(written) if isinstance(written, str) else written
@@ -195,7 +195,7 @@ def _call(item: Mapping[str, Any]) -> ReadCall:
         arguments = written
     fine = isinstance(arguments, dict)
     raw = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return ReadCall(raw, name, arguments, "ok" if fine else "invalid_json")
+    return ServerParsedCall(raw, name, arguments, "ok" if fine else "invalid_json")
 
 
 def _template(directory: Path, settings: Mapping[str, Any]) -> str:

@@ -70,22 +70,22 @@ class GatewayAdmin:
         }
         given = {name: value for name, value in wish.items() if value is not None}
         once = {"idempotency-key": secrets.token_urlsafe(16)}
-        made = await self._ask("POST", "/admin/sessions", given, headers=once)
+        made = await self._request("POST", "/admin/sessions", given, headers=once)
         return made["session_id"], made["api_key"]
 
     async def stats(self, session_id: str) -> dict[str, Any]:
         """Return a session's counters."""
-        return await self._ask("GET", f"/admin/sessions/{session_id}")
+        return await self._request("GET", f"/admin/sessions/{session_id}")
 
     async def finish(self, session_id: str, reward: float | None = None) -> dict[str, Any]:
         """End a session's turns; returns ``segments`` and ``stats``."""
         body = {} if reward is None else {"reward": reward}
-        return await self._ask("POST", f"/admin/sessions/{session_id}/finish", body)
+        return await self._request("POST", f"/admin/sessions/{session_id}/finish", body)
 
     async def delete(self, session_id: str) -> None:
         """End a session and make the gateway forget it; one that it does not know is fine."""
         try:
-            await self._ask("DELETE", f"/admin/sessions/{session_id}")
+            await self._request("DELETE", f"/admin/sessions/{session_id}")
         except GatewayError as error:
             if error.status != 404:
                 raise
@@ -97,28 +97,28 @@ class GatewayAdmin:
         turns that are asked for meanwhile wait. A call that fails may have paused it all the same.
         """
         wish = {"deadline_s": deadline_s}
-        return Pause(**await self._ask("POST", "/admin/pause", wish, longer_s=deadline_s))
+        return Pause(**await self._request("POST", "/admin/pause", wish, longer_s=deadline_s))
 
     async def resume(self) -> None:
         """Let turns begin again."""
-        await self._ask("POST", "/admin/resume")
+        await self._request("POST", "/admin/resume")
 
     async def healthy(self) -> bool:
         """Whether the gateway answers."""
         try:
-            await self._ask("GET", "/health")
+            await self._request("GET", "/health")
         except GatewayError:
             return False
         return True
 
-    async def leads_here(self, url: str) -> bool | None:
+    async def is_reached_at(self, url: str) -> bool | None:
         """Whether an address leads to this gateway; None if nothing is reached there, which may
         still be reached from elsewhere.
         """
-        mine = await self._ask("GET", "/health")
+        mine = await self._request("GET", "/health")
         there = GatewayAdmin(url, "", deadline_s=min(PROBE_S, self._deadline_s))
         try:
-            found = await there._ask("GET", "/health")
+            found = await there._request("GET", "/health")
         except GatewayError as error:
             return None if error.status is None else False
         finally:
@@ -131,7 +131,7 @@ class GatewayAdmin:
             await self._client.close()
             self._client = None
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,

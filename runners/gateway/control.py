@@ -37,14 +37,14 @@ CLOSE_S = 1.0
 LINE_BYTES = 4096
 BACKLOG = 1024
 
-Take = Callable[[str, socket.socket], Awaitable[None]]
+ServeListener = Callable[[str, socket.socket], Awaitable[None]]
 """Serves a listening socket for a session's key, or raises OSError, ValueError or Refused."""
 
 
-class Control:
+class ControlSocket:
     """The listening control socket and its open connections."""
 
-    def __init__(self, take: Take, place: Path | None = None) -> None:
+    def __init__(self, take: ServeListener, place: Path | None = None) -> None:
         """``place``: where its directory is made; None: among temporary files."""
         self._take = take
         self._directory = Path(tempfile.mkdtemp(prefix="agentrl-gateway-", dir=place))
@@ -102,9 +102,9 @@ class Control:
         await asyncio.get_running_loop().sock_sendall(connection, b"1")
 
 
-async def take_listener(server: GatewayServer, key: str, listener: socket.socket) -> None:
+async def serve_listener(server: GatewayServer, key: str, listener: socket.socket) -> None:
     """Serve a listening socket for the session of a key, until the session ends."""
-    entry = server.registry.with_key(key)
+    entry = server.registry.find_by_key(key)
     if entry.session.finished:
         raise ValueError("its session is finished")
     http = server.http(only=entry)

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import orjson
 
 from runners.engines.contract import Generation
-from runners.gateway.attribution import Hints
+from runners.gateway.attribution import RequestAttribution
 from runners.gateway.tokenizer import ParsedResponse
 
 Role = Literal["system", "user", "assistant"]
-Kind = Literal["text", "thinking", "tool_call", "tool_result"]
+PieceKind = Literal["text", "thinking", "tool_call", "tool_result"]
 StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"]
 
 SYSTEM_PROMPT = -1
@@ -35,7 +35,7 @@ class Piece:
     message: int
     """Index of the client's message it stood in."""
     role: Role
-    kind: Kind
+    kind: PieceKind
     text: str = ""
     """Text, thought, or result."""
     tool_id: str = ""
@@ -68,7 +68,7 @@ class TurnRequest:
     show_thinking: bool = False
     ignored: tuple[str, ...] = ()
     """Sampling the client asked for; the campaign decides that."""
-    hints: Hints = field(default_factory=Hints)
+    hints: RequestAttribution = field(default_factory=RequestAttribution)
     structured: bool = False
     """The client wants JSON of a schema of its own: a title, a topic, a verdict."""
 
@@ -94,7 +94,7 @@ def _canonical(value: Any) -> bytes:
         return json.dumps(value, sort_keys=True).encode()
 
 
-def renderer_messages(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+def group_messages(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
     """Group pieces into the messages a renderer takes: system, user, assistant, and one ``tool``
     per result.
     """
@@ -144,7 +144,7 @@ def _assistant_message(pieces: list[Piece]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class IssuedCall:
     """A tool call of the policy."""
 
     id: str
@@ -160,7 +160,7 @@ class Answer:
     thinking: str
     text: str
     """Malformed tool calls stand in it as the policy wrote them."""
-    calls: tuple[Call, ...]
+    calls: tuple[IssuedCall, ...]
     malformed_calls: int
     stop_reason: StopReason
     stop_sequence: str | None
@@ -168,7 +168,7 @@ class Answer:
     """prompt_tokens, completion_tokens, cached_tokens."""
 
 
-def chat_reply(answer: Answer) -> dict[str, Any]:
+def to_chat_message(answer: Answer) -> dict[str, Any]:
     """Return an answer as a chat message, as it is stored."""
     reply: dict[str, Any] = {"role": "assistant", "content": answer.text}
     if answer.thinking:
@@ -186,7 +186,7 @@ def chat_reply(answer: Answer) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Unparsed:
+class UnparsedOutput:
     """An output that could not be parsed at all: one malformed call, in full."""
 
     raw: str
@@ -197,7 +197,7 @@ class Unparsed:
     status: str = "unparsed"
 
     @property
-    def tool_calls(self) -> Sequence[Unparsed]:
+    def tool_calls(self) -> Sequence[UnparsedOutput]:
         """The attempt."""
         return (self,)
 
@@ -207,7 +207,7 @@ _READABLE = ("ok", "unknown_tool")
 """
 
 
-def _sendable(call: list[Any]) -> bool:
+def _is_serializable(call: list[Any]) -> bool:
     """Whether the client can be given the call: lone surrogates, huge integers and deep nesting
     cannot be.
     """
@@ -222,16 +222,16 @@ def read_answer(
     parsed: ParsedResponse, generation: Generation, new_id: Callable[[], str]
 ) -> Answer:
     """Turn a parsed generation into an answer; ``new_id`` issues the id of a tool call."""
-    calls: list[Call] = []
+    calls: list[IssuedCall] = []
     malformed: list[str] = []
     for call in parsed.tool_calls:
         if (
             call.status in _READABLE
             and call.name
             and isinstance(call.arguments, dict)
-            and _sendable([call.name, call.arguments])
+            and _is_serializable([call.name, call.arguments])
         ):
-            calls.append(Call(new_id(), call.name, call.arguments))
+            calls.append(IssuedCall(new_id(), call.name, call.arguments))
         else:
             malformed.append(call.raw)
     text = parsed.content

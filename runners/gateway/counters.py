@@ -10,7 +10,7 @@ from runners.engines.resilient import Tally
 
 
 @dataclass(slots=True)
-class Counters(Tally):
+class SessionCounters(Tally):
     """What happened in a session; changed by it only, the engine's tally by the engine."""
 
     turns: int = 0
@@ -26,11 +26,11 @@ class Counters(Tally):
     """Generations given up, since nobody waited for them any more."""
     failed: int = 0
     """Generations that the engine failed for good."""
-    unread: int = 0
+    parser_fallbacks: int = 0
     """Turns whose text is as it was sampled, since the server's parsers did not answer."""
     tools_changed: int = 0
     """Turns whose tools differ from those of the turn that they continue."""
-    tito_mismatches: int = 0
+    retokenization_mismatches: int = 0
     """Turns whose tokens another encoding of the same text would replace: what re-rendering the
     history would lose.
     """

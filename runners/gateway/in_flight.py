@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class Flight:
+class InFlightTurn:
     """A turn that somebody waits for. When the last one leaves before the sampling ended, it is
     aborted.
     """
@@ -41,9 +41,9 @@ class Flight:
             self.outcome.cancel()
 
 
-def landed(response: dict[str, Any], prompt_tokens: int) -> Flight:
+def completed_turn(response: dict[str, Any], prompt_tokens: int) -> InFlightTurn:
     """Return the flight of a turn that was taken before: its outcome is there."""
-    flight = Flight(response["id"], prompt_tokens)
+    flight = InFlightTurn(response["id"], prompt_tokens)
     flight.sampled = True
     flight.outcome = asyncio.get_running_loop().create_future()
     flight.outcome.set_result(response)

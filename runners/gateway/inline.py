@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from runners.gateway.service import Parts, serve
+from runners.gateway.service import GatewayHooks, serve
 
 
 @asynccontextmanager
-async def serving(settings: dict[str, Any], parts: Parts) -> AsyncIterator[dict[str, Any]]:
+async def serve_inline(
+    settings: dict[str, Any], parts: GatewayHooks
+) -> AsyncIterator[dict[str, Any]]:
     """Serve while the block runs; yield what the gateway announces.
 
     Raises what ``serve`` raises if it cannot start.

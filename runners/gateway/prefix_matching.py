@@ -15,14 +15,14 @@ from runners.gateway.conversation import SYSTEM_PROMPT, Piece
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class InputPart:
     """A piece that came from outside; it must come back unchanged."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AssistantPart:
     """An uninterrupted run of assistant pieces; it must come back at its place, with its tool
     calls.
     """
@@ -32,11 +32,11 @@ class Said:
     """Nothing was said: clients drop such a turn."""
 
 
-Part = Given | Said
+Part = InputPart | AssistantPart
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class RequestPart:
     """A part of a request."""
 
     first: int
@@ -52,7 +52,7 @@ BreakKind = Literal["compaction", "rewrite", "rollback", "repeat", "renderer"]
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class HistoryBreak:
     """Why a request does not continue what was said before."""
 
     kind: BreakKind
@@ -62,20 +62,20 @@ class Break:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class PrefixMatch:
     """How far a request repeats a path."""
 
     depth: int
     """Turns that it repeats, answers included."""
-    new: Sent | None
+    new: RequestPart | None
     """First part after them; None if nothing of the path can be continued."""
-    why: Break | None
+    why: HistoryBreak | None
     """Why not further; None if it repeats the whole path and adds to it."""
 
 
-def outline(pieces: Sequence[Piece], keys: Sequence[bytes]) -> list[Sent]:
+def split_parts(pieces: Sequence[Piece], keys: Sequence[bytes]) -> list[RequestPart]:
     """Return the parts of a request: one per foreign piece, one per run of assistant pieces."""
-    parts: list[Sent] = []
+    parts: list[RequestPart] = []
     run: list[int] = []
     """Assistant pieces since the last foreign one."""
     for at, piece in enumerate(pieces):
@@ -83,80 +83,82 @@ def outline(pieces: Sequence[Piece], keys: Sequence[bytes]) -> list[Sent]:
             run.append(at)
             continue
         if run:
-            parts.append(_said(run, pieces))
+            parts.append(_assistant_part(run, pieces))
             run = []
-        parts.append(Sent(at, Given(keys[at])))
+        parts.append(RequestPart(at, InputPart(keys[at])))
     if run:
-        parts.append(_said(run, pieces))
+        parts.append(_assistant_part(run, pieces))
     return parts
 
 
-def _said(run: Sequence[int], pieces: Sequence[Piece]) -> Sent:
+def _assistant_part(run: Sequence[int], pieces: Sequence[Piece]) -> RequestPart:
     ids = [pieces[at].tool_id for at in run if pieces[at].kind == "tool_call"]
-    return Sent(run[0], Said(tuple(ids)))
+    return RequestPart(run[0], AssistantPart(tuple(ids)))
 
 
-def follow(
-    path: Sequence[Sequence[Part]], sent: Sequence[Sent], pieces: Sequence[Piece]
-) -> Followed:
+def match_prefix(
+    path: Sequence[Sequence[Part]], sent: Sequence[RequestPart], pieces: Sequence[Piece]
+) -> PrefixMatch:
     """Walk along a path, given as what each turn heard and then said, as far as a request goes."""
     at = 0
-    reached = Followed(0, None, None)
+    reached = PrefixMatch(0, None, None)
     for depth, parts in enumerate(path, start=1):
         for known in parts:
             came = sent[at] if at < len(sent) else None
-            if came is not None and _is(known, came.part):
+            if came is not None and _matches(known, came.part):
                 at += 1
-            elif not (isinstance(known, Said) and known.may_vanish):
+            elif not (isinstance(known, AssistantPart) and known.may_vanish):
                 asked_again = came is None and known is parts[-1] and depth == len(path)
-                return Followed(
-                    reached.depth, reached.new, _difference(known, came, pieces, asked_again)
+                return PrefixMatch(
+                    reached.depth, reached.new, _explain_mismatch(known, came, pieces, asked_again)
                 )
-        if at < len(sent) and isinstance(sent[at].part, Given):
-            reached = Followed(depth, sent[at], None)
+        if at < len(sent) and isinstance(sent[at].part, InputPart):
+            reached = PrefixMatch(depth, sent[at], None)
     if reached.depth == len(path):
         return reached
     last = sent[at] if at < len(sent) else None
     why = (
-        Break("repeat", _AGAIN)
+        HistoryBreak("repeat", _REPEATED)
         if last is None
-        else Break(
-            "rewrite", f"{_place(last, pieces)} was not sampled here", _message(last, pieces)
+        else HistoryBreak(
+            "rewrite",
+            f"{_describe(last, pieces)} was not sampled here",
+            _message_index(last, pieces),
         )
     )
-    return Followed(reached.depth, reached.new, why)
+    return PrefixMatch(reached.depth, reached.new, why)
 
 
-_AGAIN = "the last turn was asked for again, with other parameters"
+_REPEATED = "the last turn was asked for again, with other parameters"
 
 
-def _is(known: Part, came: Part) -> bool:
-    if isinstance(known, Said) and isinstance(came, Said):
+def _matches(known: Part, came: Part) -> bool:
+    if isinstance(known, AssistantPart) and isinstance(came, AssistantPart):
         return known.tool_ids == came.tool_ids
     return known == came
 
 
-def _difference(
-    known: Part, came: Sent | None, pieces: Sequence[Piece], asked_again: bool
-) -> Break:
+def _explain_mismatch(
+    known: Part, came: RequestPart | None, pieces: Sequence[Piece], asked_again: bool
+) -> HistoryBreak:
     if came is None:
         if asked_again:
-            return Break("repeat", _AGAIN)
-        return Break("rollback", "the end of the history is gone")
-    place, message = _place(came, pieces), _message(came, pieces)
+            return HistoryBreak("repeat", _REPEATED)
+        return HistoryBreak("rollback", "the end of the history is gone")
+    place, message = _describe(came, pieces), _message_index(came, pieces)
     match known, came.part:
-        case Said(), Said():
-            return Break("rewrite", f"{place} came back with other tool calls", message)
-        case Said(), Given():
-            return Break("rewrite", f"{place} stands where an assistant turn was", message)
-    return Break("rewrite", f"{place} is not what was sent before", message)
+        case AssistantPart(), AssistantPart():
+            return HistoryBreak("rewrite", f"{place} came back with other tool calls", message)
+        case AssistantPart(), InputPart():
+            return HistoryBreak("rewrite", f"{place} stands where an assistant turn was", message)
+    return HistoryBreak("rewrite", f"{place} is not what was sent before", message)
 
 
-def _message(sent: Sent, pieces: Sequence[Piece]) -> int:
+def _message_index(sent: RequestPart, pieces: Sequence[Piece]) -> int:
     return pieces[sent.first].message
 
 
-def _place(sent: Sent, pieces: Sequence[Piece]) -> str:
+def _describe(sent: RequestPart, pieces: Sequence[Piece]) -> str:
     piece = pieces[sent.first]
     if piece.message == SYSTEM_PROMPT:
         return "the system prompt"

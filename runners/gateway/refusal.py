@@ -7,7 +7,7 @@ from enum import StrEnum
 from runners.engines.contract import EngineError
 
 
-class Why(StrEnum):
+class RefusalKind(StrEnum):
     """Kind of refusal; the value is Anthropic's name for it."""
 
     INVALID = "invalid_request_error"
@@ -20,15 +20,15 @@ class Why(StrEnum):
     OVERLOADED = "overloaded_error"
 
 
-STATUS: dict[Why, int] = {
-    Why.INVALID: 400,
-    Why.UNAUTHENTICATED: 401,
-    Why.FORBIDDEN: 403,
-    Why.UNKNOWN: 404,
-    Why.CONFLICT: 409,
-    Why.TOO_LARGE: 413,
-    Why.BROKEN: 500,
-    Why.OVERLOADED: 529,
+STATUS: dict[RefusalKind, int] = {
+    RefusalKind.INVALID: 400,
+    RefusalKind.UNAUTHENTICATED: 401,
+    RefusalKind.FORBIDDEN: 403,
+    RefusalKind.UNKNOWN: 404,
+    RefusalKind.CONFLICT: 409,
+    RefusalKind.TOO_LARGE: 413,
+    RefusalKind.BROKEN: 500,
+    RefusalKind.OVERLOADED: 529,
 }
 """Agents ask again after 500 and 529, and give up after the others."""
 
@@ -44,7 +44,7 @@ programs say, and 403 is what none of them tries again.
 class Refused(Exception):
     """A request that is answered with an error; the message is for the client's user."""
 
-    def __init__(self, why: Why, message: str, *, param: str | None = None) -> None:
+    def __init__(self, why: RefusalKind, message: str, *, param: str | None = None) -> None:
         self.why = why
         self.param = param
         """Field of the body that is at fault."""
@@ -58,13 +58,13 @@ class Refused(Exception):
     @property
     def is_too_long(self) -> bool:
         """Whether the prompt exceeds the model's context."""
-        return self.why is Why.INVALID and str(self).startswith(PROMPT_TOO_LONG)
+        return self.why is RefusalKind.INVALID and str(self).startswith(PROMPT_TOO_LONG)
 
 
-def engine_refusal(error: EngineError) -> Refused:
+def to_refusal(error: EngineError) -> Refused:
     """Turn a failure of the engine into what the agent is told."""
     if error.retryable:
-        return Refused(Why.OVERLOADED, f"the engine cannot answer now: {error}")
+        return Refused(RefusalKind.OVERLOADED, f"the engine cannot answer now: {error}")
     if error.status == 400:  # asking again cannot help
-        return Refused(Why.INVALID, f"the engine refuses the request: {error}")
-    return Refused(Why.BROKEN, f"the engine failed: {error}")
+        return Refused(RefusalKind.INVALID, f"the engine refuses the request: {error}")
+    return Refused(RefusalKind.BROKEN, f"the engine failed: {error}")

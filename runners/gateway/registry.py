@@ -17,9 +17,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from conf.sections.scenario import ScenarioKind
-from runners.gateway.refusal import Refused, Why
-from runners.gateway.session import Sampling, Services, Session
-from runners.trajectory.graph import segments
+from runners.gateway.refusal import RefusalKind, Refused
+from runners.gateway.session import Session, SessionSampling, SessionServices
+from runners.trajectory.graph import build_segments
 
 
 class SamplingChanges(BaseModel):
@@ -33,7 +33,7 @@ class SamplingChanges(BaseModel):
     max_new_tokens: PositiveInt | None = None
 
 
-class NewSession(BaseModel):
+class SessionRequest(BaseModel):
     """Body of ``POST /admin/sessions``."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -46,7 +46,7 @@ class NewSession(BaseModel):
     seed: Annotated[int, Field(ge=0)] | None = None
 
 
-class Finish(BaseModel):
+class FinishRequest(BaseModel):
     """Body of ``POST /admin/sessions/{id}/finish``."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -54,11 +54,11 @@ class Finish(BaseModel):
     reward: float | None = None
 
 
-Closer = Callable[[], Coroutine[Any, Any, None]]
+CloseCallback = Callable[[], Coroutine[Any, Any, None]]
 
 
 @dataclass(slots=True)
-class Entry:
+class SessionEntry:
     """A session, and what ends with it. Changed by the registry, and by listeners that attach
     themselves.
     """
@@ -69,63 +69,69 @@ class Entry:
     """Idempotency key of the request that made it; "" if it had none."""
     reward: float | None = None
     """Reported last."""
-    closers: list[Closer] = field(default_factory=list)
+    closers: list[CloseCallback] = field(default_factory=list)
     """Listeners that were opened for this session alone."""
 
 
-class Registry:
+class SessionRegistry:
     """All sessions of a gateway process."""
 
-    def __init__(self, services: Services, sampling: Sampling, *, max_context_tokens: int) -> None:
+    def __init__(
+        self, services: SessionServices, sampling: SessionSampling, *, max_context_tokens: int
+    ) -> None:
         self._services = services
         self._sampling = sampling
         self._max_context_tokens = max_context_tokens
-        self._by_id: dict[str, Entry] = {}
-        self._by_key: dict[str, Entry] = {}
-        self._making: dict[str, asyncio.Task[Entry]] = {}
+        self._by_id: dict[str, SessionEntry] = {}
+        self._by_key: dict[str, SessionEntry] = {}
+        self._making: dict[str, asyncio.Task[SessionEntry]] = {}
         """How sessions are or were made, by idempotency key."""
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def with_key(self, key: str) -> Entry:
+    def find_by_key(self, key: str) -> SessionEntry:
         """Return the session that a key belongs to."""
         entry = self._by_key.get(key)
         if entry is None:
             raise Refused(
-                Why.UNAUTHENTICATED, "unknown API key: use the api_key of a gateway session"
+                RefusalKind.UNAUTHENTICATED, "unknown API key: use the api_key of a gateway session"
             )
         return entry
 
-    def with_id(self, session_id: str) -> Entry:
+    def find_by_id(self, session_id: str) -> SessionEntry:
         """Return a session."""
         entry = self._by_id.get(session_id)
         if entry is None:
-            raise Refused(Why.UNKNOWN, f"no session {session_id!r} (never made, or deleted)")
+            raise Refused(
+                RefusalKind.UNKNOWN, f"no session {session_id!r} (never made, or deleted)"
+            )
         return entry
 
-    async def create(self, wish: NewSession, idempotency_key: str = "") -> Entry:
+    async def create(self, wish: SessionRequest, idempotency_key: str = "") -> SessionEntry:
         """Make a session and its key; with an idempotency key that made one, return that one."""
         making = self._making.get(idempotency_key)
         if making is None:
             entry, info = self._new(wish, idempotency_key)
             making = asyncio.create_task(self._store(entry, info))
-            making.add_done_callback(_retrieve)
+            making.add_done_callback(_consume_exception)
             if idempotency_key:
                 self._making[idempotency_key] = making
         return await asyncio.shield(making)  # a client that leaves may ask for it again
 
-    def _new(self, wish: NewSession, idempotency_key: str) -> tuple[Entry, dict[str, Any]]:
+    def _new(
+        self, wish: SessionRequest, idempotency_key: str
+    ) -> tuple[SessionEntry, dict[str, Any]]:
         """Return a session that has its id but not yet its key, and what is stored of it."""
         session_id = wish.session_id or f"session-{secrets.token_hex(8)}"
         limit = wish.max_context_tokens or self._max_context_tokens
         if limit > self._max_context_tokens:
             raise Refused(
-                Why.INVALID,
+                RefusalKind.INVALID,
                 f"max_context_tokens: {limit} is more than the model's {self._max_context_tokens}",
             )
         if session_id in self._by_id:
-            raise Refused(Why.CONFLICT, f"session {session_id!r} exists already")
+            raise Refused(RefusalKind.CONFLICT, f"session {session_id!r} exists already")
         sampling = replace(self._sampling, **wish.sampling.model_dump(exclude_none=True))
         session = Session(
             session_id,
@@ -135,7 +141,7 @@ class Registry:
             max_turns=wish.max_turns,
             seed=wish.seed,
         )
-        entry = Entry(session, secrets.token_urlsafe(32), idempotency_key)
+        entry = SessionEntry(session, secrets.token_urlsafe(32), idempotency_key)
         self._by_id[session_id] = entry
         return entry, {
             "scenario": wish.scenario,
@@ -146,33 +152,35 @@ class Registry:
             "created_at": time.time(),
         }
 
-    async def _store(self, entry: Entry, info: dict[str, Any]) -> Entry:
+    async def _store(self, entry: SessionEntry, info: dict[str, Any]) -> SessionEntry:
         session_id = entry.session.id
         try:
             await self._services.journal.add_session(session_id, info)
         except BaseException as error:
             self._forget(entry)
             if isinstance(error.__cause__, sqlite3.IntegrityError):
-                raise Refused(Why.CONFLICT, f"session {session_id!r} was used before") from error
+                raise Refused(
+                    RefusalKind.CONFLICT, f"session {session_id!r} was used before"
+                ) from error
             raise
         self._by_key[entry.key] = entry
         return entry
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: SessionEntry) -> None:
         self._by_key.pop(entry.key, None)
         self._by_id.pop(entry.session.id, None)
         self._making.pop(entry.made_by, None)
 
     async def finish(self, session_id: str, reward: float | None) -> dict[str, Any]:
         """End a session's turns and return its chains and figures; safe to call again."""
-        entry = self.with_id(session_id)
+        entry = self.find_by_id(session_id)
         if reward is not None and reward != entry.reward:
             entry.reward = reward
             await self._services.journal.event(
                 "session_reward", {"session_id": session_id, "reward": reward}
             )
-        await _end(entry)
-        chains = segments(await self._services.journal.turns(session_id))
+        await _end_session(entry)
+        chains = build_segments(await self._services.journal.turns(session_id))
         stats = entry.session.stats()
         stats["trained_tokens"] = sum(int(chain.loss_mask.sum()) for chain in chains)
         stats["forks"] = sum(left["kind"] != "compaction" for left in stats["breaks"])
@@ -180,8 +188,8 @@ class Registry:
 
     async def delete(self, session_id: str) -> None:
         """End a session and forget it."""
-        entry = self.with_id(session_id)
-        await _end(entry)
+        entry = self.find_by_id(session_id)
+        await _end_session(entry)
         self._forget(entry)
 
     async def close(self) -> None:
@@ -190,13 +198,13 @@ class Registry:
             await self.delete(session_id)
 
 
-def _retrieve(task: asyncio.Task[Entry]) -> None:
+def _consume_exception(task: asyncio.Task[SessionEntry]) -> None:
     """Take note of a task's end, in case that nobody waits for it any more."""
     if not task.cancelled():
         task.exception()
 
 
-async def _end(entry: Entry) -> None:
+async def _end_session(entry: SessionEntry) -> None:
     await entry.session.finish()
     closers, entry.closers = entry.closers, []
     for close in closers:

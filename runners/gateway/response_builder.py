@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from runners.gateway.conversation import Answer, TurnRequest
 
 
-class Voice(Protocol):
+class ResponseBuilder(Protocol):
     """One dialect's words for an answer."""
 
     @property

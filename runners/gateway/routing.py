@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runners.trajectory.record import Turn
-from runners.trajectory.routing import RoutingShape, TurnRouting, turn_routing
+from runners.trajectory.routing import RoutingShape, TurnRouting, build_turn_routing
 
 
 class RoutingCapture:
@@ -23,13 +23,13 @@ class RoutingCapture:
         self.fault: str | None = None
         """What was wrong with the newest of them."""
 
-    def start(self, parent: int | None) -> int | None:
+    def first_missing_row(self, parent: int | None) -> int | None:
         """Return what to ask the engine for, for a turn that continues another; None: nothing."""
         if self._shape is None:
             return None
         return 0 if parent is None else self._held[parent]
 
-    def take(
+    def add_turn(
         self, turn: Turn, path: list[int], sent: NDArray[np.int32] | None
     ) -> TurnRouting | None:
         """Return a turn's routing, of what its engine sent; ``path``: its prompt + output.
@@ -37,7 +37,7 @@ class RoutingCapture:
         None if routing is off or there is none to be had: the turn's tokens are then routed
         natively, and the next turn on the path asks for them again.
         """
-        start = self.start(turn.parent)
+        start = self.first_missing_row(turn.parent)
         if self._shape is None or start is None:
             return None
         self._held[turn.index] = start
@@ -45,7 +45,7 @@ class RoutingCapture:
             if sent is None:
                 raise ValueError("no routing, though it was asked for")
             tokens = np.array(path, np.int32)
-            routing = turn_routing(sent, tokens, start, self._shape, turn.weight_version)
+            routing = build_turn_routing(sent, tokens, start, self._shape, turn.weight_version)
         except ValueError as error:
             self.missing += 1
             self.fault = f"turn {turn.index}: {error}"

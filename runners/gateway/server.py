@@ -25,12 +25,12 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 from conf.errors import AgentrlError
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.dialects import anthropic, anthropic_reply, openai_chat, openai_responses
-from runners.gateway.dialects.body import parse
-from runners.gateway.dialects.contract import Asked, Dialect, Framing
-from runners.gateway.dialects.hints import claude_code
-from runners.gateway.in_flight import Flight
-from runners.gateway.refusal import Refused, Why
-from runners.gateway.registry import Entry, Finish, NewSession, Registry
+from runners.gateway.dialects.body import parse_body
+from runners.gateway.dialects.contract import Dialect, ParsedRequest, StreamFraming
+from runners.gateway.dialects.hints import read_claude_code
+from runners.gateway.in_flight import InFlightTurn
+from runners.gateway.refusal import RefusalKind, Refused
+from runners.gateway.registry import FinishRequest, SessionEntry, SessionRegistry, SessionRequest
 from runners.gateway.session import Session
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ draft-ietf-httpapi-idempotency-key-header).
 """
 
 
-class PauseCommand(BaseModel):
+class PauseRequest(BaseModel):
     """Body of ``POST /admin/pause``."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -71,7 +71,7 @@ class GatewayServer:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: SessionRegistry,
         engine: ResilientEngine,
         *,
         admin_key: str,
@@ -86,7 +86,7 @@ class GatewayServer:
         self._io_s = io_s
         """Deadline for a client to send its body, or to take what it is sent."""
 
-    def http(self, only: Entry | None = None) -> web.Server:
+    def http(self, only: SessionEntry | None = None) -> web.Server:
         """Return a protocol factory for a listener; ``only``: the session it belongs to."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
@@ -113,7 +113,9 @@ class GatewayServer:
             max_field_size=HEADER_BYTES,
         )
 
-    async def _handle(self, request: web.BaseRequest, only: Entry | None) -> web.StreamResponse:
+    async def _handle(
+        self, request: web.BaseRequest, only: SessionEntry | None
+    ) -> web.StreamResponse:
         """Answer a request; whatever fails in it becomes an error envelope."""
         try:
             return await self._route(request, only)
@@ -128,7 +130,9 @@ class GatewayServer:
             status, body = _dialect(request).refusal(_refusal(error))
             return _json(body, status)
 
-    async def _route(self, request: web.BaseRequest, only: Entry | None) -> web.StreamResponse:
+    async def _route(
+        self, request: web.BaseRequest, only: SessionEntry | None
+    ) -> web.StreamResponse:
         method, path = request.method, request.path.rstrip("/") or "/"
         if path in ("/", "/health", "/api/hello") and method in ("GET", "HEAD"):
             return _json(
@@ -139,11 +143,11 @@ class GatewayServer:
         if path in DIALECTS and method == "POST":
             session = self._session(request, only)
             asked = DIALECTS[path].read(await self._read(request), request.headers)
-            return await self._turn(request, asked, session.ask(asked.request, asked.voice))
+            return await self._turn(request, asked, session.start_turn(asked.request, asked.voice))
         if path == "/v1/messages/count_tokens" and method == "POST":
             session = self._session(request, only)
-            body = parse(anthropic.CountRequest, await self._read(request))
-            asked_by = claude_code(request.headers)
+            body = parse_body(anthropic.CountRequest, await self._read(request))
+            asked_by = read_claude_code(request.headers)
             tokens = session.count_tokens(anthropic.turn_request(body, asked_by), anthropic_reply)
             return _json({"input_tokens": tokens})
         if path == "/v1/models" and method == "GET":
@@ -152,12 +156,14 @@ class GatewayServer:
         if path.startswith("/v1/models/") and method == "GET":
             self._session(request, only)
             return _json(_dialect(request).model(path.removeprefix("/v1/models/")))
-        raise Refused(Why.UNKNOWN, f"no such endpoint: {method} {path}")
+        raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
 
-    def _session(self, request: web.BaseRequest, only: Entry | None) -> Session:
-        entry = self.registry.with_key(_key(request.headers))
+    def _session(self, request: web.BaseRequest, only: SessionEntry | None) -> Session:
+        entry = self.registry.find_by_key(_key(request.headers))
         if only is not None and entry is not only:
-            raise Refused(Why.UNAUTHENTICATED, "this API key belongs to another sandbox's session")
+            raise Refused(
+                RefusalKind.UNAUTHENTICATED, "this API key belongs to another sandbox's session"
+            )
         return entry.session
 
     async def _read(self, request: web.BaseRequest) -> bytes:
@@ -166,11 +172,11 @@ class GatewayServer:
                 return await request.read()
         except TimeoutError:
             raise Refused(
-                Why.INVALID, f"the request body did not arrive within {self._io_s:g} s"
+                RefusalKind.INVALID, f"the request body did not arrive within {self._io_s:g} s"
             ) from None
 
     async def _turn(
-        self, request: web.BaseRequest, asked: Asked, flight: Flight
+        self, request: web.BaseRequest, asked: ParsedRequest, flight: InFlightTurn
     ) -> web.StreamResponse:
         if asked.framing is not None:
             return await self._stream(request, asked, asked.framing, flight)
@@ -179,7 +185,11 @@ class GatewayServer:
         return _json(_answer(outcome))
 
     async def _stream(
-        self, request: web.BaseRequest, asked: Asked, framing: Framing, flight: Flight
+        self,
+        request: web.BaseRequest,
+        asked: ParsedRequest,
+        framing: StreamFraming,
+        flight: InFlightTurn,
     ) -> web.StreamResponse:
         """Stream an answer; once the headers are out, a failure ends the stream in the dialect's
         words.
@@ -209,27 +219,27 @@ class GatewayServer:
 
     async def _admin(self, request: web.BaseRequest, method: str, path: str) -> web.StreamResponse:
         if not hmac.compare_digest(_key(request.headers).encode(), self._admin_key):
-            raise Refused(Why.UNAUTHENTICATED, "wrong admin key")
+            raise Refused(RefusalKind.UNAUTHENTICATED, "wrong admin key")
         match (method, path.removeprefix("/admin/").split("/")):
             case ("POST", ["pause"]):
-                wanted = parse(PauseCommand, await self._read(request) or b"{}")
+                wanted = parse_body(PauseRequest, await self._read(request) or b"{}")
                 return _json(asdict(await self._engine.pause(wanted.deadline_s)))
             case ("POST", ["resume"]):
                 self._engine.resume()
                 return _json({})
             case ("POST", ["sessions"]):
-                wish = parse(NewSession, await self._read(request) or b"{}")
+                wish = parse_body(SessionRequest, await self._read(request) or b"{}")
                 entry = await self.registry.create(wish, request.headers.get(IDEMPOTENCY, ""))
                 return _json({"session_id": entry.session.id, "api_key": entry.key})
             case ("GET", ["sessions", session_id]):
-                return _json(self.registry.with_id(session_id).session.stats())
+                return _json(self.registry.find_by_id(session_id).session.stats())
             case ("DELETE", ["sessions", session_id]):
                 await self.registry.delete(session_id)
                 return _json({"session_id": session_id, "deleted": True})
             case ("POST", ["sessions", session_id, "finish"]):
-                ending = parse(Finish, await self._read(request) or b"{}")
+                ending = parse_body(FinishRequest, await self._read(request) or b"{}")
                 return _json(await self.registry.finish(session_id, ending.reward))
-        raise Refused(Why.UNKNOWN, f"no such endpoint: {method} {path}")
+        raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
 
 
 def _refusal(error: Exception) -> Refused:
@@ -239,17 +249,17 @@ def _refusal(error: Exception) -> Refused:
     if isinstance(error, Refused):
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return Refused(Why.TOO_LARGE, f"the request body exceeds {BODY_BYTES} bytes")
+        return Refused(RefusalKind.TOO_LARGE, f"the request body exceeds {BODY_BYTES} bytes")
     if isinstance(error, AgentrlError):
         logger.error("a request failed: %s", error)
-        return Refused(Why.BROKEN, str(error))
+        return Refused(RefusalKind.BROKEN, str(error))
     logger.error("a request failed", exc_info=error)
-    return Refused(Why.BROKEN, "the gateway failed on this request; its log says why")
+    return Refused(RefusalKind.BROKEN, "the gateway failed on this request; its log says why")
 
 
 def _answer(outcome: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
     if outcome.cancelled():
-        raise Refused(Why.FORBIDDEN, "the turn was aborted: its session was finished")
+        raise Refused(RefusalKind.FORBIDDEN, "the turn was aborted: its session was finished")
     return outcome.result()
 
 

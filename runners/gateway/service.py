@@ -30,18 +30,18 @@ from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine
 from runners.engines.resilient import ResilientEngine
 from runners.engines.sglang.workers import connect
-from runners.gateway.chat_template import ReplyReader, ServerParsers, make_renderer
-from runners.gateway.control import Control, take_listener
-from runners.gateway.registry import Registry
+from runners.gateway.chat_template import OutputParser, ServerParsers, make_renderer
+from runners.gateway.control import ControlSocket, serve_listener
+from runners.gateway.registry import SessionRegistry
 from runners.gateway.server import GatewayServer
-from runners.gateway.session import Sampling, Services
+from runners.gateway.session import SessionSampling, SessionServices
 from runners.gateway.tokenizer import load_tokenizer
-from runners.gateway.turn_log import Journal, TurnLog
+from runners.gateway.turn_log import AsyncTurnLog, TurnLog
 from runners.processes.ports import BACKLOG, PATIENCE_S, listen, port_of
 from runners.store.run_store import RunStore
 from runners.trajectory.routing import RoutingShape
 
-MOST_CALLS = 4096
+MAX_ENGINE_CALLS = 4096
 """Calls of the engine in flight: as many as there are, until it pushes back."""
 
 ENGINE_GRACE_S = 1.0
@@ -111,10 +111,10 @@ class GatewaySettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class GatewayHooks:
     """What a gateway is put together from, where others may stand."""
 
-    engine: Callable[[Engine, Journal], Engine] = lambda engine, journal: engine
+    engine: Callable[[Engine, AsyncTurnLog], Engine] = lambda engine, journal: engine
     """Put around the client of the engine."""
     server: type[GatewayServer] = GatewayServer
 
@@ -124,7 +124,7 @@ async def serve(
     *,
     announce: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
-    parts: Parts = Parts(),
+    parts: GatewayHooks = GatewayHooks(),
 ) -> None:
     """Serve until ``stop``; announces ``url``, ``admin_key``, ``control`` and ``pid`` when ready.
 
@@ -135,13 +135,13 @@ async def serve(
     tokenizer = load_tokenizer(checked.tokenizer)
     renderer = make_renderer(tokenizer, checked.renderer, checked.tokenizer)
     reader = _reader(checked) if checked.renderer == CHAT_TEMPLATE else None
-    journal = Journal()
+    journal = AsyncTurnLog()
     engine = _engine(checked, parts, journal)
     shape = RoutingShape(**checked.routing.model_dump()) if checked.routing else None
-    services = Services(engine, tokenizer, renderer, journal, shape, reader)
-    registry = Registry(
+    services = SessionServices(engine, tokenizer, renderer, journal, shape, reader)
+    registry = SessionRegistry(
         services,
-        Sampling(**checked.sampling.model_dump()),
+        SessionSampling(**checked.sampling.model_dump()),
         max_context_tokens=checked.max_context_tokens,
     )
     admin_key = secrets.token_urlsafe(32)
@@ -155,7 +155,7 @@ async def serve(
             _controlled(server) as path,
         ):
             announce({"url": url, "admin_key": admin_key, "control": path, "pid": os.getpid()})
-            await _first(stop, journal.broken)
+            await _wait_for_any(stop, journal.broken)
             if journal.failure is not None:  # what is not kept is not to be answered
                 raise journal.failure
             await registry.close()
@@ -166,7 +166,7 @@ async def serve(
         await journal.close()
 
 
-async def _first(*events: asyncio.Event) -> None:
+async def _wait_for_any(*events: asyncio.Event) -> None:
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -175,7 +175,9 @@ async def _first(*events: asyncio.Event) -> None:
             wait.cancel()
 
 
-def _engine(settings: GatewaySettings, parts: Parts, journal: Journal) -> ResilientEngine:
+def _engine(
+    settings: GatewaySettings, parts: GatewayHooks, journal: AsyncTurnLog
+) -> ResilientEngine:
     client = connect(
         settings.engine_url,
         settings.engine_workers,
@@ -186,11 +188,11 @@ def _engine(settings: GatewaySettings, parts: Parts, journal: Journal) -> Resili
         attempts=settings.engine_attempts,
         deadline_s=settings.turn_s,
         bucket=TokenBucket(settings.engine_calls_per_s),
-        admission=Admission(MOST_CALLS, adaptive=settings.adaptive, gain=1.0),
+        admission=Admission(MAX_ENGINE_CALLS, adaptive=settings.adaptive, gain=1.0),
     )
 
 
-def _reader(settings: GatewaySettings) -> ReplyReader:
+def _reader(settings: GatewaySettings) -> OutputParser:
     assert settings.tool_call_parser is not None  # a rule of the configuration
     servers = settings.engine_workers or (settings.engine_url,)
     return ServerParsers(
@@ -231,7 +233,7 @@ async def _listening(server: GatewayServer, settings: GatewaySettings) -> AsyncI
 
 @asynccontextmanager
 async def _controlled(server: GatewayServer) -> AsyncIterator[str]:
-    control = Control(partial(take_listener, server))
+    control = ControlSocket(partial(serve_listener, server))
     control.start()
     try:
         yield str(control.path)

@@ -20,31 +20,31 @@ import numpy as np
 from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.attribution import MAIN
-from runners.gateway.branches import Branches, Place
-from runners.gateway.chat_template import ReplyReader
+from runners.gateway.branches import Branches, Placement
+from runners.gateway.chat_template import OutputParser
 from runners.gateway.conversation import (
     Answer,
     TurnRequest,
-    Unparsed,
-    chat_reply,
+    UnparsedOutput,
     fingerprint,
+    group_messages,
     read_answer,
-    renderer_messages,
+    to_chat_message,
 )
-from runners.gateway.counters import Counters
-from runners.gateway.in_flight import Flight, landed
-from runners.gateway.prefix_matching import Sent, outline
-from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT, Refused, Why, engine_refusal
-from runners.gateway.response_builder import Voice
+from runners.gateway.counters import SessionCounters
+from runners.gateway.in_flight import InFlightTurn, completed_turn
+from runners.gateway.prefix_matching import RequestPart, split_parts
+from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT, RefusalKind, Refused, to_refusal
+from runners.gateway.response_builder import ResponseBuilder
 from runners.gateway.routing import RoutingCapture
 from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer
-from runners.gateway.turn_log import Journal
+from runners.gateway.turn_log import AsyncTurnLog
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import RoutingShape
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SessionSampling:
     """How the policy samples in a session."""
 
     temperature: float
@@ -54,34 +54,34 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class SessionServices:
     """What every session of a gateway shares."""
 
     engine: ResilientEngine
     tokenizer: Tokenizer
     renderer: Renderer
-    journal: Journal
+    journal: AsyncTurnLog
     routing: RoutingShape | None = None
     """What the policy's routing looks like; None: it is not captured."""
-    reader: ReplyReader | None = None
+    reader: OutputParser | None = None
     """Reads what is sampled, where the renderer cannot."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask:
+class _PreparedRequest:
     """A request, with what recognises it."""
 
     request: TurnRequest
-    sent: list[Sent]
+    sent: list[RequestPart]
     mark: bytes
-    voice: Voice
+    voice: ResponseBuilder
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _TurnPlan:
     """Where a turn belongs."""
 
-    place: Place
+    place: Placement
     after_turn: int
     """How many turns its thread had; more of them make the plan stale."""
 
@@ -92,8 +92,8 @@ class Session:
     def __init__(
         self,
         session_id: str,
-        services: Services,
-        sampling: Sampling,
+        services: SessionServices,
+        sampling: SessionSampling,
         *,
         max_context_tokens: int,
         max_turns: int | None,
@@ -101,7 +101,7 @@ class Session:
     ) -> None:
         self.id = session_id
         self.finished = False
-        self.counters = Counters()
+        self.counters = SessionCounters()
         self._services = services
         self._sampling = sampling
         self._max_context_tokens = max_context_tokens
@@ -110,8 +110,8 @@ class Session:
         """Turns taken or in flight."""
         self._seed = seed
         self._branches = Branches(services.renderer, services.tokenizer)
-        self._flights: dict[bytes, Flight] = {}
-        self._running: set[Flight] = set()
+        self._flights: dict[bytes, InFlightTurn] = {}
+        self._running: set[InFlightTurn] = set()
         self._turns_of: Counter[str] = Counter()
         """Turns taken, by thread."""
         self._locks: dict[str, asyncio.Lock] = {}
@@ -133,27 +133,27 @@ class Session:
             "routing_fault": self._routing.fault,
         }
 
-    def ask(self, request: TurnRequest, voice: Voice) -> Flight:
+    def start_turn(self, request: TurnRequest, voice: ResponseBuilder) -> InFlightTurn:
         """Begin a turn, or join the one that answers the same request; raises Refused if there can
         be none.
         """
-        ask = self._read(request, voice)
+        ask = self._prepare(request, voice)
         running = self._flights.get(ask.mark)
         if running is not None and not running.abandoned:
             self.counters.retries += 1
             return running
-        earlier = self._branches.answered(ask.mark)
+        earlier = self._branches.find_answer(ask.mark)
         if earlier is not None:
             self.counters.retries += 1
-            return landed(*earlier)
+            return completed_turn(*earlier)
         if self._begun == self._max_turns:
-            raise Refused(Why.FORBIDDEN, f"{TURNS_SPENT}: {self._max_turns} of them")
+            raise Refused(RefusalKind.FORBIDDEN, f"{TURNS_SPENT}: {self._max_turns} of them")
         plan = self._plan(ask)
-        flight = Flight(voice.new_message_id(), len(plan.place.prompt))
+        flight = InFlightTurn(voice.new_message_id(), len(plan.place.prompt))
         task = asyncio.get_running_loop().create_task(
-            self._turn(flight, ask, plan), name=f"turn-{self.id}"
+            self._run_turn(flight, ask, plan), name=f"turn-{self.id}"
         )
-        task.add_done_callback(lambda _: self._land(flight, ask.mark))
+        task.add_done_callback(lambda _: self._on_turn_done(flight, ask.mark))
         flight.outcome = task
         self._flights[ask.mark] = flight
         self._running.add(flight)
@@ -161,10 +161,10 @@ class Session:
         self.counters.ignored.update(request.ignored)
         return flight
 
-    def count_tokens(self, request: TurnRequest, voice: Voice) -> int:
+    def count_tokens(self, request: TurnRequest, voice: ResponseBuilder) -> int:
         """Return how long the prompt of this request would be."""
-        ask = self._read(request, voice)
-        return len(self._branches.place(request, ask.sent).prompt)
+        ask = self._prepare(request, voice)
+        return len(self._branches.find_placement(request, ask.sent).prompt)
 
     async def finish(self) -> None:
         """Refuse further turns, abort what is being sampled, wait for the rest to be durable, free
@@ -178,14 +178,16 @@ class Session:
             await asyncio.wait([flight.outcome for flight in running])
         self._branches = Branches(self._services.renderer, self._services.tokenizer)
 
-    def _read(self, request: TurnRequest, voice: Voice) -> _Ask:
+    def _prepare(self, request: TurnRequest, voice: ResponseBuilder) -> _PreparedRequest:
         if self.finished:
-            raise Refused(Why.FORBIDDEN, f"session {self.id} is finished and takes no more turns")
+            raise Refused(
+                RefusalKind.FORBIDDEN, f"session {self.id} is finished and takes no more turns"
+            )
         keys = request.keys()
-        sent = outline(request.pieces, keys)
-        return _Ask(request, sent, fingerprint(request, keys, voice.NAME), voice)
+        sent = split_parts(request.pieces, keys)
+        return _PreparedRequest(request, sent, fingerprint(request, keys, voice.NAME), voice)
 
-    def _land(self, flight: Flight, mark: bytes) -> None:
+    def _on_turn_done(self, flight: InFlightTurn, mark: bytes) -> None:
         self._running.discard(flight)
         if self._flights.get(mark) is flight:
             del self._flights[mark]
@@ -193,14 +195,18 @@ class Session:
         if flight.outcome.cancelled() or flight.outcome.exception() is not None:
             self._begun -= 1
 
-    def _plan(self, ask: _Ask) -> _Plan:
-        place = self._branches.place(ask.request, ask.sent)
+    def _plan(self, ask: _PreparedRequest) -> _TurnPlan:
+        place = self._branches.find_placement(ask.request, ask.sent)
         length, limit = len(place.prompt), self._max_context_tokens
         if length + 1 > limit:
-            raise Refused(Why.INVALID, f"{PROMPT_TOO_LONG}: {length} tokens > {limit} maximum")
-        return _Plan(place, self._turns_of[ask.request.hints.thread])
+            raise Refused(
+                RefusalKind.INVALID, f"{PROMPT_TOO_LONG}: {length} tokens > {limit} maximum"
+            )
+        return _TurnPlan(place, self._turns_of[ask.request.hints.thread])
 
-    async def _turn(self, flight: Flight, ask: _Ask, plan: _Plan) -> dict[str, Any]:
+    async def _run_turn(
+        self, flight: InFlightTurn, ask: _PreparedRequest, plan: _TurnPlan
+    ) -> dict[str, Any]:
         asked, thread = time.perf_counter(), ask.request.hints.thread
         async with self._locks.setdefault(thread, asyncio.Lock()):
             if plan.after_turn != self._turns_of[thread]:
@@ -219,7 +225,7 @@ class Session:
                     thread=place.thread,
                     parent_thread=place.parent_thread,
                     branch=place.branch,
-                    segment=self._branches.segment(place),
+                    segment=self._branches.choose_segment(place),
                     parent=place.after.node.index if place.after else None,
                     prompt_kept=kept,
                     prompt_new=np.array(place.prompt[kept:], np.int32),
@@ -229,20 +235,20 @@ class Session:
                     finish_reason=generation.finish_reason,
                     break_reason=f"{place.why.kind}: {place.why.reason}" if place.why else None,
                     malformed_calls=answer.malformed_calls,
-                    request=_news(ask.request, place),
-                    reply=chat_reply(answer),
+                    request=_stored_request(ask.request, place),
+                    reply=to_chat_message(answer),
                     usage=answer.usage,
                     started_at=started_at,
                     engine_s=generation.engine_s,
                     total_s=time.perf_counter() - asked,
                 )
                 path = [*place.prompt, *generation.output_ids.tolist()]
-                routing = self._routing.take(turn, path, generation.routing)
+                routing = self._routing.add_turn(turn, path, generation.routing)
                 await self._services.journal.add_turn(turn, routing)
-                self._remember(turn, answer, ask, place, response)
+                self._add_turn(turn, answer, ask, place, response)
             return response
 
-    async def _generate(self, ask: _Ask, place: Place) -> Generation:
+    async def _generate(self, ask: _PreparedRequest, place: Placement) -> Generation:
         """Sample; raises Refused for whatever is no whole generation."""
         services, prompt = self._services, place.prompt
         rid = f"{self.id}:{place.branch}:{uuid.uuid4().hex}"  # says to the engine's log whose it is
@@ -258,13 +264,15 @@ class Session:
             stop=ask.request.stop,
             stop_token_ids=tuple(services.renderer.get_stop_token_ids()),
             sampling_seed=self._turn_seed(ask.request.hints.thread),
-            routing_start=self._routing.start(place.after.node.index if place.after else None),
+            routing_start=self._routing.first_missing_row(
+                place.after.node.index if place.after else None
+            ),
         )
         try:
             return await services.engine.generate(prompt, params, rid=rid, tally=self.counters)
         except EngineError as error:
             self.counters.failed += 1
-            raise engine_refusal(error) from error
+            raise to_refusal(error) from error
         except asyncio.CancelledError:
             self.counters.aborted += 1
             raise
@@ -281,7 +289,9 @@ class Session:
         digest = blake2b(name.encode(), digest_size=4).digest()
         return int.from_bytes(digest) >> 1  # 31 bits: what every engine takes for a seed
 
-    async def _parse(self, ask: _Ask, prompt: list[int], generation: Generation) -> ParsedResponse:
+    async def _parse(
+        self, ask: _PreparedRequest, prompt: list[int], generation: Generation
+    ) -> ParsedResponse:
         ids, services = generation.output_ids.tolist(), self._services
         tools = ask.request.tools or None
         try:
@@ -290,42 +300,49 @@ class Session:
                 parsed = await services.reader.read(parsed.content, ask.request.tools)
             return parsed
         except EngineError:  # what was sampled is kept: the agent may judge the words themselves
-            self.counters.unread += 1
+            self.counters.parser_fallbacks += 1
             return parsed
         except (RecursionError, ValueError):  # a policy may say what no JSON parser takes
-            return Unparsed(services.tokenizer.decode(ids, skip_special_tokens=True))
+            return UnparsedOutput(services.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _remember(
-        self, turn: Turn, answer: Answer, ask: _Ask, place: Place, response: dict[str, Any]
+    def _add_turn(
+        self,
+        turn: Turn,
+        answer: Answer,
+        ask: _PreparedRequest,
+        place: Placement,
+        response: dict[str, Any],
     ) -> None:
         """Take a durable turn into the branches and the counters."""
         counters, request = self.counters, ask.request
         counters.branches[turn.branch] += turn.segment == self._branches.graph.chains
         news = [sent for sent in ask.sent if sent.first >= place.new]
-        self._branches.take_in(turn, place, news, answer, request.tools, ask.mark, response)
+        self._branches.add_turn(turn, place, news, answer, request.tools, ask.mark, response)
         counters.ambiguous += place.ambiguous
         self._turns_of[request.hints.thread] += 1
         counters.turns += 1
         counters.sampled_tokens += len(turn.output_ids)
         counters.malformed_calls += turn.malformed_calls
         counters.tools_changed += place.tools_changed
-        counters.tito_mismatches += not self._encodes_again(turn.output_ids.tolist())
+        counters.retokenization_mismatches += not self._retokenizes_exactly(
+            turn.output_ids.tolist()
+        )
         if place.why is not None:
             why = asdict(place.why) | place.differs
             counters.breaks.append({"turn": turn.index, "thread": turn.thread, **why})
 
-    def _encodes_again(self, ids: list[int]) -> bool:
+    def _retokenizes_exactly(self, ids: list[int]) -> bool:
         """Whether decoding and encoding gives the same tokens."""
         tokenizer = self._services.tokenizer
         return tokenizer.encode(tokenizer.decode(ids)) == ids
 
 
-def _news(request: TurnRequest, place: Place) -> dict[str, Any]:
+def _stored_request(request: TurnRequest, place: Placement) -> dict[str, Any]:
     """Return what the client sent that the turn before did not have, as it is stored."""
     news: dict[str, Any] = {
         "model": request.model,
         "max_tokens": request.max_tokens,
-        "messages": renderer_messages(request.pieces[place.new :]),
+        "messages": group_messages(request.pieces[place.new :]),
     }
     if place.after is None or place.tools_changed:
         news["tools"] = request.tools

@@ -39,7 +39,7 @@ class TurnLog(Protocol):
         ...
 
 
-class Journal:
+class AsyncTurnLog:
     """A turn log on its own thread, so that neither disk nor SQLite holds up the event loop."""
 
     def __init__(self) -> None:

@@ -26,8 +26,8 @@ from runners.engines.capabilities import Finding, refuse_trouble
 from runners.engines.contract import Engine, Generation, SamplingParams
 from runners.gateway.chat_template import make_renderer
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.inline import serving
-from runners.gateway.service import Parts
+from runners.gateway.inline import serve_inline
+from runners.gateway.service import GatewayHooks
 from runners.gateway.tokenizer import load_tokenizer
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.registry import make_harness
@@ -202,14 +202,14 @@ async def _gateway(
 ) -> AsyncIterator[dict[str, Any]]:
     """Serve a gateway of its own run in this loop; yields what it announces."""
     RunStore.create(run_dir, {}).close()
-    parts = Parts()
+    parts = GatewayHooks()
     if url is None:
         reply = load_tokenizer(tokenizer).encode(REPLY)
         url = "http://127.0.0.1:1"
         parts = replace(parts, engine=lambda client, journal: CannedEngine(client, reply))
     settings = gateway_settings(config, run_dir=run_dir, engine_url=url, tokenizer=tokenizer)
     settings["max_context_tokens"] = CONTEXT_TOKENS
-    async with serving(settings, parts) as info:
+    async with serve_inline(settings, parts) as info:
         yield info
 
 

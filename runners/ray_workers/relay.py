@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from runners.gateway.control import BACKLOG, Control
+from runners.gateway.control import BACKLOG, ControlSocket
 
 CONNECT_S = 10.0
 CHUNK = 1 << 16
@@ -51,7 +51,7 @@ class Relay:
             await self._check(key)
             doors.append(await asyncio.start_server(carry, sock=listener, backlog=BACKLOG))
 
-        control = Control(take, self._place)
+        control = ControlSocket(take, self._place)
         control.start()
         try:
             yield control.path

@@ -20,8 +20,8 @@ from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from conf.sections.model import TinyModelConfig
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.inline import serving
-from runners.gateway.service import Parts
+from runners.gateway.inline import serve_inline
+from runners.gateway.service import GatewayHooks
 from runners.gateway.tokenizer import load_tokenizer
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.registry import make_harness
@@ -141,8 +141,8 @@ class _Replay:
             settings = gateway_settings(
                 config, run_dir=run, engine_url=NOWHERE, tokenizer=self._tokenizer
             )
-            parts = Parts(engine=lambda client, journal: self.engine)
-            gateway = await exits.enter_async_context(serving(settings, parts))
+            parts = GatewayHooks(engine=lambda client, journal: self.engine)
+            gateway = await exits.enter_async_context(serve_inline(settings, parts))
             admin = GatewayAdmin(gateway["url"], gateway["admin_key"])
             exits.push_async_callback(admin.close)
             _, key = await admin.create_session(

@@ -28,6 +28,7 @@ from runners.tasks.contract import Patch, Verdict, VerdictKind
 from runners.tasks.patch import capture_patch
 from runners.tasks.patch_record import encode_patch_extra, encode_patch_text
 from runners.tasks.pytest_mounts import agent_environment, agent_mounts
+from runners.trajectory.counters import STORED_COUNTERS
 from runners.trajectory.outcome import Outcome, OutcomeClass, OutcomeCode, Stage, advance
 from runners.trajectory.record import RolloutRecord, Turn
 
@@ -37,14 +38,6 @@ class _Ended(Exception):
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
-
-
-_KEPT = (
-    *("branches", "breaks", "forks", "ambiguous", "retries"),
-    *("tito_mismatches", "tools_changed", "ignored", "unread", "routing_missing"),
-    *("engine_retries", "pushed_back"),
-)
-"""Of a session's figures: what its stored turns do not say, or not at once."""
 
 
 class Attempt:
@@ -229,7 +222,7 @@ class Attempt:
         finished = await self._context.gateway.finish(self._session_id)
         stats = finished["stats"]
         self._pushed_back = self._pushed_back or bool(stats.get("pushed_back"))
-        self._extra["session"] = {name: stats[name] for name in _KEPT}
+        self._extra["session"] = {name: stats[name] for name in STORED_COUNTERS}
         self._turns = await self._keeper.turns(self._session_id)
 
     def _agent_outcome(self, result: HarnessResult) -> Outcome:

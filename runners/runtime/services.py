@@ -261,7 +261,7 @@ async def _backend(config: Config, exits: AsyncExitStack, run_dir: Path) -> Sand
 
 async def _refuse_elsewhere(admin: GatewayAdmin, public_url: str, store: RunStore) -> None:
     """Raise GatewayError if sandboxes would be sent to something that is not the run's gateway."""
-    here = await admin.leads_here(public_url)
+    here = await admin.is_reached_at(public_url)
     if here is None:
         store.event("public_url_unreached", {"url": public_url, "gateway": admin.url})
     elif not here:

@@ -25,7 +25,7 @@ from runners.store.published import STATUS_FILE, publish
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.training.step_batch import Sessions, make_batch, mean, step_metrics
-from runners.trajectory.graph import segments
+from runners.trajectory.graph import build_segments
 from runners.trajectory.record import RolloutRecord, Segment
 
 HEARTBEAT_S = 10.0
@@ -165,7 +165,7 @@ def _step_of(
     with RunStore.open(run_dir, read_only=True) as store:
 
         def chains(session_id: str) -> list[Segment]:
-            return segments(store.turns(session_id))
+            return build_segments(store.turns(session_id))
 
         batch = make_batch(records, Sessions(chains), config)
     return batch.records, step_metrics(batch, rollout_s)

@@ -38,9 +38,9 @@ from runners.store.run_store import STORE_FILE, RunStore
 from runners.tasks.contract import Task
 from runners.tasks.datasets import load_tasks
 from runners.training.placeholder import pad_token
-from runners.trajectory.graph import segments
+from runners.trajectory.graph import build_segments
 from runners.trajectory.record import RolloutRecord, Segment
-from runners.trajectory.routing import Routing, segment_routing
+from runners.trajectory.routing import Routing, build_segment_routing
 
 CONFIG = "config.json"
 LEAVE_S = 10.0
@@ -267,9 +267,9 @@ class Rig:
         kept = self._store.routing(record.session_id) if shape is not None else {}
 
         def routing(chain: Segment) -> Routing | None:
-            return None if shape is None else segment_routing(chain, kept, shape)
+            return None if shape is None else build_segment_routing(chain, kept, shape)
 
-        return Taken(record, turns, segments(turns), routing)
+        return Taken(record, turns, build_segments(turns), routing)
 
     def _service_gone(self, error: ServiceError) -> None:
         self._gone = error

@@ -8,9 +8,10 @@ from typing import Any
 
 from runners.store.arrays import Block, TurnArrays
 from runners.store.json_text import clean_text, dumps, loads
+from runners.trajectory.counters import rename_counters
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord, Turn
-from runners.trajectory.routing import NARROW, TurnRouting
+from runners.trajectory.routing import UINT8_EXPERTS, TurnRouting
 
 Row = dict[str, Any]
 
@@ -191,7 +192,7 @@ def routing_to_row(turn: Turn, routing: TurnRouting, offset: int, crc: int) -> R
 def routing_from_row(row: sqlite3.Row, arrays: TurnArrays) -> TurnRouting:
     """Return the routing of a row, which has its turn's weight version too."""
     shape = (row["row_count"], row["layers"], row["top_k"])
-    width = 1 if row["choices"] <= NARROW else 2
+    width = 1 if row["choices"] <= UINT8_EXPERTS else 2
     experts = arrays.read_routing(row["array_offset"], row["array_crc"], shape, width)
     return TurnRouting(
         row["start"], experts, row["choices"], row["tokens_crc"], row["weight_version"]
@@ -253,8 +254,15 @@ def rollout_from_row(row: sqlite3.Row) -> RolloutRecord:
         patch=row["patch"],
         verdict=loads(row["verdict"]),
         timings=loads(row["timings"]),
-        extra=loads(row["extra"]),
+        extra=_extra_from_json(row["extra"]),
     )
+
+
+def _extra_from_json(text: str) -> dict[str, Any]:
+    extra: dict[str, Any] = loads(text)
+    if "session" in extra:
+        extra["session"] = rename_counters(extra["session"])
+    return extra
 
 
 def _text(text: str | None) -> str | None:

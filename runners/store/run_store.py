@@ -35,6 +35,7 @@ from runners.store.rows import (
 from runners.store.run_state import TRANSITIONS, RunState, State, state_from_row, this_process
 from runners.store.store_error import StoreError, store_error
 from runners.store.tables import check_tables, create_tables, migrate
+from runners.trajectory.counters import rename_counters
 from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
 
@@ -342,7 +343,7 @@ class RunStore:
                 step,
                 "running" if end is None else "done",
                 loads(tasks),
-                loads(metrics or "{}"),
+                rename_counters(loads(metrics or "{}"), "rollout/"),
                 start,
                 end,
             )

@@ -14,7 +14,7 @@ import numpy as np
 
 from runners.training.sample import Sample
 from runners.trajectory.record import IdArray
-from runners.trajectory.routing import Routing, RoutingShape, unrouted
+from runners.trajectory.routing import Routing, RoutingShape, make_unrouted
 
 PROMPT_TOKENS = 512
 """Of a prompt so many are kept: the row has no weight, but it has a cost."""
@@ -43,12 +43,14 @@ def placeholder(rollout_id: str, prompt: IdArray, pad: int, routing: RoutingShap
     answer.
     """
     tokens = np.append(prompt[:PROMPT_TOKENS], pad).astype(np.int32)
-    return _row(rollout_id, tokens, unrouted(routing, len(tokens)) if routing else None)
+    return _row(rollout_id, tokens, make_unrouted(routing, len(tokens)) if routing else None)
 
 
 def minimal(rollout_id: str, pad: int, routing: RoutingShape | None) -> Sample:
     """Return the constant row: one token of prompt and one of answer."""
-    return _row(rollout_id, np.full(2, pad, np.int32), unrouted(routing, 2) if routing else None)
+    return _row(
+        rollout_id, np.full(2, pad, np.int32), make_unrouted(routing, 2) if routing else None
+    )
 
 
 def _row(rollout_id: str, tokens: IdArray, routing: Routing | None) -> Sample:

@@ -23,6 +23,7 @@ from runners.training.advantages import group_advantages
 from runners.training.fanout import DropReason, FanOut, fan_out
 from runners.training.placeholder import minimal, placeholder
 from runners.training.sample import Sample
+from runners.trajectory.counters import SUMMED_COUNTERS
 from runners.trajectory.outcome import OutcomeClass
 from runners.trajectory.record import RolloutRecord, Segment, SegmentKind
 from runners.trajectory.routing import (
@@ -30,7 +31,7 @@ from runners.trajectory.routing import (
     RoutingError,
     RoutingShape,
     TurnRouting,
-    segment_routing,
+    build_segment_routing,
 )
 
 
@@ -149,7 +150,7 @@ def _fan_out(
         turns = sessions.routing(record.session_id) if shape is not None else {}
 
         def routing(segment: Segment) -> Routing | None:
-            return None if shape is None else segment_routing(segment, turns, shape)
+            return None if shape is None else build_segment_routing(segment, turns, shape)
 
         segments = sessions.chains(record.session_id)
         return fan_out(record.rollout_id, segments, advantage, config.fanout, routing)
@@ -179,13 +180,6 @@ def _stand_in(record: RolloutRecord, sessions: Sessions) -> Sample:
         return minimal(record.rollout_id, sessions.pad, sessions.shape)
 
 
-FIGURES = (
-    *("forks", "ambiguous", "tito_mismatches", "unread", "routing_missing"),
-    *("engine_retries", "pushed_back"),
-)
-"""Of the rollouts' gateway sessions, those whose sum says whether something is wrong."""
-
-
 def step_metrics(batch: Batch, rollout_s: float) -> dict[str, Any]:
     """Return what the rollouts of a step say; graded rollouts only, where a grade is needed.
 
@@ -204,7 +198,10 @@ def step_metrics(batch: Batch, rollout_s: float) -> dict[str, Any]:
         "rollout/turns_max": max((record.turns for record in graded), default=0),
         "rollout/ungraded": len(batch.records) - len(graded),
         "rollout/retried": sum(record.attempt > 0 for record in batch.records),
-        **{f"rollout/{name}": sum(_figure(record, name) for record in graded) for name in FIGURES},
+        **{
+            f"rollout/{name}": sum(_counter(record, name) for record in graded)
+            for name in SUMMED_COUNTERS
+        },
         "rollout/groups": len({record.group for record in batch.records}),
         "rollout/groups_dropped": len(batch.dropped_groups),
         "rollout/groups_flat": len(batch.flat_groups),
@@ -242,7 +239,7 @@ def _staleness(batch: Batch) -> dict[str, float | None]:
     }
 
 
-def _figure(record: RolloutRecord, name: str) -> int:
+def _counter(record: RolloutRecord, name: str) -> int:
     """Return a figure of the rollout's gateway session."""
     return int(record.extra.get("session", {}).get(name, 0))
 

@@ -14,12 +14,12 @@ from runners.trajectory.record import Turn
 Message = dict[str, Any]
 
 
-def messages(path: Iterable[Turn]) -> list[Message]:
+def join_messages(path: Iterable[Turn]) -> list[Message]:
     """Return the messages of a path, root first: system, user, assistant and tool."""
     return [message for turn in path for message in (*turn.request.get("messages", []), turn.reply)]
 
 
-def tools(path: Iterable[Turn]) -> list[dict[str, Any]]:
+def latest_tools(path: Iterable[Turn]) -> list[dict[str, Any]]:
     """Return the tools that the policy was offered, those offered last if they changed."""
     offers = [turn.request["tools"] for turn in path if "tools" in turn.request]
     return list(offers[-1]) if offers else []

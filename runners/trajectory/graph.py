@@ -29,11 +29,11 @@ class ChainError(AgentrlError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class TurnNode:
     """One turn: what it adds to its parent's path."""
 
     index: int
-    parent: Node | None
+    parent: TurnNode | None
     thread: str
     parent_thread: str | None
     branch: BranchKind
@@ -48,10 +48,10 @@ class Node:
     length: int
     """Tokens from the root to the end of the output."""
 
-    def path(self) -> list[Node]:
+    def path(self) -> list[TurnNode]:
         """Return the nodes from the root to this one."""
-        nodes: list[Node] = []
-        node: Node | None = self
+        nodes: list[TurnNode] = []
+        node: TurnNode | None = self
         while node is not None:
             nodes.append(node)
             node = node.parent
@@ -69,8 +69,8 @@ class TurnGraph:
 
     def __init__(self, turns: Iterable[Turn] = ()) -> None:
         """Take in stored turns, in order of ``index``; raises ChainError as ``add`` does."""
-        self.nodes: list[Node] = []
-        self._leaves: dict[int, Node] = {}
+        self.nodes: list[TurnNode] = []
+        self._leaves: dict[int, TurnNode] = {}
         """Last node of each chain, chains in order of their first turn."""
         self._session_id: str | None = None
         for turn in turns:
@@ -81,11 +81,11 @@ class TurnGraph:
         """How many chains there are."""
         return len(self._leaves)
 
-    def grows(self, node: Node) -> bool:
+    def grows(self, node: TurnNode) -> bool:
         """Whether a node is the end of its chain."""
         return self._leaves[node.segment] is node
 
-    def add(self, turn: Turn) -> Node:
+    def add(self, turn: Turn) -> TurnNode:
         """Take in the next turn; raises ChainError if it contradicts those before it."""
         node = self._checked(turn)
         self._session_id = turn.session_id
@@ -93,14 +93,14 @@ class TurnGraph:
         self._leaves[node.segment] = node
         return node
 
-    def segments(self) -> list[Segment]:
+    def build_segments(self) -> list[Segment]:
         """Return every chain from its root, in order of their first turns."""
         last = {(node.thread, node.branch): node.segment for node in self.nodes}
         return [
             self._segment(leaf, last[leaf.thread, leaf.branch]) for leaf in self._leaves.values()
         ]
 
-    def _checked(self, turn: Turn) -> Node:
+    def _checked(self, turn: Turn) -> TurnNode:
         here = f"turn {turn.index} of session {turn.session_id}"
         if turn.index != len(self.nodes) or self._session_id not in (None, turn.session_id):
             raise ChainError(
@@ -125,7 +125,7 @@ class TurnGraph:
         end = self._leaves.get(turn.segment)
         if end is not None and end is not parent:
             raise ChainError(f"{here} grows chain {turn.segment}, but not at its end")
-        return Node(
+        return TurnNode(
             index=turn.index,
             parent=parent,
             thread=turn.thread,
@@ -139,7 +139,7 @@ class TurnGraph:
             length=held + len(turn.prompt_new) + len(turn.output_ids),
         )
 
-    def _segment(self, leaf: Node, last: int) -> Segment:
+    def _segment(self, leaf: TurnNode, last: int) -> Segment:
         path = leaf.path()
         own = [node for node in path if node.segment == leaf.segment]
         loss_mask = np.zeros(leaf.length, np.bool_)
@@ -165,7 +165,7 @@ class TurnGraph:
         )
 
 
-def _kind(leaf: Node, *, is_last: bool) -> SegmentKind:
+def _kind(leaf: TurnNode, *, is_last: bool) -> SegmentKind:
     if leaf.branch in ("compaction", "side"):
         return leaf.branch
     if not is_last:
@@ -173,6 +173,6 @@ def _kind(leaf: Node, *, is_last: bool) -> SegmentKind:
     return "final" if leaf.branch == "main" else "subagent"
 
 
-def segments(turns: Sequence[Turn]) -> list[Segment]:
+def build_segments(turns: Sequence[Turn]) -> list[Segment]:
     """Return one session's chains, from its turns in order of ``index``; raises ChainError."""
-    return TurnGraph(turns).segments()
+    return TurnGraph(turns).build_segments()

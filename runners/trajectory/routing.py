@@ -24,7 +24,7 @@ say nothing.
 """
 
 
-NARROW = 256
+UINT8_EXPERTS = 256
 """So many experts have ids of one byte."""
 
 
@@ -43,7 +43,7 @@ class RoutingShape:
     routed: tuple[int, ...]
     """The layers that route."""
 
-    def narrow(self, experts: NDArray[np.integer[Any]]) -> RoutingArray:
+    def cast_ids(self, experts: NDArray[np.integer[Any]]) -> RoutingArray:
         """Return ids in the smallest type that holds every expert's; raises ValueError for an id
         that is none's.
         """
@@ -51,7 +51,9 @@ class RoutingShape:
             raise ValueError(
                 f"expert ids from {experts.min()} to {experts.max()}, and there are {self.experts}"
             )
-        return experts.astype(np.uint8) if self.experts <= NARROW else experts.astype(np.uint16)
+        return (
+            experts.astype(np.uint8) if self.experts <= UINT8_EXPERTS else experts.astype(np.uint16)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,14 @@ class Routing:
     """[T]; False where nothing was captured: the training router chooses there."""
 
 
-def tokens_checksum(tokens: IdArray) -> int:
+def checksum_tokens(tokens: IdArray) -> int:
     """Return the CRC-32 of token ids as little-endian int32: tells tokens that were shifted or
     exchanged.
     """
     return zlib.crc32(tokens.astype("<i4").tobytes())
 
 
-def turn_routing(
+def build_turn_routing(
     flat: NDArray[np.int32], path: IdArray, start: int, shape: RoutingShape, weight_version: int
 ) -> TurnRouting:
     """Return the routing of a turn from what its engine sent, without shape, for positions
@@ -101,24 +103,24 @@ def turn_routing(
             f"{flat.size} ids of experts for {rows} tokens, {shape.layers} layers and "
             f"{shape.top_k} experts each"
         )
-    experts = shape.narrow(flat.reshape(rows, shape.layers, shape.top_k))
-    crc = tokens_checksum(path[start : start + rows])
+    experts = shape.cast_ids(flat.reshape(rows, shape.layers, shape.top_k))
+    crc = checksum_tokens(path[start : start + rows])
     return TurnRouting(start, experts, shape.experts, crc, weight_version)
 
 
-def unrouted(shape: RoutingShape, tokens: int) -> Routing:
+def make_unrouted(shape: RoutingShape, tokens: int) -> Routing:
     """Return routing of so many tokens that says nothing: all invalid.
 
     Each token and layer has the experts after those of the one before, modulo their number: they
     are distinct, which dispatchers count on, and no expert has more than its share.
     """
-    each = shape.narrow(np.arange(shape.experts))
+    each = shape.cast_ids(np.arange(shape.experts))
     size = (tokens, shape.layers, shape.top_k)
     filled: RoutingArray = np.resize(each, size)  # type: ignore[assignment]  # over and over
     return Routing(filled, np.zeros(tokens, bool))
 
 
-def segment_routing(
+def build_segment_routing(
     segment: Segment, turns: Mapping[int, TurnRouting], shape: RoutingShape
 ) -> Routing:
     """Return a chain's routing: each token gets the row of the turn that first ran it.
@@ -128,7 +130,7 @@ def segment_routing(
     the routing of the session's turns, by turn. Raises RoutingError if rows belong to other tokens
     than the chain's, or are another model's.
     """
-    routing = unrouted(shape, len(segment.tokens))
+    routing = make_unrouted(shape, len(segment.tokens))
     # the row of a position made the choice of the token after it
     sampled_by = np.append(segment.weight_versions[1:], -1)
     for index in segment.turns:
@@ -152,7 +154,7 @@ def _refuse_foreign(
             f"{here} has {theirs[0]} layers and {theirs[1]} of {theirs[2]} experts a token, the "
             f"policy {shape.layers} layers and {shape.top_k} of {shape.experts}"
         )
-    if tokens_checksum(segment.tokens[span]) != part.tokens_crc:
+    if checksum_tokens(segment.tokens[span]) != part.tokens_crc:
         raise RoutingError(
             f"{here} belongs to other tokens than {span.start} to {span.stop} of its segment"
         )

@@ -40,7 +40,7 @@ from runners.training.local import LocalTrainer
 from runners.training.routing.shape import routing_shape
 from runners.training.sample import Sample
 from runners.trajectory.record import IdArray
-from runners.trajectory.routing import Routing, RoutingShape, turn_routing
+from runners.trajectory.routing import Routing, RoutingShape, build_turn_routing
 from tests.benchmarks.bench_campaign import campaign
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -127,8 +127,8 @@ def _sample(
 ) -> Sample:
     tokens: IdArray = np.concatenate([np.array(prompt, np.int32), answer.output_ids])
     assert answer.routing is not None
-    rows = turn_routing(answer.routing, tokens, 0, shape, answer.weight_version).experts
-    last = np.resize(shape.narrow(np.arange(shape.top_k)), (1, *rows.shape[1:]))
+    rows = build_turn_routing(answer.routing, tokens, 0, shape, answer.weight_version).experts
+    last = np.resize(shape.cast_ids(np.arange(shape.top_k)), (1, *rows.shape[1:]))
     mask = np.arange(len(tokens)) >= len(prompt)
     logprobs = np.zeros(len(tokens), np.float32)
     logprobs[mask] = answer.logprobs

@@ -12,17 +12,17 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt
 
-from runners.gateway.attribution import Hints
+from runners.gateway.attribution import RequestAttribution
 from runners.gateway.conversation import (
     SYSTEM_PROMPT,
     Piece,
     TurnRequest,
-    renderer_messages,
+    group_messages,
 )
 from runners.gateway.dialects import anthropic_reply, hints
-from runners.gateway.dialects.body import Wire, conversation, omitted, parse
-from runners.gateway.dialects.contract import Asked
-from runners.gateway.refusal import Refused, Why
+from runners.gateway.dialects.body import WireModel, check_conversation, omission_text, parse_body
+from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.refusal import RefusalKind, Refused
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 """Claude Code opens its system prompt with this line; it changes between requests and says nothing
@@ -30,36 +30,36 @@ to a model.
 """
 
 
-class _Text(Wire):
+class _Text(WireModel):
     type: Literal["text"]
     text: str
 
 
-class _Thinking(Wire):
+class _Thinking(WireModel):
     type: Literal["thinking"]
     thinking: str
 
 
-class _RedactedThinking(Wire):
+class _RedactedThinking(WireModel):
     type: Literal["redacted_thinking"]
 
 
-class _Image(Wire):
+class _Image(WireModel):
     type: Literal["image"]
     source: dict[str, Any]
 
 
-class _Document(Wire):
+class _Document(WireModel):
     type: Literal["document"]
     source: dict[str, Any]
 
 
-class _ToolReference(Wire):
+class _ToolReference(WireModel):
     type: Literal["tool_reference"]
     tool_name: str
 
 
-class _ToolUse(Wire):
+class _ToolUse(WireModel):
     type: Literal["tool_use"]
     id: str
     name: str
@@ -71,13 +71,13 @@ def _as_blocks(content: object) -> object:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-_Shown = Annotated[_Text | _Image | _Document | _ToolReference, Field(discriminator="type")]
+_ResultBlock = Annotated[_Text | _Image | _Document | _ToolReference, Field(discriminator="type")]
 
 
-class _ToolResult(Wire):
+class _ToolResult(WireModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[list[_Shown], BeforeValidator(_as_blocks)] | None = None
+    content: Annotated[list[_ResultBlock], BeforeValidator(_as_blocks)] | None = None
     is_error: bool | None = None
 
 
@@ -87,23 +87,23 @@ _Block = Annotated[
 ]
 
 
-class _Message(Wire):
+class _Message(WireModel):
     role: Literal["user", "assistant", "system"]
     content: Annotated[list[_Block], BeforeValidator(_as_blocks)]
 
 
-class _Tool(Wire):
+class _Tool(WireModel):
     name: Annotated[str, Field(min_length=1)]
     description: str = ""
     input_schema: dict[str, Any] | None = None
     """Absent: a tool that Anthropic's servers would run."""
 
 
-class _Choice(Wire):
+class _Choice(WireModel):
     type: str
 
 
-class CountRequest(Wire):
+class CountRequest(WireModel):
     """Body of ``POST /v1/messages/count_tokens``: everything that makes the prompt, and what rides
     along unread.
     """
@@ -143,22 +143,22 @@ class MessagesRequest(CountRequest):
 MODEL_CREATED = "2026-01-01T00:00:00Z"
 """Clients want a date; a policy in training has none."""
 
-_NO_HINTS = Hints()
+_NO_HINTS = RequestAttribution()
 
 
-def read(body: bytes, headers: Mapping[str, str]) -> Asked:
+def read(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Judge a ``POST /v1/messages``."""
-    wanted = parse(MessagesRequest, body)
-    request = turn_request(wanted, hints.claude_code(headers))
-    return Asked(request, anthropic_reply, anthropic_reply if wanted.stream else None)
+    wanted = parse_body(MessagesRequest, body)
+    request = turn_request(wanted, hints.read_claude_code(headers))
+    return ParsedRequest(request, anthropic_reply, anthropic_reply if wanted.stream else None)
 
 
-def turn_request(body: CountRequest, hints: Hints = _NO_HINTS) -> TurnRequest:
+def turn_request(body: CountRequest, hints: RequestAttribution = _NO_HINTS) -> TurnRequest:
     """Free a request of its dialect; refuses one that ends with an assistant message."""
     sampled = body if isinstance(body, MessagesRequest) else None
     return TurnRequest(
         model=body.model,
-        pieces=conversation(_pieces(body), "messages"),
+        pieces=check_conversation(_pieces(body), "messages"),
         tools=[_function(tool) for tool in body.tools or () if tool.input_schema is not None],
         max_tokens=sampled.max_tokens if sampled else 1,
         stop=tuple(sampled.stop_sequences or ()) if sampled else (),
@@ -179,9 +179,11 @@ def to_renderer_messages(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the messages and tools that a request body (JSON object) puts before the model."""
     request = turn_request(
-        parse(CountRequest, orjson.dumps({k: v for k, v in body.items() if k not in _SAMPLING}))
+        parse_body(
+            CountRequest, orjson.dumps({k: v for k, v in body.items() if k not in _SAMPLING})
+        )
     )
-    return renderer_messages(request.pieces), request.tools
+    return group_messages(request.pieces), request.tools
 
 
 _SAMPLING = MessagesRequest.model_fields.keys() - CountRequest.model_fields.keys()
@@ -198,7 +200,7 @@ def _pieces(body: CountRequest) -> Iterator[Piece]:
             owner = _OWNER.get(block.type, message.role)
             if owner != message.role:
                 raise Refused(
-                    Why.INVALID,
+                    RefusalKind.INVALID,
                     f"messages.{index}: {block.type} cannot stand in a {message.role} message",
                 )
             yield _piece(index, message.role, block)
@@ -219,7 +221,7 @@ def _piece(index: int, role: Literal["user", "assistant", "system"], block: _Blo
                 arguments=block.input,
             )
         case _ToolResult():
-            shown = "\n".join(_shown(part) for part in block.content or ())
+            shown = "\n".join(_block_text(part) for part in block.content or ())
             return Piece(
                 index,
                 role,
@@ -233,10 +235,10 @@ def _piece(index: int, role: Literal["user", "assistant", "system"], block: _Blo
         case _RedactedThinking():
             return Piece(index, role, "thinking")
         case _:
-            return Piece(index, role, "text", _shown(block))
+            return Piece(index, role, "text", _block_text(block))
 
 
-def _shown(block: _Text | _Image | _Document | _ToolReference) -> str:
+def _block_text(block: _Text | _Image | _Document | _ToolReference) -> str:
     """Return what a model that reads text sees of a block."""
     match block:
         case _Text():
@@ -248,7 +250,7 @@ def _shown(block: _Text | _Image | _Document | _ToolReference) -> str:
         ):
             return str(block.source["data"])
         case _:
-            return omitted(f"{block.type} {block.source.get('media_type', '')}")
+            return omission_text(f"{block.type} {block.source.get('media_type', '')}")
 
 
 def _function(tool: _Tool) -> dict[str, Any]:

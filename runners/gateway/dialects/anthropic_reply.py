@@ -14,11 +14,11 @@ from typing import Any
 import orjson
 
 from runners.gateway.conversation import Answer, TurnRequest
-from runners.gateway.dialects.sse import event
+from runners.gateway.dialects.sse import frame_event
 from runners.gateway.refusal import Refused
 
 NAME = "anthropic"
-PING = event({"type": "ping"})
+PING = frame_event({"type": "ping"})
 
 
 def new_call_id() -> str:
@@ -84,19 +84,19 @@ def opening(request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
             {"prompt_tokens": prompt_tokens, "cached_tokens": 0, "completion_tokens": 0}
         ),
     }
-    return event({"type": "message_start", "message": message})
+    return frame_event({"type": "message_start", "message": message})
 
 
 def error(refused: Refused, request: TurnRequest, message_id: str) -> bytes:
     """Frame an error envelope."""
-    return event(error_body(refused))
+    return frame_event(error_body(refused))
 
 
 def rest(body: dict[str, Any]) -> bytes:
     """Frame everything after ``message_start``."""
     events: list[dict[str, Any]] = []
     for index, block in enumerate(body["content"]):
-        empty, deltas = _taken_apart(block)
+        empty, deltas = _split_block(block)
         events.append({"type": "content_block_start", "index": index, "content_block": empty})
         events += [
             {"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas
@@ -105,10 +105,10 @@ def rest(body: dict[str, Any]) -> bytes:
     delta = {"stop_reason": body["stop_reason"], "stop_sequence": body["stop_sequence"]}
     events.append({"type": "message_delta", "delta": delta, "usage": body["usage"]})
     events.append({"type": "message_stop"})
-    return b"".join(map(event, events))
+    return b"".join(map(frame_event, events))
 
 
-def _taken_apart(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _split_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return a block without its content, and the deltas that fill it."""
     match block["type"]:
         case "text":

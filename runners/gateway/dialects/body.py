@@ -9,13 +9,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
 from runners.gateway.conversation import Piece
-from runners.gateway.refusal import Refused, Why
+from runners.gateway.refusal import RefusalKind, Refused
 
-NAMED_FAULTS = 5
+MAX_NAMED_FAULTS = 5
 """A body of the wrong kind altogether has a fault in every line."""
 
 
-class Wire(BaseModel):
+class WireModel(BaseModel):
     """A JSON object of a client: types are strict, unknown keys pass, because clients grow them
     with every version.
     """
@@ -26,7 +26,7 @@ class Wire(BaseModel):
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def parse(model: type[Body], body: bytes) -> Body:
+def parse_body(model: type[Body], body: bytes) -> Body:
     """Judge a request body; every fault found is named in the refusal."""
     try:
         return model.model_validate_json(body)
@@ -37,13 +37,19 @@ def parse(model: type[Body], body: bytes) -> Body:
             f"{place}: {fault['msg']}".removeprefix(": ")
             for place, fault in zip(places, found, strict=True)
         ]
-        more = f" (and {len(faults) - NAMED_FAULTS} more)" if len(faults) > NAMED_FAULTS else ""
+        more = (
+            f" (and {len(faults) - MAX_NAMED_FAULTS} more)"
+            if len(faults) > MAX_NAMED_FAULTS
+            else ""
+        )
         raise Refused(
-            Why.INVALID, "; ".join(faults[:NAMED_FAULTS]) + more, param=places[0] or None
+            RefusalKind.INVALID,
+            "; ".join(faults[:MAX_NAMED_FAULTS]) + more,
+            param=places[0] or None,
         ) from None
 
 
-def unserved(reason: LiteralString) -> BeforeValidator:
+def must_be_null(reason: LiteralString) -> BeforeValidator:
     """Mark a field that is known but may only be null; ``reason`` tells the client what to do."""
 
     def refuse(value: object) -> None:
@@ -53,7 +59,7 @@ def unserved(reason: LiteralString) -> BeforeValidator:
     return BeforeValidator(refuse)
 
 
-def conversation(pieces: Iterable[Piece], field: str) -> tuple[Piece, ...]:
+def check_conversation(pieces: Iterable[Piece], field: str) -> tuple[Piece, ...]:
     """Return the pieces of a conversation, without those that say nothing; refuses one that is
     empty or ends with the assistant.
     """
@@ -61,10 +67,10 @@ def conversation(pieces: Iterable[Piece], field: str) -> tuple[Piece, ...]:
         piece for piece in pieces if piece.kind in ("tool_call", "tool_result") or piece.text
     )
     if not said:
-        raise Refused(Why.INVALID, f"{field}: all of it is empty", param=field)
+        raise Refused(RefusalKind.INVALID, f"{field}: all of it is empty", param=field)
     if said[-1].role == "assistant":
         raise Refused(
-            Why.INVALID,
+            RefusalKind.INVALID,
             f"{field}: the assistant has the last word; this model does not continue prefilled "
             "answers, so the conversation must end with a user message or a tool's result",
             param=field,
@@ -72,6 +78,6 @@ def conversation(pieces: Iterable[Piece], field: str) -> tuple[Piece, ...]:
     return said
 
 
-def omitted(what: str) -> str:
+def omission_text(what: str) -> str:
     """Return what stands for content that is not text."""
     return f"[{what.strip()} omitted: this model reads text only]"

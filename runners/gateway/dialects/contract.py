@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.refusal import Refused
-from runners.gateway.response_builder import Voice
+from runners.gateway.response_builder import ResponseBuilder
 
 
-class Framing(Protocol):
+class StreamFraming(Protocol):
     """How an answer is streamed: opening at once, pings while the engine works, then the rest; or
     an error instead of the rest.
     """
@@ -37,19 +37,19 @@ class Framing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """A request for a turn, and how its answer is to be said."""
 
     request: TurnRequest
-    voice: Voice
-    framing: Framing | None
+    voice: ResponseBuilder
+    framing: StreamFraming | None
     """None: the client wants one body."""
 
 
 class Dialect(Protocol):
     """One API."""
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> Asked:
+    def read(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         """Judge a request for a turn; raises Refused."""
         ...
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from runners.gateway.attribution import MAIN, Hints, RequestClass
+from runners.gateway.attribution import MAIN, RequestAttribution, RequestClass
 
 HINT_LENGTH = 200
 
@@ -27,13 +27,13 @@ CODEX_TURN_METADATA = "x-codex-turn-metadata"
 CODEX_SIDE_REQUESTS = ("prewarm", "memory")
 
 
-def claude_code(headers: Mapping[str, str]) -> Hints:
+def read_claude_code(headers: Mapping[str, str]) -> RequestAttribution:
     """Read Claude Code's headers (some come only with CLAUDE_CODE_GATEWAY_HINT_HEADERS=1)."""
 
     def said(name: str) -> str | None:
-        return _told(headers.get(f"x-claude-code-{name}"))
+        return _printable(headers.get(f"x-claude-code-{name}"))
 
-    return Hints(
+    return RequestAttribution(
         thread=said("agent-id") or MAIN,
         parent=said("parent-agent-id"),
         agent_type=said("agent-type"),
@@ -42,19 +42,21 @@ def claude_code(headers: Mapping[str, str]) -> Hints:
     )
 
 
-def codex(headers: Mapping[str, str], client_metadata: Mapping[str, Any]) -> Hints:
+def read_codex(
+    headers: Mapping[str, str], client_metadata: Mapping[str, Any]
+) -> RequestAttribution:
     """Read Codex's headers and turn metadata. Its main thread has the session's own id."""
     metadata = _json_object(client_metadata.get(CODEX_TURN_METADATA)) or _json_object(
         headers.get(CODEX_TURN_METADATA)
     )
 
     def said(header: str, key: str) -> str | None:
-        return _told(headers.get(header)) or _told(metadata.get(key))
+        return _printable(headers.get(header)) or _printable(metadata.get(key))
 
     session, thread = said("session-id", "session_id"), said("thread-id", "thread_id")
     parent = said("x-codex-parent-thread-id", "parent_thread_id")
     is_main = thread in (None, session) or (session is None and parent is None)
-    kind = _told(metadata.get("request_kind"))
+    kind = _printable(metadata.get("request_kind"))
     request_class: RequestClass | None = None
     if kind == "compaction":
         request_class = "compaction"
@@ -63,8 +65,8 @@ def codex(headers: Mapping[str, str], client_metadata: Mapping[str, Any]) -> Hin
     elif kind == "turn":
         request_class = "main" if is_main else "subagent"
     if is_main or thread is None:
-        return Hints(request_class=request_class)
-    return Hints(
+        return RequestAttribution(request_class=request_class)
+    return RequestAttribution(
         thread=thread,
         parent=None if parent == session else parent,
         agent_type=said("x-openai-subagent", "subagent_kind"),
@@ -72,7 +74,7 @@ def codex(headers: Mapping[str, str], client_metadata: Mapping[str, Any]) -> Hin
     )
 
 
-def _told(value: object) -> str | None:
+def _printable(value: object) -> str | None:
     if isinstance(value, str) and 0 < len(value) <= HINT_LENGTH and value.isprintable():
         return value
     return None

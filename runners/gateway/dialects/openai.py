@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece
-from runners.gateway.dialects.body import Wire
-from runners.gateway.refusal import STATUS, Refused, Why
+from runners.gateway.dialects.body import WireModel
+from runners.gateway.refusal import STATUS, RefusalKind, Refused
 
 NO_LIMIT = 2**31 - 1
 """Tokens of an answer when the client sets no limit: the campaign's limit decides."""
@@ -35,7 +35,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{int(time.time()):08x}{secrets.token_hex(12)}"
 
 
-def created(message_id: str) -> int:
+def created_at(message_id: str) -> int:
     """Return when an id was issued, in seconds since the epoch."""
     return int(message_id[-_TAIL : 8 - _TAIL], 16)
 
@@ -45,7 +45,7 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def function(
+def to_function_tool(
     name: str, description: str | None, parameters: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return a tool as renderers take it."""
@@ -73,7 +73,7 @@ def write_arguments(arguments: Mapping[str, Any]) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def with_system_prompt(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def merge_system_prompt(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Make one system prompt of the system texts that open a conversation."""
     rest = list(pieces)
     opening = [piece.text for piece in takewhile(lambda piece: piece.role == "system", rest)]
@@ -83,14 +83,14 @@ def with_system_prompt(pieces: Iterable[Piece]) -> Iterator[Piece]:
     yield from rest[len(opening) :]
 
 
-class Refusal(Wire):
+class Refusal(WireModel):
     """What a model would not say, in a conversation that comes back."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-def ignored(body: BaseModel, names: Iterable[str]) -> Iterator[str]:
+def ignored_settings(body: BaseModel, names: Iterable[str]) -> Iterator[str]:
     """Return which of the sampling settings ``names``, and of those common to both dialects, a
     client asked for in vain.
     """
@@ -106,12 +106,12 @@ def ignored(body: BaseModel, names: Iterable[str]) -> Iterator[str]:
 
 def refusal(refused: Refused) -> tuple[int, dict[str, Any]]:
     """Return HTTP status and error envelope."""
-    status = OVERLOADED_STATUS if refused.why is Why.OVERLOADED else STATUS[refused.why]
+    status = OVERLOADED_STATUS if refused.why is RefusalKind.OVERLOADED else STATUS[refused.why]
     kind = "server_error" if status >= 500 else "invalid_request_error"
     code = "server_error" if status >= 500 else None
     if refused.is_too_long:
         code = "context_length_exceeded"
-    elif refused.why is Why.UNAUTHENTICATED:
+    elif refused.why is RefusalKind.UNAUTHENTICATED:
         code = "invalid_api_key"
     error = {"message": str(refused), "type": kind, "param": refused.param, "code": code}
     return status, {"error": error}

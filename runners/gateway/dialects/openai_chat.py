@@ -9,20 +9,26 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Positive
 
 from runners.gateway.conversation import Piece, Role, TurnRequest
 from runners.gateway.dialects import openai
-from runners.gateway.dialects.body import Wire, conversation, omitted, parse, unserved
-from runners.gateway.dialects.contract import Asked
+from runners.gateway.dialects.body import (
+    WireModel,
+    check_conversation,
+    must_be_null,
+    omission_text,
+    parse_body,
+)
+from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.openai import model, models, refusal
-from runners.gateway.dialects.openai_chat_reply import Reply
+from runners.gateway.dialects.openai_chat_reply import ChatReply
 
 __all__ = ["ChatRequest", "model", "models", "read", "refusal", "turn_request"]
 
 
-class _Text(Wire):
+class _Text(WireModel):
     type: Literal["text"]
     text: str
 
 
-class _Unread(Wire):
+class _Unread(WireModel):
     type: Literal["image_url", "input_audio", "file"]
 
 
@@ -37,77 +43,77 @@ def _as_parts(content: object) -> object:
 _Content = Annotated[list[_Part], BeforeValidator(_as_parts)]
 
 
-class _Function(Wire):
+class _Function(WireModel):
     name: Annotated[str, Field(min_length=1)]
     arguments: str
 
 
-class _Call(Wire):
+class _Call(WireModel):
     id: str
     type: Literal["function"] = "function"
     function: _Function
 
 
-class _Said(Wire):
+class _InputMessage(WireModel):
     role: Literal["system", "developer", "user"]
     content: _Content
 
 
-class _Assistant(Wire):
+class _Assistant(WireModel):
     role: Literal["assistant"]
     content: _Content | None = None
     reasoning_content: str | None = None
     """Not OpenAI's, but widespread."""
     tool_calls: list[_Call] | None = None
     function_call: Annotated[
-        None, unserved("legacy function calls are not served: use tool_calls")
+        None, must_be_null("legacy function calls are not served: use tool_calls")
     ] = None
 
 
-class _Result(Wire):
+class _Result(WireModel):
     role: Literal["tool"]
     tool_call_id: str
     content: _Content
 
 
-_Message = Annotated[_Said | _Assistant | _Result, Field(discriminator="role")]
+_Message = Annotated[_InputMessage | _Assistant | _Result, Field(discriminator="role")]
 
 
-class _FunctionSchema(Wire):
+class _FunctionSchema(WireModel):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class _FunctionTool(Wire):
+class _FunctionTool(WireModel):
     type: Literal["function"]
     function: _FunctionSchema
 
 
-class _OtherTool(Wire):
+class _OtherTool(WireModel):
     type: str
 
 
-class _Typed(Wire):
+class _Typed(WireModel):
     type: str
 
 
-class _StreamOptions(Wire):
+class _StreamOptions(WireModel):
     include_usage: bool = False
 
 
-def _kind(tool: object) -> str:
+def _tool_tag(tool: object) -> str:
     is_function = isinstance(tool, dict) and tool.get("type") == "function"
     return "function" if is_function else "other"
 
 
 _Tool = Annotated[
     Annotated[_FunctionTool, Tag("function")] | Annotated[_OtherTool, Tag("other")],
-    Discriminator(_kind),
+    Discriminator(_tool_tag),
 ]
 
 
-class ChatRequest(Wire):
+class ChatRequest(WireModel):
     """Body of ``POST /v1/chat/completions``."""
 
     model_config = ConfigDict(extra="forbid")
@@ -126,9 +132,9 @@ class ChatRequest(Wire):
     response_format: _Typed | None = None
     n: Literal[1] | None = None
     modalities: list[Literal["text"]] | None = None
-    functions: Annotated[None, unserved("legacy functions are not served: use tools")] = None
+    functions: Annotated[None, must_be_null("legacy functions are not served: use tools")] = None
     function_call: Annotated[
-        None, unserved("legacy functions are not served: use tools and tool_choice")
+        None, must_be_null("legacy functions are not served: use tools and tool_choice")
     ] = None
 
     temperature: float | None = None
@@ -163,13 +169,13 @@ _SAMPLING = (
 )
 
 
-def read(body: bytes, headers: Mapping[str, str]) -> Asked:
+def read(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Judge a ``POST /v1/chat/completions``. No client of it says who speaks in ``headers``."""
-    wanted = parse(ChatRequest, body)
-    reply = Reply(
+    wanted = parse_body(ChatRequest, body)
+    reply = ChatReply(
         with_usage=wanted.stream_options is not None and wanted.stream_options.include_usage
     )
-    return Asked(turn_request(wanted), reply, reply if wanted.stream else None)
+    return ParsedRequest(turn_request(wanted), reply, reply if wanted.stream else None)
 
 
 def turn_request(body: ChatRequest) -> TurnRequest:
@@ -177,9 +183,11 @@ def turn_request(body: ChatRequest) -> TurnRequest:
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
     return TurnRequest(
         model=body.model,
-        pieces=conversation(openai.with_system_prompt(_pieces(body)), "messages"),
+        pieces=check_conversation(openai.merge_system_prompt(_pieces(body)), "messages"),
         tools=[
-            openai.function(tool.function.name, tool.function.description, tool.function.parameters)
+            openai.to_function_tool(
+                tool.function.name, tool.function.description, tool.function.parameters
+            )
             for tool in body.tools or ()
             if isinstance(tool, _FunctionTool)
         ],
@@ -193,17 +201,17 @@ def turn_request(body: ChatRequest) -> TurnRequest:
 def _pieces(body: ChatRequest) -> Iterator[Piece]:
     for index, message in enumerate(body.messages):
         match message:
-            case _Said():
+            case _InputMessage():
                 role: Role = "user" if message.role == "user" else "system"
                 for part in message.content:
-                    yield Piece(index, role, "text", _shown(part))
+                    yield Piece(index, role, "text", _part_text(part))
             case _Result():
-                shown = "\n".join(map(_shown, message.content))
+                shown = "\n".join(map(_part_text, message.content))
                 yield Piece(index, "user", "tool_result", shown, tool_id=message.tool_call_id)
             case _Assistant():
                 yield Piece(index, "assistant", "thinking", message.reasoning_content or "")
                 for part in message.content or ():
-                    yield Piece(index, "assistant", "text", _shown(part))
+                    yield Piece(index, "assistant", "text", _part_text(part))
                 for call in message.tool_calls or ():
                     yield Piece(
                         index,
@@ -215,18 +223,18 @@ def _pieces(body: ChatRequest) -> Iterator[Piece]:
                     )
 
 
-def _shown(part: _Text | openai.Refusal | _Unread) -> str:
+def _part_text(part: _Text | openai.Refusal | _Unread) -> str:
     match part:
         case _Text():
             return part.text
         case openai.Refusal():
             return part.refusal
         case _:
-            return omitted(part.type.removesuffix("_url").removeprefix("input_"))
+            return omission_text(part.type.removesuffix("_url").removeprefix("input_"))
 
 
 def _ignored(body: ChatRequest) -> Iterator[str]:
-    yield from openai.ignored(body, _SAMPLING)
+    yield from openai.ignored_settings(body, _SAMPLING)
     for tool in body.tools or ():
         if isinstance(tool, _OtherTool):
             yield f"tools.{tool.type}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from runners.gateway.conversation import Answer, StopReason, TurnRequest
 from runners.gateway.dialects import openai
-from runners.gateway.dialects.sse import COMMENT_PING, unnamed
+from runners.gateway.dialects.sse import COMMENT_PING, frame_data
 from runners.gateway.refusal import Refused
 
 FINISH_REASONS: dict[StopReason, str] = {
@@ -26,7 +26,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ChatReply:
     """How one request is answered."""
 
     with_usage: bool
@@ -84,22 +84,22 @@ class Reply:
         frames = [self._chunk(head, delta, None) for delta in _deltas(choice["message"])]
         frames.append(self._chunk(head, {}, choice["finish_reason"]))
         if self.with_usage:
-            frames.append(unnamed({**head, "choices": [], "usage": body["usage"]}))
+            frames.append(frame_data({**head, "choices": [], "usage": body["usage"]}))
         return b"".join(frames) + DONE
 
     def error(self, refused: Refused, request: TurnRequest, message_id: str) -> bytes:
         """Frame an error envelope."""
         _, body = openai.refusal(refused)
-        return unnamed(body)
+        return frame_data(body)
 
     def _chunk(self, head: dict[str, Any], delta: dict[str, Any], finish: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         usage = {"usage": None} if self.with_usage else {}
-        return unnamed({**head, "choices": [choice], **usage})
+        return frame_data({**head, "choices": [choice], **usage})
 
 
 def _head(model: str, message_id: str, kind: str) -> dict[str, Any]:
-    created = openai.created(message_id)
+    created = openai.created_at(message_id)
     return {"id": message_id, "object": kind, "created": created, "model": model}
 
 

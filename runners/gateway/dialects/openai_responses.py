@@ -10,24 +10,30 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt
 
-from runners.gateway.attribution import Hints
+from runners.gateway.attribution import RequestAttribution
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece, Role, TurnRequest
 from runners.gateway.dialects import hints, openai, openai_tools
-from runners.gateway.dialects.body import Wire, conversation, omitted, parse, unserved
-from runners.gateway.dialects.contract import Asked
+from runners.gateway.dialects.body import (
+    WireModel,
+    check_conversation,
+    must_be_null,
+    omission_text,
+    parse_body,
+)
+from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.openai import model, models, refusal
-from runners.gateway.dialects.openai_responses_reply import Reply
-from runners.gateway.dialects.openai_tools import Shown, Tool
+from runners.gateway.dialects.openai_responses_reply import ResponsesReply
+from runners.gateway.dialects.openai_tools import PolicyTool, Tool
 
 __all__ = ["ResponsesRequest", "model", "models", "read", "refusal", "turn_request"]
 
 
-class _Text(Wire):
+class _Text(WireModel):
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
 
 
-class _Unread(Wire):
+class _Unread(WireModel):
     type: Literal["input_image", "input_file", "input_audio"]
 
 
@@ -42,19 +48,19 @@ def _as_parts(content: object) -> object:
 _Content = Annotated[list[_Part], BeforeValidator(_as_parts)]
 
 
-class _Message(Wire):
+class _Message(WireModel):
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
     content: _Content
 
 
-class _Reasoning(Wire):
+class _Reasoning(WireModel):
     type: Literal["reasoning"]
     summary: list[_Text] | None = None
     content: list[_Text] | None = None
 
 
-class _FunctionCall(Wire):
+class _FunctionCall(WireModel):
     type: Literal["function_call"]
     call_id: str
     name: Annotated[str, Field(min_length=1)]
@@ -62,7 +68,7 @@ class _FunctionCall(Wire):
     arguments: str
 
 
-class _CustomCall(Wire):
+class _CustomCall(WireModel):
     type: Literal["custom_tool_call"]
     call_id: str
     name: Annotated[str, Field(min_length=1)]
@@ -70,17 +76,17 @@ class _CustomCall(Wire):
     input: str
 
 
-class _ShellAction(Wire):
+class _ShellAction(WireModel):
     command: list[str]
 
 
-class _ShellCall(Wire):
+class _ShellCall(WireModel):
     type: Literal["local_shell_call"]
     call_id: str
     action: _ShellAction
 
 
-class _Result(Wire):
+class _Result(WireModel):
     type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
     call_id: str
     output: _Content
@@ -107,19 +113,19 @@ _Item = Annotated[
 ]
 
 
-class _Typed(Wire):
+class _Typed(WireModel):
     type: str
 
 
-class _ReasoningWish(Wire):
+class _ReasoningSettings(WireModel):
     effort: str | None = None
 
 
-class _TextWish(Wire):
+class _TextSettings(WireModel):
     format: _Typed | None = None
 
 
-class ResponsesRequest(Wire):
+class ResponsesRequest(WireModel):
     """Body of ``POST /v1/responses``."""
 
     model_config = ConfigDict(extra="forbid")
@@ -132,16 +138,16 @@ class ResponsesRequest(Wire):
     parallel_tool_calls: bool | None = None
     max_output_tokens: PositiveInt | None = None
     stream: bool | None = None
-    reasoning: _ReasoningWish | None = None
-    text: _TextWish | None = None
+    reasoning: _ReasoningSettings | None = None
+    text: _TextSettings | None = None
     previous_response_id: Annotated[
-        None, unserved("no responses are kept here: send the whole conversation in input")
+        None, must_be_null("no responses are kept here: send the whole conversation in input")
     ] = None
     conversation: Annotated[
-        None, unserved("no conversations are kept here: send the whole conversation in input")
+        None, must_be_null("no conversations are kept here: send the whole conversation in input")
     ] = None
     prompt: Annotated[
-        None, unserved("no prompt templates are kept here: send instructions and input")
+        None, must_be_null("no prompt templates are kept here: send instructions and input")
     ] = None
     background: Literal[False] | None = None
 
@@ -168,30 +174,36 @@ class ResponsesRequest(Wire):
 _SAMPLING = ("temperature", "top_p", "top_logprobs", "max_tool_calls")
 
 
-def read(body: bytes, headers: Mapping[str, str]) -> Asked:
+def read(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Judge a ``POST /v1/responses``."""
-    wanted = parse(ResponsesRequest, body)
-    tools, left_out = openai_tools.shown(wanted.tools or ())
+    wanted = parse_body(ResponsesRequest, body)
+    tools, left_out = openai_tools.to_policy_tools(wanted.tools or ())
     request = turn_request(
-        wanted, tools, left_out, hints.codex(headers, wanted.client_metadata or {})
+        wanted, tools, left_out, hints.read_codex(headers, wanted.client_metadata or {})
     )
-    reply = Reply(tools)
-    return Asked(request, reply, reply if wanted.stream else None)
+    reply = ResponsesReply(tools)
+    return ParsedRequest(request, reply, reply if wanted.stream else None)
 
 
 def turn_request(
-    body: ResponsesRequest, tools: Mapping[str, Shown], left_out: list[str], hints: Hints
+    body: ResponsesRequest,
+    tools: Mapping[str, PolicyTool],
+    left_out: list[str],
+    hints: RequestAttribution,
 ) -> TurnRequest:
     """Free a request of its dialect; refuses one that ends with what the assistant said."""
     wants_thinking = body.reasoning is not None and body.reasoning.effort != "none"
     format_ = body.text.format if body.text else None
     return TurnRequest(
         model=body.model,
-        pieces=conversation(openai.with_system_prompt(_pieces(body)), "input"),
+        pieces=check_conversation(openai.merge_system_prompt(_pieces(body)), "input"),
         tools=[tool.function for tool in tools.values()],
         max_tokens=body.max_output_tokens or openai.NO_LIMIT,
         show_thinking=wants_thinking,
-        ignored=(*openai.ignored(body, _SAMPLING), *(f"tools.{kind}" for kind in left_out)),
+        ignored=(
+            *openai.ignored_settings(body, _SAMPLING),
+            *(f"tools.{kind}" for kind in left_out),
+        ),
         hints=hints,
         structured=format_ is not None and format_.type != "text",
     )
@@ -203,54 +215,54 @@ def _pieces(body: ResponsesRequest) -> Iterator[Piece]:
     for index, item in enumerate(body.input):
         if isinstance(item, _Result) or (isinstance(item, _Message) and item.role != "assistant"):
             first_of_turn = None
-            yield from _given(index, item)
+            yield from _input_pieces(index, item)
         else:  # a turn comes back as one item for each thing it said
             first_of_turn = index if first_of_turn is None else first_of_turn
-            yield from _said(first_of_turn, item)
+            yield from _assistant_pieces(first_of_turn, item)
 
 
-def _given(index: int, item: _Message | _Result) -> Iterator[Piece]:
+def _input_pieces(index: int, item: _Message | _Result) -> Iterator[Piece]:
     if isinstance(item, _Result):
-        text = "\n".join(map(_shown, item.output))
+        text = "\n".join(map(_part_text, item.output))
         yield Piece(index, "user", "tool_result", text, tool_id=item.call_id)
         return
     role: Role = "user" if item.role == "user" else "system"
     for part in item.content:
-        yield Piece(index, role, "text", _shown(part))
+        yield Piece(index, role, "text", _part_text(part))
 
 
-def _said(
+def _assistant_pieces(
     index: int, item: _Message | _Reasoning | _FunctionCall | _CustomCall | _ShellCall
 ) -> Iterator[Piece]:
     match item:
         case _Message():
             for part in item.content:
-                yield Piece(index, "assistant", "text", _shown(part))
+                yield Piece(index, "assistant", "text", _part_text(part))
             return
         case _Reasoning():
-            thought = "\n".join(map(_shown, item.content or item.summary or ()))
+            thought = "\n".join(map(_part_text, item.content or item.summary or ()))
             yield Piece(index, "assistant", "thinking", thought)
             return
         case _FunctionCall():
-            name = openai_tools.shown_name(item.name, item.namespace)
+            name = openai_tools.policy_name(item.name, item.namespace)
             arguments = openai.read_arguments(item.arguments)
         case _CustomCall():
-            name = openai_tools.shown_name(item.name, item.namespace)
+            name = openai_tools.policy_name(item.name, item.namespace)
             arguments = {openai_tools.FREEFORM_INPUT: item.input}
         case _ShellCall():
             name = openai_tools.LOCAL_SHELL
-            line = openai_tools.command_line(item.action.command)
+            line = openai_tools.join_command(item.action.command)
             arguments = {openai_tools.SHELL_COMMAND: line}
     yield Piece(
         index, "assistant", "tool_call", tool_id=item.call_id, name=name, arguments=arguments
     )
 
 
-def _shown(part: _Text | openai.Refusal | _Unread) -> str:
+def _part_text(part: _Text | openai.Refusal | _Unread) -> str:
     match part:
         case _Text():
             return part.text
         case openai.Refusal():
             return part.refusal
         case _:
-            return omitted(part.type.removeprefix("input_"))
+            return omission_text(part.type.removeprefix("input_"))

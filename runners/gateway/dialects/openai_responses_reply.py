@@ -14,8 +14,8 @@ from typing import Any
 
 from runners.gateway.conversation import Answer, TurnRequest
 from runners.gateway.dialects import openai
-from runners.gateway.dialects.openai_tools import Shown, call_item
-from runners.gateway.dialects.sse import COMMENT_PING, event
+from runners.gateway.dialects.openai_tools import PolicyTool, call_item
+from runners.gateway.dialects.sse import COMMENT_PING, frame_event
 from runners.gateway.refusal import Refused
 
 _OPENING_EVENTS = 2
@@ -24,10 +24,10 @@ Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ResponsesReply:
     """How one request is answered."""
 
-    tools: Mapping[str, Shown]
+    tools: Mapping[str, PolicyTool]
     """By the names that the policy knows."""
 
     NAME = "openai-responses"
@@ -88,7 +88,7 @@ class Reply:
 
 def _framed(events: list[Event], *, first: int) -> bytes:
     return b"".join(
-        event({**one, "sequence_number": number}) for number, one in enumerate(events, first)
+        frame_event({**one, "sequence_number": number}) for number, one in enumerate(events, first)
     )
 
 
@@ -96,7 +96,7 @@ def _opened(model: str, message_id: str) -> dict[str, Any]:
     return {
         "id": message_id,
         "object": "response",
-        "created_at": openai.created(message_id),
+        "created_at": openai.created_at(message_id),
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from runners.gateway.conversation import Call
+from runners.gateway.conversation import IssuedCall
 from runners.gateway.dialects import openai
-from runners.gateway.dialects.body import Wire
-from runners.gateway.refusal import Refused, Why
+from runners.gateway.dialects.body import WireModel
+from runners.gateway.refusal import RefusalKind, Refused
 
 LOCAL_SHELL = "local_shell"
 
@@ -30,7 +30,7 @@ SHELL_COMMAND = "command"
 _Name = Annotated[str, Field(min_length=1)]
 
 
-class FunctionTool(Wire):
+class FunctionTool(WireModel):
     """A function, alone or in a namespace."""
 
     type: Literal["function"]
@@ -39,13 +39,13 @@ class FunctionTool(Wire):
     parameters: dict[str, Any] | None = None
 
 
-class _Format(Wire):
+class _Format(WireModel):
     type: str
     syntax: str | None = None
     definition: str | None = None
 
 
-class CustomTool(Wire):
+class CustomTool(WireModel):
     """A tool that takes text as it is, perhaps of a grammar."""
 
     type: Literal["custom"]
@@ -54,13 +54,13 @@ class CustomTool(Wire):
     format: _Format | None = None
 
 
-class OtherTool(Wire):
+class OtherTool(WireModel):
     """The local shell, or a tool that runs on the server."""
 
     type: str
 
 
-def _kind(tool: object) -> str:
+def _tool_tag(tool: object) -> str:
     kind = tool.get("type") if isinstance(tool, dict) else None
     return kind if kind in ("function", "custom", "namespace") else "other"
 
@@ -72,20 +72,20 @@ _Simple = (
 )
 
 
-class NamespaceTool(Wire):
+class NamespaceTool(WireModel):
     """Tools under a common name."""
 
     type: Literal["namespace"]
     name: _Name
-    tools: list[Annotated[_Simple, Discriminator(_kind)]]
+    tools: list[Annotated[_Simple, Discriminator(_tool_tag)]]
 
 
-Tool = Annotated[_Simple | Annotated[NamespaceTool, Tag("namespace")], Discriminator(_kind)]
+Tool = Annotated[_Simple | Annotated[NamespaceTool, Tag("namespace")], Discriminator(_tool_tag)]
 """An entry of ``tools``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PolicyTool:
     """A client's tool as the policy sees it."""
 
     function: dict[str, Any]
@@ -95,28 +95,30 @@ class Shown:
     namespace: str | None = None
 
 
-def shown_name(name: str, namespace: str | None) -> str:
+def policy_name(name: str, namespace: str | None) -> str:
     """Return what the policy calls a tool."""
     return f"{namespace}__{name}" if namespace else name
 
 
-def shown(tools: Iterable[Tool]) -> tuple[dict[str, Shown], list[str]]:
+def to_policy_tools(tools: Iterable[Tool]) -> tuple[dict[str, PolicyTool], list[str]]:
     """Return the tools by the names that the policy knows, and the types of those left out."""
-    found: dict[str, Shown] = {}
+    found: dict[str, PolicyTool] = {}
     left_out: list[str] = []
-    for tool, namespace in _flat(tools):
-        one = _shown(tool, namespace)
+    for tool, namespace in _flatten(tools):
+        one = _to_policy_tool(tool, namespace)
         if one is None:
             left_out.append(tool.type)
             continue
         name = one.function["function"]["name"]
         if name in found:
-            raise Refused(Why.INVALID, f"tools: two tools are named {name!r}", param="tools")
+            raise Refused(
+                RefusalKind.INVALID, f"tools: two tools are named {name!r}", param="tools"
+            )
         found[name] = one
     return found, left_out
 
 
-def _flat(
+def _flatten(
     tools: Iterable[Tool],
 ) -> Iterator[tuple[FunctionTool | CustomTool | OtherTool, str | None]]:
     for tool in tools:
@@ -126,44 +128,48 @@ def _flat(
             yield tool, None
 
 
-def _shown(tool: FunctionTool | CustomTool | OtherTool, namespace: str | None) -> Shown | None:
+def _to_policy_tool(
+    tool: FunctionTool | CustomTool | OtherTool, namespace: str | None
+) -> PolicyTool | None:
     match tool:
         case FunctionTool():
-            name = shown_name(tool.name, namespace)
-            function = openai.function(name, tool.description, tool.parameters)
-            return Shown(function, "function", tool.name, namespace)
+            name = policy_name(tool.name, namespace)
+            function = openai.to_function_tool(name, tool.description, tool.parameters)
+            return PolicyTool(function, "function", tool.name, namespace)
         case CustomTool():
-            name = shown_name(tool.name, namespace)
+            name = policy_name(tool.name, namespace)
             grammar = tool.format.definition if tool.format else None
             what = f"Text of this grammar:\n{grammar}" if grammar else "Text."
-            function = _of_one_string(name, tool.description, FREEFORM_INPUT, what)
-            return Shown(function, "custom", tool.name, namespace)
+            function = _one_string_function(name, tool.description, FREEFORM_INPUT, what)
+            return PolicyTool(function, "custom", tool.name, namespace)
         case OtherTool(type="local_shell"):
-            function = _of_one_string(
+            function = _one_string_function(
                 LOCAL_SHELL, "Run a command in a shell.", SHELL_COMMAND, "Command line for bash."
             )
-            return Shown(function, "local_shell", LOCAL_SHELL)
+            return PolicyTool(function, "local_shell", LOCAL_SHELL)
         case _:
             return None
 
 
-def _of_one_string(name: str, description: str | None, argument: str, what: str) -> dict[str, Any]:
+def _one_string_function(
+    name: str, description: str | None, argument: str, what: str
+) -> dict[str, Any]:
     schema = {
         "type": "object",
         "properties": {argument: {"type": "string", "description": what}},
         "required": [argument],
     }
-    return openai.function(name, description, schema)
+    return openai.to_function_tool(name, description, schema)
 
 
-def command_line(command: list[str]) -> str:
+def join_command(command: list[str]) -> str:
     """Return the one string that a local shell's command came from."""
     if tuple(command[:-1]) == SHELL:
         return command[-1]
     return shlex.join(command)
 
 
-def call_item(call: Call, tools: Mapping[str, Shown]) -> dict[str, Any]:
+def call_item(call: IssuedCall, tools: Mapping[str, PolicyTool]) -> dict[str, Any]:
     """Return the output item that asks the client to run a call."""
     tool = tools.get(call.name)
     tail = call.id.removeprefix("call_")

@@ -10,11 +10,11 @@ COMMENT_PING = b": ping\n\n"
 """What a client reads and forgets."""
 
 
-def event(data: dict[str, Any]) -> bytes:
+def frame_event(data: dict[str, Any]) -> bytes:
     """Frame an event that is named by its data's ``type``."""
-    return b"event: %b\n%b" % (data["type"].encode(), unnamed(data))
+    return b"event: %b\n%b" % (data["type"].encode(), frame_data(data))
 
 
-def unnamed(data: dict[str, Any]) -> bytes:
+def frame_data(data: dict[str, Any]) -> bytes:
     """Frame an event without a name."""
     return b"data: %b\n\n" % orjson.dumps(data)

@@ -137,7 +137,7 @@ class ReplayedStep:
                 experts[:, positions] = experts[rows, positions]
         for row, (index, tokens) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
             known = np.arange(tokens) < tokens - 1
-            recorded[index] = Routing(self.shape.narrow(experts[row, :tokens]), known)
+            recorded[index] = Routing(self.shape.cast_ids(experts[row, :tokens]), known)
 
     def figures(
         self, here: Mapping[str, float | None], native: Mapping[str, float | None] | None

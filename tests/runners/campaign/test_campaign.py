@@ -17,7 +17,7 @@ import pytest
 from runners.export.dump import dump
 from runners.export.jsonl import validate
 from runners.store.run_store import RunStore
-from runners.trajectory.graph import segments
+from runners.trajectory.graph import build_segments
 from tests.runners.campaign.conftest import Miniature
 
 pytestmark = pytest.mark.timeout(300)
@@ -75,7 +75,7 @@ def test_every_stored_trajectory_is_token_exact_and_dumps_validly(miniature: Min
         records = store.rollouts(counts=True)
         for record in records:
             turns = store.turns(record.session_id)
-            chains = segments(turns)
+            chains = build_segments(turns)
             assert sum(int(chain.loss_mask.sum()) for chain in chains) == record.sampled_tokens
             assert np.array_equal(
                 np.concatenate([chain.tokens[chain.loss_mask] for chain in chains]),

@@ -25,7 +25,7 @@ from runners.export.validation import faults
 from runners.store.json_text import dumps
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
-from runners.trajectory.conversation import messages, tools
+from runners.trajectory.conversation import join_messages, latest_tools
 from runners.trajectory.record import Turn
 from tests.runners.export.records import (
     CONFIG,
@@ -380,7 +380,7 @@ def test_the_published_schema_is_the_generated_one() -> None:
 
 def test_a_conversation_is_rebuilt_from_its_turns() -> None:
     turns = [a_turn(index=0), a_turn(index=1)]
-    rebuilt = messages(turns)
+    rebuilt = join_messages(turns)
     assert [message["role"] for message in rebuilt] == [
         "system",
         "user",
@@ -393,8 +393,8 @@ def test_a_conversation_is_rebuilt_from_its_turns() -> None:
         "turn 0",
         {"name": "Bash", "arguments": {"command": "ls"}},
     )
-    assert [tool["function"]["name"] for tool in tools(turns)] == ["Bash"]
-    assert (messages([]), tools([])) == ([], [])
+    assert [tool["function"]["name"] for tool in latest_tools(turns)] == ["Bash"]
+    assert (join_messages([]), latest_tools([])) == ([], [])
 
 
 def test_hostile_text_makes_a_valid_line(tmp_path: Path) -> None:

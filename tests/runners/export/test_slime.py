@@ -14,7 +14,7 @@ from runners.store.run_store import RunStore
 from runners.trajectory.graph import TurnGraph
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import Turn
-from runners.trajectory.routing import RoutingShape, TurnRouting, turn_routing
+from runners.trajectory.routing import RoutingShape, TurnRouting, build_turn_routing
 from tests.runners.export.records import (
     CONFIG,
     a_rollout,
@@ -123,7 +123,9 @@ def rows_of(turn: Turn, path: np.ndarray, start: int) -> TurnRouting:
     """Return routing that says which turn it is of: experts 2 · index and the next."""
     size = (len(path) - 1 - start, SHAPE.layers, SHAPE.top_k)
     experts = np.broadcast_to([2 * turn.index % 8, 2 * turn.index % 8 + 1], size)
-    return turn_routing(experts.astype(np.int32).ravel(), path, start, SHAPE, turn.weight_version)
+    return build_turn_routing(
+        experts.astype(np.int32).ravel(), path, start, SHAPE, turn.weight_version
+    )
 
 
 def routed_run(run_dir: Path, without: int) -> RunStore:

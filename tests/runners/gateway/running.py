@@ -15,11 +15,11 @@ import aiohttp
 import orjson
 
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.service import Parts, serve
+from runners.gateway.service import GatewayHooks, serve
 from runners.store.run_store import RunStore
 from runners.trajectory.record import Turn
 
-NO_PARTS = Parts()
+NO_PARTS = GatewayHooks()
 TOOLS: list[dict[str, Any]] = [
     {
         "name": "Bash",
@@ -80,7 +80,7 @@ async def running_gateway(
     run_dir: Path,
     *,
     make_run: bool = True,
-    parts: Parts = NO_PARTS,
+    parts: GatewayHooks = NO_PARTS,
     **changes: Any,
 ) -> AsyncIterator[Gateway]:
     """Serve a gateway in this event loop."""

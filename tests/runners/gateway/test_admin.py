@@ -246,12 +246,12 @@ async def _listed(request: web.Request) -> web.Response:
 async def test_an_address_is_known_to_lead_here_or_elsewhere(
     gateway: Gateway, engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
-    assert await gateway.admin.leads_here(gateway.url) is True
-    assert await gateway.admin.leads_here(engine.url) is False
+    assert await gateway.admin.is_reached_at(gateway.url) is True
+    assert await gateway.admin.is_reached_at(engine.url) is False
     listing = web.Application()
     listing.router.add_get("/health", _listed)
     async with TestServer(listing) as another:
-        assert await gateway.admin.leads_here(str(another.make_url(""))) is False
+        assert await gateway.admin.is_reached_at(str(another.make_url(""))) is False
     async with running_gateway(engine.url, tokenizer_dir, tmp_path / "other") as other:
-        assert await gateway.admin.leads_here(other.url) is False
-    assert await gateway.admin.leads_here(other.url) is None, "nobody listens there any more"
+        assert await gateway.admin.is_reached_at(other.url) is False
+    assert await gateway.admin.is_reached_at(other.url) is None, "nobody listens there any more"

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.gateway.attribution import MAIN, Hints
-from runners.gateway.branches import Branches, Place
-from runners.gateway.conversation import Answer, Call, Piece, TurnRequest, fingerprint
-from runners.gateway.prefix_matching import outline
+from runners.gateway.attribution import MAIN, RequestAttribution
+from runners.gateway.branches import Branches, Placement
+from runners.gateway.conversation import Answer, IssuedCall, Piece, TurnRequest, fingerprint
+from runners.gateway.prefix_matching import split_parts
 from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
 from runners.trajectory.record import Turn
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
@@ -42,26 +42,26 @@ class Gateway:
     branches: Branches = field(init=False)
     turns: list[Turn] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[Placement] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.branches = Branches(self.renderer, self.tokenizer)
 
-    def ask(self, request: TurnRequest, *calls: Call, text: str = "") -> int:
+    def ask(self, request: TurnRequest, *calls: IssuedCall, text: str = "") -> int:
         """Return the index of the turn that answers a request."""
         keys = request.keys()
-        sent, mark = outline(request.pieces, keys), fingerprint(request, keys, "test")
-        earlier = self.branches.answered(mark)
+        sent, mark = split_parts(request.pieces, keys), fingerprint(request, keys, "test")
+        earlier = self.branches.find_answer(mark)
         if earlier is not None:
             return int(earlier[0]["turn"])
-        place = self.branches.place(request, sent)
+        place = self.branches.find_placement(request, sent)
         body = text + "".join(f"<tool_call>{call.id}</tool_call>" for call in calls)
         output = np.array(self.tokenizer.encode(body + "<|im_end|>"), np.int32)
         kept = place.after.node.length if place.after else 0
         turn = Turn(
             session_id="s", index=len(self.turns), thread=place.thread,
             parent_thread=place.parent_thread, branch=place.branch,
-            segment=self.branches.segment(place),
+            segment=self.branches.choose_segment(place),
             parent=place.after.node.index if place.after else None, prompt_kept=kept,
             prompt_new=np.array(place.prompt[kept:], np.int32), output_ids=output,
             output_logprobs=np.full(len(output), -0.5, np.float32), weight_version=0,
@@ -72,7 +72,7 @@ class Gateway:
         answer = Answer("", text, calls, 0, "end_turn", None, {})
         news = [part for part in sent if part.first >= place.new]
         response = {"turn": turn.index}
-        self.branches.take_in(turn, place, news, answer, request.tools, mark, response)
+        self.branches.add_turn(turn, place, news, answer, request.tools, mark, response)
         self.turns.append(turn)
         self.prompts.append(place.prompt)
         self.places.append(place)
@@ -80,7 +80,7 @@ class Gateway:
 
     def check(self) -> None:
         """Hold the invariants: paths are what the model saw, each sampled token is trained once."""
-        chains = self.branches.graph.segments()
+        chains = self.branches.graph.build_segments()
         owned = sorted(index for chain in chains for index in chain.own_turns)
         assert owned == list(range(len(self.turns)))
         assert sum(int(chain.loss_mask.sum()) for chain in chains) == sum(
@@ -94,18 +94,18 @@ class Gateway:
 
 def request(pieces: Sequence[Piece], **hints: object) -> TurnRequest:
     """Return a request as a dialect reads it."""
-    return TurnRequest("m", tuple(pieces), TOOLS, 1000, hints=Hints(**hints))  # type: ignore[arg-type]
+    return TurnRequest("m", tuple(pieces), TOOLS, 1000, hints=RequestAttribution(**hints))  # type: ignore[arg-type]
 
 
 def user(text: str, message: int = 0) -> Piece:
     return Piece(message, "user", "text", text)
 
 
-def call_of(call: Call, message: int) -> Piece:
+def call_of(call: IssuedCall, message: int) -> Piece:
     return Piece(message, "assistant", "tool_call", tool_id=call.id, name=call.name)
 
 
-def result_of(call: Call, message: int, text: str = "ok") -> Piece:
+def result_of(call: IssuedCall, message: int, text: str = "ok") -> Piece:
     return Piece(message, "user", "tool_result", text, tool_id=call.id)
 
 
@@ -129,7 +129,7 @@ class Program:
             self.pieces[thread] = [SYSTEM, user("the same task for all")]
             self.chains += 1
         self.calls += 1
-        call = Call(f"c{self.calls}", "Bash", {"n": self.calls})
+        call = IssuedCall(f"c{self.calls}", "Bash", {"n": self.calls})
         asked = request(
             self.echoed(thread, edit),
             thread=thread if self.named else MAIN,
@@ -208,7 +208,7 @@ def test_whatever_a_program_does_every_token_is_trained_once_and_no_chain_forks(
             program.compact(speaks)
     gateway.check()
     waiting = sum(thread in program.pieces for thread in program.compacted)
-    chains = gateway.branches.graph.segments()
+    chains = gateway.branches.graph.build_segments()
     assert len(chains) == program.chains - waiting, "no false fork, none missing"
     whys = [place.why.kind for place in gateway.places if place.why]
     assert set(whys) <= {"compaction"}
@@ -222,7 +222,7 @@ def test_byte_identical_parallel_sub_agents_stay_apart(parts: tuple[Renderer, To
     for thread in (MAIN, "a1", "a2", "a1", "a2", MAIN):
         program.say(thread, "faithful")
     gateway.check()
-    chains = gateway.branches.graph.segments()
+    chains = gateway.branches.graph.build_segments()
     assert [(chain.thread, chain.kind, chain.own_turns) for chain in chains] == [
         ("main", "final", (0, 5)), ("a1", "subagent", (1, 3)), ("a2", "subagent", (2, 4)),
     ]  # fmt: skip
@@ -239,14 +239,14 @@ def test_a_forked_agent_starts_as_a_branch_of_its_parent(parts: tuple[Renderer, 
     gateway.check()
     assert gateway.turns[turn].parent == 1
     assert gateway.places[turn].why is None
-    chains = gateway.branches.graph.segments()
+    chains = gateway.branches.graph.build_segments()
     assert [(chain.kind, chain.turns, chain.own_turns) for chain in chains] == [
         ("final", (0, 1, 3), (0, 1, 3)), ("subagent", (0, 1, 2), (2,)),
     ]  # fmt: skip
 
 
-def dispatch(number: int, task: str) -> Call:
-    return Call(f"d{number}", "Agent", {"prompt": task, "description": "look"})
+def dispatch(number: int, task: str) -> IssuedCall:
+    return IssuedCall(f"d{number}", "Agent", {"prompt": task, "description": "look"})
 
 
 def test_a_sub_agent_that_names_no_thread_is_known_by_its_task(
@@ -256,8 +256,12 @@ def test_a_sub_agent_that_names_no_thread_is_known_by_its_task(
     main = [SYSTEM, user("fix it")]
     gateway.ask(request(main), dispatch(1, "read a.py"), dispatch(2, "read b.py"))
     second = [user("You are an explorer."), user("read b.py", 1)]
-    first = gateway.ask(request(second), Call("r", "Bash", {}))
-    more = [*second, call_of(Call("r", "Bash", {}), 2), result_of(Call("r", "Bash", {}), 3)]
+    first = gateway.ask(request(second), IssuedCall("r", "Bash", {}))
+    more = [
+        *second,
+        call_of(IssuedCall("r", "Bash", {}), 2),
+        result_of(IssuedCall("r", "Bash", {}), 3),
+    ]
     gateway.ask(request(more), text="found")
     gateway.check()
     assert [turn.thread for turn in gateway.turns] == ["main", "call:d2", "call:d2"]
@@ -282,7 +286,9 @@ def test_what_nobody_can_tell_apart_is_the_main_threads_and_counted(
         TurnRequest("m", (user("Title?"),), [], 1000),
         TurnRequest("m", (user("Title?"),), TOOLS, 1000, structured=True),
         TurnRequest("m", (user("quota"),), TOOLS, 1),
-        TurnRequest("m", (user("topic"),), TOOLS, 1000, hints=Hints(request_class="side")),
+        TurnRequest(
+            "m", (user("topic"),), TOOLS, 1000, hints=RequestAttribution(request_class="side")
+        ),
     ],
 )
 def test_side_requests_leave_the_main_chain_alone(
@@ -294,7 +300,7 @@ def test_side_requests_leave_the_main_chain_alone(
     gateway.ask(aside, text="A title")
     program.say(MAIN, "faithful")
     gateway.check()
-    chains = gateway.branches.graph.segments()
+    chains = gateway.branches.graph.build_segments()
     assert [(chain.kind, chain.own_turns) for chain in chains] == [
         ("final", (0, 2)),
         ("side", (1,)),
@@ -315,7 +321,7 @@ def test_a_rollback_forks_off_the_turn_it_goes_back_to(parts: tuple[Renderer, To
     assert why is not None
     assert why.kind == "rewrite"
     assert gateway.places[turn].differs["after"]
-    kinds = [chain.kind for chain in gateway.branches.graph.segments()]
+    kinds = [chain.kind for chain in gateway.branches.graph.build_segments()]
     assert kinds == ["wipe", "final"]
 
 

@@ -116,7 +116,7 @@ async def test_a_session_works_and_its_breaks_are_counted(
     assert last["content"][-1]["text"] == "Done."
     (found,) = stats["breaks"]
     assert found["kind"] == "renderer"
-    assert (stats["turns"], stats["unread"]) == (2, 0)
+    assert (stats["turns"], stats["parser_fallbacks"]) == (2, 0)
 
 
 async def test_what_cannot_be_read_is_kept_and_given_as_it_was_sampled(
@@ -133,4 +133,4 @@ async def test_what_cannot_be_read_is_kept_and_given_as_it_was_sampled(
         stats = await agent.stats()
         assert len(gateway.turns("s1")) == 1
     assert "<tool_call>" in answer["content"][0]["text"]
-    assert stats["unread"] == 1
+    assert stats["parser_fallbacks"] == 1

@@ -14,11 +14,11 @@ from runners.engines.client import HttpEngine
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects import anthropic, anthropic_reply
-from runners.gateway.dialects.body import parse
-from runners.gateway.registry import NewSession, Registry
-from runners.gateway.session import Sampling, Services, Session
+from runners.gateway.dialects.body import parse_body
+from runners.gateway.registry import SessionRegistry, SessionRequest
+from runners.gateway.session import Session, SessionSampling, SessionServices
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
-from runners.gateway.turn_log import Journal
+from runners.gateway.turn_log import AsyncTurnLog
 from runners.store.store_error import StoreError
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 from tests.fakes.turn_log import HeldTurnLog
@@ -30,13 +30,13 @@ class Bench:
 
     session: Session
     log: HeldTurnLog
-    services: Services
+    services: SessionServices
 
 
 @pytest.fixture
 async def bench(engine: ScriptedEngine, tokenizer_dir: Path) -> AsyncIterator[Bench]:
     tokenizer = load_tokenizer(tokenizer_dir)
-    log, journal = HeldTurnLog(), Journal()
+    log, journal = HeldTurnLog(), AsyncTurnLog()
     client = ResilientEngine(
         HttpEngine(engine.url),
         attempts=1,
@@ -45,8 +45,8 @@ async def bench(engine: ScriptedEngine, tokenizer_dir: Path) -> AsyncIterator[Be
         admission=Admission(8, adaptive=False),
     )
     await journal.open(lambda: log)
-    services = Services(client, tokenizer, load_renderer(tokenizer, "qwen3"), journal)
-    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
+    services = SessionServices(client, tokenizer, load_renderer(tokenizer, "qwen3"), journal)
+    sampling = SessionSampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
     yield Bench(
         Session("s", services, sampling, max_context_tokens=10_000, max_turns=None, seed=None),
         log,
@@ -59,7 +59,7 @@ async def bench(engine: ScriptedEngine, tokenizer_dir: Path) -> AsyncIterator[Be
 
 def request(text: str = "hi") -> TurnRequest:
     body = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "%b"}]}'
-    return anthropic.turn_request(parse(anthropic.MessagesRequest, body % text.encode()))
+    return anthropic.turn_request(parse_body(anthropic.MessagesRequest, body % text.encode()))
 
 
 async def handed_in(bench: Bench) -> None:
@@ -70,7 +70,7 @@ async def test_an_answer_waits_for_its_turn_to_be_durable(
     bench: Bench, engine: ScriptedEngine
 ) -> None:
     engine.say(f"hello{END}")
-    flight = bench.session.ask(request(), anthropic_reply)
+    flight = bench.session.start_turn(request(), anthropic_reply)
     with flight.waiting() as outcome:
         await handed_in(bench)
         await asyncio.wait({outcome}, timeout=0.05)
@@ -84,10 +84,10 @@ async def test_a_turn_that_is_being_stored_survives_its_client(
     bench: Bench, engine: ScriptedEngine
 ) -> None:
     engine.say(f"hello{END}")
-    with bench.session.ask(request(), anthropic_reply).waiting():
+    with bench.session.start_turn(request(), anthropic_reply).waiting():
         await handed_in(bench)
     bench.log.open.set()
-    with bench.session.ask(request(), anthropic_reply).waiting() as outcome:
+    with bench.session.start_turn(request(), anthropic_reply).waiting() as outcome:
         assert (await outcome)["content"][0]["text"] == "hello"
     assert len(engine.seen.requests) == 1
 
@@ -96,7 +96,7 @@ async def test_finishing_waits_for_a_turn_that_is_being_stored(
     bench: Bench, engine: ScriptedEngine
 ) -> None:
     engine.say(f"hello{END}")
-    flight = bench.session.ask(request(), anthropic_reply)
+    flight = bench.session.start_turn(request(), anthropic_reply)
     await handed_in(bench)
     finishing = asyncio.create_task(bench.session.finish())
     await asyncio.wait({finishing}, timeout=0.05)
@@ -114,12 +114,12 @@ async def test_a_turn_that_cannot_be_stored_is_not_answered(
     bench.log.full = True
     bench.log.open.set()
     with (
-        bench.session.ask(request(), anthropic_reply).waiting() as outcome,
+        bench.session.start_turn(request(), anthropic_reply).waiting() as outcome,
         pytest.raises(StoreError, match="full"),
     ):
         await outcome
     bench.log.full = False
-    with bench.session.ask(request(), anthropic_reply).waiting() as outcome:
+    with bench.session.start_turn(request(), anthropic_reply).waiting() as outcome:
         assert (await outcome)["content"][0]["text"] == "kept"
     (turn,) = bench.log.stored
     assert (turn.index, turn.segment, turn.prompt_kept, turn.break_reason) == (0, 0, 0, None)
@@ -130,24 +130,24 @@ async def test_a_request_repeated_right_after_its_client_left_is_a_turn_of_its_o
 ) -> None:
     engine.say(Completion(f"never heard{END}", delay_s=30), f"hello{END}")
     bench.log.open.set()
-    with bench.session.ask(request(), anthropic_reply).waiting():
+    with bench.session.start_turn(request(), anthropic_reply).waiting():
         await engine.arrived.wait()
-    with bench.session.ask(request(), anthropic_reply).waiting() as outcome:
+    with bench.session.start_turn(request(), anthropic_reply).waiting() as outcome:
         assert (await outcome)["content"][0]["text"] == "hello"
     assert len(bench.log.stored) == 1
 
 
 async def test_a_session_whose_maker_left_is_there_when_he_asks_again(bench: Bench) -> None:
     bench.log.holds_sessions = True
-    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
-    registry = Registry(bench.services, sampling, max_context_tokens=10_000)
-    first = asyncio.create_task(registry.create(NewSession(session_id="s1"), "key"))
+    sampling = SessionSampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
+    registry = SessionRegistry(bench.services, sampling, max_context_tokens=10_000)
+    first = asyncio.create_task(registry.create(SessionRequest(session_id="s1"), "key"))
     await handed_in(bench)
     first.cancel()
     await asyncio.wait([first])
-    again = asyncio.create_task(registry.create(NewSession(session_id="s1"), "key"))
+    again = asyncio.create_task(registry.create(SessionRequest(session_id="s1"), "key"))
     await asyncio.wait({again}, timeout=0.05)
     bench.log.open.set()
     entry = await again
-    assert registry.with_key(entry.key) is entry
+    assert registry.find_by_key(entry.key) is entry
     assert bench.log.session_ids == {"s1"}

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.gateway.conversation import Piece
-from runners.gateway.prefix_matching import Break, Followed, Part, Said, Sent, follow, outline
+from runners.gateway.prefix_matching import (
+    AssistantPart,
+    HistoryBreak,
+    Part,
+    PrefixMatch,
+    RequestPart,
+    match_prefix,
+    split_parts,
+)
 
 WORDS = st.text("ab", min_size=1, max_size=2)
 OUTSIDE = st.one_of(
@@ -33,8 +41,8 @@ SAID = st.lists(
 TURNS = st.lists(st.tuples(st.lists(OUTSIDE, min_size=1, max_size=3), SAID), min_size=1, max_size=4)
 
 
-def sent(pieces: list[Piece]) -> list[Sent]:
-    return outline(pieces, [piece.key() for piece in pieces])
+def sent(pieces: list[Piece]) -> list[RequestPart]:
+    return split_parts(pieces, [piece.key() for piece in pieces])
 
 
 Turns = list[tuple[list[Piece], list[Piece]]]
@@ -66,7 +74,7 @@ def test_edits_of_the_echo_never_break_a_history(
         kept = [new for piece in said for new in edited(data, piece)]
         echoed += [*outside, *(kept or [Piece(0, "assistant", "text", "…")])]
     moved = [replace(piece, message=data.draw(st.integers(0, 9))) for piece in [*echoed, *news]]
-    found = follow(path_of(turns), sent(moved), moved)
+    found = match_prefix(path_of(turns), sent(moved), moved)
     assert (found.depth, found.why) == (len(turns), None)
     assert found.new is not None
     assert found.new.first == len(echoed)
@@ -89,7 +97,7 @@ def test_any_change_outside_the_echo_forks_before_the_turn_that_heard_it(
     }[change]
     changed = [*pieces[:at], *instead, *pieces[at + 1 :], Piece(0, "user", "text", "end")]
     path = path_of(turns)
-    found = follow(path, sent(changed), changed)
+    found = match_prefix(path, sent(changed), changed)
     if found.why is None:  # taking a piece out may leave a conversation that was told before
         assert change == "gone"
         known = [part for parts in path for part in parts]
@@ -105,9 +113,9 @@ def test_any_change_outside_the_echo_forks_before_the_turn_that_heard_it(
 def test_a_conversation_cut_back_forks_where_it_was_cut(turns: Turns, kept: int) -> None:
     kept = min(kept, len(turns) - 1)
     pieces = [*pieces_of(turns[:kept]), *turns[-1][0]]
-    found = follow(path_of(turns), sent(pieces), pieces)
+    found = match_prefix(path_of(turns), sent(pieces), pieces)
     if kept == len(turns) - 1:
-        again = Break("repeat", "the last turn was asked for again, with other parameters")
+        again = HistoryBreak("repeat", "the last turn was asked for again, with other parameters")
         assert (found.depth, found.why) == (kept, again)
     else:
         assert found.why is not None
@@ -120,10 +128,10 @@ def test_a_conversation_cut_back_forks_where_it_was_cut(turns: Turns, kept: int)
 @given(TURNS, OUTSIDE)
 def test_a_turn_that_said_nothing_may_vanish_or_stay(turns: Turns, news: Piece) -> None:
     asked = Piece(0, "user", "text", "well?")
-    path = [*path_of(turns), [*path_of([([asked], [])])[0], Said((), may_vanish=True)]]
+    path = [*path_of(turns), [*path_of([([asked], [])])[0], AssistantPart((), may_vanish=True)]]
     for echoed in ([], [Piece(0, "assistant", "thinking", "hm")]):
         sent_back = [*pieces_of(turns), asked, *echoed, news]
-        found = follow(path, sent(sent_back), sent_back)
+        found = match_prefix(path, sent(sent_back), sent_back)
         assert (found.depth, found.why) == (len(path), None)
         assert found.new is not None
         assert found.new.first == len(sent_back) - 1
@@ -131,4 +139,4 @@ def test_a_turn_that_said_nothing_may_vanish_or_stay(turns: Turns, news: Piece) 
 
 def test_nothing_said_yet_is_followed_nowhere() -> None:
     first = [Piece(0, "user", "text", "hello")]
-    assert follow([], sent(first), first) == Followed(0, None, None)
+    assert match_prefix([], sent(first), first) == PrefixMatch(0, None, None)

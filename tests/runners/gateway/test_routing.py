@@ -18,8 +18,8 @@ from runners.export.dump import dump
 from runners.harnesses.native import agent as native
 from runners.harnesses.native.wire import Messages
 from runners.store.run_store import RunStore
-from runners.trajectory.graph import segments
-from runners.trajectory.routing import RoutingShape, TurnRouting, segment_routing
+from runners.trajectory.graph import build_segments
+from runners.trajectory.routing import RoutingShape, TurnRouting, build_segment_routing
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, routed, spoken
 from tests.runners.gateway.running import Gateway, echo, results, running_gateway, user
 
@@ -73,10 +73,10 @@ def every_trained_token_has_its_own_turns_row(
     """
     found: set[int] = set()
     held = stored(gateway)
-    chains = segments(gateway.turns("s1"))
+    chains = build_segments(gateway.turns("s1"))
     assert chains
     for chain in chains:
-        routing = segment_routing(chain, held, shape)
+        routing = build_segment_routing(chain, held, shape)
         assert routing.valid.tolist() == [True] * (len(chain.tokens) - 1) + [False]
         trained = np.flatnonzero(chain.loss_mask)
         versions = chain.weight_versions[trained]
@@ -152,7 +152,7 @@ async def test_sub_agents_a_compaction_a_retry_and_updates_in_the_middle_keep_th
     await asyncio.to_thread(native.attempt, messages, "fix a.py", settings)
     messages.connection.close()
     assert len(engine.seen.requests) == len(gateway.turns("s1")) + 1
-    kinds = {chain.kind for chain in segments(gateway.turns("s1"))}
+    kinds = {chain.kind for chain in build_segments(gateway.turns("s1"))}
     assert kinds == {"wipe", "subagent", "compaction", "final"}
     assert every_trained_token_has_its_own_turns_row(gateway) == [1, 2, 3]
     assert (await session.stats())["routing_missing"] == 0
@@ -182,7 +182,7 @@ async def test_a_fork_goes_on_from_the_rows_of_the_turn_that_it_leaves(
     await agent.ask([*before, results(first, "b.py")])
     ends = lengths(engine)
     assert starts(engine) == [0, ends[0] - 1, ends[0] - 1]
-    assert len(segments(gateway.turns("s1"))) == 2
+    assert len(build_segments(gateway.turns("s1"))) == 2
     every_trained_token_has_its_own_turns_row(gateway)
 
 
@@ -217,9 +217,9 @@ async def test_rows_that_do_not_come_are_counted_and_asked_for_again_by_the_next
     stats = await agent.stats()
     assert stats["routing_missing"] == 1
     assert said in stats["routing_fault"]
-    (chain,) = segments(gateway.turns("s1"))
+    (chain,) = build_segments(gateway.turns("s1"))
     ends = lengths(engine)
-    valid = segment_routing(chain, stored(gateway), SHAPE).valid
+    valid = build_segment_routing(chain, stored(gateway), SHAPE).valid
     assert valid.tolist() == [True] * (ends[0] - 1) + [False] * (ends[1] - ends[0] + 1)
     await agent.ask(messages)
     assert starts(engine) == [0, ends[0] - 1, ends[0] - 1]
@@ -231,8 +231,8 @@ async def test_rows_that_a_later_turn_brings_with_other_weights_are_not_the_gap_
 ) -> None:
     engine.say(Completion(LOOK, routing="none"), Completion(LOOK, weight_version="2"))
     await converse(gateway, 2)
-    (chain,) = segments(gateway.turns("s1"))
-    routing = segment_routing(chain, stored(gateway), SHAPE)
+    (chain,) = build_segments(gateway.turns("s1"))
+    routing = build_segment_routing(chain, stored(gateway), SHAPE)
     sampled_before = np.append(chain.weight_versions[1:] == 1, False)
     assert sampled_before.any()
     assert (routing.valid == ~sampled_before)[:-1].all()

@@ -21,8 +21,8 @@ from runners.engines.client import HttpEngine
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
 from runners.training.routing.shape import routing_shape
-from runners.trajectory.graph import segments
-from runners.trajectory.routing import segment_routing
+from runners.trajectory.graph import build_segments
+from runners.trajectory.routing import build_segment_routing
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer
 from tests.runners.gateway.running import Gateway, echo, running_gateway, user
@@ -144,8 +144,8 @@ async def test_a_generation_cut_off_in_an_update_is_no_turn_and_the_next_has_all
     assert len(gateway.turns("s1")) == 2
     shape = routing_shape(models[0])
     assert shape is not None
-    (chain,) = segments(gateway.turns("s1"))
-    routing = segment_routing(chain, stored(gateway), shape)
+    (chain,) = build_segments(gateway.turns("s1"))
+    routing = build_segment_routing(chain, stored(gateway), shape)
     assert routing.valid[:-1].all()
     versions = every_trained_token_has_its_own_turns_row(
         gateway, lambda tokens, version: chosen(models[version], tokens), shape

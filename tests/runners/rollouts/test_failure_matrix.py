@@ -26,7 +26,7 @@ from runners.rollouts.pool import Pool
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
 from runners.training.step_batch import Batch, Sessions, make_batch
-from runners.trajectory.graph import segments
+from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import OutcomeCode
 from runners.trajectory.record import RolloutRecord, Segment
 from runners.trajectory.routing import RoutingShape, TurnRouting
@@ -159,7 +159,7 @@ async def rolled_out(here: World, faults: PlannedFaultsConfig) -> list[RolloutRe
 def batch_of(here: World, records: list[RolloutRecord], shape: RoutingShape | None) -> Batch:
     """Make the step's batch from the store."""
     store = here.store
-    sessions = Sessions(lambda name: segments(store.turns(name)), store.routing, shape, pad=3)
+    sessions = Sessions(lambda name: build_segments(store.turns(name)), store.routing, shape, pad=3)
     return make_batch(records, sessions, CONFIG)
 
 
@@ -237,7 +237,7 @@ async def test_samples_and_placeholders_that_cannot_be_built_leave_the_constant_
     async with world(tmp_path, task) as here:
         records = await rolled_out(here, none)
         store = here.store
-        broken = BrokenSessions(lambda name: segments(store.turns(name)), failure)
+        broken = BrokenSessions(lambda name: build_segments(store.turns(name)), failure)
 
         def routing(_: str) -> Mapping[int, TurnRouting]:
             return {}

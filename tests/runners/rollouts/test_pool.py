@@ -19,7 +19,7 @@ from conf.sections.rollout import DeadlinesConfig
 from conf.sections.task import TestsRewardConfig
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
-from runners.gateway.service import Parts
+from runners.gateway.service import GatewayHooks
 from runners.harnesses.contract import HarnessResult
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
@@ -31,7 +31,7 @@ from runners.sandboxes.wrappers import RegisteredBackend
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Task, VerdictKind
-from runners.trajectory.graph import segments
+from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import TRANSITIONS, OutcomeClass, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.rollout_parts import (
@@ -133,14 +133,14 @@ class World:
 
 @asynccontextmanager
 async def world(
-    tmp_path: Path, task: Task, *, parts: Parts | None = None, **changes: Any
+    tmp_path: Path, task: Task, *, parts: GatewayHooks | None = None, **changes: Any
 ) -> AsyncIterator[World]:
     """Start gateway and engine; everything else is made of fakes that keep their contracts."""
     tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
     async with (
         ScriptedEngine() as engine,
         running_gateway(
-            engine.url, tokenizer, tmp_path / "run", parts=parts or Parts(), **changes
+            engine.url, tokenizer, tmp_path / "run", parts=parts or GatewayHooks(), **changes
         ) as gateway,
     ):
         engine.always = Completion("I am done.<|im_end|>")
@@ -213,7 +213,7 @@ async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
         )
         assert record.final_message == "all done"
         assert "answer 0" in record.patch
-        chains = segments(here.store.turns(record.session_id))
+        chains = build_segments(here.store.turns(record.session_id))
         assert sum(int(chain.loss_mask.sum()) for chain in chains) == record.sampled_tokens > 0
         assert set(record.timings) == {*TRANSITIONS, "total"} - {Stage.END}
 

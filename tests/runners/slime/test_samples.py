@@ -11,10 +11,10 @@ import pytest
 from conf.compose import compose
 from runners.slime.rewards import raw_and_trained
 from runners.slime.samples import Making, Taken, made
-from runners.trajectory.graph import segments
+from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord, Segment
-from runners.trajectory.routing import Routing, RoutingShape, unrouted
+from runners.trajectory.routing import Routing, RoutingShape, make_unrouted
 from tests.fakes.slime_rollout import Sample
 from tests.runners.export.records import branched_run
 
@@ -32,7 +32,7 @@ def taken(tmp_path: Path, **changes: Any) -> Taken:
     with branched_run(tmp_path / "run") as store:
         record: RolloutRecord = store.rollouts(counts=True)[0]
         turns = store.turns(record.session_id)
-    return Taken(replace(record, **changes), turns, segments(turns), lambda chain: None)
+    return Taken(replace(record, **changes), turns, build_segments(turns), lambda chain: None)
 
 
 def test_siblings_share_the_rollout_and_train_each_token_once(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_lost_rollout_is_one_masked_sample_with_routing_of_its_length(tmp_path
 
 def test_a_segment_with_a_gap_in_its_routing_is_not_trained(tmp_path: Path) -> None:
     def routing(chain: Segment) -> Routing:
-        found = unrouted(SHAPE, len(chain.tokens))
+        found = make_unrouted(SHAPE, len(chain.tokens))
         found.valid[:-1] = True
         found.valid[3] = chain.kind != "wipe"
         return found

@@ -19,7 +19,7 @@ from conf.sections.training import (
 )
 from runners.training.fanout import FanOut, fan_out, shares
 from runners.training.micro_batches import token_weights
-from runners.trajectory.graph import segments
+from runners.trajectory.graph import build_segments
 from runners.trajectory.record import BranchKind, Segment, SegmentKind, Turn
 from tests.runners.export.records import a_turn
 
@@ -112,7 +112,7 @@ def weight_of(rollouts: Sequence[FanOut]) -> list[float]:
 
 @given(graphs(), CONFIGS)
 def test_a_sampled_token_is_trained_at_most_once(turns: list[Turn], fanout: FanoutConfig) -> None:
-    tokens = trained_tokens(fan_out("r", segments(turns), 1.0, fanout))
+    tokens = trained_tokens(fan_out("r", build_segments(turns), 1.0, fanout))
     assert len(tokens) == len(set(tokens))
     assert set(tokens) <= {int(token) for turn in turns for token in turn.output_ids}
 
@@ -121,7 +121,7 @@ def test_a_sampled_token_is_trained_at_most_once(turns: list[Turn], fanout: Fano
 def test_without_caps_a_sampled_token_is_trained_exactly_once_aside_from_side_requests(
     turns: list[Turn], reward: RewardShare, train_side: bool
 ) -> None:
-    fan = fan_out("r", segments(turns), 1.0, config(reward, train_side=train_side))
+    fan = fan_out("r", build_segments(turns), 1.0, config(reward, train_side=train_side))
     wanted = [
         int(token)
         for turn in turns
@@ -135,7 +135,7 @@ def test_without_caps_a_sampled_token_is_trained_exactly_once_aside_from_side_re
 def test_every_segment_is_a_whole_sample_or_counted_as_dropped(
     turns: list[Turn], fanout: FanoutConfig, advantage: float
 ) -> None:
-    chains = segments(turns)
+    chains = build_segments(turns)
     fan = fan_out("r", chains, advantage, fanout)
     assert len(fan.samples) + fan.dropped.total() == len(chains)
     places = [
@@ -156,14 +156,16 @@ def test_every_segment_is_a_whole_sample_or_counted_as_dropped(
 def test_a_rollout_weighs_one_nth_whatever_its_fan_out(
     rollouts: list[tuple[list[Turn], FanoutConfig]],
 ) -> None:
-    fans = [fan_out(f"r{i}", segments(turns), 1.0, c) for i, (turns, c) in enumerate(rollouts)]
+    fans = [
+        fan_out(f"r{i}", build_segments(turns), 1.0, c) for i, (turns, c) in enumerate(rollouts)
+    ]
     wanted = [1 / len(fans) if fan.samples else 0.0 for fan in fans]
     assert weight_of(fans) == pytest.approx(wanted)
 
 
 @given(graphs(), CONFIGS)
 def test_an_advantage_of_zero_stays_exactly_zero(turns: list[Turn], fanout: FanoutConfig) -> None:
-    fan = fan_out("r", segments(turns), 0.0, fanout)
+    fan = fan_out("r", build_segments(turns), 0.0, fanout)
     assert all(sample.advantage == 0.0 for sample in fan.samples)
 
 
@@ -171,7 +173,7 @@ def test_an_advantage_of_zero_stays_exactly_zero(turns: list[Turn], fanout: Fano
 def test_caps_keep_the_head_and_the_final(
     turns: list[Turn], reward: RewardShare, most: int, longest: int
 ) -> None:
-    chains = segments(turns)
+    chains = build_segments(turns)
     capped = config(reward, max_segments=most, max_segment_tokens=longest, train_side=True)
     fan = fan_out("r", chains, 1.0, capped)
     fitting = [c for c in chains if c.loss_mask.any() and len(c.tokens) <= longest]

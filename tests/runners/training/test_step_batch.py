@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from conf.compose import compose
 from runners.training.step_batch import (
-    FIGURES,
     Batch,
     Sessions,
     make_batch,
     step_metrics,
     untrainable_groups,
 )
-from runners.trajectory.graph import segments
+from runners.trajectory.counters import SUMMED_COUNTERS
+from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord, Segment, Turn
 from runners.trajectory.routing import RoutingShape
@@ -76,7 +76,7 @@ def batch_of(
     records: list[RolloutRecord], turns: list[Turn], line: str = "fanout=segments"
 ) -> Batch:
     def chains(session_id: str) -> list[Segment]:
-        return segments([replace(turn, session_id=session_id) for turn in turns])
+        return build_segments([replace(turn, session_id=session_id) for turn in turns])
 
     return make_batch(records, Sessions(chains), CONFIGS[line])
 
@@ -131,7 +131,7 @@ def test_a_group_of_equal_rewards_has_advantage_exactly_zero(line: str, reward: 
 def test_a_rollout_of_which_nothing_is_left_stays_in_its_baseline_and_in_the_average() -> None:
     def chains(session_id: str) -> list[Segment]:
         long = "-02-" in session_id  # the third member
-        return segments([chain(0, 1001 if long else 1000, session_id=session_id)])
+        return build_segments([chain(0, 1001 if long else 1000, session_id=session_id)])
 
     records = rollouts(1.0, 1.0, 0.0)
     batch = make_batch(records, Sessions(chains), CONFIGS["fanout.max_segment_tokens=1000"])
@@ -157,13 +157,17 @@ def test_an_ungraded_rollout_is_neither_in_the_baseline_nor_fanned_out() -> None
 
 
 def test_what_is_wrong_with_sessions_is_summed_up_and_nothing_that_is_not_graded() -> None:
-    told = [{"unread": 2, "routing_missing": 1}, {"unread": 3}, {"unread": 4}]
+    told = [
+        {"parser_fallbacks": 2, "routing_missing": 1},
+        {"parser_fallbacks": 3},
+        {"parser_fallbacks": 4},
+    ]
     records = [
         replace(record, extra={"session": figures})
         for record, figures in zip(rollouts(1.0, 0.0, None), told, strict=True)
     ]
     metrics = step_metrics(batch_of(records, LINEAR), 1.0)
-    assert [metrics[f"rollout/{name}"] for name in FIGURES] == [0, 0, 0, 5, 1, 0, 0]
+    assert [metrics[f"rollout/{name}"] for name in SUMMED_COUNTERS] == [0, 0, 0, 5, 1, 0, 0]
 
 
 @given(
@@ -194,7 +198,7 @@ def test_a_batch_has_a_row_for_every_rollout_and_failed_ones_weigh_nothing(
     def chains(session_id: str) -> list[Segment]:
         if "-01-" in session_id:
             return []  # it never took a turn
-        return segments([replace(turn, session_id=session_id) for turn in LINEAR])
+        return build_segments([replace(turn, session_id=session_id) for turn in LINEAR])
 
     records = rollouts(1.0, None, None, 0.0)
     batch = make_batch(records, Sessions(chains, shape=routing, pad=3), DEFAULT)
@@ -216,7 +220,7 @@ def test_a_rollout_whose_turns_cannot_be_read_is_masked_and_its_siblings_are_unt
     def chains(session_id: str) -> list[Segment]:
         if "-00-00-" in session_id:
             raise ValueError("torn {} %s \udcff")
-        return segments([replace(turn, session_id=session_id) for turn in LINEAR])
+        return build_segments([replace(turn, session_id=session_id) for turn in LINEAR])
 
     batch = make_batch(rollouts(1.0, 0.0), Sessions(chains), DEFAULT)
     assert [record.advantage for record in batch.records] == [1.0, -1.0], "its reward was real"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.trajectory.graph import ChainError, segments
+from runners.trajectory.graph import ChainError, build_segments
 from runners.trajectory.record import Turn
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
@@ -65,7 +65,7 @@ def test_every_sampled_token_is_masked_in_once_after_exactly_the_prompt_the_mode
     session: tuple[list[Turn], list[tuple[list[int], list[int]]]],
 ) -> None:
     turns, seen = session
-    chains = segments(turns)
+    chains = build_segments(turns)
     assert sorted(index for chain in chains for index in chain.own_turns) == list(range(len(turns)))
     for chain in chains:
         tokens, trained = chain.tokens.tolist(), []
@@ -107,9 +107,9 @@ GOOD = [
     ],
 )
 def test_turns_that_contradict_each_other_are_refused(turns: list[Turn], message: str) -> None:
-    assert len(segments(GOOD)) == 1
+    assert len(build_segments(GOOD)) == 1
     with pytest.raises(ChainError, match=message):
-        segments(turns)
+        build_segments(turns)
 
 
 def test_each_chain_has_the_kind_of_its_place() -> None:
@@ -129,7 +129,7 @@ def test_each_chain_has_the_kind_of_its_place() -> None:
         said(6, 5, 1, thread="a1", branch="subagent"),
         said(7, 6, None, branch="subagent"),
     ]
-    chains = segments(turns)
+    chains = build_segments(turns)
     assert [chain.kind for chain in chains] == [
         *("wipe", "wipe", "side", "compaction", "final", "subagent", "subagent")
     ]

@@ -12,15 +12,15 @@ import pytest
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.store.tables import SCHEMA_VERSION
-from runners.trajectory.graph import segments
+from runners.trajectory.graph import build_segments
 from runners.trajectory.routing import (
     RoutingError,
     RoutingShape,
     TurnRouting,
-    segment_routing,
-    tokens_checksum,
-    turn_routing,
-    unrouted,
+    build_segment_routing,
+    build_turn_routing,
+    checksum_tokens,
+    make_unrouted,
 )
 from tests.runners.export.records import CONFIG, a_turn
 
@@ -37,7 +37,7 @@ def routing(turn: int, shape: RoutingShape = SHAPE, seed: int = 0) -> TurnRoutin
     size = (len(path) - 1 - start, shape.layers)
     scores = np.random.default_rng([seed, turn]).random((*size, shape.experts))
     flat = scores.argsort(-1)[..., : shape.top_k].astype(np.int32).ravel()
-    return turn_routing(flat, path, start, shape, TURNS[turn].weight_version)
+    return build_turn_routing(flat, path, start, shape, TURNS[turn].weight_version)
 
 
 def same(one: TurnRouting, other: TurnRouting) -> bool:
@@ -101,9 +101,9 @@ def test_rows_that_the_disk_lost_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_segment_has_the_rows_of_its_turns_at_their_tokens() -> None:
-    (segment,) = segments(TURNS)
+    (segment,) = build_segments(TURNS)
     parts = {0: routing(0), 1: routing(1)}
-    found = segment_routing(segment, parts, SHAPE)
+    found = build_segment_routing(segment, parts, SHAPE)
     assert found.valid.tolist() == [True] * 8 + [False]
     wanted = np.concatenate([parts[0].experts, parts[1].experts])
     assert np.array_equal(found.experts[:8], wanted)
@@ -111,46 +111,46 @@ def test_a_segment_has_the_rows_of_its_turns_at_their_tokens() -> None:
 
 def test_a_turn_without_rows_between_others_moves_none_of_theirs() -> None:
     """A list with an entry per turn that has rows would give turn 1's to turn 0."""
-    (segment,) = segments(TURNS)
-    found = segment_routing(segment, {1: routing(1)}, SHAPE)
+    (segment,) = build_segments(TURNS)
+    found = build_segment_routing(segment, {1: routing(1)}, SHAPE)
     assert found.valid.tolist() == [False] * 4 + [True] * 4 + [False]
     assert np.array_equal(found.experts[4:8], routing(1).experts)
 
 
 def test_rows_of_other_tokens_or_another_model_are_refused() -> None:
-    (segment,) = segments(TURNS)
+    (segment,) = build_segments(TURNS)
     shifted = replace(routing(0), start=1)
     with pytest.raises(RoutingError, match=rf"turn 0 of session {SESSION} belongs to other tokens"):
-        segment_routing(segment, {0: shifted}, SHAPE)
+        build_segment_routing(segment, {0: shifted}, SHAPE)
     with pytest.raises(RoutingError, match="belongs to other tokens"):
-        segment_routing(segment, {0: replace(routing(0), tokens_crc=1)}, SHAPE)
+        build_segment_routing(segment, {0: replace(routing(0), tokens_crc=1)}, SHAPE)
     for other in (replace(SHAPE, layers=1), replace(SHAPE, experts=301)):
         with pytest.raises(RoutingError, match="the policy 2 layers and 2 of 300"):
-            segment_routing(segment, {0: routing(0, other)}, SHAPE)
+            build_segment_routing(segment, {0: routing(0, other)}, SHAPE)
 
 
 def test_rows_are_as_many_as_were_asked_for_and_name_experts_that_exist() -> None:
     path, flat = PATHS[0], routing(0).experts.astype(np.int32).ravel()
     with pytest.raises(ValueError, match="16 ids of experts for 3 tokens"):
-        turn_routing(flat, path, 1, SHAPE, 0)
+        build_turn_routing(flat, path, 1, SHAPE, 0)
     for wrong in (300, -1):
         flat[5] = wrong
         with pytest.raises(ValueError, match="there are 300"):
-            turn_routing(flat, path, 0, SHAPE, 0)
+            build_turn_routing(flat, path, 0, SHAPE, 0)
 
 
 @pytest.mark.parametrize("experts", [2, 8, 256, 257])
 def test_routing_that_says_nothing_names_distinct_experts_and_all_of_them_alike(
     experts: int,
 ) -> None:
-    nothing = unrouted(RoutingShape(3, 2, experts, routed=(0, 1, 2)), 4 * experts)
+    nothing = make_unrouted(RoutingShape(3, 2, experts, routed=(0, 1, 2)), 4 * experts)
     assert not nothing.valid.any()
     assert (np.diff(np.sort(nothing.experts, axis=-1), axis=-1) > 0).all()
     assert len(set(np.bincount(nothing.experts.ravel()).tolist())) == 1
-    assert len(unrouted(RoutingShape(3, 2, experts, routed=()), 0).experts) == 0
+    assert len(make_unrouted(RoutingShape(3, 2, experts, routed=()), 0).experts) == 0
 
 
 def test_a_checksum_tells_tokens_that_were_shifted_or_exchanged() -> None:
     tokens = np.arange(5, dtype=np.int32)
-    sums = {tokens_checksum(t) for t in (tokens, tokens[1:], tokens[::-1], np.roll(tokens, 1))}
+    sums = {checksum_tokens(t) for t in (tokens, tokens[1:], tokens[::-1], np.roll(tokens, 1))}
     assert len(sums) == 4

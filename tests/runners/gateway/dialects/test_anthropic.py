@@ -5,10 +5,10 @@ from typing import Any
 import orjson
 import pytest
 
-from runners.gateway.conversation import Answer, Call, TurnRequest
+from runners.gateway.conversation import Answer, IssuedCall, TurnRequest
 from runners.gateway.dialects import anthropic, anthropic_reply
-from runners.gateway.dialects.body import parse
-from runners.gateway.refusal import Refused, Why
+from runners.gateway.dialects.body import parse_body
+from runners.gateway.refusal import RefusalKind, Refused
 from tests.runners.gateway.running import TOOLS, user
 
 BASE: dict[str, Any] = {"model": "m", "max_tokens": 10, "messages": [user("hi")]}
@@ -16,13 +16,13 @@ BASE: dict[str, Any] = {"model": "m", "max_tokens": 10, "messages": [user("hi")]
 
 def judged(**changes: Any) -> TurnRequest:
     body = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
-    return anthropic.turn_request(parse(anthropic.MessagesRequest, orjson.dumps(body)))
+    return anthropic.turn_request(parse_body(anthropic.MessagesRequest, orjson.dumps(body)))
 
 
 def refusal(**changes: Any) -> str:
     with pytest.raises(Refused) as caught:
         judged(**changes)
-    assert caught.value.why is Why.INVALID
+    assert caught.value.why is RefusalKind.INVALID
     return str(caught.value)
 
 
@@ -60,7 +60,7 @@ def test_all_faults_are_named_at_once() -> None:
 
 def test_invalid_json_is_refused() -> None:
     with pytest.raises(Refused, match="Invalid JSON"):
-        parse(anthropic.MessagesRequest, b'{"model": ')
+        parse_body(anthropic.MessagesRequest, b'{"model": ')
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_conversation_is_translated_for_the_renderer() -> None:
 )
 def test_thoughts_are_answered_only_to_who_asked_for_them(shown: bool, kinds: list[str]) -> None:
     request = judged(thinking={"type": "enabled" if shown else "disabled"})
-    calls = (Call("toolu_1", "Bash", {"command": "ls"}),)
+    calls = (IssuedCall("toolu_1", "Bash", {"command": "ls"}),)
     usage = {"prompt_tokens": 10, "completion_tokens": 3, "cached_tokens": 10}
     answer = Answer("hm", "I look.", calls, 0, "tool_use", None, usage)
     message = anthropic_reply.message(answer, request, "msg_1")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects import anthropic_reply
-from runners.gateway.refusal import Refused, Why
+from runners.gateway.refusal import RefusalKind, Refused
 from tests.runners.gateway.running import assembled, events
 
 TEXT = st.text()
@@ -47,5 +47,5 @@ def test_a_client_puts_together_exactly_what_was_answered(
 @given(TEXT)
 def test_no_text_breaks_out_of_its_frame(text: str) -> None:
     request = TurnRequest("m", (), [], 10)
-    (event,) = events(anthropic_reply.error(Refused(Why.BROKEN, text), request, "msg_1"))
+    (event,) = events(anthropic_reply.error(Refused(RefusalKind.BROKEN, text), request, "msg_1"))
     assert event["error"]["message"] == text

@@ -5,10 +5,10 @@ from typing import Any
 import orjson
 import pytest
 
-from runners.gateway.conversation import Piece, TurnRequest, renderer_messages
+from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.dialects import openai_chat
-from runners.gateway.dialects.contract import Asked
-from runners.gateway.refusal import Refused, Why
+from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.refusal import RefusalKind, Refused
 from tests.runners.gateway.running import user
 
 PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}}
@@ -19,7 +19,7 @@ BASH = {
 BASE: dict[str, Any] = {"model": "m", "messages": [user("hi")]}
 
 
-def asked(**changes: Any) -> Asked:
+def asked(**changes: Any) -> ParsedRequest:
     body = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
     return openai_chat.read(orjson.dumps(body), {})
 
@@ -31,7 +31,7 @@ def judged(**changes: Any) -> TurnRequest:
 def refused(**changes: Any) -> Refused:
     with pytest.raises(Refused) as caught:
         judged(**changes)
-    assert caught.value.why is Why.INVALID
+    assert caught.value.why is RefusalKind.INVALID
     return caught.value
 
 
@@ -134,7 +134,7 @@ def test_a_conversation_is_translated_for_the_renderer() -> None:
         function = {"name": "bash", "arguments": {"command": command}}
         return {"type": "function", "id": call_id, "function": function}
 
-    assert renderer_messages(request.pieces) == [
+    assert group_messages(request.pieces) == [
         {"role": "system", "content": "You fix bugs.\nBe brief."},
         {"role": "user", "content": "the task"},
         {"role": "system", "content": "a reminder"},

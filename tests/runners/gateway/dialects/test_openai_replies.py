@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.gateway.conversation import Answer, Call, StopReason, TurnRequest
+from runners.gateway.conversation import Answer, IssuedCall, StopReason, TurnRequest
 from runners.gateway.dialects import openai
-from runners.gateway.dialects.openai_chat_reply import Reply as ChatReply
-from runners.gateway.dialects.openai_responses_reply import Reply as ResponsesReply
-from runners.gateway.dialects.openai_tools import Shown
-from runners.gateway.refusal import Refused, Why
+from runners.gateway.dialects.openai_chat_reply import ChatReply
+from runners.gateway.dialects.openai_responses_reply import ResponsesReply
+from runners.gateway.dialects.openai_tools import PolicyTool
+from runners.gateway.refusal import RefusalKind, Refused
 from tests.runners.gateway.dialects.clients import (
     assembled_chat,
     assembled_response,
@@ -24,11 +24,11 @@ from tests.runners.gateway.dialects.clients import (
 )
 
 REQUEST = TurnRequest("m", (), [], 10, show_thinking=True)
-TOOLS: Mapping[str, Shown] = {
-    "run": Shown({}, "function", "run"),
-    "ns__run": Shown({}, "function", "run", "ns"),
-    "patch": Shown({}, "custom", "patch"),
-    "local_shell": Shown({}, "local_shell", "local_shell"),
+TOOLS: Mapping[str, PolicyTool] = {
+    "run": PolicyTool({}, "function", "run"),
+    "ns__run": PolicyTool({}, "function", "run", "ns"),
+    "patch": PolicyTool({}, "custom", "patch"),
+    "local_shell": PolicyTool({}, "local_shell", "local_shell"),
 }
 TEXT = st.text()
 JSON = st.recursive(
@@ -41,7 +41,7 @@ ARGUMENTS = st.one_of(
 )
 CALLS = st.lists(
     st.builds(
-        lambda name, arguments: Call(openai.new_call_id(), name, arguments),
+        lambda name, arguments: IssuedCall(openai.new_call_id(), name, arguments),
         st.sampled_from([*TOOLS, "unknown"]),
         ARGUMENTS,
     ),
@@ -90,7 +90,7 @@ def test_events_say_what_the_response_says(answer: Answer, pings: int) -> None:
 
 @given(TEXT)
 def test_no_text_breaks_out_of_its_frame(text: str) -> None:
-    refused = Refused(Why.BROKEN, text)
+    refused = Refused(RefusalKind.BROKEN, text)
     chat, responses = ChatReply(with_usage=False), ResponsesReply({})
     assert len(frames(chat.error(refused, REQUEST, chat.new_message_id()))) == 1
     assert len(frames(responses.error(refused, REQUEST, responses.new_message_id()))) == 1
@@ -99,22 +99,22 @@ def test_no_text_breaks_out_of_its_frame(text: str) -> None:
 @pytest.mark.parametrize(
     ("why", "message", "status", "kind", "code"),
     [
-        (Why.INVALID, "model: bad", 400, "invalid_request_error", None),
+        (RefusalKind.INVALID, "model: bad", 400, "invalid_request_error", None),
         (
-            Why.INVALID,
+            RefusalKind.INVALID,
             "prompt is too long: 9 tokens > 8 maximum",
             *(400, "invalid_request_error", "context_length_exceeded"),
         ),
-        (Why.UNAUTHENTICATED, "who?", 401, "invalid_request_error", "invalid_api_key"),
-        (Why.FORBIDDEN, "finished", 403, "invalid_request_error", None),
-        (Why.UNKNOWN, "nothing", 404, "invalid_request_error", None),
-        (Why.TOO_LARGE, "big", 413, "invalid_request_error", None),
-        (Why.BROKEN, "broken", 500, "server_error", "server_error"),
-        (Why.OVERLOADED, "later", 503, "server_error", "server_error"),
+        (RefusalKind.UNAUTHENTICATED, "who?", 401, "invalid_request_error", "invalid_api_key"),
+        (RefusalKind.FORBIDDEN, "finished", 403, "invalid_request_error", None),
+        (RefusalKind.UNKNOWN, "nothing", 404, "invalid_request_error", None),
+        (RefusalKind.TOO_LARGE, "big", 413, "invalid_request_error", None),
+        (RefusalKind.BROKEN, "broken", 500, "server_error", "server_error"),
+        (RefusalKind.OVERLOADED, "later", 503, "server_error", "server_error"),
     ],
 )
 def test_refusals_have_openais_envelope(
-    why: Why, message: str, status: int, kind: str, code: str | None
+    why: RefusalKind, message: str, status: int, kind: str, code: str | None
 ) -> None:
     found, body = openai.refusal(Refused(why, message, param="model"))
     assert found == status
@@ -125,9 +125,9 @@ def test_refusals_have_openais_envelope(
 @pytest.mark.parametrize(
     ("refused", "code"),
     [
-        (Refused(Why.OVERLOADED, "later"), "server_error"),
-        (Refused(Why.INVALID, "prompt is too long: 9 > 8"), "context_length_exceeded"),
-        (Refused(Why.FORBIDDEN, "finished"), "invalid_prompt"),
+        (Refused(RefusalKind.OVERLOADED, "later"), "server_error"),
+        (Refused(RefusalKind.INVALID, "prompt is too long: 9 > 8"), "context_length_exceeded"),
+        (Refused(RefusalKind.FORBIDDEN, "finished"), "invalid_prompt"),
     ],
 )
 def test_a_stream_that_fails_says_why_and_never_that_it_is_complete(
@@ -146,5 +146,5 @@ def test_a_stream_that_fails_says_why_and_never_that_it_is_complete(
 @pytest.mark.parametrize("prefix", ["resp_", "chatcmpl-"])
 def test_an_id_tells_when_it_was_issued(prefix: str) -> None:
     name = openai.new_id(prefix)
-    assert int(name.removeprefix(prefix)[:8], 16) == openai.created(name)
+    assert int(name.removeprefix(prefix)[:8], 16) == openai.created_at(name)
     assert openai.new_id(prefix) != name

@@ -5,10 +5,16 @@ from typing import Any
 import orjson
 import pytest
 
-from runners.gateway.conversation import SYSTEM_PROMPT, Answer, Call, TurnRequest, renderer_messages
+from runners.gateway.conversation import (
+    SYSTEM_PROMPT,
+    Answer,
+    IssuedCall,
+    TurnRequest,
+    group_messages,
+)
 from runners.gateway.dialects import openai_responses
-from runners.gateway.dialects.contract import Asked
-from runners.gateway.refusal import Refused, Why
+from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.refusal import RefusalKind, Refused
 
 PARAMETERS = {"type": "object", "properties": {"cmd": {"type": "string"}}}
 RUN = {"type": "function", "name": "run", "strict": False, "parameters": PARAMETERS}
@@ -16,7 +22,7 @@ BASE: dict[str, Any] = {"model": "m", "input": "hi"}
 USAGE = {"prompt_tokens": 10, "completion_tokens": 3, "cached_tokens": 4}
 
 
-def asked(**changes: Any) -> Asked:
+def asked(**changes: Any) -> ParsedRequest:
     body = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
     return openai_responses.read(orjson.dumps(body), {})
 
@@ -28,7 +34,7 @@ def judged(**changes: Any) -> TurnRequest:
 def refusal(**changes: Any) -> str:
     with pytest.raises(Refused) as caught:
         judged(**changes)
-    assert caught.value.why is Why.INVALID
+    assert caught.value.why is RefusalKind.INVALID
     return str(caught.value)
 
 
@@ -113,7 +119,7 @@ def test_a_conversation_is_translated_for_the_renderer() -> None:
         function = {"name": "run", "arguments": arguments}
         return {"type": "function", "id": call_id, "function": function}
 
-    assert renderer_messages(request.pieces) == [
+    assert group_messages(request.pieces) == [
         {"role": "system", "content": "You are a coding agent.\nBe brief.\nAsk nobody."},
         {"role": "user", "content": "where"},
         {"role": "user", "content": "the task"},
@@ -205,7 +211,7 @@ def test_sampling_that_a_client_asks_for_is_reported_as_ignored() -> None:
 )
 def test_thoughts_are_answered_only_to_who_asked_for_them(reasoning: Any, kinds: list[str]) -> None:
     wanted = asked(reasoning=reasoning, tools=[RUN])
-    calls = (Call("call_1", "run", {"cmd": "ls"}), Call("call_2", "run", {"cmd": "é"}))
+    calls = (IssuedCall("call_1", "run", {"cmd": "ls"}), IssuedCall("call_2", "run", {"cmd": "é"}))
     answer = Answer("hm", "I look.", calls, 0, "tool_use", None, USAGE)
     body = wanted.voice.message(answer, wanted.request, wanted.voice.new_message_id())
     assert [item["type"] for item in body["output"]] == kinds

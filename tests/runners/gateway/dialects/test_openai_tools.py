@@ -5,9 +5,9 @@ from typing import Any
 import orjson
 import pytest
 
-from runners.gateway.conversation import Answer, Call
+from runners.gateway.conversation import Answer, IssuedCall
 from runners.gateway.dialects import openai_responses
-from runners.gateway.dialects.contract import Asked
+from runners.gateway.dialects.contract import ParsedRequest
 
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "name": "run", "parameters": {"type": "object", "properties": {}}},
@@ -30,20 +30,20 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "web_search"},
 ]
 CALLS = (
-    Call("call_1", "run", {"cmd": "ls"}),
-    Call("call_2", "apply_patch", {"input": "*** Begin\n"}),
-    Call("call_3", "local_shell", {"command": "ls | wc"}),
-    Call("call_4", "agents__spawn", {"task": "look"}),
-    Call("call_5", "agents__tell", {"input": "stop"}),
+    IssuedCall("call_1", "run", {"cmd": "ls"}),
+    IssuedCall("call_2", "apply_patch", {"input": "*** Begin\n"}),
+    IssuedCall("call_3", "local_shell", {"command": "ls | wc"}),
+    IssuedCall("call_4", "agents__spawn", {"task": "look"}),
+    IssuedCall("call_5", "agents__tell", {"input": "stop"}),
 )
 
 
-def asked(*items: dict[str, Any]) -> Asked:
+def asked(*items: dict[str, Any]) -> ParsedRequest:
     body = {"model": "m", "tools": TOOLS, "input": [{"role": "user", "content": "hi"}, *items]}
     return openai_responses.read(orjson.dumps(body), {})
 
 
-def answered(*calls: Call) -> list[dict[str, Any]]:
+def answered(*calls: IssuedCall) -> list[dict[str, Any]]:
     wanted = asked()
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0}
     answer = Answer("", "", calls, 0, "tool_use", None, usage)
@@ -100,7 +100,7 @@ def test_calls_that_come_back_are_what_the_policy_said() -> None:
     ]
     request = asked(*answered(*CALLS), *outputs).request
     came = [piece for piece in request.pieces if piece.kind == "tool_call"]
-    assert [Call(piece.tool_id, piece.name, piece.arguments) for piece in came] == list(CALLS)
+    assert [IssuedCall(piece.tool_id, piece.name, piece.arguments) for piece in came] == list(CALLS)
     assert {piece.message for piece in came} == {1}, "they are one turn"
     results = [piece.tool_id for piece in request.pieces if piece.kind == "tool_result"]
     assert results == [call.id for call in CALLS]
@@ -109,19 +109,19 @@ def test_calls_that_come_back_are_what_the_policy_said() -> None:
 @pytest.mark.parametrize(
     ("call", "field", "text"),
     [
-        (Call("call_1", "apply_patch", {"patch": "x"}), "input", '{"patch": "x"}'),
-        (Call("call_1", "apply_patch", {"input": 7}), "input", '{"input": 7}'),
+        (IssuedCall("call_1", "apply_patch", {"patch": "x"}), "input", '{"patch": "x"}'),
+        (IssuedCall("call_1", "apply_patch", {"input": 7}), "input", '{"input": 7}'),
     ],
 )
 def test_a_freeform_call_without_its_string_is_sent_as_it_is(
-    call: Call, field: str, text: str
+    call: IssuedCall, field: str, text: str
 ) -> None:
     (item,) = answered(call)
     assert item[field] == text
 
 
 def test_a_call_of_a_tool_that_nobody_has_is_the_clients_to_refuse() -> None:
-    (item,) = answered(Call("call_1", "nothing", {}))
+    (item,) = answered(IssuedCall("call_1", "nothing", {}))
     assert (item["type"], item["name"]) == ("function_call", "nothing")
 
 

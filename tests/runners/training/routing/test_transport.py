@@ -23,15 +23,15 @@ from runners.training.micro_batches import micro_batches
 from runners.training.routing.shape import routing_shape
 from runners.training.sample import Sample
 from runners.training.step_batch import Batch, Sessions, make_batch
-from runners.trajectory.graph import TurnGraph, segments
+from runners.trajectory.graph import TurnGraph, build_segments
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.routing import (
     Routing,
     RoutingError,
     RoutingShape,
     TurnRouting,
-    segment_routing,
-    turn_routing,
+    build_segment_routing,
+    build_turn_routing,
 )
 from tests.fakes.tiny_model import write_tiny_model
 from tests.runners.export.records import CONFIG, LOST, a_rollout, a_turn, branched_turns
@@ -80,7 +80,7 @@ async def play(
         )  # fmt: skip
         path = np.concatenate([prompt, answer.output_ids])
         assert answer.routing is not None
-        rows = turn_routing(answer.routing, path, held, shape, answer.weight_version)
+        rows = build_turn_routing(answer.routing, path, held, shape, answer.weight_version)
         held = len(path) - 1
         store.add_turn(turn, None if index in lost else rows)
     store.put_rollout(record)
@@ -117,7 +117,7 @@ def played(
         def routing(session_id: str) -> dict[int, TurnRouting]:
             return store.routing(others.get(session_id, session_id))
 
-        sessions = Sessions(lambda name: segments(store.turns(name)), routing, shape)
+        sessions = Sessions(lambda name: build_segments(store.turns(name)), routing, shape)
         return make_batch([*records, failed], sessions, config)
 
 
@@ -274,11 +274,13 @@ def test_each_sample_has_the_rows_of_its_own_segment(fanout: str, shape: Routing
         rng = np.random.default_rng(turn.index)
         size = (len(path) - 1 - start, shape.layers, shape.experts)
         flat = rng.random(size).argsort(-1)[..., : shape.top_k].astype(np.int32).ravel()
-        held[turn.index] = turn_routing(flat, path, start, shape, turn.weight_version)
+        held[turn.index] = build_turn_routing(flat, path, start, shape, turn.weight_version)
     config = compose([f"fanout={fanout}"]).fanout
-    fan = fan_out("r", segments(turns), 1.0, config, lambda one: segment_routing(one, held, shape))
+    fan = fan_out(
+        "r", build_segments(turns), 1.0, config, lambda one: build_segment_routing(one, held, shape)
+    )
     assert len(fan.samples) == (1 if fanout == "collapse" else 5)
-    chains = {tuple(chain.tokens.tolist()): chain for chain in segments(turns)}
+    chains = {tuple(chain.tokens.tolist()): chain for chain in build_segments(turns)}
     for sample in fan.samples:
         assert sample.routing is not None
         chain = chains[tuple(sample.tokens.tolist())]
