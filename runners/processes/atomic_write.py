@@ -1,34 +1,56 @@
-"""Making what is kept in the cache (``conf/cache.py``): an entry is complete or absent."""
+"""Write files and directories that are complete or absent, never half written.
+
+The content is written under another name beside the target and then renamed: rename(2) replaces a
+name in one step, but only within one file system, hence "beside".
+"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runners.processes.process_names import is_stale, make_unique_name
 
 
 @contextmanager
-def atomic_directory(place: Path) -> Iterator[Path]:
-    """Give a directory beside ``place``, which takes its name when the block ends without an error.
+def atomic_file(target: Path) -> Iterator[Path]:
+    """Yield a path beside ``target``; the file written there replaces it when the block succeeds.
 
-    If another process was faster, its directory stays. What killed processes left half built goes.
-    Raises OSError.
+    If the block raises, the target stays as it is. Raises OSError.
+
+        with atomic_file(run_dir / "report.html") as partial:
+            partial.write_text(page, "utf-8")
     """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    for other in place.parent.glob(f".{place.name}.*"):
+    partial = target.with_name(f".{target.name}.{make_unique_name()}")
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        with suppress(OSError):  # after the rename there is none; another error must stay visible
+            partial.unlink()
+
+
+@contextmanager
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty directory beside ``target`` that gets its name when the block succeeds.
+
+    If another process was faster, its directory stays: the caller then uses that one. Directories
+    that killed processes left half built are removed. Raises OSError.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for other in target.parent.glob(f".{target.name}.*"):
         if is_stale(other.name.rpartition(".")[2]):
             shutil.rmtree(other, ignore_errors=True)
-    directory = place.with_name(f".{place.name}.{make_unique_name()}")
-    directory.mkdir()
+    partial = target.with_name(f".{target.name}.{make_unique_name()}")
+    partial.mkdir()
     try:
-        yield directory
+        yield partial
         try:
-            directory.rename(place)
+            partial.rename(target)
         except OSError:
-            if not place.exists():
+            if not target.exists():  # otherwise another process made the same entry meanwhile
                 raise
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)

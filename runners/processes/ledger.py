@@ -1,8 +1,8 @@
-"""The ledger of a run: what exists outside its store, so that nothing is left when a driver is
-killed.
+"""Register the resources that a run has outside its store, and end those that dead drivers left.
 
-A thing is entered before it exists and leaves after it is gone; both are durable when they return.
-So whatever a dead driver left is in the ledger. An entry may name a thing that never came to be.
+A resource is registered before it exists and unregistered after it is gone, and both calls are
+durable when they return. So whatever a killed driver left behind is in the ledger. An entry may
+name a resource that was never made: ending it must then do nothing.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from runners.store.run_state import Driver, this_process
 from runners.store.run_store import RunStore
 
 ResourceKind = Literal["process", "session", "sandbox"]
-"""A service of the run, a gateway session, a sandbox."""
+"""A service process of the run, a gateway session, a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """A thing that exists, or may."""
+    """A resource that exists, or may exist."""
 
     kind: ResourceKind
     name: str
     facts: dict[str, Any]
-    """What ends it, or tells it to a human: a pid, a provider's id."""
+    """Needed to end it, or to recognize it: a pid, a provider's id, a temporary directory."""
     driver: Driver
-    """Who entered it."""
+    """The process that registered it."""
     entered_at: float
     """Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReapedEntry:
-    """What became of an entry of a dead driver."""
+    """An entry of a dead driver, and whether its resource was ended."""
 
     entry: LedgerEntry
     error: str | None = None
-    """Why it may still be there; it stays in the ledger then."""
+    """Why the resource may still exist; the entry then stays in the ledger."""
 
 
 class SandboxReaper(Protocol):
-    """What ends sandboxes by name: a ``SandboxBackend``."""
+    """Ends sandboxes by name: a ``SandboxBackend``."""
 
-    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
-        """End them, name → facts; raises AgentrlError."""
+    async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:
+        """End these sandboxes, name → facts; raises AgentrlError."""
         ...
 
 
 class Ledger:
-    """The ledger of one run; of this process what it enters, of every process what it reads."""
+    """The ledger of one run: writes entries of this process, reads those of every process."""
 
     def __init__(self, store: RunStore) -> None:
         self._db = store.database
@@ -66,26 +66,26 @@ class Ledger:
         self.store = store
 
     def register(self, kind: ResourceKind, name: str, **facts: Any) -> None:
-        """Register a thing that is about to be made; entering it again replaces what is known."""
+        """Register a resource that is about to be made, or replace its entry; raises StoreError."""
         me = self._driver
         self._db.execute(
             "INSERT OR REPLACE INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)",
             (kind, name, dumps(facts), me.host, me.pid, me.started_at, time.time()),
         )
 
-    def note(self, kind: ResourceKind, name: str, **facts: Any) -> None:
-        """Add what is known only now: a pid, a provider's id."""
+    def add_facts(self, kind: ResourceKind, name: str, **facts: Any) -> None:
+        """Add facts that are known only once the resource exists: a pid, a provider's id."""
         self._db.execute(
             "UPDATE ledger SET facts = json_patch(facts, ?) WHERE kind = ? AND name = ?",
             (dumps(facts), kind, name),
         )
 
     def unregister(self, kind: ResourceKind, name: str) -> None:
-        """Take a thing off that is gone; one that is not registered is fine."""
+        """Remove a resource that is gone; does nothing if it is not registered."""
         self._db.execute("DELETE FROM ledger WHERE kind = ? AND name = ?", (kind, name))
 
     def unregister_all(self, kind: ResourceKind) -> None:
-        """Take off everything of a kind that this process entered: what held it is gone."""
+        """Remove everything of a kind that this process registered, for when all of it is gone."""
         me = self._driver
         self._db.execute(
             "DELETE FROM ledger WHERE kind = ? AND host = ? AND pid = ? AND pid_started_at = ?",
@@ -93,7 +93,7 @@ class Ledger:
         )
 
     def entries(self) -> list[LedgerEntry]:
-        """Return what is registered now, oldest first; nothing for a store of before the ledger."""
+        """Return what is registered, oldest first; empty for a store older than the ledger."""
         if not self._db.rows("SELECT 1 FROM sqlite_schema WHERE name = 'ledger'"):
             return []
         return [
@@ -105,8 +105,9 @@ class Ledger:
         ]
 
     def find_leaks(self, guard_s: float | None = None) -> list[LedgerEntry]:
-        """Return what nobody looks after any more: its driver is dead, or it is a sandbox or a
-        session, and older than an attempt may get.
+        """Return entries whose driver is dead.
+
+        With ``guard_s`` also sandboxes and sessions older than that: no attempt lives so long.
         """
         entries, state = self.entries(), self.store.state()
         living = {
@@ -122,10 +123,11 @@ class Ledger:
 
 
 async def reap(ledger: Ledger, backend: SandboxReaper | None = None) -> list[ReapedEntry]:
-    """End what dead drivers of this run left, and take it off; returns what there was.
+    """End the resources that dead drivers of this run left; return their entries.
 
-    Sessions ended with their gateway; sandboxes wait for a call with a backend. What cannot be
-    ended stays registered, and the event that this writes says why.
+    Entries of ended resources are removed. Sessions have ended with their gateway, which is one of
+    the processes. Sandboxes are skipped without a ``backend``. What cannot be ended stays
+    registered, and the ``reaped`` event says why.
     """
     found: list[ReapedEntry] = []
     sandboxes: list[LedgerEntry] = []
@@ -150,21 +152,24 @@ async def reap(ledger: Ledger, backend: SandboxReaper | None = None) -> list[Rea
 
 
 def _end_process(entry: LedgerEntry) -> ReapedEntry:
-    """Kill a service by its mark and remove its temporary directory."""
+    """Kill a service by its tag, not its pid, and remove its temporary directory.
+
+    The pid may belong to another process by now, and a service may have children.
+    """
     if entry.driver.host != socket.gethostname():
-        return ReapedEntry(entry, f"it ran on {entry.driver.host}: see there that it has ended")
+        return ReapedEntry(entry, f"it ran on {entry.driver.host}: check there that it has ended")
     try:
         kill_tagged(SERVICE_TAG, entry.name.__eq__)
     except TimeoutError as error:
         return ReapedEntry(entry, str(error))
     scratch = Path(entry.facts.get("scratch", ""))
-    if scratch.name.endswith(entry.name):  # what is stored may name no other directory
+    if scratch.name.endswith(entry.name):  # never remove a directory that is not its own
         shutil.rmtree(scratch, ignore_errors=True)
     return ReapedEntry(entry)
 
 
 async def _end_sandboxes(entries: list[LedgerEntry], backend: SandboxReaper) -> str | None:
-    """Return why it failed, if it did."""
+    """End sandboxes; return the error message, None if there was no error."""
     try:
         await backend.reap({entry.name: entry.facts for entry in entries})
     except AgentrlError as error:

@@ -1,8 +1,8 @@
-"""Whose it is: what a process makes outside its run directory bears a name that says which process
-that was, so that any later one can tell what a killed one left.
+"""Process-unique names: what a process makes outside its run directory is named after the process.
 
-The name holds pid, start time and pid namespace: pids are used again, and those of another
-container mean nothing here, so that its things are left alone.
+A name holds the pid namespace, the pid and the start time of its process, so any later process can
+tell whether the one that made a thing is gone, and the thing stale. All three are needed: pids are
+reused, and a pid of another container means nothing in this one.
 """
 
 from __future__ import annotations
@@ -16,28 +16,33 @@ _numbers = itertools.count()
 
 
 def make_unique_name() -> str:
-    """Return a new name of this process, fit for a file."""
+    """Return a new name that bears this process's identity and can be a file name."""
     pid = os.getpid()
-    return f"{PREFIX}{_namespace()}-{pid}-{_started(pid)}-{next(_numbers)}"
+    return f"{PREFIX}{_pid_namespace()}-{pid}-{_start_time(pid)}-{next(_numbers)}"
 
 
 def is_stale(name: str) -> bool:
-    """Whether it is the name of a process of this machine that is gone."""
+    """Return whether the process that made this name is gone.
+
+    False for names that are not ours or were made in another container: those are left alone.
+    """
     parts = name.removeprefix(PREFIX).split("-")
     if not name.startswith(PREFIX) or len(parts) != 4 or not all(map(str.isdigit, parts)):
         return False
     namespace, pid, started, _ = map(int, parts)
-    return namespace == _namespace() and _started(pid) != started
+    return namespace == _pid_namespace() and _start_time(pid) != started
 
 
-def _namespace() -> int:
+def _pid_namespace() -> int:
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
-def _started(pid: int) -> int | None:
-    """Return when a living process started, in clock ticks since boot."""
+def _start_time(pid: int) -> int | None:
+    """Return when a living process started, in clock ticks since boot (proc(5), field 22)."""
     try:
+        # The second field is the command's name in parentheses, which may contain spaces and
+        # parentheses of its own: count the fields from the last ")".
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in b"ZX" else int(fields[19])
+    return None if fields[0] in b"ZX" else int(fields[19])  # zombie or dead: runs nothing any more

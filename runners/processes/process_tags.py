@@ -1,8 +1,8 @@
-"""Processes by a mark: a variable in the environment that they, or their ancestors, were started
-with.
+"""Process tags: environment variables by which the processes that we started are found again.
 
-A mark finds what a dead parent started whatever became of the pids in between, and never another
-process. What clears its environment escapes.
+Children inherit the environment, so a tag finds everything a dead parent started, whatever became
+of the pids in between, and never a process that is not ours. A process that clears its environment
+escapes.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from contextlib import suppress
 from pathlib import Path
 
 SERVICE_TAG = "AGENTRL_SERVICE"
-"""Marks a service of a run; the value is its name in the ledger."""
+"""Set for a service of a run; the value is its name in the ledger."""
 SANDBOX_TAG = "AGENTRL_SANDBOX"
-"""Marks what runs in a local sandbox: ``<backend>/<number>``."""
+"""Set for everything in a local sandbox; the value is ``<backend's unique name>/<number>``."""
 
 KILL_S = 5.0
 """From SIGKILL to gone; a process that the kernel holds (a dead NFS mount) may take for ever."""
 _PAUSE_S = 0.01
 
 
-def kill_tagged(variable: str, mine: Callable[[str], bool]) -> int:
-    """Kill every process whose value of ``variable`` is ``mine``, until a look finds none.
+def kill_tagged(variable: str, matches: Callable[[str], bool]) -> int:
+    """Kill every process whose value of ``variable`` satisfies ``matches``; return how many.
 
-    Returns how many there were; raises TimeoutError if one does not die.
+    Scans until a scan finds none, because a process may fork between being listed and being killed.
+    Raises TimeoutError if one does not die.
     """
     killed: set[int] = set()
     until = time.monotonic() + KILL_S
-    while found := _kill_once(f"{variable}=".encode(), mine):
+    while found := _kill_once(f"{variable}=".encode(), matches):
         killed |= found
         if time.monotonic() > until:
             raise TimeoutError(f"processes {sorted(found)} do not die")
@@ -39,26 +40,28 @@ def kill_tagged(variable: str, mine: Callable[[str], bool]) -> int:
     return len(killed)
 
 
-def _kill_once(prefix: bytes, mine: Callable[[str], bool]) -> set[int]:
+def _kill_once(prefix: bytes, matches: Callable[[str], bool]) -> set[int]:
     found = set()
     for name in os.listdir("/proc"):  # noqa: PTH208 (a thousand Path objects)
         if not name.isdigit():
             continue
         with suppress(OSError):  # gone meanwhile, or another user's
-            handle = os.pidfd_open(int(name))  # first: what dies after this line is not reused
+            # A pidfd before the check: if the process dies after this line, the signal goes to
+            # nobody instead of to a new process with the same pid.
+            pidfd = os.pidfd_open(int(name))
             try:
-                if _bears(Path(f"/proc/{name}/environ").read_bytes(), prefix, mine):
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                if _has_tag(Path(f"/proc/{name}/environ").read_bytes(), prefix, matches):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     found.add(int(name))
             finally:
-                os.close(handle)
+                os.close(pidfd)
     return found
 
 
-def _bears(environment: bytes, prefix: bytes, mine: Callable[[str], bool]) -> bool:
+def _has_tag(environment: bytes, prefix: bytes, matches: Callable[[str], bool]) -> bool:
     if prefix not in environment:
         return False
     return any(
-        line.startswith(prefix) and mine(line[len(prefix) :].decode(errors="replace"))
+        line.startswith(prefix) and matches(line[len(prefix) :].decode(errors="replace"))
         for line in environment.split(b"\0")
     )

@@ -1,7 +1,7 @@
-"""What an attempt must not lose: its record, its events, and what it is about to make.
+"""Durable records of an attempt: its rollout record, its events, the resources it is about to make.
 
-Each call returns once what it was given is durable. The store is the driver's, so an attempt that
-runs elsewhere asks the driver (``executors/``).
+Every call returns only when what it was given is durable. The store belongs to the driver, so an
+attempt on another machine implements ``RolloutRecorder`` by asking the driver (``ray_workers/``).
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from runners.trajectory.record import RolloutRecord, Turn
 
 
 class ResourceRegistry(Protocol):
-    """What says that a thing exists before it does."""
+    """Registers a resource before it exists."""
 
     async def register(self, kind: ResourceKind, name: str) -> None:
-        """Register a thing that is about to be made; raises StoreError."""
+        """Register a resource that is about to be made; raises StoreError."""
         ...
 
     async def unregister(self, kind: ResourceKind, name: str) -> None:
-        """Take a thing off that is gone; raises StoreError."""
+        """Remove a resource that is gone; raises StoreError."""
         ...
 
 
 class RolloutRecorder(ResourceRegistry, Protocol):
-    """What keeps for attempts; every call raises StoreError."""
+    """Stores what attempts produce; every call raises StoreError."""
 
     async def put_rollout(self, record: RolloutRecord) -> None:
-        """Write one attempt, new or again."""
+        """Write one attempt's record, or replace it."""
         ...
 
     async def event(self, kind: str, data: dict[str, Any]) -> None:
-        """Record a notable thing."""
+        """Append an event to the run's log."""
         ...
 
     async def turns(self, session_id: str) -> list[Turn]:
@@ -42,26 +42,26 @@ class RolloutRecorder(ResourceRegistry, Protocol):
 
 
 class StoreRecorder:
-    """The keeper of attempts in the driver's own process."""
+    """The recorder in the driver's own process: it writes to the run's store and ledger."""
 
     def __init__(self, store: RunStore, ledger: Ledger) -> None:
         self._store = store
         self._ledger = ledger
 
     async def register(self, kind: ResourceKind, name: str) -> None:
-        """Register a thing that is about to be made."""
+        """Register a resource that is about to be made."""
         self._ledger.register(kind, name)
 
     async def unregister(self, kind: ResourceKind, name: str) -> None:
-        """Take a thing off that is gone."""
+        """Remove a resource that is gone."""
         self._ledger.unregister(kind, name)
 
     async def put_rollout(self, record: RolloutRecord) -> None:
-        """Write one attempt, new or again."""
+        """Write one attempt's record, or replace it."""
         self._store.put_rollout(record)
 
     async def event(self, kind: str, data: dict[str, Any]) -> None:
-        """Record a notable thing."""
+        """Append an event to the run's log."""
         self._store.event(kind, data)
 
     async def turns(self, session_id: str) -> list[Turn]:

@@ -1,10 +1,13 @@
-"""Service processes of a run (engine, gateway): how one is started, watched and ended.
+"""Start, watch and end the service processes of a run (engine, gateway).
 
-The protocol is three lines long. The parent writes one JSON line of settings to the child's stdin
-and keeps that pipe open; the child writes one JSON line to stdout when it is ready; end of file on
-the child's stdin means that the parent is gone (also after ``kill -9``), and the child exits at
-once. Everything else the child prints goes to its log file. Its temporary directory is its own and
-goes with it; one that outlives its parent is found by its mark.
+The protocol: the parent writes one JSON line of settings to the child's stdin and keeps that pipe
+open; the child writes one JSON line to stdout when it is ready; end of file on its stdin means that
+the parent has died, and the child exits. Stderr goes to its log file.
+
+Invariant: no service outlives its parent for long. Its stdin is the parent-death pipe: the kernel
+closes it whatever kills the parent, ``kill -9`` included. PR_SET_PDEATHSIG would not do: it fires
+when the thread that spawned the child ends, and the child's own children do not inherit it. A
+service that ignores the pipe is found by its tag (``process_tags``) when the next driver starts.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import site
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +36,17 @@ if TYPE_CHECKING:  # a service, which imports this module, needs no store
 READY_LINE_BYTES = 1 << 20
 LOG_TAIL_BYTES = 16_384
 LOG_TAIL_LINES = 3
-_RAISED = re.compile(r"^[\w.]*(Error|Exception)\b.*\S", re.MULTILINE)
-"""The last line of a traceback; what a server prints while it ends stands below it."""
+_EXCEPTION_LINE = re.compile(r"^[\w.]*(Error|Exception)\b.*\S", re.MULTILINE)
+"""The last line of a traceback; a server that shuts down prints more lines below it."""
 PACKAGES = str(Path(__file__).parents[2])
+"""The directory that holds our top-level packages."""
 
 
 def _environment() -> dict[str, str]:
-    """Return a child's environment: it finds our packages, and (with ``-P``) nothing in the current
-    directory, where a user's ``rich.py`` would stand for the library.
+    """Return a child's environment, in which it finds our packages.
+
+    The child runs with ``-P``, so the current directory is not searched: a user's ``rich.py`` there
+    would replace the library.
     """
     if PACKAGES in site.getsitepackages():
         return dict(os.environ)
@@ -54,16 +60,17 @@ class ServiceError(AgentrlError):
     exit_code = ExitCode.SERVICE_GONE
 
 
-# The child's side.
+# --- the child's side ----------------------------------------------------------------------------
 
 
 def receive_settings() -> dict[str, Any]:
-    """Read the settings the parent sends: one JSON line from stdin, leaving the rest of the pipe
-    unread.
+    """Return the settings that the parent sends, one JSON line on stdin; raises ServiceError.
+
+    Nothing after that line is read: the pipe stays open for ``wait_for_parent_exit``.
     """
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = os.read(0, 1)  # unbuffered: the pipe stays a life-line for `wait_for_parent_exit`
+        byte = os.read(0, 1)  # sys.stdin would buffer what follows the line
         if not byte:
             raise ServiceError(
                 "no settings on stdin: this module is started by agentrl, not by hand"
@@ -82,38 +89,38 @@ def announce(info: dict[str, Any]) -> None:
 
 
 async def wait_for_parent_exit() -> None:
-    """Return when stdin reaches its end: the parent closed it or died."""
+    """Return when stdin, the parent-death pipe, reaches its end: the parent closed it or died."""
     loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
+    exited = asyncio.Event()
 
-    def readable() -> None:
+    def on_readable() -> None:
         if not os.read(0, 4096):
-            loop.remove_reader(0)
-            gone.set()
+            loop.remove_reader(0)  # a pipe at its end stays readable: the loop would spin
+            exited.set()
 
-    loop.add_reader(0, readable)
+    loop.add_reader(0, on_readable)
     try:
-        await gone.wait()
+        await exited.wait()
     finally:
         loop.remove_reader(0)
 
 
-# The parent's side.
+# --- the parent's side ---------------------------------------------------------------------------
 
 
 class Service:
-    """A running child service. Owned by the campaign; ended exactly once."""
+    """A running child service. Owned by whoever started it; stopped exactly once."""
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process, log: Path, after: ExitStack
+        self, name: str, process: asyncio.subprocess.Process, log: Path, cleanup: ExitStack
     ) -> None:
         self.name = name
         self.info: dict[str, Any] = {}
-        """What the child announced."""
+        """The JSON object that the child announced."""
         self.log = log
         self._process = process
-        self._after = after
-        self._ending = False
+        self._cleanup = cleanup
+        self._stopping = False
         self._watch: asyncio.Task[None] | None = None
 
     @classmethod
@@ -127,8 +134,10 @@ class Service:
         deadline_s: float,
         ledger: Ledger | None = None,
     ) -> Service:
-        """Start ``python -m module`` and wait until it is ready; raises ServiceError with the end
-        of its log.
+        """Start ``python -m module`` and wait until it announces itself.
+
+        ``deadline_s`` is the time from start to ready; with ``ledger`` the service is registered
+        while it lives. Raises ServiceError with the end of its log.
         """
         try:
             service = await cls._spawn(name, module, log, ledger)
@@ -162,26 +171,52 @@ class Service:
         return service
 
     @classmethod
+    async def start_watched(
+        cls,
+        exits: AsyncExitStack,
+        name: str,
+        module: str,
+        settings: dict[str, Any],
+        *,
+        run_dir: Path,
+        deadline_s: float,
+        on_exit: Callable[[ServiceError], None],
+        ledger: Ledger | None = None,
+    ) -> Service:
+        """Start a service of a run as ``start`` does, and stop it when ``exits`` unwinds.
+
+        Its log is ``logs/NAME.log`` in the run directory. If it ends by itself, ``on_exit`` is
+        called.
+        """
+        log = run_dir / "logs" / f"{name}.log"
+        service = await cls.start(
+            name, module, settings, log=log, deadline_s=deadline_s, ledger=ledger
+        )
+        exits.push_async_callback(service.stop)
+        service.watch(on_exit)
+        return service
+
+    @classmethod
     async def _spawn(cls, name: str, module: str, log: Path, ledger: Ledger | None) -> Service:
-        mark = f"{name}-{secrets.token_hex(4)}"
-        scratch = Path(tempfile.gettempdir()) / f"agentrl-{mark}"
+        tag = f"{name}-{secrets.token_hex(4)}"
+        scratch = Path(tempfile.gettempdir()) / f"agentrl-{tag}"
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as sink, ExitStack() as after:
+        with log.open("ab") as sink, ExitStack() as cleanup:
             if ledger is not None:
-                ledger.register("process", mark, scratch=str(scratch))
-                after.callback(ledger.unregister, "process", mark)
-            after.callback(shutil.rmtree, scratch, ignore_errors=True)
+                ledger.register("process", tag, scratch=str(scratch))
+                cleanup.callback(ledger.unregister, "process", tag)
+            cleanup.callback(shutil.rmtree, scratch, ignore_errors=True)
             scratch.mkdir(mode=0o700)
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", module,
-                env={**_environment(), SERVICE_TAG: mark, "TMPDIR": str(scratch)},
+                env={**_environment(), SERVICE_TAG: tag, "TMPDIR": str(scratch)},
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=sink,
                 limit=READY_LINE_BYTES,
                 start_new_session=True,  # a ctrl-C at the terminal is the driver's to handle
             )  # fmt: skip
-            service = cls(name, process, log, after.pop_all())
+            service = cls(name, process, log, cleanup.pop_all())
         if ledger is not None:
-            ledger.note("process", mark, pid=process.pid)
+            ledger.add_facts("process", tag, pid=process.pid)
         return service
 
     @property
@@ -190,11 +225,11 @@ class Service:
         return self._process.pid
 
     def watch(self, on_exit: Callable[[ServiceError], None]) -> None:
-        """Call ``on_exit`` once if the child ends although nobody asked it to."""
+        """Call ``on_exit`` once if the child ends without ``stop`` having been called."""
 
         async def wait() -> None:
             code = await self._process.wait()
-            if not self._ending:
+            if not self._stopping:
                 on_exit(
                     ServiceError(f"{self.name} ended unexpectedly (exit {code}): {self.log_tail()}")
                 )
@@ -202,8 +237,9 @@ class Service:
         self._watch = asyncio.create_task(wait(), name=f"watch-{self.name}")
 
     def log_tail(self) -> str:
-        """Return the last lines of the child's log, for an error message, and before them what was
-        raised last.
+        """Return the last lines of the child's log for an error message, after the last exception.
+
+        That line may stand far above the end, but it says what went wrong.
         """
         try:
             with self.log.open("rb") as file:
@@ -213,40 +249,43 @@ class Service:
         except OSError as error:
             return f"(log {self.log} unreadable: {error})"
         last = [line for line in text.splitlines()[-LOG_TAIL_LINES:] if line.strip()]
-        raised = [found.group() for found in _RAISED.finditer(text)][-1:]
+        raised = [found.group() for found in _EXCEPTION_LINE.finditer(text)][-1:]
         lines = [*(line for line in raised if line not in last), *last]
         return " | ".join(lines) or f"(nothing in {self.log})"
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """End the child: its life-line, then SIGTERM, then SIGKILL; returns when it is gone. Who is
-        cancelled here is in a hurry: SIGKILL then, at once.
+        """End the child and return when it is gone: close its stdin, then SIGTERM, then SIGKILL.
+
+        Each step gets ``grace_s``. If the caller is cancelled meanwhile, SIGKILL follows at once:
+        whoever cancels a shutdown has run out of time, and the child must not be left behind.
         """
-        self._ending = True
+        self._stopping = True
         if self._watch is not None:
             self._watch.cancel()
         try:
-            await self._end(grace_s)
+            await self._end_gently(grace_s)
         except asyncio.CancelledError:
             self._kill()
             await self._process.wait()
-            self._after.close()
+            self._cleanup.close()
             raise
-        self._after.close()
+        self._cleanup.close()
 
-    async def _end(self, grace_s: float) -> None:
+    async def _end_gently(self, grace_s: float) -> None:
         if self._process.returncode is not None:
             return
         assert self._process.stdin is not None
         self._process.stdin.close()
-        for end in (self._process.terminate, self._kill):
+        for stronger in (self._process.terminate, self._kill):
             try:
                 async with asyncio.timeout(grace_s):
                     await self._process.wait()
                 return
             except TimeoutError:
-                end()
+                stronger()
         await self._process.wait()
 
     def _kill(self) -> None:
+        """Kill the child and its children: it leads a process group (``start_new_session``)."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,6 +1,4 @@
-"""A service that announces its settings and then behaves as they say; started by tests of the
-service protocol.
-"""
+"""A service that announces its settings and then behaves as they say, for tests of the protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from runners.processes.service import announce, receive_settings, wait_for_paren
 
 
 async def main() -> None:
-    """Serve until the parent is gone, or die as told."""
+    """Serve until the parent exits, or fail in the way that the settings name."""
     settings = receive_settings()
     if settings.get("die_before_ready"):
         print("cannot bind: the reason", file=sys.stderr)

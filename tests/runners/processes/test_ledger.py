@@ -1,4 +1,4 @@
-"""The ledger: what a dead driver left is known, ended, and taken off."""
+"""The ledger: resources that a dead driver left are known, ended and removed from it."""
 
 from __future__ import annotations
 
@@ -58,9 +58,10 @@ def store(tmp_path: Path) -> RunStore:
     return RunStore.create(tmp_path / "run", CONFIG)
 
 
-def killed_driver(run_dir: Path) -> int:
-    """Kill a driver with a sandbox, a session and a service that ignores the end of its life-line;
-    returns the service's pid.
+def kill_a_driver(run_dir: Path) -> int:
+    """Kill a driver that has a sandbox, a session and a service; return the service's pid.
+
+    The service ignores its parent-death pipe.
     """
     arguments = [sys.executable, "-c", DRIVER, str(run_dir)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as driver:
@@ -75,15 +76,15 @@ def names(ledger: Ledger) -> list[tuple[str, str]]:
 
 
 class Backend:
-    """Remembers whom it was asked to end; or refuses."""
+    """Records which sandboxes it was asked to end, or refuses."""
 
     def __init__(self, refusal: str | None = None) -> None:
-        self.asked: dict[str, Mapping[str, Any]] = {}
+        self.reaped: dict[str, Mapping[str, Any]] = {}
         self._refusal = refusal
 
-    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
+    async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:
         """See ``SandboxReaper``."""
-        self.asked |= left
+        self.reaped |= leaked
         if self._refusal is not None:
             raise SandboxError(self._refusal)
 
@@ -92,7 +93,7 @@ def test_an_entry_is_known_from_before_it_exists_until_it_is_gone(store: RunStor
     ledger = Ledger(store)
     ledger.register("sandbox", "one", template="t")
     ledger.register("session", "one")
-    ledger.note("sandbox", "one", sandbox_id="i-1", template="u")
+    ledger.add_facts("sandbox", "one", sandbox_id="i-1", template="u")
     with RunStore.open(store.run_dir, read_only=True) as reader:
         sandbox, session = Ledger(reader).entries()
     assert sandbox.facts == {"template": "u", "sandbox_id": "i-1"}
@@ -103,7 +104,7 @@ def test_an_entry_is_known_from_before_it_exists_until_it_is_gone(store: RunStor
     assert names(ledger) == [("session", "one")]
 
 
-def test_what_its_own_driver_looks_after_is_no_leak_until_it_is_too_old(store: RunStore) -> None:
+def test_an_entry_of_a_living_driver_is_no_leak_until_it_is_too_old(store: RunStore) -> None:
     ledger = Ledger(store)
     for kind in ("process", "session", "sandbox"):
         ledger.register(kind, kind)
@@ -111,7 +112,7 @@ def test_what_its_own_driver_looks_after_is_no_leak_until_it_is_too_old(store: R
     assert {entry.kind for entry in ledger.find_leaks(-1.0)} == {"session", "sandbox"}
 
 
-def test_all_of_a_kind_leave_together_but_only_this_process_s(store: RunStore) -> None:
+def test_all_of_a_kind_are_unregistered_together_but_only_this_process_s(store: RunStore) -> None:
     ledger = Ledger(store)
     ledger.register("session", "s1")
     ledger.register("session", "s2")
@@ -124,8 +125,8 @@ def test_all_of_a_kind_leave_together_but_only_this_process_s(store: RunStore) -
     }
 
 
-async def test_what_a_killed_driver_left_is_shown_ended_and_taken_off(store: RunStore) -> None:
-    pid = killed_driver(store.run_dir)
+async def test_what_a_killed_driver_left_is_shown_ended_and_unregistered(store: RunStore) -> None:
+    pid = kill_a_driver(store.run_dir)
     service = psutil.Process(pid)
     ledger, backend = Ledger(store), Backend()
     ledger.register("session", "mine")
@@ -142,19 +143,19 @@ async def test_what_a_killed_driver_left_is_shown_ended_and_taken_off(store: Run
     assert names(ledger) == [("sandbox", "s1"), ("session", "mine")]
 
     assert [r.entry.name for r in await reap(ledger, backend)] == ["s1"]
-    assert backend.asked == {"s1": {"source": "x"}}
+    assert backend.reaped == {"s1": {"source": "x"}}
     assert names(ledger) == [("session", "mine")]
     assert await reap(ledger, backend) == []
     ended = [event.data["ended"] for event in store.events("reaped")]
     assert ended == [["s1", process.name], ["s1"]] or ended == [[process.name, "s1"], ["s1"]]
 
 
-async def test_a_service_killed_before_its_pid_was_noted_is_found_by_its_mark(
+async def test_a_service_whose_pid_was_never_recorded_is_found_by_its_tag(
     store: RunStore, tmp_path: Path
 ) -> None:
     ledger = Ledger(store)
     ledger.register("process", "echo-1", scratch=str(tmp_path / "agentrl-echo-1"))
-    leave_to_a_dead_driver(store)
+    assign_to_a_dead_driver(store)
     bystander = subprocess.Popen(["sleep", "100"], env={SERVICE_TAG: "echo-10"})
     child = subprocess.Popen(["sleep", "100"], env={SERVICE_TAG: "echo-1"})
     await reap(ledger)
@@ -165,8 +166,8 @@ async def test_a_service_killed_before_its_pid_was_noted_is_found_by_its_mark(
     assert ledger.entries() == []
 
 
-def leave_to_a_dead_driver(store: RunStore, **changes: Any) -> None:
-    """Make every entry one of a process that is gone."""
+def assign_to_a_dead_driver(store: RunStore, **changes: Any) -> None:
+    """Rewrite every entry as one of a process that is gone."""
     values = {"host": socket.gethostname(), "pid": os.getpid(), "pid_started_at": 1.0} | changes
     with sqlite3.connect(store.run_dir / "store.sqlite") as db:
         for column, value in values.items():
@@ -178,7 +179,7 @@ async def test_a_pid_that_another_process_has_now_is_not_killed(store: RunStore)
     ledger = Ledger(store)
     with subprocess.Popen(["sleep", "100"]) as stranger:
         ledger.register("process", "engine-1", pid=stranger.pid)
-        leave_to_a_dead_driver(store)
+        assign_to_a_dead_driver(store)
         await reap(ledger)
         assert stranger.poll() is None
         stranger.kill()
@@ -191,16 +192,18 @@ async def test_a_directory_that_is_not_the_service_s_own_is_not_removed(
     ledger = Ledger(store)
     for facts in ({}, {"scratch": str(tmp_path)}, {"scratch": ""}):
         ledger.register("process", "engine-1", **facts)
-        leave_to_a_dead_driver(store)
+        assign_to_a_dead_driver(store)
         await reap(ledger)
     assert tmp_path.is_dir()
 
 
-async def test_what_cannot_be_ended_stays_and_says_why(store: RunStore) -> None:
+async def test_a_resource_that_cannot_be_ended_stays_registered_with_the_reason(
+    store: RunStore,
+) -> None:
     ledger, backend = Ledger(store), Backend("the provider does not answer")
     ledger.register("sandbox", "far")
     ledger.register("process", "engine-1")
-    leave_to_a_dead_driver(store, host="elsewhere")
+    assign_to_a_dead_driver(store, host="elsewhere")
     store.set_state(State.RUNNING)  # its heartbeat is ours, not the dead driver's
     errors = {reaped.entry.kind: reaped.error for reaped in await reap(ledger, backend)}
     assert errors["sandbox"] == "the provider does not answer"
@@ -227,28 +230,28 @@ async def test_a_service_is_in_the_ledger_exactly_while_it_lives(
     assert not scratch.exists()
 
 
-@pytest.mark.parametrize("trouble", ["die_before_ready", "cancelled", "no_log"])
+@pytest.mark.parametrize("failure", ["die_before_ready", "cancelled", "no_log"])
 async def test_a_service_that_did_not_start_is_not_in_the_ledger(
-    store: RunStore, tmp_path: Path, trouble: str
+    store: RunStore, tmp_path: Path, failure: str
 ) -> None:
     ledger, log = Ledger(store), tmp_path / "echo.log"
-    if trouble == "no_log":
+    if failure == "no_log":
         log.mkdir()
-    settings = {"unready" if trouble == "cancelled" else trouble: True}
+    settings = {"unready" if failure == "cancelled" else failure: True}
     start = asyncio.ensure_future(
         Service.start("echo", ECHO, settings, log=log, deadline_s=20, ledger=ledger)
     )
-    if trouble == "cancelled":
+    if failure == "cancelled":
         while not any("pid" in entry.facts for entry in ledger.entries()):
             await asyncio.sleep(0.01)
         start.cancel()
-    with pytest.raises(asyncio.CancelledError if trouble == "cancelled" else ServiceError):
+    with pytest.raises(asyncio.CancelledError if failure == "cancelled" else ServiceError):
         await start
     assert ledger.entries() == []
 
 
-def older_store(run_dir: Path) -> None:
-    """Make a store as it was before there was a ledger."""
+def make_older_store(run_dir: Path) -> None:
+    """Make a store of the version before the ledger was added."""
     RunStore.create(run_dir, CONFIG).close()
     with sqlite3.connect(run_dir / "store.sqlite") as db:
         for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
@@ -258,10 +261,10 @@ def older_store(run_dir: Path) -> None:
     db.close()
 
 
-def test_an_older_store_is_read_as_it_is_and_brought_up_to_date_to_be_written(
+def test_an_older_store_is_read_unchanged_and_migrated_when_opened_for_writing(
     tmp_path: Path,
 ) -> None:
-    older_store(tmp_path)
+    make_older_store(tmp_path)
     assert read_status(tmp_path).leaks == []
     with RunStore.open(tmp_path, read_only=True) as reader:
         assert reader.query("PRAGMA user_version")[0][0] == 1
@@ -302,7 +305,7 @@ def test_a_full_or_closed_store_is_a_store_error(store: RunStore) -> None:
         Ledger(reader).register("session", "s")
 
 
-def test_the_status_says_how_many_leaks_it_does_not_show(store: RunStore) -> None:
+def test_the_status_counts_the_leaks_that_it_does_not_show(store: RunStore) -> None:
     from rich.console import Console
 
     from runners.observe.status import render
@@ -310,7 +313,7 @@ def test_the_status_says_how_many_leaks_it_does_not_show(store: RunStore) -> Non
     ledger = Ledger(store)
     for number in range(7):
         ledger.register("sandbox", f"train-[{number}]")
-    leave_to_a_dead_driver(store)
+    assign_to_a_dead_driver(store)
     status = read_status(store.run_dir)
     console = Console(width=100)
     with console.capture() as shown:

@@ -1,4 +1,4 @@
-"""Service processes: ready, watched, and never left behind."""
+"""Service processes: they announce themselves, are watched, and never outlive their parent."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ async def start(tmp_path: Path, deadline_s: float = 20, **settings: object) -> S
     )
 
 
-def gone(pid: int, within_s: float = 10) -> bool:
-    """Whether a process ends in time."""
+def ends(pid: int, within_s: float = 10) -> bool:
+    """Return whether a process ends in time."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -39,24 +39,26 @@ def gone(pid: int, within_s: float = 10) -> bool:
     return False
 
 
-async def test_a_service_gets_its_settings_and_says_where_it_is(tmp_path: Path) -> None:
+async def test_a_service_receives_its_settings_and_announces_itself(tmp_path: Path) -> None:
     service = await start(tmp_path, colour="blue")
     assert service.info["settings"] == {"colour": "blue"}
     await service.stop()
-    assert gone(service.pid)
+    assert ends(service.pid)
 
 
-async def test_a_file_in_the_current_directory_does_not_stand_for_a_library(
+async def test_a_file_in_the_current_directory_does_not_replace_a_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "json.py").write_text("print('not json')")
     monkeypatch.chdir(tmp_path)
     service = await start(tmp_path)
     await service.stop()
-    assert gone(service.pid)
+    assert ends(service.pid)
 
 
-async def test_what_was_raised_is_told_although_more_was_printed_after_it(tmp_path: Path) -> None:
+async def test_the_log_tail_has_the_last_exception_although_more_was_printed_after_it(
+    tmp_path: Path,
+) -> None:
     service = await start(tmp_path)
     lines = ["ValueError: an old one", "RuntimeError: no memory", "  at 1", *(["ended"] * 3)]
     service.log.write_text("\n".join(lines))
@@ -66,13 +68,13 @@ async def test_what_was_raised_is_told_although_more_was_printed_after_it(tmp_pa
     await service.stop()
 
 
-async def test_a_service_that_dies_at_start_is_an_error_that_says_why(tmp_path: Path) -> None:
+async def test_a_service_that_dies_at_start_raises_an_error_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match=r"exit 4.*cannot bind: the reason") as caught:
         await start(tmp_path, die_before_ready=True)
     assert caught.value.exit_code is ExitCode.SERVICE_GONE
 
 
-async def test_a_service_that_is_never_ready_is_ended_at_the_deadline(tmp_path: Path) -> None:
+async def test_a_service_that_is_never_ready_is_stopped_at_the_deadline(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="not ready within 1 s"):
         await start(tmp_path, deadline_s=1, never_ready=True)
     await asyncio.sleep(0)
@@ -81,7 +83,7 @@ async def test_a_service_that_is_never_ready_is_ended_at_the_deadline(tmp_path: 
     ]
 
 
-async def test_the_watch_reports_an_unexpected_end_once_and_a_wanted_one_never(
+async def test_the_watch_reports_an_unexpected_end_once_and_a_requested_one_never(
     tmp_path: Path,
 ) -> None:
     errors: list[ServiceError] = []
@@ -110,7 +112,7 @@ async def test_a_stop_that_is_cancelled_kills_and_leaves_nothing(tmp_path: Path)
         stopping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stopping
-        assert gone(service.pid, within_s=0.1)
+        assert ends(service.pid, within_s=0.1)
         assert ledger.entries() == []
         assert not Path(entry.facts["scratch"]).exists()
 
@@ -137,4 +139,4 @@ def test_a_service_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    assert gone(pid)
+    assert ends(pid)
