@@ -34,6 +34,7 @@ from runners.gateway.prefix_matching import (
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.tokenizer import Renderer, Tokenizer
 from runners.trajectory.graph import TurnGraph, TurnNode
+from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import BranchKind, Turn
 
 COMPACTION_PROMPTS = (
@@ -315,9 +316,7 @@ class Branches:
 
     def _first_difference(self, tip: PathNode, prompt: list[int]) -> dict[str, Any]:
         old, new = tip.node.tokens(), np.array(prompt, np.int32)
-        size = min(len(old), len(new))
-        unequal = np.flatnonzero(old[:size] != new[:size])
-        at = int(unequal[0]) if len(unequal) else size
+        at = common_prefix_length(old, new)
 
         def text(ids: np.ndarray) -> str:
             return self._tokenizer.decode(ids[at : at + EXCERPT_TOKENS].tolist())

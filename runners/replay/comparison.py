@@ -16,7 +16,8 @@ from itertools import zip_longest
 from typing import Any, Literal
 
 from runners.gateway.tokenizer import Tokenizer
-from runners.replay.recording import Unanswered, prompts, shared
+from runners.replay.recording import Unanswered, prompts
+from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import BranchKind, IdArray, Turn
 
 What = Literal["message", "tools", "limits", "tokens", "missing", "extra"]
@@ -189,7 +190,7 @@ def _same(old: Turn, new: Turn) -> bool:
 
 
 def _of_tokens(before: IdArray, after: IdArray, tokenizer: Tokenizer) -> _Found | None:
-    at = shared(before, after)
+    at = common_prefix_length(before, after)
     if at == len(before) == len(after):
         return None
     texts = (tokenizer.decode(ids[at : at + SHOWN_TOKENS].tolist()) for ids in (before, after))

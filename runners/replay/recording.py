@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from runners.engines.contract import EngineError, Generation, SamplingParams
+from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import IdArray, Turn
 
 
@@ -85,7 +86,7 @@ class RecordedEngine:
         agreement: dict[int, int] = {}
         for index, came in self.asked:
             path = np.concatenate([came, self._turns[index].output_ids])
-            common = shared(path, prompt)
+            common = common_prefix_length(path, prompt)
             if len(came) <= common and len(came) < len(prompt):
                 agreement[index] = common
         longest = max(agreement.values(), default=0)
@@ -107,8 +108,10 @@ class RecordedEngine:
             return (
                 turns[index].branch == branch,
                 turns[index].parent in before,
-                shared(recorded[index], prompt),
-                shared(recorded[index][::-1], prompt[::-1]),  # its task, below other tools
+                common_prefix_length(recorded[index], prompt),
+                common_prefix_length(
+                    recorded[index][::-1], prompt[::-1]
+                ),  # its task, below other tools
                 -index,
             )
 
@@ -124,10 +127,3 @@ class RecordedEngine:
 
     async def close(self) -> None:
         """Hold nothing."""
-
-
-def shared(one: IdArray, other: IdArray) -> int:
-    """Return how many tokens two sequences share from the first on."""
-    size = min(len(one), len(other))
-    unequal = np.flatnonzero(one[:size] != other[:size])
-    return int(unequal[0]) if len(unequal) else size

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runners.training.prefix import shared_length
 from runners.training.sample import Sample
+from runners.trajectory.prefix import common_prefix_length
 
 OPENING = 64
 """Rows that begin with the same so many tokens are batched together: they share more, as a rule."""
@@ -125,7 +125,7 @@ def _place(samples: Sequence[Sample]) -> Callable[[int], tuple[bytes, int]]:
 def _shared(samples: Sequence[Sample]) -> int:
     """Return how many leading tokens all samples share, before the first trained prediction."""
     first_trained = min(int(np.argmax(sample.loss_mask)) for sample in samples)
-    shared = min(first_trained - 1, shared_length([sample.tokens for sample in samples]))
+    shared = min(first_trained - 1, common_prefix_length(*(sample.tokens for sample in samples)))
     if shared > 0 and samples[0].routing is not None:
         shared = min(shared, _same_routing(samples, shared))
     return max(0, shared)

@@ -6,27 +6,12 @@ Gradients flow through the shared part as if every row had run it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
-
-from runners.trajectory.record import IdArray
-
-
-def shared_length(rows: Sequence[IdArray]) -> int:
-    """Return how many leading tokens all rows have in common."""
-    first = rows[0]
-    shared = len(first)
-    for row in rows[1:]:
-        shared = min(shared, len(row))
-        differs = np.flatnonzero(row[:shared] != first[:shared])
-        shared = int(differs[0]) if len(differs) else shared
-    return shared
-
 
 Around = Callable[[slice, slice], AbstractContextManager[object]]
 """What encloses a forward call on some rows and positions of the batch."""

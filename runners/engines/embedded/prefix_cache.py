@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runners.engines.embedded.model import KvStore, RoutingArray
+from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import IdArray
 
 SHRINK_TO = 0.9
@@ -106,7 +105,7 @@ class PrefixCache:
             node = children.get(int(ids[position]))
             if node is None:
                 break
-            take = common_prefix(node.ids, ids[position:])
+            take = common_prefix_length(node.ids, ids[position:])
             path.append((node, take))
             position += take
             if take < len(node.ids):
@@ -138,11 +137,3 @@ class PrefixCache:
         for node in found:  # grows while it is read: breadth first
             found.extend(node.children.values())
         return found
-
-
-def common_prefix(left: NDArray[np.int32], right: NDArray[np.int32]) -> int:
-    """How many leading elements agree."""
-    size = min(len(left), len(right))
-    differs = left[:size] != right[:size]
-    first = int(differs.argmax()) if size else 0
-    return first if size and differs[first] else size

@@ -18,10 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from runners.engines.embedded.model import Qwen3Moe, Span, Step, decode_blocks
-from runners.engines.embedded.prefix_cache import PrefixCache, common_prefix
+from runners.engines.embedded.prefix_cache import PrefixCache
 from runners.engines.embedded.request import Finished, Request, TextCodec
 from runners.engines.embedded.rows import Rows
 from runners.engines.embedded.sampling import sample
+from runners.trajectory.prefix import common_prefix_length
 
 PREFILL_TOKENS = 1024
 """Prompt tokens per step: bounds how long a long prompt holds up the decoding rows."""
@@ -142,7 +143,7 @@ class Scheduler:
             return False
         ids = request.ids[:-1]
         shared = max(
-            common_prefix(ids, rows.ids[row, : rows.length[row]])
+            common_prefix_length(ids, rows.ids[row, : rows.length[row]])
             for row in range(rows.decoding, rows.used)
         )
         return shared >= WORTH_WAITING and shared - self.cache.match(ids) >= WORTH_WAITING

@@ -13,7 +13,8 @@ from transformers import Qwen3MoeForCausalLM
 
 from runners.training.bootstrap.demonstrations import Demonstration
 from runners.training.bootstrap.muon import Muon
-from runners.training.prefix import hidden_states, shared_length
+from runners.training.prefix import hidden_states
+from runners.trajectory.prefix import common_prefix_length
 
 MATRIX_RATE = 0.02
 OTHER_RATE = 3e-3
@@ -120,7 +121,7 @@ class _Deck:
     ) -> None:
         self.share = share
         """Dealt per step."""
-        self.prefix = shared_length([shown.tokens for shown in demonstrations])
+        self.prefix = common_prefix_length(*(shown.tokens for shown in demonstrations))
         self._demonstrations = demonstrations
         self._rng = rng
         self._order: list[int] = []

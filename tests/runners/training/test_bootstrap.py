@@ -41,7 +41,7 @@ from runners.training.bootstrap.vocabulary import (
     save_tokenizer,
     train_tokenizer,
 )
-from runners.training.prefix import shared_length
+from runners.trajectory.prefix import common_prefix_length
 
 SCENARIOS: tuple[ScenarioKind, ...] = ("linear", "subagent", "compact", "mixed")
 SMALL = replace(RECIPE, demonstrations=200, copying_steps=2)
@@ -228,7 +228,7 @@ def test_the_common_prefix_ends_before_the_problem(
 ) -> None:
     tokenizer, renderer, _ = parts
     shown = [demonstrate(renderer, tokenizer, lines[0]) for _, lines in drawn(30, seed=6)]
-    shared = shared_length([one.tokens for one in shown])
+    shared = common_prefix_length(*(one.tokens for one in shown))
     prefix = tokenizer.decode(shown[0].tokens[:shared].tolist())
     assert prefix.endswith("<|im_start|>user\nFix `") or prefix.endswith("user\nFix")
 

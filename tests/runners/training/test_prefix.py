@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runners.training.bootstrap.network import new_network
-from runners.training.prefix import hidden_states, shared_length
-
-IDS = st.lists(st.integers(0, 2), max_size=6)
-
-
-@given(IDS, st.lists(IDS, min_size=1, max_size=4))
-def test_the_shared_length_is_what_all_rows_begin_with(
-    prefix: list[int], tails: list[list[int]]
-) -> None:
-    rows = [np.array([*prefix, *tail], np.int32) for tail in tails]
-    shared = shared_length(rows)
-    assert len(prefix) <= shared <= min(map(len, rows))
-    assert all((row[:shared] == rows[0][:shared]).all() for row in rows)
-    if shared < min(map(len, rows)):
-        assert len({int(row[shared]) for row in rows}) > 1
+from runners.training.prefix import hidden_states
 
 
 def test_a_prefix_run_once_gives_the_same_states_and_gradients() -> None:

@@ -5,15 +5,15 @@ oldest first.
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runners.engines.embedded.model import KvStore
-from runners.engines.embedded.prefix_cache import PrefixCache, common_prefix
+from runners.engines.embedded.prefix_cache import PrefixCache
 from runners.engines.embedded.weights import ModelConfig
+from runners.trajectory.prefix import common_prefix_length
 
 CAPACITY = 24
 CONFIG = ModelConfig(
@@ -65,7 +65,7 @@ def test_a_prefix_is_found_and_restored_exactly(stored: list[list[int]], asked: 
     bench = Bench()
     for ids in stored:
         bench.insert(ids)
-    longest = max((common_prefix(array(ids), array(asked)) for ids in stored), default=0)
+    longest = max((common_prefix_length(array(ids), array(asked)) for ids in stored), default=0)
     assert bench.cache.match(array(asked)) == longest
     assert bench.restore(asked) == longest
     restored = bench.kv.span(1, 0, CAPACITY)
@@ -119,10 +119,3 @@ def test_nothing_is_found_after_clear() -> None:
     bench.cache.clear()
     assert bench.cache.match(array([1, 2, 3])) == 0
     assert bench.cache.tokens == 0
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "size"), [([], [], 0), ([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2], [2], 0)]
-)
-def test_common_prefix_counts_leading_equals(left: list[int], right: list[int], size: int) -> None:
-    assert common_prefix(array(left), array(right)) == size
