@@ -13,8 +13,8 @@ from cli.invocation import print_json, report_warning, stderr, stdout
 if TYPE_CHECKING:
     from conf.schema import Config
     from launch.preflight import Problem
-    from runners.engines.capabilities import Finding
-    from runners.preflight.check import DialBack
+    from runners.engines.server_check import CheckResult
+    from runners.preflight.agent_turn import AgentTurn
     from runners.tasks.loading import DatasetReport
 
 EXAMPLES = examples(
@@ -44,7 +44,7 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
     from cli.jobs import new_job
     from launch.preflight import preflight, refuse_fatal
     from runners.harnesses.registry import install_harness
-    from runners.preflight.check import check_run
+    from runners.preflight.run_check import check_run
     from runners.tasks.datasets import check_dataset
 
     job = new_job(overrides or [], kind="check")
@@ -60,12 +60,12 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
         stderr().status(f"engine={job.config.engine.kind}: trying what a run needs…") as status,
     ):
 
-        def tell(engine: list[Finding]) -> None:
+        def report(engine: list[CheckResult]) -> None:
             status.update(f"harness={job.config.harness.kind}: one turn…")
             if not as_json:
                 _show_engine(engine)
 
-        engine, found = uvloop.run(check_run(job.config, Path(work), tell=tell))
+        engine, found = uvloop.run(check_run(job.config, Path(work), report=report))
     room = job.config.model.max_context_tokens
     if found.prompt_tokens is not None and found.prompt_tokens > room:
         report_warning(
@@ -81,9 +81,9 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
 def _document(
     config: Config,
     problems: list[Problem],
-    found: DialBack,
+    found: AgentTurn,
     tasks: DatasetReport | None,
-    engine: list[Finding],
+    engine: list[CheckResult],
 ) -> dict[str, Any]:
     return {
         "engine": {f.name: {"ok": f.ok, "detail": f.detail} for f in engine},
@@ -105,7 +105,7 @@ def _document(
     }
 
 
-def _show_engine(findings: list[Finding]) -> None:
+def _show_engine(findings: list[CheckResult]) -> None:
     for finding in findings:
         # what stops a run is said once, as the command's error
         said = "ok" if finding.ok else "warning" if not finding.fatal else "problem, see below"
@@ -114,7 +114,7 @@ def _show_engine(findings: list[Finding]) -> None:
         stdout().print(line, markup=False, soft_wrap=True)
 
 
-def _show(config: Config, found: DialBack, tasks: DatasetReport | None) -> None:
+def _show(config: Config, found: AgentTurn, tasks: DatasetReport | None) -> None:
     from rich.table import Table
 
     from conf.sections.moe import MoeModel

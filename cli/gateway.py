@@ -64,7 +64,7 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
 
     from cli.invocation import report_warning
     from runners.diagnostics.diagnostics import diagnostics
-    from runners.faults.process import gateway_parts
+    from runners.faults.process import make_gateway_parts
     from runners.gateway.service import serve
     from runners.runtime.services import captured_shape, gateway_settings, start_engine
     from runners.store.run_state import State
@@ -100,7 +100,7 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
                     settings,
                     announce=lambda info: _announce(info, run_dir),
                     stop=stop,
-                    parts=gateway_parts(config.faults),
+                    parts=make_gateway_parts(config.faults),
                 )
             if died:
                 raise died[0]

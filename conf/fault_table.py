@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Where = Literal[
+Boundary = Literal[
     "session",
     "sandbox_boot",
     "exec",
@@ -23,7 +23,7 @@ Where = Literal[
 ]
 """A boundary that a rollout or its run crosses; ``runners/faults/README.md`` says which call."""
 
-What = Literal[
+FaultKind = Literal[
     "error",
     "exception",
     "cancelled",
@@ -44,7 +44,7 @@ What = Literal[
 """What happens there; ``runners/faults/README.md`` says how."""
 
 
-def _set(*what: What) -> frozenset[What]:
+def _set(*what: FaultKind) -> frozenset[FaultKind]:
     return frozenset(what)
 
 
@@ -53,7 +53,7 @@ _ANY = _RAISED | _set("hang", "delay")
 _ENGINE = _ANY | _set("status", "cut", "abort", "garbage", "disconnect")
 _WRITE = _RAISED | _set("delay", "disk_full")  # it blocks: a hang there could not be cancelled
 
-LEGAL: dict[Where, frozenset[What]] = {
+ALLOWED: dict[Boundary, frozenset[FaultKind]] = {
     "session": _ANY | _set("status", "cut", "clock_jump"),
     "sandbox_boot": _ANY | _set("status", "disk_full"),
     "exec": _ANY | _set("death", "garbage"),
@@ -72,13 +72,15 @@ LEGAL: dict[Where, frozenset[What]] = {
 }
 """The one table: what can happen where."""
 
-_TIMED: tuple[What, ...] = ("delay", "clock_jump", "death")
+_TIMED: tuple[FaultKind, ...] = ("delay", "clock_jump", "death")
 
 
-def illegal(where: Where, what: What, seconds: float | None, status: int | None) -> str | None:
+def validate_rule(
+    where: Boundary, what: FaultKind, seconds: float | None, status: int | None
+) -> str | None:
     """Return what is wrong with a rule, and the mend; None if nothing is."""
-    if what not in LEGAL[where]:
-        known = ", ".join(name for name in get_args(What) if name in LEGAL[where])
+    if what not in ALLOWED[where]:
+        known = ", ".join(name for name in get_args(FaultKind) if name in ALLOWED[where])
         return f"cannot be: {what} does not happen at {where}; there it is one of {known}"
     if seconds is None and what in ("delay", "clock_jump"):
         return f"lacks seconds: how long the {what} is"

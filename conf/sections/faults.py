@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from conf.fault_table import What, Where, illegal
+from conf.fault_table import Boundary, FaultKind, validate_rule
 from conf.sections.section import Section
 
 
@@ -27,9 +27,9 @@ class FaultWhen(Section):
 class FaultRule(Section):
     """One kind of fault; ``conf/fault_table.py`` says what can happen where."""
 
-    where: Where
+    where: Boundary
     when: FaultWhen = FaultWhen()
-    what: What
+    what: FaultKind
     seconds: float | None = None
     """How long a ``delay`` is, how far a ``clock_jump`` goes, and when ``death`` comes."""
     status: int | None = None
@@ -37,7 +37,7 @@ class FaultRule(Section):
 
     @model_validator(mode="after")
     def _can_happen(self) -> FaultRule:
-        fault = illegal(self.where, self.what, self.seconds, self.status)
+        fault = validate_rule(self.where, self.what, self.seconds, self.status)
         if fault is not None:
             raise ValueError(fault)
         return self

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from runners.engines.contract import EngineError, ServedEngine
-from runners.engines.resilient import Pause
+from runners.engines.resilient import PauseResult
 from runners.gateway.client import GatewayAdmin
 
 IDLE_DEADLINE_S = 10.0
@@ -26,7 +26,7 @@ async def drained(
     *,
     deadline_s: float,
     idle_s: float = IDLE_DEADLINE_S,
-) -> AsyncIterator[Pause]:
+) -> AsyncIterator[PauseResult]:
     """Keep the engine idle inside this context; turns wait, and go on after it, however it ends.
 
     Generations in flight get ``deadline_s`` to finish. Raises GatewayError if the gateway cannot be

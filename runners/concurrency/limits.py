@@ -23,7 +23,7 @@ SIGNAL_S = 1.0
 """Refusals this close together are one signal, however short a round trip."""
 
 BACKOFF_S = 0.25
-BACKOFF_MOST_S = 8.0
+BACKOFF_MAX_S = 8.0
 
 
 class TokenBucket:
@@ -97,7 +97,7 @@ class Admission:
         finally:
             self._leave()
 
-    def pushed_back(self) -> None:
+    def record_pushback(self) -> None:
         """Take note that the service has too much to do: one decrease per round trip and second,
         however many refusals.
         """
@@ -108,7 +108,7 @@ class Admission:
         self._decreased_at = now
         self._older = self._peak = self._in_flight
 
-    def went_well(self) -> None:
+    def record_success(self) -> None:
         """Take note that a call was served: as many as may be in flight are a round trip."""
         self._window = min(float(self._most), self._window + self._gain / self._window)
         self._admit()
@@ -149,4 +149,4 @@ def backoff_s(failures: int) -> float:
     Uniform from 0 to a cap that doubles, so that those who failed together do not come back
     together (Brooker, "Exponential Backoff And Jitter", 2015).
     """
-    return random.uniform(0.0, min(BACKOFF_MOST_S, BACKOFF_S * 2.0 ** (failures - 1)))
+    return random.uniform(0.0, min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** (failures - 1)))

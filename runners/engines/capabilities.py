@@ -1,8 +1,7 @@
-"""What an SGLang server, or a router in front of several, must be able to do for a run, each thing
-tried.
+"""Check that an SGLang server, or a router in front of several, can do what a run needs.
 
-Capabilities are tried, not read off a version: flags, routers and releases take them away without a
-word.
+Every capability is tried, not read from a version: flags, routers and releases remove them without
+an error.
 """
 
 from __future__ import annotations
@@ -10,74 +9,51 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from conf.errors import AgentrlError, ExitCode
 from runners.engines.client import UNNUMBERED_VERSION, HttpEngine, routing_key
-from runners.engines.contract import EngineError
-from runners.engines.routing_probe import RoutingProbeError, probe_routing
-from runners.trajectory.routing import RoutingShape
+from runners.engines.contract import Engine, EngineError, SamplingParams
+from runners.engines.server_check import (
+    REQUEST_DEADLINE_S,
+    CheckFailed,
+    CheckResult,
+    EngineServers,
+    check_each,
+    raise_on_failures,
+    run_check,
+)
+from runners.trajectory.routing import RoutingShape, build_turn_routing
 
-ASK_S = 30.0
-ABORT_S = 10.0
-"""From an abort to the answer that says so; a server looks at aborts between two steps."""
-BEGUN_S = 0.5
-"""A request gets so long to be at its worker before it is looked for there."""
-LONG = 4096
-"""Tokens of a request that is aborted: more than a server samples meanwhile."""
-CALLS = 4
-"""Of one session, at the same time, to see whether a router keeps them together."""
+ABORT_DEADLINE_S = 10.0
+"""From an abort to the answer that reports it: a server looks at aborts between two steps."""
+STARTED_S = 0.5
+"""Time that a request gets to reach a server before we look for it there."""
+LONG_TOKENS = 4096
+"""Length of a request that is aborted: more than a server samples before the abort arrives."""
+SESSION_CALLS = 4
+"""Concurrent calls of one session, to see whether a router keeps them together."""
 PROMPT = [1, 2, 3, 4]
 LOADS, ABORT = "loads", "abort"
 
+ROUTING_PROMPT = [0, 1, 2]
+ROUTING_START = 1
+"""Not 0: the check also asks whether the rows begin where they are wanted."""
+ROUTING_NEW_TOKENS = 2
+ROUTING_OFF = "or set routing_replay=off"
 
-class EngineUnfit(AgentrlError):
-    """The engine cannot do what a run needs."""
+
+class RoutingProbeError(AgentrlError):
+    """The engine does not return the routing that is to be replayed."""
 
     exit_code = ExitCode.PREFLIGHT
 
 
-class Trouble(Exception):
-    """What was tried failed; with the mend."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was tried."""
-
-    name: str
-    ok: bool
-    detail: str
-    """What was found; for a problem, with the mend."""
-    fatal: bool = True
-    """A problem of it stops a run."""
-
-
-Ask = Callable[[], Awaitable[str]]
-
-
-async def tried(name: str, ask: Ask, *, fatal: bool = True) -> Finding:
-    """Try one thing; whatever the engine answers is a finding."""
-    try:
-        return Finding(name, True, await ask())
-    except (Trouble, AgentrlError) as error:
-        return Finding(name, False, " ".join(str(error).split()), fatal)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:  # not an answer we know
-        kind = type(error).__name__
-        return Finding(name, False, f"the answer cannot be judged ({kind}: {error})", fatal)
-
-
-def refuse_trouble(findings: Iterable[Finding]) -> None:
-    """Raise EngineUnfit with everything that the engine cannot do, if there is anything."""
-    trouble = [f"engine: {f.name}: {f.detail}" for f in findings if not f.ok and f.fatal]
-    if trouble:
-        raise EngineUnfit("\n".join(trouble))
-
-
-async def require(
+async def require_capabilities(
     url: str,
     workers: Sequence[str],
     *,
@@ -85,245 +61,274 @@ async def require(
     routing: RoutingShape | None,
     new_weights: bool,
 ) -> None:
-    """Return if the engine can do what a run needs that is just beginning; ``new_weights``: the run
-    will change its weights.
+    """Return if the engine can do what a starting run needs.
 
-    Raises EngineError if it does not answer, EngineUnfit with everything that it cannot do.
+    ``new_weights``: the run will update the weights, so it needs loads (to see the drain) and
+    aborts. Raises EngineError if the engine does not answer, EngineUnfit with every other failure.
     """
-    fleet = Fleet(url, workers)
+    servers = EngineServers(url, workers)
     try:
-        found = await capabilities(fleet, context_tokens=context_tokens, routing=routing)
+        results = await check_capabilities(servers, context_tokens=context_tokens, routing=routing)
     finally:
-        await fleet.close()
-    if not found[0].ok:
-        raise EngineError(found[0].detail, retryable=True, unreachable=True)
+        await servers.close()
+    if not results[0].ok:
+        raise EngineError(results[0].detail, retryable=True, unreachable=True)
     # without new weights nothing is drained, and a call that is given up closes its connection
-    spared = () if new_weights else (LOADS, ABORT)
-    refuse_trouble(finding for finding in found if finding.name not in spared)
+    unneeded = () if new_weights else (LOADS, ABORT)
+    raise_on_failures(result for result in results if result.name not in unneeded)
 
 
-class Fleet:
-    """The clients of an engine: of its ``url``, and of the servers that are said to make it up."""
+async def check_capabilities(
+    servers: EngineServers, *, context_tokens: int, routing: RoutingShape | None
+) -> list[CheckResult]:
+    """Run every check that needs no tokenizer.
 
-    def __init__(self, url: str, workers: Sequence[str]) -> None:
-        self.front = HttpEngine(url, deadline_s=ASK_S)
-        self.servers = [HttpEngine(worker, deadline_s=ASK_S) for worker in workers] or [self.front]
-        self.routed = bool(workers) and url.rstrip("/") not in workers
-        """Whether ``url`` is a router in front of the servers."""
-
-    @property
-    def ways(self) -> list[HttpEngine]:
-        """All that generations could go through."""
-        return [self.front, *self.servers] if self.routed else self.servers
-
-    async def close(self) -> None:
-        """Close the connections."""
-        for engine in {self.front, *self.servers}:
-            await engine.close()
-
-
-async def each(engines: Sequence[HttpEngine], ask: Callable[[HttpEngine], Awaitable[str]]) -> str:
-    """Ask all; return what they say. Raises Trouble with the name of the one that has it."""
-    said: dict[str, None] = {}
-    for engine in engines:
-        try:
-            said[await ask(engine)] = None
-        except Trouble as error:
-            raise Trouble(f"{engine.name}: {error}" if len(engines) > 1 else str(error)) from error
-    return "; ".join(said)
-
-
-async def capabilities(
-    fleet: Fleet, *, context_tokens: int, routing: RoutingShape | None
-) -> list[Finding]:
-    """Try everything that needs no tokenizer; if the engine does not answer at all, that alone."""
+    An engine that does not answer gets one result, ``answers``; otherwise that one is left out.
+    """
 
     async def context(server: HttpEngine) -> str:
-        return await _context(server, context_tokens)
+        return await _check_context(server, context_tokens)
 
-    answers = await tried("answers", lambda: _answers(fleet))
+    answers = await run_check("answers", lambda: _check_answers(servers))
     if not answers.ok:
         return [answers]
-    limits = await asyncio.gather(*map(_limit, fleet.servers))
-    length = min(LONG, *(limit // 2 for limit in (*limits, context_tokens) if limit is not None))
-    found = [
-        await tried("generates, with logprobs", lambda: each(fleet.ways, _logprobs)),
-        await tried("weight version", lambda: _versions(fleet.ways)),
-        await tried(LOADS, lambda: _loads(fleet)),
-        await tried(ABORT, lambda: _abort(fleet, length)),
-        await tried("context length", lambda: each(fleet.servers, context)),
+    limits = await asyncio.gather(*map(_read_limit, servers.servers))
+    known = [limit // 2 for limit in (*limits, context_tokens) if limit is not None]
+    length = min(LONG_TOKENS, *known)
+    entry_points = servers.entry_points
+    results = [
+        await run_check(
+            "generates, with logprobs", lambda: check_each(entry_points, _check_logprobs)
+        ),
+        await run_check("weight version", lambda: _check_versions(entry_points)),
+        await run_check(LOADS, lambda: _check_loads(servers)),
+        await run_check(ABORT, lambda: _check_abort(servers, length)),
+        await run_check("context length", lambda: check_each(servers.servers, context)),
     ]
-    if fleet.routed and len(fleet.servers) > 1:
-        found.append(await tried("sessions", lambda: _sessions(fleet, length), fatal=False))
+    if servers.routed and len(servers.servers) > 1:
+        results.append(
+            await run_check("sessions", lambda: _check_sessions(servers, length), fatal=False)
+        )
     if routing is not None:
-        found.append(await tried("routing", lambda: _routing(fleet.ways, routing)))
-    return found
+        results.append(await run_check("routing", lambda: _check_routing(entry_points, routing)))
+    return results
 
 
-async def _answers(fleet: Fleet) -> str:
-    for engine in fleet.ways:
-        key = "engine.url" if engine is fleet.front else "engine.workers"
+async def probe_routing(engine: Engine, shape: RoutingShape, name: str) -> None:
+    """Sample two tokens and check the routing that comes with them; ``name`` is for messages.
+
+    Neither a server that was started without the flag, nor a router that drops the field that asks
+    for routing (sglang-router 0.3 does, smg 1.13 does not), reports it: the answer just has none.
+    Raises RoutingProbeError with the fix if the routing does not fit ``shape``, EngineError if the
+    engine does not answer.
+    """
+    params = SamplingParams(max_new_tokens=ROUTING_NEW_TOKENS, routing_start=ROUTING_START)
+    rid = f"routing-probe:{uuid.uuid4().hex}"
+    answer = await engine.generate(ROUTING_PROMPT, params, rid=rid)
+    path = np.concatenate([np.array(ROUTING_PROMPT, np.int32), answer.output_ids])
+    if answer.routing is None:
+        raise RoutingProbeError(
+            f"routing_replay=rollout, but {name} returns no routing. A server needs "
+            "--enable-return-routed-experts. An old router (sglang-router 0.3) drops the field "
+            "that asks for it: take a newer one, or list the servers themselves in engine.workers "
+            "and set engine.url to one of them; " + ROUTING_OFF
+        )
+    # one row per token but the last, which was never an input
+    width = shape.layers * shape.top_k
+    if answer.routing.size == (len(path) - 1) * width:
+        raise RoutingProbeError(
+            f"{name} ignores routed_experts_start_len, so each turn would return the routing of "
+            f"its whole history again: it needs a newer SGLang; {ROUTING_OFF}"
+        )
+    try:
+        routing = build_turn_routing(
+            answer.routing, path, ROUTING_START, shape, answer.weight_version
+        )
+    except ValueError as error:
+        raise RoutingProbeError(
+            f"{name} routes another model than model.path describes ({error}): point both to the "
+            f"same; {ROUTING_OFF}"
+        ) from error
+    chosen = np.sort(routing.experts[:, list(shape.routed)], axis=-1)
+    twice = (chosen[..., 1:] == chosen[..., :-1]).any(axis=(0, 2))
+    if twice.any():
+        layer = shape.routed[int(np.argmax(twice))]
+        raise RoutingProbeError(
+            f"{name} says that layer {layer} routes a token twice to one expert: its routing is "
+            f"incomplete, as it is with pipeline parallelism or a fused router; {ROUTING_OFF}"
+        )
+
+
+async def _check_answers(servers: EngineServers) -> str:
+    for engine in servers.entry_points:
+        key = "engine.url" if engine is servers.front else "engine.workers"
         try:
             await engine.check_health()
         except EngineError as error:
-            raise Trouble(
+            raise CheckFailed(
                 f"{error}. Start the server that {key} names, or set {key} to the address of one "
                 "that runs"
             ) from error
-    return ", ".join(engine.name for engine in fleet.ways)
+    return ", ".join(engine.name for engine in servers.entry_points)
 
 
 async def _generate(
     engine: HttpEngine, rid: str, tokens: int, prompt: Sequence[int] = PROMPT
 ) -> dict[str, Any]:
+    """Sample ``tokens`` tokens; return the answer's ``meta_info`` as it came."""
     body = {
         "rid": rid,
         "input_ids": list(prompt),
         "sampling_params": {"max_new_tokens": tokens, "temperature": 1.0, "ignore_eos": True},
         "return_logprob": True,
     }
-    answer = await engine.ask("/generate", body, deadline_s=ASK_S, headers=routing_key(rid))
+    answer = await engine.request_json(
+        "/generate", body, deadline_s=REQUEST_DEADLINE_S, headers=routing_key(rid)
+    )
     meta = answer.get("meta_info")
     return meta if isinstance(meta, dict) else {}
 
 
-async def _logprobs(engine: HttpEngine) -> str:
-    items = (await _generate(engine, _rid(), 2)).get("output_token_logprobs") or []
+async def _check_logprobs(engine: HttpEngine) -> str:
+    items = (await _generate(engine, _new_rid(), 2)).get("output_token_logprobs") or []
     if not items or not all(math.isfinite(item[0]) and item[0] <= 0 for item in items):
-        raise Trouble(
+        raise CheckFailed(
             "answers come without logprobs of the sampled tokens: let nothing between here and the "
             "server drop return_logprob"
         )
     return f"{len(items)} tokens"
 
 
-async def _versions(engines: Sequence[HttpEngine]) -> str:
-    found = await each(engines, _version)
-    if ";" in found:
-        raise Trouble(
-            f"the servers have weights of several versions ({found}), and those behind would be "
-            "taken for gone: start them anew, all with --weight-version 0"
+async def _check_versions(engines: Sequence[HttpEngine]) -> str:
+    versions = await check_each(engines, _check_version)
+    if ";" in versions:
+        raise CheckFailed(
+            f"the servers have weights of several versions ({versions}), and the older ones would "
+            "be treated as lost: restart them all with --weight-version 0"
         )
-    return found
+    return versions
 
 
-async def _version(engine: HttpEngine) -> str:
-    version = (await _generate(engine, _rid(), 1)).get("weight_version")
+async def _check_version(engine: HttpEngine) -> str:
+    version = (await _generate(engine, _new_rid(), 1)).get("weight_version")
     if version is None:
-        raise Trouble(
+        raise CheckFailed(
             "answers do not say which weights sampled them (meta_info.weight_version): it needs a "
             "newer SGLang"
         )
     if version != UNNUMBERED_VERSION and not str(version).isdigit():
-        raise Trouble(
+        raise CheckFailed(
             f"weight_version={version!r} is no number: start the server with --weight-version 0"
         )
     return "0, never updated" if version == UNNUMBERED_VERSION else str(version)
 
 
-async def _loads(fleet: Fleet) -> str:
+async def _check_loads(servers: EngineServers) -> str:
     try:
-        for server in fleet.servers:
+        for server in servers.servers:
             await server.loads()
     except EngineError as error:
-        raise Trouble(f"{error}. {await _mend(fleet.front)}") from error
+        raise CheckFailed(f"{error}. {await _describe_fix(servers.front)}") from error
     return "the drain before new weights can see when nothing runs"
 
 
 @asynccontextmanager
 async def _running(
-    fleet: Fleet, prompts: Mapping[str, Sequence[int]], tokens: int
+    servers: EngineServers, prompts: Mapping[str, Sequence[int]], tokens: int
 ) -> AsyncIterator[list[asyncio.Task[dict[str, Any]]]]:
-    """Begin a long generation for each request id; after the block none of them runs on."""
+    """Start a long generation for each request id; after the block none of them runs."""
     calls = {
-        rid: asyncio.create_task(_generate(fleet.front, rid, tokens, prompt))
+        rid: asyncio.create_task(_generate(servers.front, rid, tokens, prompt))
         for rid, prompt in prompts.items()
     }
     try:
-        await asyncio.wait(calls.values(), timeout=BEGUN_S)
+        await asyncio.wait(calls.values(), timeout=STARTED_S)
         yield list(calls.values())
     finally:
-        # each by its own id: a server takes no notice of an id that it does not know
+        # one abort per id at every server: which one has it is the router's choice, and a server
+        # ignores an id that it does not know
         left = [rid for rid, call in calls.items() if not call.done()]
-        await asyncio.gather(*(server.abort(rid) for rid in left for server in fleet.servers))
+        await asyncio.gather(*(server.abort(rid) for rid in left for server in servers.servers))
         for call in calls.values():
             call.cancel()
         await asyncio.gather(*calls.values(), return_exceptions=True)
 
 
-async def _abort(fleet: Fleet, tokens: int) -> str:
-    """Begin a long generation and abort it where it runs."""
-    rid = _rid()
+async def _check_abort(servers: EngineServers, tokens: int) -> str:
+    """Start a long generation and abort it at the servers."""
+    rid = _new_rid()
     try:
-        async with _running(fleet, {rid: PROMPT}, tokens) as [running]:
+        async with _running(servers, {rid: PROMPT}, tokens) as [running]:
             if running.done():
                 ended = running.result().get("finish_reason")
                 return f"not seen: the request ended before its abort ({ended})"
-            for server in fleet.servers:
-                await server.tell("/abort_request", {"rid": rid}, deadline_s=ASK_S)
-            await asyncio.wait([running], timeout=ABORT_S)
+            for server in servers.servers:
+                await server.post("/abort_request", {"rid": rid}, deadline_s=REQUEST_DEADLINE_S)
+            await asyncio.wait([running], timeout=ABORT_DEADLINE_S)
             if not running.done():
-                raise Trouble(
-                    f"a request ran on {ABORT_S:g} s after its abort. {await _mend(fleet.front)}"
+                raise CheckFailed(
+                    f"a request ran on {ABORT_DEADLINE_S:g} s after its abort. "
+                    f"{await _describe_fix(servers.front)}"
                 )
             reason = (running.result().get("finish_reason") or {}).get("type")
             if reason != "abort":
-                raise Trouble(f"a request that was aborted ended with {reason!r}")
+                raise CheckFailed(f"a request that was aborted ended with {reason!r}")
             return "ends a running request"
     except EngineError as error:
-        raise Trouble(f"{error}. {await _mend(fleet.front)}") from error
+        raise CheckFailed(f"{error}. {await _describe_fix(servers.front)}") from error
 
 
-async def _mend(front: HttpEngine) -> str:
-    """Say what to change where a router stands in front, which knows its workers."""
+async def _describe_fix(front: HttpEngine) -> str:
+    """Return what to change if ``front`` is a router, which lists its workers."""
     try:
-        found = (await front.ask("/workers", deadline_s=ASK_S)).get("workers") or []
+        answer = await front.request_json("/workers", deadline_s=REQUEST_DEADLINE_S)
     except EngineError:
         return "If engine.url is a router, list its servers in engine.workers"
-    urls = ",".join(str(worker.get("url")) for worker in found)
+    urls = ",".join(str(worker.get("url")) for worker in answer.get("workers") or [])
     return f"engine.url is a router: set engine.workers=[{urls}]"
 
 
-async def _limit(server: HttpEngine) -> int | None:
-    """Return how many tokens a sequence may have; None if the server does not say."""
+async def _read_limit(server: HttpEngine) -> int | None:
+    """Return the greatest length of a sequence in tokens; None if the server does not report it."""
     for path, body, key in (
         ("/server_info", None, "context_length"),
-        ("/tokenize", {"prompt": "a"}, "max_model_len"),
+        ("/tokenize", {"prompt": "a"}, "max_model_len"),  # where /server_info leaves it null
     ):
         with suppress(EngineError):
-            found = (await server.ask(path, body, deadline_s=ASK_S)).get(key)
-            if isinstance(found, int):
-                return found
+            answer = await server.request_json(path, body, deadline_s=REQUEST_DEADLINE_S)
+            limit = answer.get(key)
+            if isinstance(limit, int):
+                return limit
     return None
 
 
-async def _context(server: HttpEngine, wanted: int) -> str:
-    limit = await _limit(server)
+async def _check_context(server: HttpEngine, wanted: int) -> str:
+    limit = await _read_limit(server)
     if limit is None:
-        return "the server does not say"
+        return "the server does not report it"
     if limit < wanted:
-        raise Trouble(
+        raise CheckFailed(
             f"the server takes {limit} tokens, model.max_context_tokens={wanted}: lower it, or "
             f"start the server with --context-length {wanted}"
         )
     return f"{limit:,} tokens"
 
 
-async def _sessions(fleet: Fleet, tokens: int) -> str:
-    """Begin several generations of one session, and look where they run."""
-    before = [(await server.loads()).running for server in fleet.servers]
+async def _check_sessions(servers: EngineServers, tokens: int) -> str:
+    """Start several generations of one session and count the servers that run them."""
+    before = [(await server.loads()).running for server in servers.servers]
     if any(before):
         return "not seen: the servers have other work"
-    rid = _rid()
+    rid = _new_rid()
     # prompts that share nothing: a router that goes by prefixes has no reason to keep them together
-    prompts = {f"{rid}:{n}": [10 + n, 20 + n, 30 + n] for n in range(CALLS)}
-    async with _running(fleet, prompts, tokens):
-        loads = [await server.loads() for server in fleet.servers]
+    prompts = {f"{rid}:{n}": [10 + n, 20 + n, 30 + n] for n in range(SESSION_CALLS)}
+    async with _running(servers, prompts, tokens):
+        loads = [await server.loads() for server in servers.servers]
     busy = sum(not load.idle for load in loads)
     if not busy:
         return "not seen: the requests ended too soon"
     if busy > 1:
-        raise Trouble(
+        raise CheckFailed(
             f"the router spreads a session over {busy} servers, and each turn computes its history "
             "again: start it with --policy consistent_hashing or manual, or set engine.url to one "
             "of engine.workers"
@@ -331,16 +336,16 @@ async def _sessions(fleet: Fleet, tokens: int) -> str:
     return "the router keeps a session at one server"
 
 
-async def _routing(engines: Sequence[HttpEngine], shape: RoutingShape) -> str:
-    async def ask(engine: HttpEngine) -> str:
+async def _check_routing(engines: Sequence[HttpEngine], shape: RoutingShape) -> str:
+    async def check(engine: HttpEngine) -> str:
         try:
             await probe_routing(engine, shape, f"engine {engine.name}")
         except RoutingProbeError as error:
-            raise Trouble(str(error)) from error
+            raise CheckFailed(str(error)) from error
         return f"{shape.layers} layers, {shape.top_k} experts a token"
 
-    return await each(engines, ask)
+    return await check_each(engines, check)
 
 
-def _rid() -> str:
+def _new_rid() -> str:
     return f"probe-{uuid.uuid4().hex}"

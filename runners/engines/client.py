@@ -17,7 +17,13 @@ import orjson
 from numpy.typing import NDArray
 
 from runners.concurrency.limits import backoff_s
-from runners.engines.contract import EngineError, Generation, Load, SamplingParams, session_of
+from runners.engines.contract import (
+    EngineError,
+    EngineLoad,
+    Generation,
+    SamplingParams,
+    session_id_of,
+)
 
 ABORT_DEADLINE_S = 5.0
 """An abort is a courtesy: the closed connection already is one."""
@@ -30,7 +36,7 @@ UNNUMBERED_VERSION = "default"
 """What SGLang reports until weights have been updated once."""
 
 LOADS_DEADLINE_S = 10.0
-UPDATE_TRIES = 3
+UPDATE_ATTEMPTS = 3
 """An update that is done twice is the same update."""
 
 RETRYABLE_STATUS = frozenset({408, 429, 500, 502, 503, 504})
@@ -106,13 +112,13 @@ class HttpEngine:
             except EngineError as error:
                 tries += 1
                 pause = error.retry_after_s + backoff_s(tries)
-                if not error.retryable or tries == UPDATE_TRIES or clock() + pause >= ends:
+                if not error.retryable or tries == UPDATE_ATTEMPTS or clock() + pause >= ends:
                     raise
                 await asyncio.sleep(pause)
         if not answer.get("success"):
             raise EngineError(f"engine {self.name}: {answer.get('message')}", status=400)
 
-    async def loads(self) -> Load:
+    async def loads(self) -> EngineLoad:
         """Return what it has to do (``/v1/loads``)."""
         try:
             raw = await self._request("GET", "/v1/loads?include=core", None, LOADS_DEADLINE_S)
@@ -126,7 +132,7 @@ class HttpEngine:
             ) from error
         try:
             rows = orjson.loads(raw)["loads"]
-            return Load(
+            return EngineLoad(
                 running=sum(int(row["num_running_reqs"]) for row in rows),
                 waiting=sum(int(row["num_waiting_reqs"]) for row in rows),
             )
@@ -138,17 +144,17 @@ class HttpEngine:
         us.
         """
         with suppress(EngineError):
-            await self.tell("/abort_request", {"rid": rid}, deadline_s=ABORT_DEADLINE_S)
+            await self.post("/abort_request", {"rid": rid}, deadline_s=ABORT_DEADLINE_S)
 
     async def abort_all(self) -> None:
         """Abort every request, whoever made it."""
-        await self.tell("/abort_request", {"abort_all": True}, deadline_s=ABORT_DEADLINE_S)
+        await self.post("/abort_request", {"abort_all": True}, deadline_s=ABORT_DEADLINE_S)
 
-    async def tell(self, path: str, body: Mapping[str, Any], *, deadline_s: float) -> None:
+    async def post(self, path: str, body: Mapping[str, Any], *, deadline_s: float) -> None:
         """POST ``body``, whatever is answered; raises EngineError."""
         await self._request("POST", path, orjson.dumps(body), deadline_s)
 
-    async def ask(
+    async def request_json(
         self,
         path: str,
         body: Mapping[str, Any] | None = None,
@@ -304,7 +310,7 @@ class HttpEngine:
 
 def routing_key(rid: str) -> dict[str, str]:
     """Return the header by which a router keeps the calls of a session together."""
-    return {ROUTING_KEY: session_of(rid)}
+    return {ROUTING_KEY: session_id_of(rid)}
 
 
 def _sampling_body(params: SamplingParams) -> dict[str, Any]:

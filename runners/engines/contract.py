@@ -82,7 +82,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EngineLoad:
     """What an engine has to do, over all its data-parallel ranks."""
 
     running: int
@@ -94,7 +94,7 @@ class Load:
         return not self.running and not self.waiting
 
 
-def session_of(rid: str) -> str:
+def session_id_of(rid: str) -> str:
     """Return whose call it is: what stands before the first colon of its request id."""
     return rid.partition(":")[0]
 
@@ -128,7 +128,7 @@ class Engine(Protocol):
 class ServedEngine(Engine, Protocol):
     """An engine as the driver holds it: with what a drain needs."""
 
-    async def loads(self) -> Load:
+    async def loads(self) -> EngineLoad:
         """Return what it has to do; raises EngineError."""
         ...
 

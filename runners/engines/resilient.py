@@ -24,7 +24,7 @@ there: they wait better here, where it costs no deadline.
 
 
 @dataclass(slots=True)
-class Tally:
+class EngineCallCounters:
     """What calls of an engine met; kept by the caller, counted by the engine."""
 
     engine_retries: int = 0
@@ -36,7 +36,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PauseResult:
     """What a pause did with the generations that were in flight."""
 
     finished: int
@@ -80,14 +80,14 @@ class ResilientEngine:
         params: SamplingParams,
         *,
         rid: str,
-        tally: Tally | None = None,
+        counters: EngineCallCounters | None = None,
     ) -> Generation:
         """Sample a continuation, trying again what may pass; raises EngineError.
 
         ``rid`` is what the ids of all tries begin with. Cancelling the call aborts it at the
         engine.
         """
-        tally = Tally() if tally is None else tally
+        counters = EngineCallCounters() if counters is None else counters
         clock = asyncio.get_running_loop().time
         left, tries, failures, dropped = self._deadline_s, 0, 0, False
         while True:
@@ -97,16 +97,16 @@ class ResilientEngine:
                     # of equal length: SGLang aborts every id that begins with the one it is told
                     generation = await self._once(input_ids, params, f"{rid}-{tries:03}", left)
                 except _Drained:
-                    tally.drained += 1
+                    counters.drained += 1
                     continue
                 except EngineError as error:
                     failure = error
                 else:
-                    self._served(generation, tally)
+                    self._served(generation, counters)
                     return generation
                 if failure.pushed_back:
-                    tally.pushed_back += 1
-                    self._admission.pushed_back()
+                    counters.pushed_back += 1
+                    self._admission.record_pushback()
             left -= clock() - began
             if failure.dropped and not dropped:
                 dropped = True  # an idle connection that was closed: once more, at once
@@ -117,9 +117,9 @@ class ResilientEngine:
                     raise failure
                 await asyncio.sleep(pause)
                 left -= pause
-            tally.engine_retries += 1
+            counters.engine_retries += 1
 
-    async def pause(self, deadline_s: float) -> Pause:
+    async def pause(self, deadline_s: float) -> PauseResult:
         """Begin no call from now on, until ``resume``; return when none is in flight.
 
         Those in flight get ``deadline_s`` to finish, then they are aborted; their callers wait for
@@ -137,7 +137,7 @@ class ResilientEngine:
                     limit.reschedule(asyncio.get_running_loop().time())
             await self._idle.wait()
         aborted = self._aborted - aborted_before
-        return Pause(finished=in_flight - aborted, aborted=aborted)
+        return PauseResult(finished=in_flight - aborted, aborted=aborted)
 
     def resume(self) -> None:
         """Begin calls again; those that waited come in their order."""
@@ -189,9 +189,9 @@ class ResilientEngine:
             raise EngineError("the engine aborted the generation", retryable=True)
         return generation
 
-    def _served(self, generation: Generation, tally: Tally) -> None:
+    def _served(self, generation: Generation, counters: EngineCallCounters) -> None:
         if generation.queue_s > QUEUED_SHARE * self._deadline_s:
-            tally.pushed_back += 1
-            self._admission.pushed_back()
+            counters.pushed_back += 1
+            self._admission.record_pushback()
         else:
-            self._admission.went_well()
+            self._admission.record_success()

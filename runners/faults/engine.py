@@ -13,7 +13,7 @@ from pathlib import Path
 
 import orjson
 
-from conf.fault_table import What, Where
+from conf.fault_table import Boundary, FaultKind
 from runners.engines.client import PUSHED_BACK_STATUS, RETRYABLE_STATUS, HttpEngine
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
 from runners.faults.inject import strike
@@ -25,9 +25,9 @@ UPDATE = "/update_weights_from_disk"
 
 Keep = Callable[[Fault], Awaitable[None]]
 
-BRANCHES: dict[str, Where] = {"subagent": "subagent", "compaction": "compaction"}
+BRANCHES: dict[str, Boundary] = {"subagent": "subagent", "compaction": "compaction"}
 """Branches of a session that are boundaries of their own; their calls cross ``turn`` too."""
-ELSEWHERE: frozenset[What] = frozenset({"death"})
+ELSEWHERE: frozenset[FaultKind] = frozenset({"death"})
 """At ``turn``, but injected by the driver: the sandbox is there."""
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from conf.fault_table import What
+from conf.fault_table import FaultKind
 from runners.faults.inject import strike
 from runners.faults.injection import Injection
 from runners.faults.plan import Fault
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
 
-IN_SANDBOX: frozenset[What] = frozenset({"death", "garbage"})
+IN_SANDBOX: frozenset[FaultKind] = frozenset({"death", "garbage"})
 """What happens to the grader's sandbox, if it makes one."""
 
 

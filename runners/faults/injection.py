@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Protocol
 
-from conf.fault_table import What, Where
+from conf.fault_table import Boundary, FaultKind
 from runners.faults.plan import Fault, FaultPlan, attempt_of
 
 
@@ -24,9 +24,9 @@ class Crossings:
 
     def __init__(self, plan: FaultPlan) -> None:
         self.plan = plan
-        self._seen: Counter[tuple[Where, str]] = Counter()
+        self._seen: Counter[tuple[Boundary, str]] = Counter()
 
-    def draw(self, where: Where, name: str) -> Fault | None:
+    def draw(self, where: Boundary, name: str) -> Fault | None:
         """Count a crossing by the attempt of a session or sandbox; return what happens at it."""
         rollout_id, attempt = attempt_of(name)
         crossed = where, f"{rollout_id}-a{attempt}"
@@ -45,7 +45,7 @@ class Injection:
         self._events = events
 
     def draw(
-        self, where: Where, name: str, *, aside: frozenset[What] = frozenset()
+        self, where: Boundary, name: str, *, aside: frozenset[FaultKind] = frozenset()
     ) -> Fault | None:
         """Return what happens at this crossing, and keep it; ``aside``: what another wrapper
         injects and keeps.

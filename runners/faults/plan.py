@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 
-from conf.fault_table import What, Where
+from conf.fault_table import Boundary, FaultKind
 from conf.sections.faults import FaultRule, FaultsConfig
 
 MOST = 64
@@ -27,8 +27,8 @@ class Fault:
 
     rule: int
     """Index in the plan."""
-    where: Where
-    what: What
+    where: Boundary
+    what: FaultKind
     rollout_id: str
     attempt: int
     k: int
@@ -78,11 +78,11 @@ class FaultPlan:
     def __bool__(self) -> bool:
         return bool(self._rules)
 
-    def reaches(self, where: Where) -> bool:
+    def reaches(self, where: Boundary) -> bool:
         """Whether any rule is about this boundary."""
         return any(rule.where == where for rule in self._rules)
 
-    def decide(self, where: Where, rollout_id: str, attempt: int, k: int) -> Fault | None:
+    def decide(self, where: Boundary, rollout_id: str, attempt: int, k: int) -> Fault | None:
         """Return what happens at a crossing: the first rule that hits it."""
         for index, rule in enumerate(self._rules):
             if rule.where != where or not _fits(rule, rollout_id, attempt, k):
@@ -98,7 +98,7 @@ class FaultPlan:
         return None
 
     def foresee(
-        self, where: Where, rollout_id: str, attempt: int, *, what: What | None = None
+        self, where: Boundary, rollout_id: str, attempt: int, *, what: FaultKind | None = None
     ) -> dict[int, Fault]:
         """Return what will happen to an attempt at a boundary, by k: its first ``MOST`` crossings.
 

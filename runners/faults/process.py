@@ -15,14 +15,16 @@ from runners.gateway.service import GatewayHooks
 from runners.gateway.turn_log import AsyncTurnLog
 
 
-def gateway_module(section: FaultsConfig, settings: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def choose_gateway_module(
+    section: FaultsConfig, settings: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
     """Return the module that serves a run's gateway, and the settings it is given."""
     if not FaultPlan.of(section):
         return "runners.gateway", settings
     return "runners.faults", {**settings, "faults": section.model_dump(mode="json")}
 
 
-def gateway_parts(section: FaultsConfig) -> GatewayHooks:
+def make_gateway_parts(section: FaultsConfig) -> GatewayHooks:
     """Return what a gateway is put together from."""
     plan = FaultPlan.of(section)
     if not plan:
@@ -37,7 +39,7 @@ def gateway_parts(section: FaultsConfig) -> GatewayHooks:
     return GatewayHooks(engine=engine, server=DroppingServer)
 
 
-def take_parts(settings: dict[str, Any]) -> GatewayHooks:
+def pop_gateway_parts(settings: dict[str, Any]) -> GatewayHooks:
     """Take ``faults`` out of a gateway's settings and return what they make of it."""
     section: FaultsConfig = TypeAdapter(FaultsConfig).validate_python(settings.pop("faults"))
-    return gateway_parts(section)
+    return make_gateway_parts(section)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from conf.errors import ExitCode
-from conf.fault_table import Where
+from conf.fault_table import Boundary
 from runners.faults.inject import raised
 from runners.faults.injection import Injection
 from runners.faults.plan import Fault
@@ -39,7 +39,7 @@ class FaultyStore(RunStore):
 
     def put_rollout(self, record: RolloutRecord) -> None:
         """Write one attempt, unless the disk fails first."""
-        where: Where = "deliver" if record.counts else "store"
+        where: Boundary = "deliver" if record.counts else "store"
         _meet(self._injection, where, record.session_id, self.run_dir)
         super().put_rollout(record)
 
@@ -66,7 +66,7 @@ class FaultyMetrics(MetricsWriter):
         """Leave the files to the real writer's owner."""
 
 
-def _meet(injection: Injection, where: Where, name: str, path: Path) -> None:
+def _meet(injection: Injection, where: Boundary, name: str, path: Path) -> None:
     """Let the fault of a write happen, if there is one."""
     fault = injection.draw(where, name)
     if fault is None:

@@ -30,7 +30,7 @@ Turns = Callable[[str], Awaitable[int]]
 """Returns how many turns of a session are durable."""
 
 
-class Around:
+class FaultWiring:
     """The wrappers of one driver or worker; without an injection, everything stays as it is."""
 
     def __init__(
@@ -41,22 +41,22 @@ class Around:
         self._store = store
         """The rollouts' own connection, in a driver."""
 
-    def backend(self, real: SandboxBackend) -> SandboxBackend:
+    def wrap_backend(self, real: SandboxBackend) -> SandboxBackend:
         """Wrap the sandboxes, before a grader takes its own from them."""
         if self._injection is None:
             return real
         return FaultyBackend(real, self._injection, self._turns)
 
-    def engine(self, real: HttpEngine | WorkerEngine) -> HttpEngine | WorkerEngine:
+    def wrap_engine(self, real: HttpEngine | WorkerEngine) -> HttpEngine | WorkerEngine:
         """Wrap the driver's client of the engine, or that of each of its workers."""
         injection = self._injection
         if injection is None:
             return real
         if isinstance(real, HttpEngine):
             return FaultyUpdates(real, injection)
-        return real.around(lambda worker: FaultyUpdates(worker, injection))
+        return real.wrap_workers(lambda worker: FaultyUpdates(worker, injection))
 
-    def context(self, real: AttemptContext) -> AttemptContext:
+    def wrap_context(self, real: AttemptContext) -> AttemptContext:
         """Wrap everything that attempts work with except the sandboxes."""
         injection = self._injection
         if injection is None:
@@ -70,13 +70,13 @@ class Around:
             gateway=FaultyAdmin(real.gateway, injection),
         )
 
-    def store(self, real: RunStore) -> RunStore:
+    def wrap_store(self, real: RunStore) -> RunStore:
         """Return the connection that rollouts are written with."""
         return real if self._store is None else self._store
 
 
 @contextmanager
-def driver_faults(section: FaultsConfig, store: RunStore) -> Iterator[Around]:
+def driver_faults(section: FaultsConfig, store: RunStore) -> Iterator[FaultWiring]:
     """Yield what wraps a driver's parts."""
     plan = FaultPlan.of(section)
 
@@ -85,18 +85,20 @@ def driver_faults(section: FaultsConfig, store: RunStore) -> Iterator[Around]:
         return int(store.query(asked, (session_id,))[0][0])
 
     if not plan:
-        yield Around(None, turns)
+        yield FaultWiring(None, turns)
         return
     injection = Injection(plan, store)
     with FaultyStore.over(store, injection) as own:
         try:
-            yield Around(injection, turns, own)
+            yield FaultWiring(injection, turns, own)
         finally:
             clock.restore()
 
 
 @contextmanager
-def worker_faults(section: FaultsConfig, events: Events, gateway: GatewayAdmin) -> Iterator[Around]:
+def worker_faults(
+    section: FaultsConfig, events: Events, gateway: GatewayAdmin
+) -> Iterator[FaultWiring]:
     """Yield what wraps a worker's parts; the store, and what happens to it, are the driver's."""
     plan = FaultPlan.of(section)
 
@@ -104,7 +106,7 @@ def worker_faults(section: FaultsConfig, events: Events, gateway: GatewayAdmin) 
         return int((await gateway.stats(session_id))["turns"])
 
     try:
-        yield Around(Injection(plan, events) if plan else None, turns)
+        yield FaultWiring(Injection(plan, events) if plan else None, turns)
     finally:
         clock.restore()
 

@@ -25,10 +25,10 @@ TakeParts = Callable[[dict[str, Any]], GatewayHooks]
 """Takes out of the settings what the gateway is put together from."""
 
 
-async def run(take_parts: TakeParts) -> None:
+async def run(pop_gateway_parts: TakeParts) -> None:
     """Serve until SIGTERM, or until the parent is gone."""
     received = receive_settings()
-    parts = take_parts(received)
+    parts = pop_gateway_parts(received)
     settings = GatewaySettings.model_validate(received)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -47,13 +47,13 @@ async def run(take_parts: TakeParts) -> None:
         orphaned.cancel()
 
 
-def main(take_parts: TakeParts = lambda settings: GatewayHooks()) -> int:
+def main(pop_gateway_parts: TakeParts = lambda settings: GatewayHooks()) -> int:
     """Return the process's exit code; the reason of a failure goes to stderr."""
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
     )
     try:
-        uvloop.run(run(take_parts))
+        uvloop.run(run(pop_gateway_parts))
     except AgentrlError as error:
         with suppress(OSError):  # the log's disk may be full too; the exit code still tells
             print(error, file=sys.stderr)

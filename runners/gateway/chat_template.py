@@ -180,11 +180,11 @@ class ServerParsers:
     async def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         for server in self._servers[:-1]:
             try:
-                return await server.ask(path, body, deadline_s=PARSE_S)
+                return await server.request_json(path, body, deadline_s=PARSE_S)
             except EngineError as error:
                 if not error.unreachable:
                     raise
-        return await self._servers[-1].ask(path, body, deadline_s=PARSE_S)
+        return await self._servers[-1].request_json(path, body, deadline_s=PARSE_S)
 
 
 def _call(item: Mapping[str, Any]) -> ServerParsedCall:

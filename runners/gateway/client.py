@@ -13,7 +13,7 @@ import orjson
 
 from conf.errors import AgentrlError, ExitCode
 from runners.concurrency.limits import backoff_s
-from runners.engines.resilient import Pause
+from runners.engines.resilient import PauseResult
 
 DEADLINE_S = 60.0
 """The gateway answers in milliseconds; finishing waits for turns that are being stored."""
@@ -90,14 +90,14 @@ class GatewayAdmin:
             if error.status != 404:
                 raise
 
-    async def pause(self, deadline_s: float) -> Pause:
+    async def pause(self, deadline_s: float) -> PauseResult:
         """Let no turn begin at the engine until ``resume``; return when none is there.
 
         Those in flight get ``deadline_s``, then they are aborted and sampled again after the pause;
         turns that are asked for meanwhile wait. A call that fails may have paused it all the same.
         """
         wish = {"deadline_s": deadline_s}
-        return Pause(**await self._request("POST", "/admin/pause", wish, longer_s=deadline_s))
+        return PauseResult(**await self._request("POST", "/admin/pause", wish, longer_s=deadline_s))
 
     async def resume(self) -> None:
         """Let turns begin again."""

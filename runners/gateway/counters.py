@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from runners.engines.resilient import Tally
+from runners.engines.resilient import EngineCallCounters
 
 
 @dataclass(slots=True)
-class SessionCounters(Tally):
+class SessionCounters(EngineCallCounters):
     """What happened in a session; changed by it only, the engine's tally by the engine."""
 
     turns: int = 0

@@ -29,7 +29,7 @@ from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine
 from runners.engines.resilient import ResilientEngine
-from runners.engines.sglang.workers import connect
+from runners.engines.sglang.workers import connect_engine
 from runners.gateway.chat_template import OutputParser, ServerParsers, make_renderer
 from runners.gateway.control import ControlSocket, serve_listener
 from runners.gateway.registry import SessionRegistry
@@ -178,7 +178,7 @@ async def _wait_for_any(*events: asyncio.Event) -> None:
 def _engine(
     settings: GatewaySettings, parts: GatewayHooks, journal: AsyncTurnLog
 ) -> ResilientEngine:
-    client = connect(
+    client = connect_engine(
         settings.engine_url,
         settings.engine_workers,
         deadline_s=settings.turn_s + ENGINE_GRACE_S,

@@ -269,7 +269,7 @@ class Session:
             ),
         )
         try:
-            return await services.engine.generate(prompt, params, rid=rid, tally=self.counters)
+            return await services.engine.generate(prompt, params, rid=rid, counters=self.counters)
         except EngineError as error:
             self.counters.failed += 1
             raise to_refusal(error) from error

@@ -215,12 +215,12 @@ class Worker:
         faults = self._exits.enter_context(
             worker_faults(config.faults, _Events(self._tell), gateway)
         )
-        registered = faults.backend(RegisteredBackend(backend, self))
+        registered = faults.wrap_backend(RegisteredBackend(backend, self))
         cache = cache_root() / "workspaces"
         repositories = TaskRepositories(registered, cache)
         parcels = Parcels(cache, partial(self._ask, "repository"), repositories.ensure)
         self._relay = Relay(settings.gateway_url, root)
-        self._tools = faults.context(
+        self._tools = faults.wrap_context(
             AttemptContext(
                 backend=registered,
                 harness=await asyncio.to_thread(make_harness, config.harness, config.scenario),

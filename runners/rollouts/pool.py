@@ -121,9 +121,9 @@ class Pool:
         if not finished.shared:  # a node that ends takes many attempts with it: one failure
             self._breaker.note(finished.record)
         if finished.pushed_back:
-            self._admission.pushed_back()
+            self._admission.record_pushback()
         elif finished.record.outcome.meaning.reward_counts:
-            self._admission.went_well()
+            self._admission.record_success()
 
 
 class Breaker:

@@ -30,13 +30,12 @@ from conf.sections.training import RoutingOffConfig, RoutingRolloutConfig
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.concurrency.task_group import task_group
 from runners.diagnostics.attempt_progress import AttemptWatch
-from runners.engines.capabilities import require
+from runners.engines.capabilities import probe_routing, require_capabilities
 from runners.engines.client import HttpEngine
 from runners.engines.contract import ServedEngine
-from runners.engines.routing_probe import probe_routing
-from runners.engines.sglang.launch import server_settings
-from runners.engines.sglang.workers import WorkerEngine, connect
-from runners.faults.process import gateway_module
+from runners.engines.sglang.launch import make_server_settings
+from runners.engines.sglang.workers import WorkerEngine, connect_engine
+from runners.faults.process import choose_gateway_module
 from runners.faults.wiring import driver_faults
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.harnesses.registry import make_harness
@@ -152,7 +151,7 @@ async def start_services(
                 _nodes(config, exits, run_dir, on_service_exit, store, ledger)
             )
         faults = exits.enter_context(driver_faults(config.faults, store))
-        backend = faults.backend(
+        backend = faults.wrap_backend(
             RegisteredBackend(sandboxes.result(), StoreRecorder(store, ledger))
         )
         await reap(ledger, backend)
@@ -172,17 +171,17 @@ async def start_services(
         if config.gateway.public_url is not None:
             await _refuse_elsewhere(admin, config.gateway.public_url, store)
         engine = await _fit_engine(config, exits, engine_url.result(), weights, version, routing)
-        context = faults.context(
+        context = faults.wrap_context(
             _attempt_context(config, store.run_dir, backend, gateway.info, admin, watch)
         )
-        rollout_store = faults.store(store)
+        rollout_store = faults.wrap_store(store)
         recorder = StoreRecorder(rollout_store, ledger)
         execute = execute_here(recorder)
         if (executor := nodes.result()) is not None:
             await executor.start(config, gateway.info, context, recorder)
             exits.push_async_callback(executor.close)
             execute = executor
-        yield Services(faults.engine(engine), context, rollout_store, execute)
+        yield Services(faults.wrap_engine(engine), context, rollout_store, execute)
 
 
 async def _fit_engine(
@@ -195,12 +194,12 @@ async def _fit_engine(
 ) -> HttpEngine | WorkerEngine:
     """Return the engine, with the policy's weights and everything that the run asks of it."""
     workers = workers_of(config.engine)
-    engine = connect(url, workers, deadline_s=config.rollout.deadlines.turn_s)
+    engine = connect_engine(url, workers, deadline_s=config.rollout.deadlines.turn_s)
     exits.push_async_callback(engine.close)
     if isinstance(config.engine, SglangEngineConfig) and weights is not None:
         await engine.update_weights(weights, version)
     if not isinstance(config.engine, EmbeddedEngineConfig):
-        await require(
+        await require_capabilities(
             url,
             workers,
             context_tokens=config.model.max_context_tokens,
@@ -300,7 +299,7 @@ async def start_engine(
         return engine.url
     if isinstance(engine, SglangLaunchEngineConfig):
         module, start_s = "runners.engines.sglang", engine.start_s
-        settings = server_settings(
+        settings = make_server_settings(
             config, engine, weights=weights, tokenizer=tokenizer, version=version
         )
     else:
@@ -425,7 +424,7 @@ async def _gateway(
     settings = gateway_settings(
         config, run_dir=run_dir, engine_url=engine_url, tokenizer=tokenizer, routing=routing
     )
-    module, settings = gateway_module(config.faults, settings)
+    module, settings = choose_gateway_module(config.faults, settings)
     service = await Service.start(
         "gateway",
         module,

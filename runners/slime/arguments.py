@@ -47,7 +47,9 @@ async def slimes_engine(args: Any, config: Config) -> SglangEngineConfig:
     url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
     router = HttpEngine(url)
     try:
-        found: Sequence[Any] = (await router.ask("/workers", deadline_s=WORKERS_S))["workers"]
+        found: Sequence[Any] = (await router.request_json("/workers", deadline_s=WORKERS_S))[
+            "workers"
+        ]
     finally:
         await router.close()
     workers = [str(worker["url"]).rstrip("/") for worker in found]

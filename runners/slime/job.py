@@ -42,12 +42,12 @@ POLL_S = 0.5
 def check(run_dir: Path) -> None:
     """Let the agent program of the run take a turn; raises AgentrlError if it cannot."""
     from runners.harnesses.registry import install_harness
-    from runners.preflight.check import check_run
+    from runners.preflight.run_check import check_run
 
     config = read_config(run_dir)
     install_harness(config.harness)
     with TemporaryDirectory(prefix="agentrl-check-") as work:
-        _, found = asyncio.run(check_run(config, Path(work), tell=lambda findings: None))
+        _, found = asyncio.run(check_run(config, Path(work), report=lambda findings: None))
     print(
         f"harness={config.harness.kind} has taken a turn in a sandbox ({found.seconds:.1f} s)",
         file=sys.stderr,

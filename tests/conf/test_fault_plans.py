@@ -11,7 +11,7 @@ import pytest
 
 from conf.compose import compose, from_json, to_json
 from conf.errors import ConfigError
-from conf.fault_table import LEGAL, What, Where, illegal
+from conf.fault_table import ALLOWED, Boundary, FaultKind, validate_rule
 from conf.resume import resume_config
 
 PLANS = ["none", "flaky_sandbox", "flaky_engine", "slow", "chaos"]
@@ -28,19 +28,19 @@ def faults(overrides: list[str]) -> list[str]:
     return caught.value.faults
 
 
-def sensible(what: What) -> tuple[float | None, int | None]:
+def sensible(what: FaultKind) -> tuple[float | None, int | None]:
     return (1.0 if what in ("delay", "clock_jump") else None), (503 if what == "status" else None)
 
 
 def test_the_table_says_something_of_every_boundary_and_of_every_fault() -> None:
-    assert set(LEGAL) == set(get_args(Where))
-    assert set().union(*LEGAL.values()) == set(get_args(What))
+    assert set(ALLOWED) == set(get_args(Boundary))
+    assert set().union(*ALLOWED.values()) == set(get_args(FaultKind))
 
 
 def test_exactly_what_the_table_names_is_legal() -> None:
-    for where, what in itertools.product(get_args(Where), get_args(What)):
-        fault = illegal(where, what, *sensible(what))
-        assert (fault is None) == (what in LEGAL[where]), (where, what)
+    for where, what in itertools.product(get_args(Boundary), get_args(FaultKind)):
+        fault = validate_rule(where, what, *sensible(what))
+        assert (fault is None) == (what in ALLOWED[where]), (where, what)
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -55,7 +55,7 @@ def test_chaos_mixes_most_kinds_of_faults_at_most_boundaries() -> None:
     assert {rule.where for rule in rules} >= {
         *("session", "sandbox_boot", "exec", "turn", "finish", "patch", "grade", "teardown"),
     }
-    assert {rule.what for rule in rules} == set(get_args(What))
+    assert {rule.what for rule in rules} == set(get_args(FaultKind))
 
 
 def test_all_faults_of_a_file_are_reported_at_once_and_name_their_rules(tmp_path: Path) -> None:

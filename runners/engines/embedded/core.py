@@ -33,7 +33,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SchedulerLoad:
     """What the engine is doing right now."""
 
     running: int
@@ -225,13 +225,13 @@ class EngineCore:
 
         await self._call(resume)
 
-    async def load(self) -> Load:
+    async def load(self) -> SchedulerLoad:
         """Return the present load."""
 
-        def read() -> Load:
+        def read() -> SchedulerLoad:
             scheduler = self._scheduler
             rows = scheduler.rows
-            return Load(
+            return SchedulerLoad(
                 running=rows.used,
                 waiting=len(scheduler.waiting),
                 used_tokens=int(rows.length[: rows.used].sum()),

@@ -77,7 +77,7 @@ class ContinueCommand(_Command):
     torch_empty_cache: bool = True
 
 
-class Turnstile:
+class WeightUpdateLock:
     """Generations pass together, an update of the weights alone; who comes after it waits for it.
 
     SGLang's ``model_update_lock``: a generation never goes on with other weights, unless the engine
@@ -117,7 +117,7 @@ class EngineServer:
     """The handlers; all other state is the core's."""
 
     core: EngineCore
-    turnstile: Turnstile = field(default_factory=Turnstile)
+    weight_update_lock: WeightUpdateLock = field(default_factory=WeightUpdateLock)
 
     def application(self) -> web.Application:
         """Build the aiohttp application."""
@@ -148,7 +148,7 @@ class EngineServer:
         request.
         """
         call = parse_generate(await request.read(), self.core.config.eos_token_ids)
-        async with self.turnstile.generation():
+        async with self.weight_update_lock.generation():
             done = await self.core.run(call.rid, call.prompt, call.sampling, call.routing_start)
         return _json(build_answer(call, done, self.core))
 
@@ -178,7 +178,7 @@ class EngineServer:
             await self.core.abort(lambda rid: True)
         version = command.weight_version
         try:
-            async with nullcontext() if self.core.paused else self.turnstile.update():
+            async with nullcontext() if self.core.paused else self.weight_update_lock.update():
                 paused = await self.core.switch_weights(Path(command.model_path), version)
         except EngineError as error:
             if error.status != web.HTTPBadRequest.status_code:

@@ -11,7 +11,7 @@ from conf.sections.engine import SglangLaunchEngineConfig
 from conf.sections.training import RoutingRolloutConfig
 
 
-def server_settings(
+def make_server_settings(
     config: Config,
     engine: SglangLaunchEngineConfig,
     *,

@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from runners.engines.client import HttpEngine
-from runners.engines.contract import EngineError, Generation, Load, SamplingParams, session_of
+from runners.engines.contract import (
+    EngineError,
+    EngineLoad,
+    Generation,
+    SamplingParams,
+    session_id_of,
+)
 
 REVISIT_S = 10.0
 """A worker that is gone is asked last for so long; then it gets its sessions back."""
@@ -27,7 +33,7 @@ REVISIT_S = 10.0
 T = TypeVar("T")
 
 
-def connect(
+def connect_engine(
     url: str, workers: Sequence[str] = (), *, deadline_s: float = 600.0
 ) -> HttpEngine | WorkerEngine:
     """Return the engine at ``url``: a server, or, with ``workers``, what stands in front of them.
@@ -54,7 +60,7 @@ class WorkerEngine:
         self._newest = 0
         """Weight version of the newest generation or update."""
 
-    def around(self, wrap: Callable[[HttpEngine], HttpEngine]) -> WorkerEngine:
+    def wrap_workers(self, wrap: Callable[[HttpEngine], HttpEngine]) -> WorkerEngine:
         """Return an engine of the same workers, each in what ``wrap`` puts around it."""
         wrapped = WorkerEngine([wrap(worker) for worker in self._workers])
         wrapped.router = self.router
@@ -70,7 +76,7 @@ class WorkerEngine:
         if self.router is not None:
             return await self.router.generate(input_ids, params, rid=rid)
         failure = EngineError("there is no worker")
-        for worker in self._in_order(session_of(rid)):
+        for worker in self._in_order(session_id_of(rid)):
             try:
                 generation = await worker.generate(input_ids, params, rid=rid)
             except EngineError as error:
@@ -97,10 +103,10 @@ class WorkerEngine:
         await self._everywhere(lambda worker: worker.update_weights(path, version))
         self._newest = version
 
-    async def loads(self) -> Load:
+    async def loads(self) -> EngineLoad:
         """Return what all have to do; one that is gone has nothing to do for us."""
         loads = await self._everywhere(HttpEngine.loads)
-        return Load(sum(load.running for load in loads), sum(load.waiting for load in loads))
+        return EngineLoad(sum(load.running for load in loads), sum(load.waiting for load in loads))
 
     async def abort(self, rid: str) -> None:
         """Abort a request, wherever it runs; never raises."""

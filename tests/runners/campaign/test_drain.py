@@ -20,7 +20,7 @@ from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
-from runners.engines.resilient import Pause
+from runners.engines.resilient import PauseResult
 from runners.gateway.client import GatewayError
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
@@ -95,7 +95,7 @@ async def test_a_turn_in_flight_keeps_the_old_weights_and_a_turn_asked_meanwhile
     first = ask(old)
     await running(bench.core, 1)
     async with drained(bench.gateway.admin, bench.engine, deadline_s=30) as pause:
-        assert pause == Pause(finished=1, aborted=0)
+        assert pause == PauseResult(finished=1, aborted=0)
         await first
         second = ask(new)
         await bench.engine.update_weights(bench.weights, 1)
@@ -112,7 +112,7 @@ async def test_a_turn_that_cannot_finish_in_time_is_sampled_again_with_the_new_w
     asking = ask(agent)
     await running(bench.core, 1)
     async with drained(bench.gateway.admin, bench.engine, deadline_s=0.05) as pause:
-        assert pause == Pause(finished=0, aborted=1)
+        assert pause == PauseResult(finished=0, aborted=1)
         await bench.engine.update_weights(bench.weights, 1)
     await asking
     (turn,) = bench.gateway.turns("s")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.concurrency.limits import BACKOFF_MOST_S, BACKOFF_S, Admission, TokenBucket, backoff_s
+from runners.concurrency.limits import BACKOFF_MAX_S, BACKOFF_S, Admission, TokenBucket, backoff_s
 from tests.fakes.virtual_time import in_virtual_time
 
 
@@ -143,10 +143,10 @@ async def test_calls_are_admitted_in_order_and_never_beyond_the_limit(
                 assert 1 <= admission.in_flight <= admission.limit <= most
                 await asyncio.sleep(call.lasts - 0.25)
                 if call.pushed_back:
-                    admission.pushed_back()
+                    admission.record_pushback()
                 await asyncio.sleep(0.25)
                 if not call.pushed_back:
-                    admission.went_well()
+                    admission.record_success()
 
     async with asyncio.TaskGroup() as group:
         for number, call in enumerate(calls):
@@ -215,14 +215,14 @@ async def test_a_burst_of_refusals_halves_the_limit_once() -> None:
     admission = Admission(64, adaptive=True)
     held = await hold(admission, 64)
     for _ in range(64):
-        admission.pushed_back()
+        admission.record_pushback()
     assert admission.limit == 32
     await held.end()
-    admission.pushed_back()
+    admission.record_pushback()
     assert admission.limit == 32, "the same second"
     await asyncio.sleep(1)
     held = await hold(admission, 32)
-    admission.pushed_back()
+    admission.record_pushback()
     assert admission.limit == 16
     await held.end()
 
@@ -231,13 +231,13 @@ async def test_a_burst_of_refusals_halves_the_limit_once() -> None:
 async def test_calls_that_were_in_flight_before_a_decrease_bring_no_further_one() -> None:
     admission = Admission(8, adaptive=True)
     held = await hold(admission, 8)
-    admission.pushed_back()
+    admission.record_pushback()
     await asyncio.sleep(100)
-    admission.pushed_back()
+    admission.record_pushback()
     assert admission.limit == 4
     await held.end()
     held = await hold(admission, 4)
-    admission.pushed_back()
+    admission.record_pushback()
     assert admission.limit == 2
     await held.end()
 
@@ -246,7 +246,7 @@ async def test_calls_that_were_in_flight_before_a_decrease_bring_no_further_one(
 async def test_a_decrease_starts_from_what_was_in_flight() -> None:
     admission = Admission(4096, adaptive=True)
     await (await hold(admission, 10)).end()
-    admission.pushed_back()
+    admission.record_pushback()
     assert admission.limit == 5
 
 
@@ -254,7 +254,7 @@ async def test_a_decrease_starts_from_what_was_in_flight() -> None:
 async def test_the_limit_never_falls_below_one() -> None:
     admission = Admission(2, adaptive=True)
     for _ in range(5):
-        admission.pushed_back()
+        admission.record_pushback()
         await asyncio.sleep(2)
     assert admission.limit == 1
 
@@ -263,11 +263,11 @@ async def test_the_limit_never_falls_below_one() -> None:
 async def test_half_comes_back_within_nine_round_trips_and_no_faster() -> None:
     admission = Admission(64, adaptive=True)
     await (await hold(admission, 64)).end()
-    admission.pushed_back()
+    admission.record_pushback()
     limits = [admission.limit]
     for _ in range(9):
         for _ in range(admission.limit):
-            admission.went_well()
+            admission.record_success()
         limits.append(admission.limit)
     assert (limits[0], limits[-1]) == (32, 64)
     steps = [after - before for before, after in itertools.pairwise(limits)]
@@ -278,11 +278,11 @@ async def test_half_comes_back_within_nine_round_trips_and_no_faster() -> None:
 async def test_a_raised_limit_admits_who_waits() -> None:
     admission = Admission(2, adaptive=True, gain=1.0)
     before = await hold(admission, 2)
-    admission.pushed_back()
+    admission.record_pushback()
     await before.end()
     held = await hold(admission, 2)
     assert (admission.limit, admission.in_flight) == (1, 1)
-    admission.went_well()
+    admission.record_success()
     assert (admission.limit, admission.in_flight) == (2, 2)
     await held.end()
 
@@ -293,7 +293,7 @@ async def test_two_who_share_a_service_end_with_equal_shares() -> None:
     capacity, serving = 60, 0
     one, two = Admission(64, adaptive=True), Admission(64, adaptive=True)
     await (await hold(two, 8)).end()
-    two.pushed_back()
+    two.record_pushback()
     assert (one.limit, two.limit) == (64, 4)
 
     async def worker(admission: Admission) -> None:
@@ -303,9 +303,9 @@ async def test_two_who_share_a_service_end_with_equal_shares() -> None:
                 serving += 1
                 await asyncio.sleep(1.0)
                 if serving > capacity:
-                    admission.pushed_back()
+                    admission.record_pushback()
                 else:
-                    admission.went_well()
+                    admission.record_success()
                 serving -= 1
 
     limits = list[tuple[int, int]]()
@@ -331,7 +331,7 @@ def test_nobody_in_flight_ever_is_refused() -> None:
 
 @given(failures=st.integers(1, 1000))
 def test_backoff_lies_below_a_cap_that_doubles(failures: int) -> None:
-    cap = min(BACKOFF_MOST_S, BACKOFF_S * 2 ** (failures - 1))
+    cap = min(BACKOFF_MAX_S, BACKOFF_S * 2 ** (failures - 1))
     assert 0 <= backoff_s(failures) <= cap
 
 

@@ -9,8 +9,9 @@ import orjson
 import pytest
 
 from conf.errors import ExitCode
-from runners.engines.capabilities import EngineUnfit, Finding, Fleet, capabilities, require
+from runners.engines.capabilities import check_capabilities, require_capabilities
 from runners.engines.contract import EngineError
+from runners.engines.server_check import CheckResult, EngineServers, EngineUnfit
 from runners.trajectory.routing import RoutingShape
 from tests.fakes.scripted_engine import Completion
 from tests.fakes.sglang_server import Router, SglangServer
@@ -35,21 +36,21 @@ def server(servers: list[SglangServer]) -> SglangServer:
     return servers[0]
 
 
-async def tried(url: str, workers: Sequence[str] = ()) -> dict[str, Finding]:
-    fleet = Fleet(url, workers)
+async def run_check(url: str, workers: Sequence[str] = ()) -> dict[str, CheckResult]:
+    clients = EngineServers(url, workers)
     try:
-        found = await capabilities(fleet, context_tokens=32768, routing=SHAPE)
+        found = await check_capabilities(clients, context_tokens=32768, routing=SHAPE)
     finally:
-        await fleet.close()
+        await clients.close()
     return {finding.name: finding for finding in found}
 
 
-def trouble(findings: dict[str, Finding]) -> dict[str, str]:
+def trouble(findings: dict[str, CheckResult]) -> dict[str, str]:
     return {name: finding.detail for name, finding in findings.items() if not finding.ok}
 
 
 async def test_a_server_that_can_do_everything_has_no_trouble(server: SglangServer) -> None:
-    found = await tried(server.url)
+    found = await run_check(server.url)
     assert trouble(found) == {}
     assert list(found) == [
         *("generates, with logprobs", "weight version", "loads", "abort", "context length"),
@@ -61,10 +62,10 @@ async def test_a_server_that_can_do_everything_has_no_trouble(server: SglangServ
 
 
 async def test_a_server_that_is_down_is_all_that_is_said(server: SglangServer) -> None:
-    found = trouble(await tried(NOBODY))
+    found = trouble(await run_check(NOBODY))
     assert list(found) == ["answers"]
     assert "Start the server that engine.url names, or set engine.url" in found["answers"]
-    found = trouble(await tried(server.url, [server.url, NOBODY]))
+    found = trouble(await run_check(server.url, [server.url, NOBODY]))
     assert list(found) == ["answers"]
     assert NOBODY in found["answers"]
     assert "set engine.workers" in found["answers"]
@@ -72,15 +73,15 @@ async def test_a_server_that_is_down_is_all_that_is_said(server: SglangServer) -
 
 async def test_a_router_alone_is_told_from_its_servers(server: SglangServer) -> None:
     async with Router(server) as router:
-        found = trouble(await tried(router.url))
+        found = trouble(await run_check(router.url))
         mend = f"engine.url is a router: set engine.workers=[{server.url}]"
         assert mend in found["loads"]
         assert mend in found["abort"]
         assert "drops the field that asks for it" in found["routing"]
-        listed = trouble(await tried(router.url, [server.url]))
+        listed = trouble(await run_check(router.url, [server.url]))
         assert list(listed) == ["routing"]
         assert router.url in listed["routing"]
-        direct = trouble(await tried(server.url, [server.url]))
+        direct = trouble(await run_check(server.url, [server.url]))
     assert direct == {}
 
 
@@ -88,7 +89,7 @@ async def test_what_is_missing_is_named_with_its_mend(server: SglangServer) -> N
     server.shape = None
     server.context_length = 1000
     server.weight_version = "abc"
-    found = trouble(await tried(server.url))
+    found = trouble(await run_check(server.url))
     assert "--weight-version 0" in found["weight version"]
     assert "--context-length 32768" in found["context length"]
     assert set(found) == {"weight version", "context length", "routing"}
@@ -100,7 +101,7 @@ async def test_every_server_is_tried_and_the_one_with_the_fault_is_named(
     urls = [server.url for server in servers]
     servers[1].shape = None
     servers[1].weight_version = "2"
-    found = trouble(await tried(urls[0], urls))
+    found = trouble(await run_check(urls[0], urls))
     assert set(found) == {"weight version", "routing"}
     assert "weights of several versions (1; 2)" in found["weight version"]
     assert found["routing"].startswith(f"{urls[1]}: ")
@@ -108,7 +109,7 @@ async def test_every_server_is_tried_and_the_one_with_the_fault_is_named(
 
 async def test_a_server_that_is_deaf_to_aborts_is_found(server: SglangServer) -> None:
     server.deaf = True
-    found = trouble(await tried(server.url))
+    found = trouble(await run_check(server.url))
     assert list(found) == ["abort"]
     assert "ended with 'stop'" in found["abort"]
 
@@ -118,10 +119,10 @@ async def test_a_router_that_spreads_a_session_is_found_which_stops_no_run(
 ) -> None:
     urls = [server.url for server in servers]
     async with Router(*servers) as router:
-        keeps = await tried(router.url, urls)
+        keeps = await run_check(router.url, urls)
         assert keeps["sessions"].detail == "the router keeps a session at one server"
         router.spreads = True
-        spreads = (await tried(router.url, urls))["sessions"]
+        spreads = (await run_check(router.url, urls))["sessions"]
     assert (spreads.ok, spreads.fatal) == (False, False)
     assert "over 2 servers" in spreads.detail
     assert "--policy consistent_hashing" in spreads.detail
@@ -131,7 +132,7 @@ async def test_every_request_that_is_ended_is_named_as_the_server_knows_it(
     servers: list[SglangServer],
 ) -> None:
     async with Router(*servers) as router:
-        found = await tried(router.url, [server.url for server in servers])
+        found = await run_check(router.url, [server.url for server in servers])
     assert found["sessions"].ok
     known = {request["rid"] for server in servers for request in server.seen.requests}
     ended = {rid for server in servers for rid in server.seen.aborted}
@@ -150,14 +151,16 @@ async def test_an_answer_of_another_shape_is_a_finding(
     server: SglangServer, meta: dict[str, object]
 ) -> None:
     server.always = Completion("", raw=orjson.dumps({"meta_info": meta}))
-    assert "cannot be judged (TypeError" in trouble(await tried(server.url))[LOGPROBS]
+    assert "cannot be judged (TypeError" in trouble(await run_check(server.url))[LOGPROBS]
 
 
 async def test_a_run_begins_only_with_an_engine_that_can_do_what_it_needs(
     server: SglangServer,
 ) -> None:
     async def begins(url: str, *, new_weights: bool) -> None:
-        await require(url, [], context_tokens=32768, routing=None, new_weights=new_weights)
+        await require_capabilities(
+            url, [], context_tokens=32768, routing=None, new_weights=new_weights
+        )
 
     await begins(server.url, new_weights=True)
     async with Router(server) as router:

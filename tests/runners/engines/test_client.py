@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from runners.engines.client import HttpEngine
-from runners.engines.contract import Engine, EngineError, Load, SamplingParams
+from runners.engines.contract import Engine, EngineError, EngineLoad, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
 
@@ -371,9 +371,9 @@ async def test_loads_are_summed_over_the_ranks(scripted: Scripted, engine: HttpE
         {"dp_rank": 1, "num_running_reqs": 1, "num_waiting_reqs": 4},
     ]
     scripted.answers({"timestamp": 1.0, "version": "x", "loads": rows})
-    assert await engine.loads() == Load(running=3, waiting=4)
-    assert not Load(0, 1).idle
-    assert Load(0, 0).idle
+    assert await engine.loads() == EngineLoad(running=3, waiting=4)
+    assert not EngineLoad(0, 1).idle
+    assert EngineLoad(0, 0).idle
 
 
 @pytest.mark.parametrize("body", [b"<html>", [], {"loads": [{"dp_rank": 0}]}, {"loads": None}])
@@ -391,7 +391,7 @@ async def test_the_embedded_engine_tells_its_load(core: EngineCore, url: str) ->
     call = asyncio.create_task(client.generate([1], SamplingParams(1500), rid="a"))
     while (load := await client.loads()).idle:
         await asyncio.sleep(0.001)
-    assert load == Load(running=1, waiting=0)
+    assert load == EngineLoad(running=1, waiting=0)
     await client.abort_all()
     assert (await call).finish_reason == "abort"
     assert (await client.loads()).idle

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
-from runners.engines.resilient import Pause, ResilientEngine, Tally
+from runners.engines.resilient import EngineCallCounters, PauseResult, ResilientEngine
 from tests.fakes.timed_engine import Step, TimedEngine
 from tests.fakes.virtual_time import in_virtual_time
 
@@ -48,10 +48,12 @@ class Bench:
             bucket=TokenBucket(rate),
             admission=self.admission,
         )
-        self.tally = Tally()
+        self.counters = EngineCallCounters()
 
     async def ask(self, rid: str = "r") -> Generation:
-        return await self.engine.generate([1, 2], SamplingParams(8), rid=rid, tally=self.tally)
+        return await self.engine.generate(
+            [1, 2], SamplingParams(8), rid=rid, counters=self.counters
+        )
 
     def soon(self, rid: str = "r") -> asyncio.Task[Generation]:
         return asyncio.create_task(self.ask(rid))
@@ -74,7 +76,7 @@ async def test_a_failure_that_may_pass_is_tried_again_under_another_id() -> None
     bench = Bench(Step(error=BROKEN), Step(error=BUSY))
     assert (await bench.ask()).finish_reason == "stop"
     assert bench.rids == ["r-001", "r-002", "r-003"]
-    assert bench.tally == Tally(engine_retries=2, pushed_back=1)
+    assert bench.counters == EngineCallCounters(engine_retries=2, pushed_back=1)
 
 
 @in_virtual_time
@@ -90,7 +92,7 @@ async def test_the_last_failure_is_the_callers() -> None:
     with pytest.raises(EngineError, match="broken"):
         await bench.ask()
     assert len(bench.rids) == 2
-    assert bench.tally == Tally(engine_retries=1, pushed_back=1)
+    assert bench.counters == EngineCallCounters(engine_retries=1, pushed_back=1)
 
 
 @in_virtual_time
@@ -203,7 +205,7 @@ async def test_an_engine_that_pushes_back_is_asked_less_at_once() -> None:
     calls = [bench.soon() for _ in range(100)]
     await asyncio.gather(*calls, return_exceptions=True)
     assert bench.admission.limit == 50
-    assert bench.tally.pushed_back == 100
+    assert bench.counters.pushed_back == 100
 
 
 @pytest.mark.parametrize(("queue_s", "pushed_back"), [(14.0, 0), (16.0, 1)])
@@ -211,7 +213,7 @@ async def test_an_engine_that_pushes_back_is_asked_less_at_once() -> None:
 async def test_a_long_queue_at_the_engine_is_a_push_back(queue_s: float, pushed_back: int) -> None:
     bench = Bench(Step(seconds=20, queue_s=queue_s))
     await bench.ask()
-    assert bench.tally.pushed_back == pushed_back
+    assert bench.counters.pushed_back == pushed_back
     assert bench.admission.limit == (1 if pushed_back else 100)
 
 
@@ -238,7 +240,7 @@ async def test_a_pause_lets_what_is_in_flight_finish_and_holds_what_comes() -> N
     pausing = asyncio.create_task(bench.engine.pause(30))
     await asyncio.sleep(1)
     later = [bench.soon(f"new{number}") for number in range(3)]
-    assert await pausing == Pause(finished=1, aborted=0)
+    assert await pausing == PauseResult(finished=1, aborted=0)
     assert now() == 10.0
     assert running.done()
     await asyncio.sleep(1000)
@@ -253,19 +255,19 @@ async def test_what_is_not_finished_in_time_is_sampled_again_after_the_pause() -
     bench = Bench(Step(seconds=50), Step(seconds=55))
     call = bench.soon()
     await asyncio.sleep(20)
-    assert await bench.engine.pause(10) == Pause(finished=0, aborted=1)
+    assert await bench.engine.pause(10) == PauseResult(finished=0, aborted=1)
     assert (now(), bench.inner.running) == (30.0, 0)
     assert bench.inner.tries[0].cancelled
     await asyncio.sleep(100)
     bench.engine.resume()
     assert (await call).finish_reason == "stop", "with a whole deadline: it was cut by us"
-    assert bench.tally == Tally(drained=1)
+    assert bench.counters == EngineCallCounters(drained=1)
     assert bench.rids == ["r-001", "r-002"]
 
 
 @in_virtual_time
 async def test_an_idle_engine_is_paused_at_once() -> None:
-    assert await Bench().engine.pause(30) == Pause(finished=0, aborted=0)
+    assert await Bench().engine.pause(30) == PauseResult(finished=0, aborted=0)
     assert now() == 0
 
 
@@ -301,7 +303,7 @@ async def test_a_deadline_that_ends_in_the_same_moment_as_the_pauses_is_a_failur
     call = bench.soon()
     await asyncio.sleep(1)
     moment = 5e-10  # less than the loop tells apart
-    assert await bench.engine.pause(DEADLINE_S - 1 - moment) == Pause(finished=1, aborted=0)
+    assert await bench.engine.pause(DEADLINE_S - 1 - moment) == PauseResult(finished=1, aborted=0)
     with pytest.raises(EngineError, match="did not answer"):
         await call
 
@@ -311,7 +313,7 @@ async def test_time_at_the_engine_that_a_pause_made_vain_costs_no_deadline() -> 
     bench = Bench(Step(seconds=20, error=DROPPED), Step(seconds=30), Step(seconds=35))
     call = bench.soon()
     await asyncio.sleep(45)
-    assert await bench.engine.pause(0) == Pause(finished=0, aborted=1)
+    assert await bench.engine.pause(0) == PauseResult(finished=0, aborted=1)
     bench.engine.resume()
     await call
     assert now() == 80.0

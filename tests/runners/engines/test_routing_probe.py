@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from conf.errors import ExitCode
+from runners.engines.capabilities import RoutingProbeError, probe_routing
 from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError
-from runners.engines.routing_probe import RoutingProbeError, probe_routing
 from runners.trajectory.routing import RoutingShape
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 
@@ -46,7 +46,7 @@ async def test_an_engine_that_returns_what_is_asked_for_passes(
     ("sent", "shape", "mend"),
     [
         ("none", SHAPE, "--enable-return-routed-experts. An old router"),
-        ("whole", SHAPE, "takes no notice of routed_experts_start_len"),
+        ("whole", SHAPE, "ignores routed_experts_start_len"),
         ("short", SHAPE, "another model than model.path describes"),
         ("sent", replace(SHAPE, layers=4), "another model than model.path describes"),
         ("sent", replace(SHAPE, experts=2), "another model than model.path describes"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.fault_table import Where
+from conf.fault_table import Boundary
 from conf.sections.faults import FaultRule, FaultWhen
 from runners.engines.client import HttpEngine
 from runners.engines.contract import SamplingParams
@@ -44,7 +44,7 @@ async def captured(task: Task, sandbox: Sandbox) -> Patch:
         return await diff_workspace(task, workspace)
 
 
-def plan_of(where: Where, what: str, *, k: int | None = None, **more: Any) -> FaultPlan:
+def plan_of(where: Boundary, what: str, *, k: int | None = None, **more: Any) -> FaultPlan:
     """Return a plan of one rule; ``more``: its ``seconds`` or ``status``."""
     if what in ("delay", "clock_jump"):
         more.setdefault("seconds", 0.01)
@@ -135,7 +135,7 @@ class Places:
                 await client.close()
 
     @asynccontextmanager
-    async def boundary(self, where: Where, plan: FaultPlan) -> AsyncIterator[Cross]:
+    async def boundary(self, where: Boundary, plan: FaultPlan) -> AsyncIterator[Cross]:
         """Yield what crosses a boundary once, with a plan around it."""
         injection = Injection(plan, self.store)
         if where in ("session", "finish"):
@@ -178,14 +178,14 @@ class Places:
             with self._writes(where, injection) as cross:
                 yield cross
 
-    def _writes(self, where: Where, injection: Injection) -> _Writes:
+    def _writes(self, where: Boundary, injection: Injection) -> _Writes:
         return _Writes(self, where, injection)
 
 
 class _Writes:
     """A context that yields what makes one of the driver's writes."""
 
-    def __init__(self, places: Places, where: Where, injection: Injection) -> None:
+    def __init__(self, places: Places, where: Boundary, injection: Injection) -> None:
         self._places = places
         self._where = where
         self._injection = injection

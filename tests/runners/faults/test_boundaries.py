@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from conf.errors import error_text
-from conf.fault_table import LEGAL, What, Where
+from conf.fault_table import ALLOWED, Boundary, FaultKind
 from runners.engines.contract import EngineError
 from runners.faults.clock import jump, restore
 from runners.faults.grader import GraderCrash
@@ -20,7 +20,7 @@ from runners.store.store_error import StoreError
 from runners.tasks.contract import Verdict, VerdictKind
 from tests.runners.faults.boundaries import ROLLOUT, Places, plan_of
 
-OWN: dict[Where, type[Exception]] = {
+OWN: dict[Boundary, type[Exception]] = {
     "session": GatewayError,
     "sandbox_boot": SandboxError,
     "exec": SandboxError,
@@ -35,13 +35,13 @@ OWN: dict[Where, type[Exception]] = {
     "deliver": StoreError,
     "dump": StoreError,
 }
-RAISED: dict[What, type[BaseException]] = {
+RAISED: dict[FaultKind, type[BaseException]] = {
     "exception": RuntimeError,
     "cancelled": asyncio.CancelledError,
     "timeout": TimeoutError,
     "hostile": Exception,
 }
-PARTICULAR: set[tuple[Where, What]] = {
+PARTICULAR: set[tuple[Boundary, FaultKind]] = {
     *(("session", what) for what in ("status", "cut", "clock_jump")),
     *(("finish", what) for what in ("status", "cut", "garbage")),
     *(("sandbox_boot", what) for what in ("status", "disk_full")),
@@ -54,26 +54,26 @@ PARTICULAR: set[tuple[Where, What]] = {
     *(("turn", what) for what in ("death", "weight_update", "clock_jump")),
     *(("grade", what) for what in ("death", "garbage")),
     *((where, "disk_full") for where in ("patch", "store", "deliver", "dump")),
-    *(("weights", what) for what in LEGAL["weights"]),
-    *(("tool", what) for what in LEGAL["tool"]),
+    *(("weights", what) for what in ALLOWED["weights"]),
+    *(("tool", what) for what in ALLOWED["tool"]),
 }
 """What is tested in ``test_driver_faults``, ``test_engine_faults`` and ``test_tool_faults``."""
 PAIRS = [
     (where, what)
     for where in OWN
-    for what in get_args(What)
-    if what in LEGAL[where] and what in ("error", "hang", "delay", *RAISED)
+    for what in get_args(FaultKind)
+    if what in ALLOWED[where] and what in ("error", "hang", "delay", *RAISED)
 ]
 
 
 def test_every_legal_fault_is_tested_here_or_apart() -> None:
-    legal = {(where, what) for where, whats in LEGAL.items() for what in whats}
+    legal = {(where, what) for where, whats in ALLOWED.items() for what in whats}
     assert legal == set(PAIRS) | PARTICULAR
 
 
 @pytest.mark.parametrize(("where", "what"), PAIRS)
 async def test_a_fault_happens_once_is_kept_and_then_the_boundary_is_as_ever(
-    places: Places, where: Where, what: What
+    places: Places, where: Boundary, what: FaultKind
 ) -> None:
     async with places.boundary(where, plan_of(where, what, k=1)) as cross:
         await outcome(cross, where, what)
@@ -86,7 +86,7 @@ async def test_a_fault_happens_once_is_kept_and_then_the_boundary_is_as_ever(
         assert len(places.injected()) == 1
 
 
-async def outcome(cross: Any, where: Where, what: What) -> None:
+async def outcome(cross: Any, where: Boundary, what: FaultKind) -> None:
     """Cross a boundary once and hold what comes of it to the fault that is planned."""
     if what == "hang":
         hanging = asyncio.create_task(cross())

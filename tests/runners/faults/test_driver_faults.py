@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from conf.errors import ExitCode
-from conf.fault_table import What, Where
-from runners.engines.client import UPDATE_TRIES
+from conf.fault_table import Boundary, FaultKind
+from runners.engines.client import UPDATE_ATTEMPTS
 from runners.engines.contract import EngineError
 from runners.faults.grader import FaultyGrader
 from runners.faults.injection import Injection
@@ -28,7 +28,7 @@ from tests.runners.faults.boundaries import PATCH, ROLLOUT, SESSION, Places, cap
 
 
 @pytest.mark.parametrize("where", ["session", "finish"])
-async def test_a_status_of_the_gateway_is_its_error(places: Places, where: Where) -> None:
+async def test_a_status_of_the_gateway_is_its_error(places: Places, where: Boundary) -> None:
     async with places.boundary(where, plan_of(where, "status", status=503)) as cross:
         with pytest.raises(GatewayError) as caught:
             await cross()
@@ -43,7 +43,9 @@ async def test_a_reply_that_is_cut_off_leaves_the_session_made(places: Places) -
 
 
 @pytest.mark.parametrize("what", ["cut", "garbage"])
-async def test_a_session_whose_last_reply_is_lost_is_finished(places: Places, what: What) -> None:
+async def test_a_session_whose_last_reply_is_lost_is_finished(
+    places: Places, what: FaultKind
+) -> None:
     async with places.admin(plan_of("finish", what, k=1)) as admin:
         await admin.create_session(SESSION)
         if what == "cut":
@@ -66,7 +68,7 @@ async def test_a_session_whose_deletion_fails_is_deleted(places: Places) -> None
 
 @pytest.mark.parametrize("where", ["session", "turn"])
 async def test_a_clock_jump_moves_the_wall_clock_and_nothing_fails(
-    places: Places, where: Where
+    places: Places, where: Boundary
 ) -> None:
     before = time.time()
     async with places.boundary(where, plan_of(where, "clock_jump", seconds=-7200)) as cross:
@@ -159,7 +161,9 @@ async def test_cancelling_a_command_in_a_dying_sandbox_ends_it(places: Places) -
 
 
 @pytest.mark.parametrize("what", ["death", "garbage"])
-async def test_a_grader_that_loses_its_sandbox_has_no_verdict(places: Places, what: What) -> None:
+async def test_a_grader_that_loses_its_sandbox_has_no_verdict(
+    places: Places, what: FaultKind
+) -> None:
     injection = Injection(plan_of("grade", what, k=1), places.store)
 
     async def no_turns(name: str) -> int:
@@ -186,7 +190,7 @@ async def test_a_patch_needs_room_on_the_disk(places: Places) -> None:
 
 
 @pytest.mark.parametrize("where", ["store", "deliver", "dump"])
-async def test_a_full_disk_refuses_a_write_and_says_so(places: Places, where: Where) -> None:
+async def test_a_full_disk_refuses_a_write_and_says_so(places: Places, where: Boundary) -> None:
     async with places.boundary(where, plan_of(where, "disk_full", k=1)) as cross:
         with pytest.raises(StoreError, match="the disk is full") as caught:
             await cross()
@@ -197,7 +201,7 @@ async def test_a_full_disk_refuses_a_write_and_says_so(places: Places, where: Wh
 
 
 @pytest.mark.parametrize("what", ["error", "timeout", "status", "cut", "delay"])
-async def test_an_update_of_the_weights_is_tried_again(places: Places, what: What) -> None:
+async def test_an_update_of_the_weights_is_tried_again(places: Places, what: FaultKind) -> None:
     async with places.weights(plan_of("weights", what, k=1)) as (client, engine):
         await client.update_weights(places.tmp_path, 3)
         assert engine.weight_version == "3"
@@ -205,7 +209,7 @@ async def test_an_update_of_the_weights_is_tried_again(places: Places, what: Wha
 
 
 @pytest.mark.parametrize("what", ["exception", "hostile"])
-async def test_what_nobody_expects_of_an_update_is_raised(places: Places, what: What) -> None:
+async def test_what_nobody_expects_of_an_update_is_raised(places: Places, what: FaultKind) -> None:
     async with places.weights(plan_of("weights", what)) as (client, engine):
         with pytest.raises(Exception):  # noqa: B017, PT011 (its kind and text are hostile)
             await client.update_weights(places.tmp_path, 3)
@@ -218,11 +222,11 @@ async def test_an_engine_that_never_takes_new_weights_is_an_error(places: Places
         with pytest.raises(EngineError):
             await client.update_weights(places.tmp_path, 3)
         assert engine.weight_version == "1"
-    assert len(places.injected()) == UPDATE_TRIES
+    assert len(places.injected()) == UPDATE_ATTEMPTS
 
 
 @pytest.mark.parametrize("what", ["hang", "cancelled"])
-async def test_an_update_of_the_weights_can_be_cancelled(places: Places, what: What) -> None:
+async def test_an_update_of_the_weights_can_be_cancelled(places: Places, what: FaultKind) -> None:
     async with places.weights(plan_of("weights", what)) as (client, engine):
         updating = asyncio.create_task(client.update_weights(places.tmp_path, 3))
         await asyncio.wait({updating}, timeout=0.1)

@@ -7,10 +7,10 @@ from typing import Literal
 import aiohttp
 import pytest
 
-from conf.fault_table import What
+from conf.fault_table import FaultKind
 from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.engines.contract import EngineError, SamplingParams
-from runners.faults.process import gateway_parts
+from runners.faults.process import make_gateway_parts
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places, plan_of
 from tests.runners.gateway.running import running_gateway
@@ -54,7 +54,7 @@ async def test_a_status_of_the_engine_is_its_error(
 @pytest.mark.parametrize("where", CALLS)
 @pytest.mark.parametrize(("what", "retryable"), [("cut", True), ("garbage", False)])
 async def test_a_reply_that_is_lost_was_sampled(
-    places: Places, where: EngineCall, what: What, retryable: bool
+    places: Places, where: EngineCall, what: FaultKind, retryable: bool
 ) -> None:
     async with places.engine(plan_of(where, what)) as (engine, scripted):
         with pytest.raises(EngineError) as caught:
@@ -98,7 +98,7 @@ async def test_a_client_that_goes_away_aborts_its_turn_and_may_come_again(
             places.tokenizer,
             places.tmp_path / "run",
             make_run=False,
-            parts=gateway_parts(section),
+            parts=make_gateway_parts(section),
         ) as gateway,
     ):
         engine.always = Completion("I am done.<|im_end|>")

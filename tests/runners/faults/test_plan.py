@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.fault_table import Where
+from conf.fault_table import Boundary
 from conf.sections.faults import FaultRule
 from runners.faults.injection import Crossings
 from runners.faults.plan import MOST, Fault, FaultPlan, attempt_of
 
-Crossing = tuple[Where, str, int, int]
+Crossing = tuple[Boundary, str, int, int]
 
 
 def rule(where: str = "turn", what: str = "error", **when: Any) -> FaultRule:
@@ -136,7 +136,7 @@ def test_a_session_and_its_sandboxes_belong_to_one_attempt(
 
 def test_crossings_are_counted_for_each_attempt_and_boundary() -> None:
     counted = Crossings(FaultPlan(0, [rule(k=2), rule("grade", k=1)]))
-    crossed: list[tuple[Where, str]] = [
+    crossed: list[tuple[Boundary, str]] = [
         ("turn", "r-a0"),
         ("turn", "r-a1"),
         ("grade", "r-a0-grade"),

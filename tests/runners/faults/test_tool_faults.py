@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.fault_table import What
+from conf.fault_table import FaultKind
 from conf.sections.harness import NativeHarnessConfig
 from conf.sections.sandbox import LocalSandboxConfig
 from conf.sections.scenario import LinearScenarioConfig
@@ -90,7 +90,7 @@ def isolated(root: Path) -> LocalBackend:
     ],
 )
 async def test_a_tool_that_fails_is_the_policy_s_to_read(
-    places: Places, what: What, told: str
+    places: Places, what: FaultKind, told: str
 ) -> None:
     result, said = await worked(places, plan_of("tool", what, k=1))
     assert (result.code, result.final_message) == (OutcomeCode.POLICY_FINISHED, "done")

@@ -1,4 +1,4 @@
-"""A plan around the stack of a driver and its gateway: a bad day for whole rollouts."""
+"""A plan wiring the stack of a driver and its gateway: a bad day for whole rollouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.engines.client import HttpEngine
-from runners.faults.process import gateway_module, gateway_parts, take_parts
+from runners.faults.process import choose_gateway_module, make_gateway_parts, pop_gateway_parts
 from runners.faults.wiring import driver_faults, metrics_faults
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.server import GatewayServer
@@ -101,16 +101,16 @@ async def test_a_bad_day_harms_each_rollout_once_and_is_told_whole(places: Place
             places.tokenizer,
             places.tmp_path / "run",
             make_run=False,
-            parts=gateway_parts(section),
+            parts=make_gateway_parts(section),
             engine_attempts=3,
         ) as gateway,
     ):
         engine.always = Completion("I am done.<|im_end|>")
-        with driver_faults(section, places.store) as around:
-            context = around.context(make_context(places, gateway, backend))
-            store = around.store(places.store)
+        with driver_faults(section, places.store) as wiring:
+            context = wiring.wrap_context(make_context(places, gateway, backend))
+            store = wiring.wrap_store(places.store)
             pool = Pool(
-                replace(context, backend=around.backend(backend)),
+                replace(context, backend=wiring.wrap_backend(backend)),
                 store,
                 execute_here(StoreRecorder(store, Ledger(places.store))),
                 admission=Admission(5, adaptive=False),
@@ -145,18 +145,18 @@ async def test_a_bad_day_harms_each_rollout_once_and_is_told_whole(places: Place
 async def test_without_a_plan_everything_stays_what_it_is(places: Places) -> None:
     client, backend = HttpEngine("http://127.0.0.1:9"), places.folders()
     metrics = MetricsWriter(places.store.run_dir, tensorboard=False)
-    with driver_faults(NONE, places.store) as around:
-        assert around.backend(backend) is backend
-        assert around.engine(client) is client
+    with driver_faults(NONE, places.store) as wiring:
+        assert wiring.wrap_backend(backend) is backend
+        assert wiring.wrap_engine(client) is client
     assert metrics_faults(NONE, places.store, metrics) is metrics
-    assert gateway_parts(NONE).server is GatewayServer
-    assert gateway_module(NONE, {"host": "h"}) == ("runners.gateway", {"host": "h"})
+    assert make_gateway_parts(NONE).server is GatewayServer
+    assert choose_gateway_module(NONE, {"host": "h"}) == ("runners.gateway", {"host": "h"})
 
 
 def test_the_gateway_s_process_takes_the_plan_out_of_its_settings() -> None:
-    module, settings = gateway_module(bad_day(), {"host": "h"})
+    module, settings = choose_gateway_module(bad_day(), {"host": "h"})
     assert module == "runners.faults"
-    assert take_parts(settings).server is not GatewayServer
+    assert pop_gateway_parts(settings).server is not GatewayServer
     assert settings == {"host": "h"}
 
 
@@ -166,7 +166,7 @@ async def test_the_gateway_of_a_run_with_a_plan_injects_it_and_keeps_it(places: 
     async with ScriptedEngine() as engine:
         engine.always = Completion("I am done.<|im_end|>")
         run_dir = places.tmp_path / "run"
-        module, settings = gateway_module(
+        module, settings = choose_gateway_module(
             section, settings_for(engine.url, places.tokenizer, run_dir)
         )
         log = places.tmp_path / "gateway.log"

@@ -106,13 +106,13 @@ async def world(
         backend = await asyncio.to_thread(make_backend, config.sandbox, tmp_path / "sandboxes")
         exits.push_async_callback(backend.close)
         faults = exits.enter_context(driver_faults(config.faults, store))
-        registered = faults.backend(RegisteredBackend(backend, StoreRecorder(store, ledger)))
+        registered = faults.wrap_backend(RegisteredBackend(backend, StoreRecorder(store, ledger)))
         task = make_task(tmp_path / "task")
 
         async def ready(task: Task) -> Task:
             return task
 
-        context = faults.context(
+        context = faults.wrap_context(
             AttemptContext(
                 backend=registered,
                 harness=make_harness(config.harness, config.scenario),
@@ -128,7 +128,7 @@ async def world(
                 ready=ready,
             )
         )
-        recorder = StoreRecorder(faults.store(store), ledger)
+        recorder = StoreRecorder(faults.wrap_store(store), ledger)
         execute = execute_here(recorder)
         node = None
         if where == "node":

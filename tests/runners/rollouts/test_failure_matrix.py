@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 
 from conf.compose import compose
-from conf.fault_table import Where
+from conf.fault_table import Boundary
 from conf.sections.faults import FaultRule, PlannedFaultsConfig
-from runners.faults.process import gateway_parts
+from runners.faults.process import make_gateway_parts
 from runners.faults.wiring import driver_faults
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.processes.ledger import Ledger
@@ -37,7 +37,7 @@ from tests.runners.rollouts.test_pool import World, task, world
 __all__ = ["task"]  # the fixture
 
 KINDS = ("exception", "cancelled", "timeout", "hostile")
-FATAL: dict[Where, set[OutcomeCode]] = {
+FATAL: dict[Boundary, set[OutcomeCode]] = {
     "session": {OutcomeCode.INTERNAL_ERROR, OutcomeCode.INFRA_GATEWAY},
     "sandbox_boot": {OutcomeCode.INTERNAL_ERROR, OutcomeCode.INFRA_SANDBOX_START},
     "turn": {OutcomeCode.INTERNAL_ERROR},
@@ -49,7 +49,7 @@ FATAL: dict[Where, set[OutcomeCode]] = {
     "grade": {OutcomeCode.GRADER_ERROR},
 }
 """Where a failure costs the attempt, and what it may be called."""
-HARMLESS: tuple[Where, ...] = ("deliver", "teardown")
+HARMLESS: tuple[Boundary, ...] = ("deliver", "teardown")
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
 CONFIG = compose([])
 SEED = 8
@@ -107,7 +107,7 @@ class FirstTwoSolve:
         return Verdict(kind, int(solved), 1, 1, 1, "", "", 0.0)
 
 
-def plan(where: Where) -> PlannedFaultsConfig:
+def plan(where: Boundary) -> PlannedFaultsConfig:
     """A plan in which the victim of each group meets one kind of failure, once."""
     rules = [
         {
@@ -125,9 +125,11 @@ def plan(where: Where) -> PlannedFaultsConfig:
 async def rolled_out(here: World, faults: PlannedFaultsConfig) -> list[RolloutRecord]:
     """Run three members of a group per kind under a plan, all at once."""
     context = replace(here.context, harness=BranchingAgent(), grader=FirstTwoSolve())
-    with driver_faults(faults, here.store) as around:
-        context = around.context(replace(context, backend=around.backend(context.backend)))
-        store = around.store(here.store)
+    with driver_faults(faults, here.store) as wiring:
+        context = wiring.wrap_context(
+            replace(context, backend=wiring.wrap_backend(context.backend))
+        )
+        store = wiring.wrap_store(here.store)
         pool = Pool(
             context,
             store,
@@ -178,10 +180,10 @@ def check(batch: Batch, victims_advantage: float | None, others: tuple[float, fl
 
 @pytest.mark.parametrize("where", FATAL)
 async def test_a_failure_costs_its_own_attempt_and_nothing_else(
-    tmp_path: Path, task: Task, where: Where
+    tmp_path: Path, task: Task, where: Boundary
 ) -> None:
     faults = plan(where)
-    async with world(tmp_path, task, parts=gateway_parts(faults), engine_attempts=1) as here:
+    async with world(tmp_path, task, parts=make_gateway_parts(faults), engine_attempts=1) as here:
         records = await rolled_out(here, faults)
         for record in records:
             if record.member == VICTIM:
@@ -197,10 +199,10 @@ async def test_a_failure_costs_its_own_attempt_and_nothing_else(
 
 @pytest.mark.parametrize("where", HARMLESS)
 async def test_a_failure_after_the_fact_costs_nothing(
-    tmp_path: Path, task: Task, where: Where
+    tmp_path: Path, task: Task, where: Boundary
 ) -> None:
     faults = plan(where)
-    async with world(tmp_path, task, parts=gateway_parts(faults)) as here:
+    async with world(tmp_path, task, parts=make_gateway_parts(faults)) as here:
         records = await rolled_out(here, faults)
         assert {record.outcome.code for record in records} == {OutcomeCode.POLICY_FINISHED}
         assert len(here.store.events("fault")) == len(KINDS)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from runners.engines.embedded.core import EngineCore
-from runners.engines.embedded.server import Turnstile
+from runners.engines.embedded.server import WeightUpdateLock
 
 Json = dict[str, Any]
 IDS = list(range(10, 40))
@@ -332,16 +332,16 @@ async def test_an_update_waits_for_the_requests_before_it(
 
 
 async def test_who_comes_after_an_update_that_waits_goes_after_it() -> None:
-    turnstile, said = Turnstile(), list[str]()
+    weight_update_lock, said = WeightUpdateLock(), list[str]()
     leave = asyncio.Event()
 
     async def generation(name: str) -> None:
-        async with turnstile.generation():
+        async with weight_update_lock.generation():
             said.append(name)
             await leave.wait()
 
     async def update() -> None:
-        async with turnstile.update():
+        async with weight_update_lock.update():
             said.append("update")
 
     tasks = []

@@ -67,7 +67,7 @@ async def test_it_is_told_what_the_configuration_says_and_ends_with_the_run(
     )  # fmt: skip
     url = await run.start(config)
     client = HttpEngine(url)
-    told = await client.ask("/server_info", deadline_s=10)
+    told = await client.request_json("/server_info", deadline_s=10)
     await client.close()
     assert told["model_path"] == "weights"
     assert told["tokenizer_path"] == "tok"

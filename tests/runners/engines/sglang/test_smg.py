@@ -11,9 +11,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from runners.engines.capabilities import Finding, Fleet, capabilities
+from runners.engines.capabilities import check_capabilities
 from runners.engines.contract import SamplingParams
-from runners.engines.sglang.workers import connect
+from runners.engines.server_check import CheckResult, EngineServers
+from runners.engines.sglang.workers import connect_engine
 from runners.trajectory.routing import RoutingShape
 from tests.fakes.scripted_engine import Completion
 from tests.fakes.sglang_server import KNOWN, SglangServer
@@ -52,12 +53,12 @@ async def until_it_knows(router: str, number: int) -> None:
             await asyncio.sleep(0.1)
 
 
-async def tried(router: str, urls: list[str]) -> dict[str, Finding]:
-    fleet = Fleet(router, urls)
+async def run_check(router: str, urls: list[str]) -> dict[str, CheckResult]:
+    clients = EngineServers(router, urls)
     try:
-        found = await capabilities(fleet, context_tokens=32768, routing=SHAPE)
+        found = await check_capabilities(clients, context_tokens=32768, routing=SHAPE)
     finally:
-        await fleet.close()
+        await clients.close()
     return {finding.name: finding for finding in found}
 
 
@@ -67,8 +68,8 @@ async def test_a_session_stays_at_its_server_behind_consistent_hashing(
     urls = [server.url for server in servers]
     with running_smg("--policy", "consistent_hashing", "--worker-urls", *urls) as router:
         await until_it_knows(router, 2)
-        found = await tried(router, urls)
-        engine = connect(router, urls)
+        found = await run_check(router, urls)
+        engine = connect_engine(router, urls)
         for server in servers:
             server.seen.requests.clear()
         for session in range(12):
@@ -89,6 +90,6 @@ async def test_a_policy_that_spreads_sessions_is_found(servers: list[BehindSmg])
     urls = [server.url for server in servers]
     with running_smg("--policy", "round_robin", "--worker-urls", *urls) as router:
         await until_it_knows(router, 2)
-        found = await tried(router, urls)
+        found = await run_check(router, urls)
     assert {name for name, finding in found.items() if not finding.ok} == {"sessions"}
     assert "--policy consistent_hashing" in found["sessions"].detail

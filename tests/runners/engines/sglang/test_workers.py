@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from runners.campaign.drain import drained
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
-from runners.engines.contract import EngineError, Load, SamplingParams
-from runners.engines.resilient import Pause, ResilientEngine
-from runners.engines.sglang.workers import WorkerEngine, connect
+from runners.engines.contract import EngineError, EngineLoad, SamplingParams
+from runners.engines.resilient import PauseResult, ResilientEngine
+from runners.engines.sglang.workers import WorkerEngine, connect_engine
 from runners.gateway.client import GatewayAdmin
 from tests.fakes.scripted_engine import Completion
 from tests.fakes.sglang_server import Router, SglangServer
@@ -37,7 +37,7 @@ async def servers() -> AsyncIterator[list[SglangServer]]:
 @pytest.fixture
 async def engine(servers: list[SglangServer]) -> AsyncIterator[HttpEngine | WorkerEngine]:
     urls = [server.url for server in servers]
-    fleet = connect(urls[0], urls, deadline_s=20)
+    fleet = connect_engine(urls[0], urls, deadline_s=20)
     yield fleet
     await fleet.close()
 
@@ -118,7 +118,7 @@ async def test_weights_loads_and_aborts_go_to_all(
         await asyncio.sleep(0.01)
     await engine.abort_all()
     assert {one.finish_reason for one in await asyncio.gather(*running)} == {"abort"}
-    assert await engine.loads() == Load(0, 0)
+    assert await engine.loads() == EngineLoad(0, 0)
 
 
 async def test_a_worker_that_missed_an_update_is_not_believed(
@@ -146,7 +146,7 @@ async def test_an_error_of_a_worker_is_no_reason_to_ask_another(
 
 async def test_behind_a_router_aborts_go_to_the_workers(servers: list[SglangServer]) -> None:
     async with Router(servers[0]) as router:
-        engine = connect(router.url, [server.url for server in servers], deadline_s=20)
+        engine = connect_engine(router.url, [server.url for server in servers], deadline_s=20)
         servers[0].always = Completion("ok<|im_end|>", delay_s=60)
         running = asyncio.create_task(engine.generate([1], PARAMS, rid="s1:main:0"))
         await asyncio.wait_for(servers[0].arrived.wait(), 20)
@@ -162,19 +162,19 @@ async def test_a_drain_behind_a_router_is_proved_by_the_workers(
     servers: list[SglangServer],
 ) -> None:
     class Gateway(GatewayAdmin):
-        async def pause(self, deadline_s: float) -> Pause:
-            return Pause(0, 0)
+        async def pause(self, deadline_s: float) -> PauseResult:
+            return PauseResult(0, 0)
 
         async def resume(self) -> None:
             pass
 
     gateway = Gateway("http://127.0.0.1:9", "")
     async with Router(servers[0]) as router:
-        alone = connect(router.url)
+        alone = connect_engine(router.url)
         with pytest.raises(EngineError, match=r"list the servers behind it in engine\.workers"):
             async with drained(gateway, alone, deadline_s=1):
                 raise AssertionError
-        fleet = connect(router.url, [server.url for server in servers])
+        fleet = connect_engine(router.url, [server.url for server in servers])
         async with drained(gateway, fleet, deadline_s=1):
             pass
         await alone.close()

@@ -11,7 +11,13 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
-from runners.preflight.language import MESSAGES, TOOLS, Language, Parser, probe
+from runners.preflight.tokenizer_check import (
+    MESSAGES,
+    TOOLS,
+    PolicyFormat,
+    ServerParser,
+    probe_server,
+)
 from tests.fakes.scripted_engine import Completion
 from tests.fakes.sglang_server import SglangServer
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
@@ -25,22 +31,26 @@ async def server() -> AsyncIterator[SglangServer]:
 
 
 @pytest.fixture
-def language(tmp_path: Path) -> Language:
+def policy_format(tmp_path: Path) -> PolicyFormat:
     directory = write_tiny_tokenizer(tmp_path / "tokenizer")
     tokenizer = load_tokenizer(directory)
-    return Language(
+    return PolicyFormat(
         tokenizer,
         load_renderer(tokenizer, "qwen3"),
         "qwen3",
         directory,
-        tool_call_parser=Parser("engine.tool_call_parser", "qwen25", used=True),
-        reasoning_parser=Parser("engine.reasoning_parser", "qwen3", used=True),
+        tool_call_parser=ServerParser("engine.tool_call_parser", "qwen25", used=True),
+        reasoning_parser=ServerParser("engine.reasoning_parser", "qwen3", used=True),
     )
 
 
-async def tried(server: SglangServer, language: Language | None) -> dict[str, tuple[bool, str]]:
+async def run_check(
+    server: SglangServer, policy_format: PolicyFormat | None
+) -> dict[str, tuple[bool, str]]:
     """Return what was found, from the first thing that takes a tokenizer on."""
-    found = await probe(server.url, [], context_tokens=32768, routing=None, language=language)
+    found = await probe_server(
+        server.url, [], context_tokens=32768, routing=None, policy_format=policy_format
+    )
     names = [finding.name for finding in found]
     assert names[:5] == [
         *("generates, with logprobs", "weight version", "loads", "abort", "context length")
@@ -49,9 +59,9 @@ async def tried(server: SglangServer, language: Language | None) -> dict[str, tu
 
 
 async def test_a_server_that_reads_and_writes_as_we_do_has_no_trouble(
-    server: SglangServer, language: Language
+    server: SglangServer, policy_format: PolicyFormat
 ) -> None:
-    found = await tried(server, language)
+    found = await run_check(server, policy_format)
     assert list(found) == ["tokenizer", "chat template", "tool-call parser", "reasoning parser"]
     assert all(ok for ok, _ in found.values()), found
     assert "ids of a templated conversation are the same" in found["tokenizer"][1]
@@ -59,16 +69,16 @@ async def test_a_server_that_reads_and_writes_as_we_do_has_no_trouble(
 
 
 async def test_without_a_tokenizer_only_the_rest_is_tried(server: SglangServer) -> None:
-    assert await tried(server, None) == {}
+    assert await run_check(server, None) == {}
 
 
 async def test_another_tokenizer_is_found_by_the_first_id_that_differs(
-    server: SglangServer, language: Language
+    server: SglangServer, policy_format: PolicyFormat
 ) -> None:
     other = Backend.from_str(tiny_tokenizer().to_str())
     other.add_tokens(["naïve"])
     server.tokenizer = other
-    ok, detail = (await tried(server, language))["tokenizer"]
+    ok, detail = (await run_check(server, policy_format))["tokenizer"]
     assert not ok
     assert "here and" in detail
     assert "set model.tokenizer" in detail
@@ -76,32 +86,34 @@ async def test_another_tokenizer_is_found_by_the_first_id_that_differs(
 
 @pytest.mark.parametrize("wrong", ["tool_call_parser", "reasoning_parser"])
 async def test_a_parser_that_does_not_read_the_template_is_found(
-    server: SglangServer, language: Language, wrong: str
+    server: SglangServer, policy_format: PolicyFormat, wrong: str
 ) -> None:
-    parser = Parser(f"model.parsers.{wrong}", "glm45", used=False)
+    parser = ServerParser(f"model.parsers.{wrong}", "glm45", used=False)
     changed = (
-        replace(language, tool_call_parser=parser)
+        replace(policy_format, tool_call_parser=parser)
         if wrong == "tool_call_parser"
-        else replace(language, reasoning_parser=parser)
+        else replace(policy_format, reasoning_parser=parser)
     )
-    found = await tried(server, changed)
+    found = await run_check(server, changed)
     (detail,) = [detail for ok, detail in found.values() if not ok]
     assert f"model.parsers.{wrong}=glm45 reads" in detail
     assert "choose the parser of the model's own family" in detail
 
 
 async def test_the_renderer_is_compared_with_the_model_s_own_template(
-    server: SglangServer, language: Language
+    server: SglangServer, policy_format: PolicyFormat
 ) -> None:
-    prompt = language.renderer.render_ids(MESSAGES[:2], tools=TOOLS, add_generation_prompt=True)
-    text = language.tokenizer.decode(prompt)
-    file = language.directory / "chat_template.jinja"
+    prompt = policy_format.renderer.render_ids(
+        MESSAGES[:2], tools=TOOLS, add_generation_prompt=True
+    )
+    text = policy_format.tokenizer.decode(prompt)
+    file = policy_format.directory / "chat_template.jinja"
     file.write_text("{{ " + json.dumps(text, ensure_ascii=False) + " }}", "utf-8")
-    assert (await tried(server, language))["chat template"] == (
+    assert (await run_check(server, policy_format))["chat template"] == (
         True,
         "model.renderer=qwen3 writes the same first prompt",
     )
     file.write_text("<|im_start|>{{ messages[0].content }}", "utf-8")
-    ok, detail = (await tried(server, language))["chat template"]
+    ok, detail = (await run_check(server, policy_format))["chat template"]
     assert not ok
     assert "model.renderer=qwen3 is not the model's own template: id 1 of" in detail

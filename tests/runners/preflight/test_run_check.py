@@ -12,9 +12,10 @@ from conf import programs
 from conf.compose import compose
 from conf.errors import ExitCode
 from conf.schema import Config
-from runners.engines.capabilities import EngineUnfit, Finding
+from runners.engines.server_check import CheckResult, EngineUnfit
 from runners.harnesses.registry import install_harness
-from runners.preflight.check import DialBack, DialBackError, check_run
+from runners.preflight.agent_turn import AgentTurn, AgentTurnError
+from runners.preflight.run_check import check_run
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import Completion, spoken
 from tests.fakes.sglang_server import SglangServer
@@ -29,14 +30,14 @@ def config_for(tmp_path: Path, *overrides: str) -> Config:
     return compose([f"model.tokenizer='{tokenizer}'", *overrides])
 
 
-async def dial_back(config: Config, work: Path) -> DialBack:
+async def take_agent_turn(config: Config, work: Path) -> AgentTurn:
     """Check, and return what the turn showed."""
-    _, found = await check_run(config, work, tell=lambda findings: None)
+    _, found = await check_run(config, work, report=lambda findings: None)
     return found
 
 
 async def test_one_turn_is_taken_in_the_sandbox_and_recorded(tmp_path: Path) -> None:
-    found = await dial_back(config_for(tmp_path), tmp_path / "work")
+    found = await take_agent_turn(config_for(tmp_path), tmp_path / "work")
     assert found.turns == 1
     assert found.result.code is OutcomeCode.POLICY_GAVE_UP, "the canned reply calls no tool"
     assert found.result.final_message == "Hello"
@@ -47,11 +48,11 @@ async def test_one_turn_is_taken_in_the_sandbox_and_recorded(tmp_path: Path) -> 
 
 
 async def test_an_engine_that_runs_already_is_tried_and_asked(tmp_path: Path) -> None:
-    told: list[Finding] = []
+    told: list[CheckResult] = []
     async with SglangServer() as engine:
         engine.always = Completion(spoken([{"type": "text", "text": "Sure"}]))
         config = config_for(tmp_path, "engine=sglang", f"engine.url={engine.url}")
-        findings, found = await check_run(config, tmp_path / "work", tell=told.extend)
+        findings, found = await check_run(config, tmp_path / "work", report=told.extend)
     assert found.result.final_message == "Sure"
     assert len(engine.seen.requests[-1]["input_ids"]) == found.prompt_tokens
     assert told == findings
@@ -62,13 +63,13 @@ async def test_an_engine_that_runs_already_is_tried_and_asked(tmp_path: Path) ->
 async def test_an_engine_that_is_unfit_is_told_whole_before_the_check_fails(
     tmp_path: Path,
 ) -> None:
-    told: list[Finding] = []
+    told: list[CheckResult] = []
     async with SglangServer() as engine:
         engine.always = Completion("Sure<|im_end|>", weight_version="abc")
         engine.context_length = 8
         config = config_for(tmp_path, "engine=sglang", f"engine.url={engine.url}")
         with pytest.raises(EngineUnfit, match="engine: weight version: ") as error:
-            await check_run(config, tmp_path / "work", tell=told.extend)
+            await check_run(config, tmp_path / "work", report=told.extend)
     assert error.value.exit_code == ExitCode.PREFLIGHT
     assert "engine: context length: " in str(error.value)
     assert {finding.name for finding in told if not finding.ok} >= {"weight version"}
@@ -79,9 +80,9 @@ async def test_a_server_of_the_run_is_started_tried_and_ended(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SGLANG))
     config = config_for(tmp_path, "engine=sglang_launch", "model.path=weights")
-    told: list[Finding] = []
+    told: list[CheckResult] = []
     with pytest.raises(EngineUnfit, match="/generate: HTTP 404"):  # the stand-in has none
-        await check_run(config, tmp_path / "work", tell=told.extend)
+        await check_run(config, tmp_path / "work", report=told.extend)
     facts = {finding.name: finding for finding in told}
     assert facts["context length"].ok, "the server was started with the model's context"
     engine = next(finding.detail for finding in told if "/generate" in finding.detail)
@@ -92,7 +93,7 @@ async def test_a_server_of_the_run_is_started_tried_and_ended(
 
 async def test_a_policy_that_is_not_made_yet_is_not_needed(tmp_path: Path) -> None:
     config = compose([f"model.cache_dir='{tmp_path / 'empty'}'"])
-    found = await dial_back(config, tmp_path / "work")
+    found = await take_agent_turn(config, tmp_path / "work")
     assert (found.turns, found.prompt_tokens) == (1, None)
 
 
@@ -101,8 +102,10 @@ async def test_a_program_that_never_calls_fails_the_check(tmp_path: Path) -> Non
     program.write_text('#!/bin/sh\necho "2.1.328 (Claude Code)"\necho no key >&2\n')
     program.chmod(0o755)
     config = config_for(tmp_path, "harness=claude_code", f"harness.binary='{program}'")
-    with pytest.raises(DialBackError, match=r"took 0 turns and ended with infra\.harness") as error:
-        await dial_back(config, tmp_path / "work")
+    with pytest.raises(
+        AgentTurnError, match=r"took 0 turns and ended with infra\.harness"
+    ) as error:
+        await take_agent_turn(config, tmp_path / "work")
     assert error.value.exit_code == ExitCode.PREFLIGHT
     assert "no key" in str(error.value)
 
@@ -116,7 +119,7 @@ async def test_the_real_programs_dial_back(kind: str, tmp_path: Path) -> None:
     if shutil.which("npm") is None and not program.exists():
         pytest.skip("npm, which installs it, is not here")
     install_harness(config.harness)
-    found = await dial_back(config, tmp_path / "work")
+    found = await take_agent_turn(config, tmp_path / "work")
     assert (found.turns, found.result.code) == (1, OutcomeCode.POLICY_FINISHED)
     assert found.result.facts["version"] == getattr(config.harness, "version", None)
 
@@ -126,6 +129,6 @@ async def test_the_real_programs_dial_back(kind: str, tmp_path: Path) -> None:
 async def test_the_real_mini_swe_agent_dials_back(tmp_path: Path) -> None:
     config = config_for(tmp_path, "harness=mini_swe_agent")
     install_harness(config.harness)
-    found = await dial_back(config, tmp_path / "work")
+    found = await take_agent_turn(config, tmp_path / "work")
     assert found.turns == 3, "three answers without a call"
     assert found.result.code is OutcomeCode.POLICY_FORMAT_ERROR

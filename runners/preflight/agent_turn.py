@@ -1,0 +1,180 @@
+"""Let the agent program take one turn, as in a rollout: sandbox → gateway → reply.
+
+The turn uses the run's own harness, sandbox and gateway code; only the engine may be replaced, by a
+canned reply where the policy may not exist yet (``engine=embedded``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conf.errors import AgentrlError, ExitCode
+from conf.schema import Config
+from conf.sections.model import TinyModelConfig
+from runners.engines.contract import Engine, Generation, SamplingParams
+from runners.gateway.client import GatewayAdmin
+from runners.gateway.inline import serve_inline
+from runners.gateway.service import GatewayHooks
+from runners.gateway.tokenizer import load_tokenizer
+from runners.harnesses.contract import HarnessContext, HarnessResult
+from runners.harnesses.registry import make_harness
+from runners.runtime.services import gateway_settings
+from runners.sandboxes.backends import make_backend
+from runners.sandboxes.contract import SandboxSpec
+from runners.store.run_store import RunStore
+from runners.training.bootstrap.tiny import tiny_directory
+from runners.training.bootstrap.vocabulary import BYTES_ONLY, save_tokenizer, train_tokenizer
+from runners.trajectory.outcome import OutcomeClass
+
+TASK = "Answer with one word. Call no tool."
+REPLY = "Hello"
+CONTEXT_TOKENS = 1 << 20
+"""No prompt is refused: the check measures the length of the first one."""
+SESSION = "check"
+
+
+class AgentTurnError(AgentrlError):
+    """The agent program did not take its turn."""
+
+    exit_code = ExitCode.PREFLIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTurn:
+    """The result of one turn."""
+
+    result: HarnessResult
+    turns: int
+    """Turns that the gateway recorded."""
+    prompt_tokens: int | None
+    """Of the first prompt; None if the policy's own tokenizer does not exist yet."""
+    seconds: float
+    guarantees: dict[str, str]
+    """Promises of the sandbox, and how each is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFiles:
+    """The files of the policy that exist before the run."""
+
+    tokenizer: Path
+    own: bool
+    """Whether the tokenizer is the policy's; if not, it is a byte tokenizer in its place."""
+    weights: Path | None
+
+
+def find_policy_files(config: Config, work: Path) -> PolicyFiles:
+    """Return the policy's files; writes a byte tokenizer below ``work`` if there is no other."""
+    model = config.model
+    made = None
+    if isinstance(model, TinyModelConfig):
+        made = tiny_directory(model, config.scenario.kind)
+        made = made if made.is_dir() else None
+    weights, tokenizer = model.path or made, model.tokenizer or made
+    if tokenizer is not None:
+        return PolicyFiles(tokenizer, True, weights)
+    placeholder = work / "tokenizer"
+    placeholder.mkdir(parents=True)
+    save_tokenizer(train_tokenizer((), size=BYTES_ONLY), placeholder)
+    return PolicyFiles(placeholder, False, weights)
+
+
+async def take_agent_turn(
+    config: Config, policy: PolicyFiles, work: Path, url: str | None
+) -> AgentTurn:
+    """Run the agent program of ``config`` for one task; the engine at ``url`` answers.
+
+    Without ``url`` a canned reply does. Raises AgentTurnError if the program takes no turn, another
+    AgentrlError if it cannot be started.
+    """
+    harness = make_harness(config.harness, config.scenario)
+    source = work / "source"
+    source.mkdir(parents=True)
+    async with AsyncExitStack() as exits:
+        backend = await asyncio.to_thread(make_backend, config.sandbox, work / "sandboxes")
+        exits.push_async_callback(backend.close)
+        gateway = await exits.enter_async_context(
+            _running_gateway(config, work / "run", policy.tokenizer, url)
+        )
+        admin = GatewayAdmin(gateway["url"], gateway["admin_key"])
+        exits.push_async_callback(admin.close)
+        _, key = await admin.create_session(SESSION)
+        spec = SandboxSpec(
+            name=SESSION,
+            source=source,
+            network="gateway",
+            gateway_control=Path(gateway["control"]),
+            gateway_url=config.gateway.public_url or gateway["url"],
+            session_key=key,
+            mounts=harness.mounts(),
+        )
+        started = time.monotonic()
+        sandbox = await backend.create(spec)
+        exits.push_async_callback(sandbox.close)
+        context = HarnessContext(TASK, key, "policy", config.rollout.deadlines.harness_s)
+        result = await harness.run(sandbox, context)
+        seconds = time.monotonic() - started
+        await admin.finish(SESSION)
+    with RunStore.open(work / "run", read_only=True) as store:
+        turns = store.turns(SESSION)
+    if not turns or result.code.outcome_class not in (OutcomeClass.POLICY, OutcomeClass.BUDGET):
+        raise AgentTurnError(
+            f"harness={config.harness.kind} took {len(turns)} turns and ended with {result.code}: "
+            f"{result.output[-600:]}"
+        )
+    prompt = len(turns[0].prompt_new) if policy.own else None
+    return AgentTurn(result, len(turns), prompt, seconds, backend.guarantees())
+
+
+@asynccontextmanager
+async def _running_gateway(
+    config: Config, run_dir: Path, tokenizer: Path, url: str | None
+) -> AsyncIterator[dict[str, Any]]:
+    """Serve a gateway with a store of its own in this loop; yield what it announces."""
+    RunStore.create(run_dir, {}).close()
+    parts = GatewayHooks()
+    if url is None:
+        reply = load_tokenizer(tokenizer).encode(REPLY)
+        url = "http://127.0.0.1:1"  # never called
+        parts = replace(parts, engine=lambda client, journal: CannedEngine(client, reply))
+    settings = gateway_settings(config, run_dir=run_dir, engine_url=url, tokenizer=tokenizer)
+    settings["max_context_tokens"] = CONTEXT_TOKENS
+    async with serve_inline(settings, parts) as info:
+        yield info
+
+
+class CannedEngine:
+    """An ``Engine`` that gives every prompt the same reply."""
+
+    def __init__(self, client: Engine, reply: list[int]) -> None:
+        self._reply = reply
+        self.update_weights = client.update_weights
+        self.close = client.close
+
+    async def generate(
+        self, input_ids: list[int], params: SamplingParams, *, rid: str
+    ) -> Generation:
+        """Return the reply and the token that ends a turn in this model family."""
+        ids = [*self._reply, *params.stop_token_ids[:1]]
+        return Generation(
+            output_ids=np.array(ids, dtype=np.int32),
+            logprobs=np.zeros(len(ids), dtype=np.float32),
+            finish_reason="stop",
+            matched=ids[-1],
+            prompt_tokens=len(input_ids),
+            cached_tokens=0,
+            weight_version=0,
+            engine_s=0.0,
+        )
+
+    async def healthy(self) -> bool:
+        """Return True: nothing can fail."""
+        return True

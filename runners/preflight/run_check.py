@@ -1,0 +1,84 @@
+"""Check a run before it starts: its engine, then one turn of its agent program.
+
+A server of ``engine=sglang_launch`` is started for the check and stopped after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from conf.schema import Config
+from conf.sections.engine import EmbeddedEngineConfig
+from conf.sections.moe import MoeModel
+from runners.engines.server_check import CheckResult, raise_on_failures
+from runners.gateway.chat_template import make_renderer
+from runners.gateway.tokenizer import load_tokenizer
+from runners.preflight.agent_turn import (
+    AgentTurn,
+    PolicyFiles,
+    find_policy_files,
+    take_agent_turn,
+)
+from runners.preflight.tokenizer_check import PolicyFormat, ServerParser, probe_server
+from runners.runtime.services import captured_shape, start_engine, workers_of
+
+
+async def check_run(
+    config: Config, work: Path, *, report: Callable[[list[CheckResult]], None]
+) -> tuple[list[CheckResult], AgentTurn]:
+    """Check the engine, pass the results to ``report``, then let the agent program take a turn.
+
+    Files are written below ``work``. Raises AgentrlError for whatever stops a run: EngineUnfit,
+    AgentTurnError.
+    """
+    policy = find_policy_files(config, work)
+    async with AsyncExitStack() as exits:
+        url = None
+        if not isinstance(config.engine, EmbeddedEngineConfig):
+            # nobody watches for its early end: the next check finds it
+            url = await start_engine(
+                config, exits, policy.weights, policy.tokenizer, 0, work, lambda error: None
+            )
+        results = [] if url is None else await check_engine(config, policy, url)
+        report(results)
+        raise_on_failures(results)
+        return results, await take_agent_turn(config, policy, work, url)
+
+
+async def check_engine(config: Config, policy: PolicyFiles, url: str) -> list[CheckResult]:
+    """Check everything that a run of ``config`` needs of the engine at ``url``."""
+    return await probe_server(
+        url,
+        workers_of(config.engine),
+        context_tokens=config.model.max_context_tokens,
+        routing=captured_shape(config, policy.weights),
+        policy_format=_load_policy_format(config, policy) if policy.own else None,
+    )
+
+
+def _load_policy_format(config: Config, policy: PolicyFiles) -> PolicyFormat:
+    tokenizer = load_tokenizer(policy.tokenizer)
+    renderer = make_renderer(tokenizer, config.model.renderer, policy.tokenizer)
+    return PolicyFormat(
+        tokenizer,
+        renderer,
+        config.model.renderer,
+        policy.tokenizer,
+        tool_call_parser=_find_parser(config, "tool_call_parser", "tool"),
+        reasoning_parser=_find_parser(config, "reasoning_parser", "reasoning"),
+    )
+
+
+def _find_parser(config: Config, engine_key: str, model_key: str) -> ServerParser | None:
+    """Return the parser that this run uses at its servers, else the one that the model's table
+    names for the servers of a job on a cluster.
+    """
+    name = getattr(config.engine, engine_key, None)
+    if name is not None:
+        return ServerParser(f"engine.{engine_key}", name, used=True)
+    if isinstance(config.model, MoeModel):
+        name = getattr(config.model.parsers, model_key)
+        return ServerParser(f"model.parsers.{model_key}", name, used=False)
+    return None
