@@ -55,14 +55,14 @@ class Job:
     def write_config(self) -> None:
         """Write the resolved configuration beside the run, as ``--config`` accepts it."""
         from conf.compose import to_json
+        from runners.processes.atomic_write import atomic_file
 
         file = self.run_dir / CONFIG_FILE
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             if self.resume or not file.exists():
-                unfinished = file.with_suffix(".json.partial")
-                unfinished.write_text(to_json(self.config), "utf-8")
-                unfinished.replace(file)
+                with atomic_file(file) as partial:
+                    partial.write_text(to_json(self.config), "utf-8")
         except OSError as error:
             raise JobError(
                 f"{file} cannot be written ({error.strerror}): make the directory writable, free "

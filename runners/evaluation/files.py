@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from runners.processes.atomic_write import atomic_file
 from runners.store.store_error import store_error
 
 REPORT = "report.json"
@@ -20,12 +20,8 @@ def prediction_name(sample: int) -> str:
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file whole or not at all; raises StoreError."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            unfinished.write_text(text, "utf-8")
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with atomic_file(path) as partial:
+            partial.write_text(text, "utf-8")
     except OSError as error:
         raise store_error(error, path) from error

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from runners.processes.atomic_write import atomic_file
 from runners.store.json_text import dumps
 from runners.store.store_error import store_error
 
@@ -37,10 +38,9 @@ class MetricsWriter:
     def rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace everything written before by these steps."""
         rows = list(rows)
-        unfinished = self._path.with_name(f"{self._path.name}.partial")  # a run has one driver
         try:
-            unfinished.write_bytes(b"".join(map(_line, rows)))
-            unfinished.replace(self._path)
+            with atomic_file(self._path) as partial:
+                partial.write_bytes(b"".join(map(_line, rows)))
             if self._events:
                 self._events.restart()
                 for metrics in rows:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from runners.observe.dashboard import duration
 from runners.observe.progress import Curve
+from runners.processes.atomic_write import atomic_file
 from runners.store.run_store import RunStore
 from runners.store.store_error import store_error
 
@@ -92,10 +93,9 @@ def write_reward_curve(store: RunStore) -> Path | None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", frameon=False)
     path = store.run_dir / "reward_curve.png"
-    unfinished = path.with_suffix(".png.partial")
     try:
-        figure.savefig(unfinished, format="png")
-        unfinished.replace(path)
+        with atomic_file(path) as partial:
+            figure.savefig(partial, format="png")
     except OSError as error:
         raise store_error(error, path) from error
     return path

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
+from runners.processes.atomic_write import atomic_file
 from runners.report.element import make, written
 from runners.report.facts import Facts, read_facts
 from runners.report.overview import curves, head, outcomes
@@ -39,14 +39,11 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     path = run_dir / NAME if out is None else out
     with RunStore.open(run_dir, read_only=True) as store:
         text = report(store, path)
-    unfinished = path.parent / f".{path.name}.partial"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text, "utf-8")
-        unfinished.replace(path)
+        with atomic_file(path) as partial:
+            partial.write_text(text, "utf-8")
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
         reason = error.strerror or str(error)
         raise ReportError(f"{path} cannot be written ({reason}): choose another --out") from error
     return path

@@ -305,16 +305,16 @@ async def start_engine(
     else:
         module, start_s = "runners.engines.embedded", START_DEADLINE_S
         settings = _embedded_settings(config, engine, weights, tokenizer, version, run_dir)
-    service = await Service.start(
+    service = await Service.start_watched(
+        exits,
         "engine",
         module,
         settings,
-        log=run_dir / "logs" / "engine.log",
+        run_dir=run_dir,
         deadline_s=start_s,
+        on_exit=on_service_exit,
         ledger=ledger,
     )
-    exits.push_async_callback(service.stop)
-    service.watch(on_service_exit)
     return str(service.info["url"])
 
 
@@ -425,14 +425,13 @@ async def _gateway(
         config, run_dir=run_dir, engine_url=engine_url, tokenizer=tokenizer, routing=routing
     )
     module, settings = choose_gateway_module(config.faults, settings)
-    service = await Service.start(
+    return await Service.start_watched(
+        exits,
         "gateway",
         module,
         settings,
-        log=run_dir / "logs" / "gateway.log",
+        run_dir=run_dir,
         deadline_s=START_DEADLINE_S,
+        on_exit=on_service_exit,
         ledger=ledger,
     )
-    exits.push_async_callback(service.stop)
-    service.watch(on_service_exit)
-    return service

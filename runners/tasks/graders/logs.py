@@ -9,6 +9,7 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
+from runners.processes.atomic_write import atomic_file
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
 
 FOLDER = Path("logs", "grading")
@@ -49,6 +50,5 @@ def _write(file: Path, text: str, *, keep: bool) -> None:
     if keep and file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".partial")
-    unfinished.write_text(text, "utf-8")
-    unfinished.replace(file)
+    with atomic_file(file) as partial:
+        partial.write_text(text, "utf-8")
