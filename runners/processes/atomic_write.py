@@ -23,7 +23,7 @@ def atomic_file(target: Path) -> Iterator[Path]:
         with atomic_file(run_dir / "report.html") as partial:
             partial.write_text(page, "utf-8")
     """
-    partial = target.with_name(f".{target.name}.{make_unique_name()}")
+    partial = target.parent / f".{target.name}.{make_unique_name()}.partial"
     try:
         yield partial
         partial.replace(target)
