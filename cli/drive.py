@@ -88,7 +88,7 @@ def _steps_done(job: Job) -> int:
 
 def _refuse_other_run(job: Job) -> None:
     """Refuse a directory that holds another run: it would go on from that one's checkpoint."""
-    from conf.keys import dotted
+    from conf.keys import flatten
 
     stored = cluster_config(job.run_dir)
     if job.resume:
@@ -103,7 +103,7 @@ def _refuse_other_run(job: Job) -> None:
         return
     if stored is None:
         return
-    old, new = (dict(dotted(config.model_dump(mode="json"))) for config in (stored, job.config))
+    old, new = (dict(flatten(config.model_dump(mode="json"))) for config in (stored, job.config))
     differ = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     if differ:
         shown = [f"{key}={old.get(key)}, not {new.get(key)}" for key in differ[:SHOWN_DIFFERENCES]]

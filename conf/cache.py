@@ -1,4 +1,4 @@
-"""The user's cache directory: what is slow to make, deterministic, and safe to delete."""
+"""The user's cache directory. Everything in it can be made again, so it is safe to delete."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Hydra composes, pydantic judges: overrides in, a checked ``Config`` out, or every fault at once.
+"""Turn overrides into a checked ``Config``, or report every fault at once.
 
-Whatever the source (the command line, a stored configuration), values become overrides and take
-this one path.
+Hydra composes the YAML files, pydantic validates the result. Values from any source (the command
+line, a stored configuration) become overrides first, so that there is only this one path.
 """
 
 from __future__ import annotations
@@ -19,43 +19,45 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
 from conf import grammar
-from conf.error_messages import judge, missing_value
+from conf.error_messages import explain_errors, missing_value
 from conf.errors import ConfigError
+from conf.fault_plan import load_fault_plan
 from conf.keys import (
-    CONF,
+    CONF_DIR,
     choice_content,
-    dotted,
+    flatten,
     groups,
     lookup,
-    plain,
     root_content,
+    to_dict,
     unknown_choice,
     unknown_key,
 )
-from conf.plan_file import with_plan
 from conf.schema import Config
 
 
 def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> Config:
-    """Return the configuration that ``overrides`` (no sweeps) make of the YAML files.
+    """Return the configuration of the YAML files, changed by ``overrides`` (no sweeps).
 
-    ``base`` is a configuration as ``to_json`` writes it; it stands between the YAML files and
-    ``overrides``. Raises ConfigError with all faults.
+    ``base`` is a configuration as ``to_json`` writes it: its values replace those of the YAML
+    files, and ``overrides`` replace both. Raises ConfigError with all faults.
+
+    Example: ``compose(["scenario=mixed", "run.steps=20"])``.
     """
     parsed, faults = grammar.parse(overrides)
     if base is not None:
         replaced = {o.key_or_group for o in parsed}
-        stored, stored_faults = grammar.parse(_as_overrides(base, replaced, faults))
+        stored, stored_faults = grammar.parse(_to_overrides(base, replaced, faults))
         parsed, faults = stored + parsed, faults + stored_faults
-    choices = [o for o in parsed if o.key_or_group in groups() and _valid_choice(o, faults)]
-    defaults = _defaults(choices)
+    choices = [o for o in parsed if o.key_or_group in groups() and _check_choice(o, faults)]
+    defaults = _load_defaults(choices)
     values = [
-        o for o in parsed if o.key_or_group not in groups() and _valid_key(o, defaults, faults)
+        o for o in parsed if o.key_or_group not in groups() and _check_key(o, defaults, faults)
     ]
-    tree, unresolved = _resolved(_compose(choices + values, faults))
+    tree, unresolved = _resolve(_compose_with_hydra(choices + values, faults))
     faults += unresolved.values()
-    tree["faults"] = with_plan(tree["faults"], faults)
-    config, judged = _judged(tree, defaults, ignore=set(unresolved))
+    tree["faults"] = load_fault_plan(tree["faults"], faults)
+    config, judged = _validate(tree, defaults, ignore=set(unresolved))
     if config is None or faults or judged:
         raise ConfigError(list(dict.fromkeys(faults + judged)))
     return config
@@ -72,8 +74,9 @@ def to_yaml(config: Config) -> str:
 
 
 def from_json(text: str, *, source: str, overrides: list[str] | None = None) -> Config:
-    """Return the configuration in ``text``, changed by ``overrides``; ``source`` names it in an
-    error.
+    """Return the configuration in the JSON ``text``, changed by ``overrides``.
+
+    ``source`` names the text in error messages. Raises ConfigError.
     """
     try:
         base = json.loads(text)
@@ -86,12 +89,12 @@ def from_json(text: str, *, source: str, overrides: list[str] | None = None) -> 
 
 def changed_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a resolved configuration whose values are not the defaults."""
-    defaults = dict(dotted(compose([]).model_dump(mode="json")))
-    return {key: value for key, value in dotted(content) if defaults.get(key, ...) != value}
+    defaults = dict(flatten(compose([]).model_dump(mode="json")))
+    return {key: value for key, value in flatten(content) if defaults.get(key, ...) != value}
 
 
-def _defaults(choices: list[Override]) -> dict[str, Any]:
-    """Return what the YAML files say for these choices: the keys and their defaults."""
+def _load_defaults(choices: list[Override]) -> dict[str, Any]:
+    """Return all keys with their defaults, from the YAML files of these choices."""
     tree = root_content()
     chosen: dict[str, str] = {}
     for entry in tree.pop("defaults"):
@@ -101,12 +104,13 @@ def _defaults(choices: list[Override]) -> dict[str, Any]:
     return {group: choice_content(group, choice) for group, choice in chosen.items()} | tree
 
 
-def _compose(overrides: list[Override], faults: list[str]) -> DictConfig:
-    """Let Hydra compose; what it refuses becomes a fault, and the defaults are returned in its
-    place.
+def _compose_with_hydra(overrides: list[Override], faults: list[str]) -> DictConfig:
+    """Compose with Hydra; if it refuses, add its reason to ``faults`` and compose the defaults.
+
+    The defaults let the later checks run, so that the user sees all faults at once.
     """
     lines = [str(o.input_line) for o in overrides]
-    with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+    with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
         try:
             return hydra_compose("config", overrides=lines)
         except (HydraException, OmegaConfBaseException) as error:
@@ -114,7 +118,7 @@ def _compose(overrides: list[Override], faults: list[str]) -> DictConfig:
             return hydra_compose("config")
 
 
-def _valid_choice(override: Override, faults: list[str]) -> bool:
+def _check_choice(override: Override, faults: list[str]) -> bool:
     group, line = override.key_or_group, override.input_line
     if override.is_delete():
         faults.append(f"{line}: a run cannot do without {group}; drop this override")
@@ -133,8 +137,8 @@ def _valid_choice(override: Override, faults: list[str]) -> bool:
     return False
 
 
-def _valid_key(override: Override, tree: dict[str, Any], faults: list[str]) -> bool:
-    """Judge what Hydra would stop at; what it accepts (``+new=1``) is left to pydantic."""
+def _check_key(override: Override, tree: dict[str, Any], faults: list[str]) -> bool:
+    """Check what Hydra would stop at; what it accepts (``+new=1``) is left to pydantic."""
     key, line = override.key_or_group, override.input_line
     known, node = lookup(tree, key)
     before = len(faults)
@@ -152,21 +156,21 @@ def _valid_key(override: Override, tree: dict[str, Any], faults: list[str]) -> b
         group = key.removesuffix(".kind")
         faults.append(f"{line}: the choice of a group is made with {group}={override.value()}")
     elif isinstance(node, Mapping) and not override.is_delete():
-        faults += _section_faults(override, node, tree)
+        faults += _check_section(override, node, tree)
     return len(faults) == before
 
 
-def _section_faults(
+def _check_section(
     override: Override, section: Mapping[str, Any], tree: dict[str, Any]
 ) -> list[str]:
-    """Judge ``section={…}``, which merges into the section."""
+    """Check the keys of ``section={…}``, which Hydra merges into the section."""
     key, value = override.key_or_group, override.value()
     if not isinstance(value, dict):
         return [
             f"{override.input_line}: {key} is a section; set its keys, "
             f"e.g. {key}.{next(iter(section))}=…"
         ]
-    names = [f"{key}.{name}" for name, _ in dotted(value)]
+    names = [f"{key}.{name}" for name, _ in flatten(value)]
     return [unknown_key(name, tree) for name in names if not lookup(tree, name)[0]]
 
 
@@ -177,12 +181,10 @@ def _sweep_fault(override: Override) -> str:
     )
 
 
-def _resolved(tree: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the plain tree, and the faults of keys that have no value or an interpolation that
-    fails, by key.
-    """
+def _resolve(tree: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the plain tree, and by key the faults of missing values and failed interpolations."""
     faults: dict[str, str] = {}
-    for key, _ in dotted(plain(tree)):
+    for key, _ in flatten(to_dict(tree)):
         try:
             OmegaConf.select(tree, key, throw_on_missing=True)
         except MissingMandatoryValue:
@@ -191,35 +193,36 @@ def _resolved(tree: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
             faults[key] = f"{key}: {str(error).splitlines()[0]}"
     for key in faults:
         OmegaConf.update(tree, key, None)
-    return plain(tree, resolve=True), faults
+    return to_dict(tree, resolve=True), faults
 
 
-def _judged(
+def _validate(
     tree: dict[str, Any], defaults: dict[str, Any], *, ignore: set[str]
 ) -> tuple[Config | None, list[str]]:
-    """Let pydantic judge; the rules between keys are judged too where single keys are at fault.
+    """Validate with pydantic; report broken rules between keys even if single keys are faulty.
 
-    For that a faulty key takes its default. JSON is pydantic's strict mode in which a path is text
-    and a list a tuple.
+    pydantic runs the rules only if every key is valid, so a second pass sets the faulty keys to
+    their defaults. The tree is passed as JSON because pydantic's strict mode then takes text for a
+    path and a list for a tuple, which it refuses from Python objects.
     """
     try:
         return Config.model_validate_json(json.dumps(tree), strict=True), []
     except ValidationError as error:
-        by_key, between = judge(error, tree)
+        by_key, between = explain_errors(error, tree)
     faults = [fault for key, fault in by_key.items() if key not in ignore] + between
     if by_key:
         repaired = OmegaConf.create(tree)
         for key in by_key:
-            _repair(repaired, key.partition("[")[0], defaults)
+            _reset_key(repaired, key.partition("[")[0], defaults)
         try:
-            Config.model_validate_json(json.dumps(plain(repaired)), strict=True)
+            Config.model_validate_json(json.dumps(to_dict(repaired)), strict=True)
         except ValidationError as error:
-            between = judge(error, tree)[1]
+            between = explain_errors(error, tree)[1]
             faults += [fault for fault in between if not any(key in fault for key in by_key)]
     return None, faults
 
 
-def _repair(tree: DictConfig, key: str, defaults: dict[str, Any]) -> None:
+def _reset_key(tree: DictConfig, key: str, defaults: dict[str, Any]) -> None:
     section, _, name = key.rpartition(".")
     known, value = lookup(defaults, key)
     if known and value != "???":
@@ -228,19 +231,14 @@ def _repair(tree: DictConfig, key: str, defaults: dict[str, Any]) -> None:
         parent.pop(name, None)
 
 
-def _as_overrides(base: Mapping[str, Any], replaced: set[str], faults: list[str]) -> list[str]:
-    """Return the lines that make ``base`` out of the YAML files; a group that is chosen anew is
-    left out.
+def _to_overrides(base: Mapping[str, Any], replaced: set[str], faults: list[str]) -> list[str]:
+    """Return the overrides that turn the YAML files into ``base``, without the groups that are
+    ``replaced`` by another choice.
     """
     lines: list[str] = []
     for section, content in base.items():
         if section not in groups():
-            if isinstance(content, dict):
-                lines += [
-                    grammar.as_override(key, value) for key, value in dotted(content, f"{section}.")
-                ]
-            else:
-                lines.append(grammar.as_override(section, content))
+            lines += _leaves(section, content)
         elif section not in replaced:
             kind = content.get("kind") if isinstance(content, dict) else content
             choice = next(
@@ -249,8 +247,14 @@ def _as_overrides(base: Mapping[str, Any], replaced: set[str], faults: list[str]
             if choice is None:
                 faults.append(unknown_choice(section, kind))
                 continue
-            given = content if isinstance(content, dict) else {}
-            rest = {name: value for name, value in given.items() if name != "kind"}
+            keys = content if isinstance(content, dict) else {}
             lines.append(f"{section}={choice}")
-            lines += [grammar.as_override(key, value) for key, value in dotted(rest, f"{section}.")]
+            lines += _leaves(section, {name: keys[name] for name in keys if name != "kind"})
     return lines
+
+
+def _leaves(section: str, content: Any) -> list[str]:
+    """Return the overrides that set every key of a section, or a top-level key itself."""
+    if not isinstance(content, dict):
+        return [grammar.as_override(section, content)]
+    return [grammar.as_override(key, value) for key, value in flatten(content, f"{section}.")]

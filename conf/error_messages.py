@@ -1,6 +1,4 @@
-"""pydantic's judgement in our words: one line per fault, with the key, the value, what is wrong and
-the mend.
-"""
+"""Turn pydantic's errors into one line per fault: the key, its value, what is wrong, the fix."""
 
 from __future__ import annotations
 
@@ -33,27 +31,29 @@ _EXPECTED = {
 }
 
 
-def judge(error: ValidationError, tree: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return the faults of single keys, by key, and the faults between keys."""
+def explain_errors(
+    error: ValidationError, tree: Mapping[str, Any]
+) -> tuple[dict[str, str], list[str]]:
+    """Return the faults of single keys, by key, and the broken rules between keys."""
     by_key: dict[str, str] = {}
     between: list[str] = []
     for detail in error.errors(include_url=False):
         if detail["loc"]:
-            key = _key(detail["loc"], tree)
-            by_key.setdefault(key, _fault(key, detail, tree))
+            key = _dotted_key(detail["loc"], tree)
+            by_key.setdefault(key, _explain(key, detail, tree))
         else:
             between += str(detail["ctx"]["error"]).splitlines()
     return by_key, between
 
 
 def missing_value(key: str) -> str:
-    """Return the fault for a key that nobody gave a value."""
+    """Return the fault of a key without a value."""
     return f"{key} has no value: add {key}=…"
 
 
-def _key(loc: Iterable[int | str], tree: Mapping[str, Any]) -> str:
-    """Return the dotted key; pydantic adds the tag of a union (``engine.embedded.port``), which is
-    no part of it.
+def _dotted_key(loc: Iterable[int | str], tree: Mapping[str, Any]) -> str:
+    """Return the dotted key of a pydantic location, without the union tags that pydantic adds
+    (``engine.embedded.port`` → ``engine.port``).
     """
     key = ""
     node: Any = tree
@@ -69,15 +69,16 @@ def _key(loc: Iterable[int | str], tree: Mapping[str, Any]) -> str:
     return key
 
 
-def _fault(key: str, detail: ErrorDetails, tree: Mapping[str, Any]) -> str:
+def _explain(key: str, detail: ErrorDetails, tree: Mapping[str, Any]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return unknown_key(key, _without(tree, key))
     if kind in ("missing", "union_tag_not_found"):
         return missing_value(key)
-    given = f"{key}={_shown(detail['input'])}"
+    given = f"{key}={_format_value(detail['input'])}"
     if kind in ("string_type", "path_type"):
-        return f"{given} must be text: quote it, '{key}=\"{_shown(detail['input'])}\"' in the shell"
+        quoted = f"'{key}=\"{_format_value(detail['input'])}\"'"
+        return f"{given} must be text: quote it, {quoted} in the shell"
     if kind == "literal_error":
         expected = str(context["expected"]).replace("'", "")
         choices = expected.replace(" or ", ", ").split(", ")
@@ -90,16 +91,14 @@ def _fault(key: str, detail: ErrorDetails, tree: Mapping[str, Any]) -> str:
     return f"{given}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
 
 
 def _without(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a copy of ``tree`` without ``key``, so that an unknown key is not offered as its own
-    mend.
-    """
+    """Return a copy of ``tree`` without ``key``, so that an unknown key does not suggest itself."""
     head, _, rest = key.partition(".")
     kept = {name: value for name, value in tree.items() if rest or name != head}
     if rest and isinstance(kept.get(head), Mapping):

@@ -1,6 +1,6 @@
-"""The errors a user sees: one base class, one exit code each.
+"""The base class of all errors that a user sees, and the exit codes.
 
-Every boundary (config, engine, sandbox, gateway, store, …) has one subclass, defined in the room
+Every boundary (config, engine, sandbox, gateway, store, …) has one subclass, defined in the package
 that owns the boundary, and one function there that turns foreign errors into it.
 """
 
@@ -14,7 +14,7 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FAILURE_BUDGET = 1
-    """Ran, but failed its own budget of failures."""
+    """Ran to its end, but more failed than the run tolerates."""
     USAGE = 2
     """Usage or configuration."""
     PREFLIGHT = 3
@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
 
 
 class AgentrlError(Exception):
-    """An error with a message fit for a user: what is wrong, where, and what to do.
+    """An error whose message tells a user what is wrong, where, and what to do.
 
     ``str(error)`` is printed without a traceback; the process exits with ``exit_code``.
     """
@@ -37,8 +37,8 @@ class AgentrlError(Exception):
 
 
 def error_text(error: BaseException) -> str:
-    """Return an exception's text, fit for UTF-8, even if its ``__str__`` raises; its type's name if
-    it has none.
+    """Return an exception's text as valid UTF-8, even if its ``__str__`` raises; the name of its
+    type if the text is empty.
     """
     name = type(error).__name__
     try:
@@ -49,9 +49,7 @@ def error_text(error: BaseException) -> str:
 
 
 class ConfigError(AgentrlError):
-    """The configuration is wrong; ``faults`` lists every fault found, each naming its key and its
-    mend.
-    """
+    """The configuration is wrong; ``faults`` lists every fault, each with its key and the fix."""
 
     exit_code = ExitCode.USAGE
 

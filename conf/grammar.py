@@ -1,5 +1,6 @@
-"""Overrides as typed on the command line, in Hydra's grammar; sweeps are expanded here, before
-anything is composed.
+"""Parse overrides in Hydra's grammar, expand sweeps, and write values as overrides.
+
+Sweeps are expanded before anything is composed.
 """
 
 from __future__ import annotations
@@ -17,16 +18,14 @@ from conf.errors import ConfigError
 
 
 def parse(lines: Iterable[str]) -> tuple[list[Override], list[str]]:
-    """Return the overrides that Hydra's grammar accepts, and a fault for each line that it does
-    not.
-    """
+    """Return the parsed overrides, and a fault for each line that Hydra's grammar refuses."""
     parser = OverridesParser.create()
     parsed: list[Override] = []
     faults: list[str] = []
     for line in lines:
         key, equals, value = line.partition("=")
         if not key.strip("+~ ") or not (equals or line.startswith("~")):
-            faults.append(f"{line!r} is no KEY=VALUE: write for example run.steps=10")
+            faults.append(f"{line!r} is not KEY=VALUE: write for example run.steps=10")
         elif equals and not value.strip():
             faults.append(f"{line} has no value: write {key}=null for none")
         else:
@@ -46,17 +45,19 @@ def expand_sweeps(lines: list[str]) -> list[list[str]]:
     fastest.
 
     ``a=1,2``, ``a=choice(1,2)`` and ``a=range(1,3)`` are sweeps; ``a=[1,2]`` and ``a='1,2'`` are
-    values. Lines that cannot be read are left as they are: ``compose`` reports them together with
-    everything else. Raises ConfigError for sweeps that cannot be enumerated.
+    values. Lines that cannot be parsed are kept: ``compose`` reports them together with all other
+    faults. Raises ConfigError for sweeps that cannot be enumerated.
+
+    Example: ``expand_sweeps(["a=1,2", "b=3"])`` is ``[["a=1", "b=3"], ["a=2", "b=3"]]``.
     """
     faults: list[str] = []
-    axes = [_axis(line, faults) for line in lines]
+    axes = [_expand_line(line, faults) for line in lines]
     if faults:
         raise ConfigError(faults)
     return [list(run) for run in itertools.product(*axes)]
 
 
-def _axis(line: str, faults: list[str]) -> list[str]:
+def _expand_line(line: str, faults: list[str]) -> list[str]:
     parsed, unreadable = parse([line])
     if unreadable or not parsed[0].is_sweep_override():
         return [line]
@@ -76,12 +77,12 @@ def _axis(line: str, faults: list[str]) -> list[str]:
 
 
 def swept_keys(lines: list[str]) -> list[str]:
-    """Return the keys that vary, in the order given."""
+    """Return the keys that have a sweep, in the order of ``lines``."""
     return [o.key_or_group for o in parse(lines)[0] if o.is_sweep_override()]
 
 
 def as_override(key: str, value: Any) -> str:
-    """Return the line that sets ``key`` to a plain JSON value, whatever characters it contains."""
+    """Return the override that sets ``key`` to a JSON value, with all characters escaped."""
     return f"{key}={_literal(value)}"
 
 
@@ -95,8 +96,9 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(_literal(item) for item in value) + "]"
     if isinstance(value, dict):
-        # Hydra's grammar has no quoted keys; those of our sections are plain names.
+        # Hydra's grammar has no quoted keys; the keys of our sections need no quotes.
         return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in value.items()) + "}"
-    # OmegaConf reads "${" as an interpolation unless it is escaped, backslashes before it included.
+    # OmegaConf reads "${" as an interpolation unless it is escaped; backslashes before it must be
+    # doubled too, or they would escape our escape.
     escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
     return QuotedString(escaped, quote=Quote.single).with_quotes()

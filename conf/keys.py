@@ -1,4 +1,4 @@
-"""Which keys and choices exist, and what somebody who mistyped one probably meant."""
+"""The keys and choices that exist in the YAML files, and the faults of unknown ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.suggestions import closest_match, suggest
 
-CONF = Path(__file__).parent
+CONF_DIR = Path(__file__).parent
 
 
 @cache
 def groups() -> dict[str, tuple[str, ...]]:
     """Return each group's choices: the YAML files in its folder."""
-    folders = sorted(path for path in CONF.iterdir() if path.is_dir())
+    folders = sorted(path for path in CONF_DIR.iterdir() if path.is_dir())
     choices = {
         folder.name: tuple(sorted(f.stem for f in folder.glob("*.yaml"))) for folder in folders
     }
@@ -26,16 +26,16 @@ def groups() -> dict[str, tuple[str, ...]]:
 
 @cache
 def choice_content(group: str, choice: str) -> dict[str, Any]:
-    """Return what a choice's YAML file holds."""
-    return plain(cast("DictConfig", OmegaConf.load(CONF / group / f"{choice}.yaml")))
+    """Return the content of a choice's YAML file."""
+    return to_dict(cast("DictConfig", OmegaConf.load(CONF_DIR / group / f"{choice}.yaml")))
 
 
 def root_content() -> dict[str, Any]:
-    """Return what ``config.yaml`` holds, its list of default choices included."""
-    return plain(cast("DictConfig", OmegaConf.load(CONF / "config.yaml")))
+    """Return the content of ``config.yaml``, with its list of default choices."""
+    return to_dict(cast("DictConfig", OmegaConf.load(CONF_DIR / "config.yaml")))
 
 
-def plain(tree: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
+def to_dict(tree: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
     """Return ``tree`` as a dict; with ``resolve``, interpolations are replaced and missing values
     refused.
     """
@@ -43,17 +43,17 @@ def plain(tree: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
     return cast("dict[str, Any]", content)
 
 
-def dotted(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every leaf of ``tree`` with its dotted key."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from dotted(value, f"{prefix}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
 def lookup(tree: Any, key: str) -> tuple[bool, Any]:
-    """Return whether ``key`` (dotted) is in ``tree``, and what it holds."""
+    """Return whether the dotted ``key`` is in ``tree``, and its value."""
     node = tree
     for name in key.split("."):
         if not isinstance(node, Mapping) or name not in node:
@@ -81,7 +81,7 @@ def _closest_key(word: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
-    """Return the fault for a key that is not in ``tree``."""
+    """Return the fault of a key that is not in ``tree``."""
     group, _, rest = key.partition(".")
     owners = [
         c for c in groups().get(group, ()) if rest and lookup(choice_content(group, c), rest)[0]
@@ -94,7 +94,7 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
         )
     section = key.rpartition(".")[0]
     known, siblings = lookup(tree, section)
-    leaves = [leaf for leaf, _ in dotted(tree)]
+    leaves = [leaf for leaf, _ in flatten(tree)]
     match = _closest_key(key, leaves if section else [*leaves, *tree])
     if match:
         hint = f"did you mean {match}?"
@@ -102,13 +102,13 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
         hint = f"{section} has {', '.join(siblings)}"
     else:
         hint = "`agentrl show` lists every key"
-    return f"{key} is no key: {hint}"
+    return f"{key} is not a key: {hint}"
 
 
 def unknown_choice(group: str, choice: object) -> str:
-    """Return the fault for a choice that a group does not have."""
+    """Return the fault of a choice that a group does not have."""
     choices = groups()[group]
     if len(choices) == 1:
-        return f"{group}={choice} is no choice: the only one is {choices[0]}"
+        return f"{group}={choice} is not a choice: the only one is {choices[0]}"
     hint = suggest(str(choice), choices, f"did you mean {group}={{}}? ")
-    return f"{group}={choice} is no choice: {hint}(choices: {', '.join(choices)})"
+    return f"{group}={choice} is not a choice: {hint}(choices: {', '.join(choices)})"

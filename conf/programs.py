@@ -1,6 +1,6 @@
-"""Where the agent programs that a configuration names lie on this machine.
+"""The paths of the agent programs that a configuration names.
 
-Said once for both who must agree on it: what runs a program, and what looks for it before a run.
+The pre-flight looks for a program at the path from which a run starts it: both ask here.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from conf.sections.harness import (
     MiniSweAgentHarnessConfig,
 )
 
-TARBALL = (".tgz", ".tar.gz")
-TITLES = {
+TARBALL_SUFFIXES = (".tgz", ".tar.gz")
+PROGRAM_NAMES = {
     "claude_code": "Claude Code",
     "codex": "Codex",
     "mini_swe_agent": "mini-swe-agent",
 }
-"""What each program that comes from elsewhere is called, by the configuration's ``kind``."""
+"""Names of the programs of other projects, by the harness's ``kind``."""
 
 
 def is_tarball(path: Path | None) -> bool:
     """Return whether ``harness.binary`` is an npm tarball, which must be unpacked first."""
-    return path is not None and path.name.endswith(TARBALL)
+    return path is not None and path.name.endswith(TARBALL_SUFFIXES)
 
 
 def program_path(harness: HarnessConfig) -> Path | None:
-    """Return where a harness's program is, whether or not it is there; None: it is our own."""
+    """Return the path of a harness's program, which need not exist; None for our own harness."""
     match harness:
         case ClaudeCodeHarnessConfig():
-            return claude_code(harness)
+            return claude_code_path(harness)
         case CodexHarnessConfig():
-            return codex(harness)
+            return codex_path(harness)
         case MiniSweAgentHarnessConfig():
-            return mini_swe_agent(harness)
+            return mini_swe_agent_path(harness)
     return None
 
 
-def user_override(harness: HarnessConfig) -> str:
-    """Return the override that names a program of the user's own; empty: none does."""
+def program_override(harness: HarnessConfig) -> str:
+    """Return the override that names the user's own program; empty if there is none."""
     match harness:
         case ClaudeCodeHarnessConfig() | CodexHarnessConfig() if harness.binary is not None:
             return f"harness.binary={harness.binary}"
@@ -51,24 +51,24 @@ def user_override(harness: HarnessConfig) -> str:
     return ""
 
 
-def claude_code(harness: ClaudeCodeHarnessConfig) -> Path:
-    """Return Claude Code's path, whether or not it is there: as given, or in our cache."""
-    return _given_path(harness.binary) or _cache_path("claude-code", harness.version) / "claude"
+def claude_code_path(harness: ClaudeCodeHarnessConfig) -> Path:
+    """Return the path of Claude Code, which need not exist: the configured one, or in the cache."""
+    return _configured_path(harness.binary) or _cache_path("claude-code", harness.version) / "claude"
 
 
-def codex(harness: CodexHarnessConfig) -> Path:
-    """Return Codex's path, whether or not it is there: as given, or in our cache."""
-    return _given_path(harness.binary) or _cache_path("codex", harness.version) / "codex"
+def codex_path(harness: CodexHarnessConfig) -> Path:
+    """Return the path of Codex, which need not exist: the configured one, or in the cache."""
+    return _configured_path(harness.binary) or _cache_path("codex", harness.version) / "codex"
 
 
-def mini_swe_agent(harness: MiniSweAgentHarnessConfig) -> Path:
-    """Return mini-swe-agent's directory, whether or not it is there: as given, or in our cache."""
+def mini_swe_agent_path(harness: MiniSweAgentHarnessConfig) -> Path:
+    """Return the directory of mini-swe-agent, which need not exist: configured, or in the cache."""
     if harness.directory is not None:
         return harness.directory.absolute()
     return _cache_path("mini-swe-agent", harness.version)
 
 
-def _given_path(binary: Path | None) -> Path | None:
+def _configured_path(binary: Path | None) -> Path | None:
     return None if binary is None or is_tarball(binary) else binary.absolute()
 
 

@@ -1,4 +1,4 @@
-"""What may still be changed when a run is resumed: keys that do not change its result."""
+"""Change a run's configuration when it is resumed, but only keys that do not alter its result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.keys import dotted
+from conf.keys import flatten
 from conf.schema import Config
 
 CHANGEABLE = (
@@ -42,22 +42,22 @@ CHANGEABLE = (
 """Keys, or sections (ending in a dot), that a resumed run may change."""
 
 GROWING = ("eval.attempts_per_task", "eval.tasks", "run.steps")
-"""Keys that it may raise; null is most."""
+"""Keys that a resumed run may only raise; null (no limit) is the largest value."""
 
 
 def resume_config(
     stored: Mapping[str, Any], overrides: list[str], *, also: tuple[str, ...] = ()
 ) -> Config:
-    """Return the stored configuration, changed by ``overrides``: keys of ``CHANGEABLE``, of
-    ``GROWING`` and those that ``also`` may change.
+    """Return the stored configuration, changed by ``overrides``.
 
-    Raises ConfigError with every change that would make the run's earlier and later steps two
-    different experiments.
+    Only keys of ``CHANGEABLE``, ``GROWING`` and ``also`` may change: any other change would make
+    the earlier and the later steps of the run two different experiments. Raises ConfigError with
+    every such change.
     """
     free = (*CHANGEABLE, *also)
     before = compose([], base=stored)
     after = compose(overrides, base=stored)
-    old, new = (dict(dotted(config.model_dump(mode="json"))) for config in (before, after))
+    old, new = (dict(flatten(config.model_dump(mode="json"))) for config in (before, after))
     faults = [
         f"{key} was {old.get(key)} and cannot become {new.get(key)} in a resumed run: "
         "drop the override, or start a new run"
@@ -67,12 +67,12 @@ def resume_config(
     faults += [
         f"{key} was {old[key]} and can only grow, not become {new[key]}"
         for key in GROWING
-        if _most_if_null(new[key]) < _most_if_null(old[key])
+        if _null_as_infinity(new[key]) < _null_as_infinity(old[key])
     ]
     if faults:
         raise ConfigError(faults)
     return after
 
 
-def _most_if_null(value: float | None) -> float:
+def _null_as_infinity(value: float | None) -> float:
     return math.inf if value is None else value

@@ -204,10 +204,10 @@ def compare(model: MoeModel, config_json: Path) -> list[str]:
 def _difference(key: str | None, name: str, value: object, ours: object) -> str:
     if key is None:
         return f"{name}={value}, but Megatron is told of {ours}: this checkpoint cannot be trained"
-    mend = "it is another model's checkpoint, or set that key"
+    fix = "it is another model's checkpoint, or set that key"
     if isinstance(ours, list):  # an entry per layer
-        return f"{name} is not what model.architecture.{key} makes of the layers: {mend}"
-    return f"{name}={value}, but model.architecture.{key}={ours}: {mend}"
+        return f"{name} is not what model.architecture.{key} makes of the layers: {fix}"
+    return f"{name}={value}, but model.architecture.{key}={ours}: {fix}"
 
 
 def _first(names: tuple[str, ...], *places: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

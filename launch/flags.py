@@ -70,7 +70,7 @@ def _faults(name: str, values: tuple[str, ...]) -> Iterator[str]:
     flag = table().get(name)
     if flag is None:
         hint = suggest(name, table()) or "see slime's documentation"
-        yield f"{name} is no flag of slime, Megatron or SGLang: {hint}"
+        yield f"{name} is not a flag of slime, Megatron or SGLang: {hint}"
         return
     if _SECRET.search(name):
         yield f"{name} would put a secret into a file: put its variable into launch.secrets"

@@ -133,8 +133,8 @@ def _threads(config: Config) -> int:
     return config.trainer.threads if isinstance(config.trainer, LocalTrainerConfig) else 0
 
 
-def _room(what: str, need_mb: int, have_mb: int, mend: str) -> Iterator[Problem]:
+def _room(what: str, need_mb: int, have_mb: int, fix: str) -> Iterator[Problem]:
     if need_mb > have_mb:
         yield Problem(
-            False, f"{what} is short: about {need_mb} MB needed, {have_mb} MB free; {mend}"
+            False, f"{what} is short: about {need_mb} MB needed, {have_mb} MB free; {fix}"
         )

@@ -1,4 +1,4 @@
-"""What would stop a run on this machine before it starts, each with its mend.
+"""What would stop a run on this machine before it starts, each with its fix.
 
 Nothing is started or written: programs are looked for, paths looked at, ports tried.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
-from conf.programs import TITLES, program_path, user_override
+from conf.programs import PROGRAM_NAMES, program_override, program_path
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig, SglangLaunchEngineConfig
 from conf.sections.harness import PROMPT_TOKENS, NativeHarnessConfig
@@ -43,7 +43,7 @@ class PreflightError(AgentrlError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong here, and the mend."""
+    """What is wrong here, and the fix."""
 
     fatal: bool
     """The run cannot start; otherwise it starts, with less than was asked."""
@@ -144,12 +144,12 @@ def _harness(config: Config) -> Iterator[Problem]:
     harness, program = config.harness, program_path(config.harness)
     if isinstance(harness, NativeHarnessConfig) or program is None:
         return
-    own = user_override(harness)
+    own = program_override(harness)
     if not program.exists():
         install = f"agentrl check harness={harness.kind} {own}".rstrip()
         yield Problem(
             True,
-            f"{TITLES[harness.kind]} {harness.version} is not at {program}: install it with "
+            f"{PROGRAM_NAMES[harness.kind]} {harness.version} is not at {program}: install it with "
             f"`{install}`",
         )
     elif not os.access(program, os.X_OK):

@@ -1,7 +1,7 @@
 """Which GPU does what: training ranks and engines of a job, and every rule that they keep.
 
 Invariant: a ``Topology`` that is returned is consistent; what is not is refused with all its
-faults, each naming the key and the mend.
+faults, each naming the key and the fix.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def topology(job: ClusterJob) -> Topology:
 
 
 def faults(job: ClusterJob) -> list[str]:
-    """Return every rule that the job breaks: key, value, what is wrong, the mend."""
+    """Return every rule that the job breaks: key, value, what is wrong, the fix."""
     rules = (_nodes(job), _training(job), _experts(job), _stages_rules(job), _batch(job))
     engines = (_engines(job), _files(job))
     return [message for part in (*rules, *engines) for broken, message in part if broken]

@@ -1,4 +1,4 @@
-"""A campaign on a cluster: slime as the trainer, and what starts it there."""
+"""A campaign on a cluster: the trainer slime, and the launchers that start it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from conf.sections.section import Section
 
-Port = Annotated[int, Field(ge=1, le=65535)]
+FixedPort = Annotated[int, Field(ge=1, le=65535)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Assignment = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=")]
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$")]
@@ -17,7 +17,7 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class SlimeTrainerConfig(Section):
-    """slime on Ray: Megatron trains, SGLang samples; `model.layout` says how both are spread."""
+    """slime on Ray: Megatron trains, SGLang samples; ``model.layout`` spreads both over GPUs."""
 
     kind: Literal["slime"]
     estimator: Literal["grpo", "gspo"]
@@ -28,68 +28,68 @@ class SlimeTrainerConfig(Section):
     clip_high: PositiveFloat
     grad_clip: PositiveFloat
     minibatches: PositiveInt
-    """Optimizer updates per step (the step's rollouts are split into so many)."""
+    """Optimizer updates per step: the step's rollouts are split into this many parts."""
     normalize_std: bool
     """Divide advantages by the group's standard deviation (GRPO); false: Dr. GRPO."""
     min_group: Annotated[int, Field(ge=2)]
-    """Fewest valid rollouts for a baseline; a smaller group is dropped and counted."""
+    """Least number of valid rollouts for a baseline; a smaller group is dropped and counted."""
     train_unfinished: bool
     """Train rollouts that ran out of turns, tokens or time; false: they only enter the baseline."""
     importance_cap: PositiveFloat | None
-    """Truncated importance sampling per token, with this largest weight; null: none."""
+    """Largest weight of truncated importance sampling per token; null: no importance sampling."""
     rollout_nodes: Annotated[int, Field(ge=0)]
     """Nodes that only sample; 0: engines and training share all GPUs and take turns."""
     recompute: Literal["full", "selective"]
-    """Activations that the backward pass computes again."""
+    """Activations that are recomputed in the backward pass."""
     optimizer_offload: bool
     """Keep the optimizer's state in the nodes' main memory."""
     logits_chunk: PositiveInt
     """Tokens whose logprobs are computed at once."""
     save_every: PositiveInt
-    """Steps between checkpoints; what a lost job repeats."""
+    """Steps between checkpoints. A job that is lost repeats the steps since the last one."""
 
 
 class ClusterLaunchConfig(Section):
-    """What every launcher needs."""
+    """Keys that all launchers of clusters share."""
 
     name: JobName
-    """Names the job, and its directory below ``shared_dir``."""
+    """Name of the job, and of its directory below ``shared_dir``."""
     nodes: PositiveInt
     gpus_per_node: PositiveInt
     gpu_memory_gib: PositiveFloat
     """Memory of one GPU."""
     shared_dir: Path
-    """Directory that all nodes see under this path: checkpoints, logs, state."""
+    """Directory that all nodes see under this path, for checkpoints, logs and state."""
     slime_dir: Path
     megatron_dir: Path
     python: str
     """The nodes' Python, with slime, Megatron, SGLang and agentrl."""
     interface: str | None
-    """Network interface of NCCL and Gloo; null: theirs to find."""
-    ray_port: Port
-    dashboard_port: Port
+    """Network interface of NCCL and Gloo; null: they choose one."""
+    ray_port: FixedPort
+    dashboard_port: FixedPort
     join_s: PositiveInt
-    """Seconds in which all nodes must have joined."""
+    """Seconds until all nodes must have joined."""
     free_disk_gb: PositiveInt
-    """Least room on a node's disk."""
+    """Least free space on a node's disk."""
     env: tuple[Assignment, ...]
-    """Further variables of the job, ``NAME=VALUE``."""
+    """More environment variables of the job, ``NAME=VALUE``."""
     secrets: tuple[VariableName, ...]
-    """Names of variables that the job needs and that stand in no file; E2B_API_KEY is among them
-    with sandbox=e2b.
+    """Names of environment variables that the job needs and that are written to no file. With
+    sandbox=e2b, E2B_API_KEY is always one of them.
     """
     extra_flags: tuple[str | int | float, ...]
-    """Further words for slime's command line."""
+    """More arguments for slime's command line."""
     ignore_memory: bool
     """Write the scripts even if the memory estimate says that the job cannot fit."""
 
 
 class SshLaunchConfig(ClusterLaunchConfig):
-    """Nodes that the first one reaches by ssh, without a password."""
+    """Nodes that the first of them reaches by ssh without a password."""
 
     kind: Literal["ssh"]
     hosts_file: Path
-    """One host per line, the node where launch.sh is started first."""
+    """File with one host per line; the first is the node where the job is started."""
 
 
 class SlurmLaunchConfig(ClusterLaunchConfig):
@@ -101,7 +101,7 @@ class SlurmLaunchConfig(ClusterLaunchConfig):
     account: str | None
     """null: the user's default."""
     time_limit: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:\d\d){0,2}$")]
-    """As Slurm writes it: [DAYS-]HH:MM:SS."""
+    """In Slurm's format, [DAYS-]HH:MM:SS."""
 
 
 class RayLaunchConfig(ClusterLaunchConfig):
@@ -109,7 +109,7 @@ class RayLaunchConfig(ClusterLaunchConfig):
 
     kind: Literal["ray"]
     head: str
-    """Address of its head node, where the dashboard listens."""
+    """Address of the cluster's head node, where its dashboard listens."""
 
 
 class KubernetesLaunchConfig(ClusterLaunchConfig):
@@ -120,6 +120,6 @@ class KubernetesLaunchConfig(ClusterLaunchConfig):
     """Container image with slime, Megatron, SGLang, Ray and agentrl."""
     namespace: str
     secret: str
-    """Kubernetes Secret whose keys are the names of the variables in it."""
+    """Kubernetes Secret whose keys are the names of the secret variables."""
     claim: str
     """PersistentVolumeClaim that is mounted at ``shared_dir``."""

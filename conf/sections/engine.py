@@ -1,19 +1,12 @@
-"""What serves the policy."""
+"""Engines: the servers that sample from the policy."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from conf.sections.section import Section
-
-
-def _base_url(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    if scheme not in ("http", "https") or not rest:
-        raise ValueError("must be a base URL such as http://127.0.0.1:30000")
-    return url.rstrip("/")
+from conf.sections.section import BaseUrl, Port, Section
 
 
 class EmbeddedEngineConfig(Section):
@@ -21,33 +14,33 @@ class EmbeddedEngineConfig(Section):
 
     kind: Literal["embedded"]
     host: str
-    port: Annotated[int, Field(ge=0, le=65535)]
+    port: Port
     """0: any free port."""
     max_running_requests: PositiveInt
     """Sequences decoded together."""
     cache_tokens: PositiveInt
-    """Tokens the KV cache holds."""
+    """Capacity of the KV cache in tokens."""
     threads: Annotated[int, Field(ge=0)]
     """Torch threads; 0: one per core."""
     weights: Literal["float32", "bfloat16", "int8"]
-    """Precision that the engine keeps its weights in: a lower one makes it another engine than the
-    trainer, as servers are.
+    """Precision of the engine's weights. A lower one than the trainer's makes engine and trainer
+    differ, as they do with real servers.
     """
     router_noise: Annotated[float, Field(ge=0, lt=1)]
-    """Noise on its routers, relative to the standard deviation of their weights."""
+    """Noise on the weights of the MoE routers, relative to their standard deviation."""
 
 
 class SglangEngineConfig(Section):
-    """SGLang servers that somebody else started."""
+    """SGLang servers that run already."""
 
     kind: Literal["sglang"]
-    url: Annotated[str, AfterValidator(_base_url)]
-    """Base URL of the server, e.g. http://127.0.0.1:30000; of the router in front of ``workers``;
-    or, without a router, of any of them.
+    url: BaseUrl
+    """Base URL of the server, e.g. http://127.0.0.1:30000. With several servers: of the router in
+    front of them or, without a router, of any of them.
     """
-    workers: list[Annotated[str, AfterValidator(_base_url)]]
-    """Base URLs of the servers, if there are several: a session stays at one of them. Behind a
-    router they are needed too: it knows neither ``/abort_request`` nor ``/v1/loads``.
+    workers: list[BaseUrl]
+    """Base URLs of the servers, if there are several: each session stays at one of them. They are
+    needed behind a router too, which has neither ``/abort_request`` nor ``/v1/loads``.
     """
     tool_call_parser: str | None
     """SGLang's parser of tool calls, for ``model.renderer=chat_template``."""
@@ -60,10 +53,10 @@ class SglangLaunchEngineConfig(Section):
 
     kind: Literal["sglang_launch"]
     host: str
-    port: Annotated[int, Field(ge=0, le=65535)]
+    port: Port
     """0: any free port."""
     start_s: PositiveFloat
-    """Until it generates: weights are loaded and graphs captured meanwhile."""
+    """Seconds until it must generate; it loads weights and captures CUDA graphs before."""
     tensor_parallel: PositiveInt
     """GPUs over which each layer is split (``--tp-size``)."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)]

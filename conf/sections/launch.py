@@ -1,4 +1,4 @@
-"""Where the run is started."""
+"""Launchers: the ways to start a run."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from conf.sections.engine import _base_url
-from conf.sections.section import Section
+from conf.sections.section import BaseUrl, Port, Section
 
 
 def _top_k(value: int) -> int:
@@ -54,9 +53,9 @@ class GatewayConfig(Section):
     """The HTTP service that speaks the agents' dialects and records turns."""
 
     host: str
-    port: Annotated[int, Field(ge=0, le=65535)]
+    port: Port
     """0: any free port."""
-    public_url: Annotated[str, AfterValidator(_base_url)] | None
+    public_url: BaseUrl | None
     """URL by which sandboxes elsewhere reach it: a public address, a tunnel's; null: only this
     machine's do.
     """

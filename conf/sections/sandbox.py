@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from conf.sections.engine import _base_url
-from conf.sections.section import Section
+from conf.sections.section import BaseUrl, Section
 
 
 class LocalSandboxConfig(Section):
@@ -46,9 +45,9 @@ class E2bSandboxConfig(Section):
     """Sandboxes that start at once."""
     attempts: PositiveInt
     """Tries per call, with full jitter between them."""
-    api_url: Annotated[str, AfterValidator(_base_url)] | None
+    api_url: BaseUrl | None
     """Control plane; null: E2B's."""
-    sandbox_url: Annotated[str, AfterValidator(_base_url)] | None
+    sandbox_url: BaseUrl | None
     """One URL for all sandboxes; null: each has its own below E2B's domain."""
 
 

@@ -1,8 +1,24 @@
-"""What every section of the configuration is."""
+"""Base class and shared types of the configuration's sections."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+"""TCP port to listen on; 0: any free port."""
+
+
+def _check_base_url(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("http", "https") or not rest:
+        raise ValueError("must be a base URL such as http://127.0.0.1:30000")
+    return url.rstrip("/")
+
+
+BaseUrl = Annotated[str, AfterValidator(_check_base_url)]
+"""HTTP base URL, without a slash at its end."""
 
 
 class Section(BaseModel):

@@ -54,5 +54,5 @@ def find_benchmark(name: str) -> Benchmark:
     if name not in BENCHMARKS:
         hint = suggest(name, BENCHMARKS, "did you mean {}? ")
         known = ", ".join(BENCHMARKS)
-        raise ConfigError([f"{name} is no benchmark: {hint}(benchmarks: {known})"])
+        raise ConfigError([f"{name} is not a benchmark: {hint}(benchmarks: {known})"])
     return BENCHMARKS[name]

@@ -1,7 +1,7 @@
 """Grade stored patches again: no policy, no gateway, no engine.
 
 A trajectory is durable before it is graded, so one whose grading was cut off or failed needs no new
-rollout; and after a grader's mend every patch can be judged anew. What a verdict replaces is kept
+rollout; and after a grader's fix every patch can be judged anew. What a verdict replaces is kept
 in an event. The record of a finished training step stays what the step was trained on.
 """
 

@@ -88,7 +88,7 @@ class Evaluation:
             named = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
             raise TasksWithoutVerdict(
                 f"{len(missing)} tasks have no valid rollout ({named}): the rates say nothing "
-                "about them; mend the cause and continue with --resume"
+                "about them; fix the cause and continue with --resume"
             )
 
     def write(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from conf.programs import TITLES, is_tarball
+from conf.programs import PROGRAM_NAMES, is_tarball
 from runners.harnesses.installing import ProgramError, run_installer
 from runners.processes.atomic_write import atomic_directory
 
@@ -47,7 +47,7 @@ class NpmProgram:
     @property
     def title(self) -> str:
         """Return what the program is called."""
-        return TITLES[self.kind]
+        return PROGRAM_NAMES[self.kind]
 
     def by_hand(self) -> str:
         """Return how to get the program without npm here."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conf.keys import dotted
+from conf.keys import flatten
 from runners.campaign.result import summarize
 from runners.report.facts import Facts, read_facts
 from runners.store.run_store import RunStore
@@ -27,7 +27,7 @@ def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
             summary = summarize(store, wall_s=facts.wall_s)
         label = name if names.count(name) == 1 else str(path)
         runs.append({"label": label, **summary, **_further(facts, summary)})
-        configs.append(dict(dotted(facts.config)))
+        configs.append(dict(flatten(facts.config)))
     keys = dict.fromkeys(key for config in configs for key in config if key not in _OWN)
     values = {key: [config.get(key) for config in configs] for key in keys}
     differences = {

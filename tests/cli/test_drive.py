@@ -219,7 +219,7 @@ def test_every_problem_of_a_start_is_said_at_once(
     assert not cluster.job.exists()
 
 
-def test_another_run_s_directory_is_refused_with_both_mends(
+def test_another_run_s_directory_is_refused_with_both_fixes(
     agentrl: Agentrl, cluster: Cluster
 ) -> None:
     overrides = cluster.overrides("slurm")
@@ -246,7 +246,7 @@ def test_another_run_s_directory_is_refused_with_both_mends(
         (["launch.extra_flags=[--colocatee]"], "did you mean --colocate?"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused_with_its_mend(
+def test_what_is_asked_wrongly_is_refused_with_its_fix(
     agentrl: Agentrl, cluster: Cluster, more: list[str], message: str
 ) -> None:
     done = agentrl("run", *cluster.overrides("slurm"), *more)

@@ -34,7 +34,7 @@ def evaluation(tmp_path: Path) -> Path:
 def test_a_mistyped_benchmark_is_a_usage_error(agentrl: Agentrl) -> None:
     done = agentrl("eval", "bugfx")
     assert done.code == ExitCode.USAGE
-    assert "bugfx is no benchmark: did you mean bugfix?" in done.stderr
+    assert "bugfx is not a benchmark: did you mean bugfix?" in done.stderr
 
 
 def test_an_evaluation_and_a_campaign_are_not_taken_for_each_other(

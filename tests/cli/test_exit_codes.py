@@ -43,9 +43,9 @@ def test_all_configuration_faults_go_to_stderr_with_exit_code_2(agentrl_process:
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
         "3 errors:",
-        "  engine=sglan is no choice: did you mean engine=sglang? "
+        "  engine=sglan is not a choice: did you mean engine=sglang? "
         "(choices: embedded, sglang, sglang_launch)",
-        "  run.stepz is no key: did you mean run.steps?",
+        "  run.stepz is not a key: did you mean run.steps?",
         "  seed=x must be a whole number",
     ]
 

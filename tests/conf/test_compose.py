@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conf.compose import compose, from_json, to_json, to_yaml
 from conf.errors import ConfigError, ExitCode
-from conf.keys import CONF, choice_content, groups
+from conf.keys import CONF_DIR, choice_content, groups
 from conf.schema import Config
 from conf.sections.moe import MoeModel
 
@@ -22,7 +22,7 @@ SLIME = [
     *("launch.shared_dir=/shared", "launch.hosts_file=hosts", "task=jsonl", "task.path=t.jsonl"),
 ]
 NEEDED = {
-    ("faults", "file"): [f"faults.path={CONF / 'faults' / 'slow.yaml'}"],
+    ("faults", "file"): [f"faults.path={CONF_DIR / 'faults' / 'slow.yaml'}"],
     ("engine", "sglang"): ["engine.url=http://127.0.0.1:30000"],
     ("task", "jsonl"): ["task.path=tasks.jsonl"],
     ("model", "local"): ["model.path=weights", "model.tokenizer=tok", "model.renderer=qwen3"],
@@ -102,14 +102,14 @@ def test_all_faults_are_reported_at_once() -> None:
     )
     assert len(found) == 11
     for part in (
-        "run.stepz is no key: did you mean run.steps?",
-        "egine is no key: did you mean engine?",
-        "engine=sglan is no choice: did you mean engine=sglang? "
+        "run.stepz is not a key: did you mean run.steps?",
+        "egine is not a key: did you mean engine?",
+        "engine=sglan is not a choice: did you mean engine=sglang? "
         "(choices: embedded, sglang, sglang_launch)",
-        "scenario=lineal is no choice: did you mean scenario=linear?",
+        "scenario=lineal is not a choice: did you mean scenario=linear?",
         "run.steps=abc must be a whole number",
         "sampling.temperature=-1 must be greater than 0",
-        "'foo' is no KEY=VALUE",
+        "'foo' is not KEY=VALUE",
         "engine.url belongs to engine=sglang, but engine=embedded is chosen",
         "trainer.betas=[1, 2, 3] must have 2 items",
         "run.eval_tasks=200 is more than task.held_out_tasks=128",
@@ -121,26 +121,26 @@ def test_all_faults_are_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("steps=3", "steps is no key: did you mean run.steps?"),
+        ("steps=3", "steps is not a key: did you mean run.steps?"),
         ("trainr.learning_rte=1", "did you mean trainer.learning_rate?"),
-        ("run.xyzzy=1", "run.xyzzy is no key: run has dir, steps"),
-        ("xyzzy=1", "xyzzy is no key: `agentrl show` lists every key"),
-        ("+run.xyzzy=1", "run.xyzzy is no key: run has dir, steps"),
+        ("run.xyzzy=1", "run.xyzzy is not a key: run has dir, steps"),
+        ("xyzzy=1", "xyzzy is not a key: `agentrl show` lists every key"),
+        ("+run.xyzzy=1", "run.xyzzy is not a key: run has dir, steps"),
         ("+run.steps=1", "run.steps exists already; drop the +"),
         ("~run.steps", "run.steps has no value: add run.steps=…"),
-        ("~run.xyzzy", "run.xyzzy is no key"),
+        ("~run.xyzzy", "run.xyzzy is not a key"),
         ("~engine", "a run cannot do without engine"),
         ("+engine=embedded", "write engine=CHOICE"),
-        ("engine=null", "engine=None is no choice"),
+        ("engine=null", "engine=None is not a choice"),
         ("engine={port:1}", "choose with engine=CHOICE, set engine.KEY=VALUE"),
         ("engine.kind=sglang", "the choice of a group is made with engine=sglang"),
         ("run=5", "run is a section; set its keys, e.g. run.dir=…"),
-        ("run={steps:1,xyzzy:2}", "run.xyzzy is no key"),
+        ("run={steps:1,xyzzy:2}", "run.xyzzy is not a key"),
         ("run.steps=1,2", "is a sweep, which only `agentrl run` takes"),
         ("run.steps=", "run.steps= has no value: write run.steps=null for none"),
         ("run.steps=[1", "cannot be read"),
-        ("run.steps", "'run.steps' is no KEY=VALUE"),
-        ("=3", "'=3' is no KEY=VALUE"),
+        ("run.steps", "'run.steps' is not KEY=VALUE"),
+        ("=3", "'=3' is not KEY=VALUE"),
         ("run.steps=1.5", "run.steps=1.5 must be a whole number"),
         ("run.steps=true", "run.steps=true must be a whole number"),
         ("run.steps='3'", "run.steps=3 must be a whole number"),
@@ -164,14 +164,14 @@ def test_all_faults_are_reported_at_once() -> None:
         ("engine.cache_tokens=1000", "one long rollout would not fit"),
         ("run.rollouts_per_task=1", "raise run.rollouts_per_task"),
         ("run.tasks_per_step=513", "is more than task.train_tasks=512"),
-        ("reward=test", "reward=test is no choice: the only one is tests"),
+        ("reward=test", "reward=test is not a choice: the only one is tests"),
         ("fanout=segment", "did you mean fanout=segments? (choices: collapse, segments)"),
         ("fanout.reward=unifrom", "did you mean uniform?"),
         ("fanout.max_segments=0", "fanout.max_segments=0 must be"),
         ("fanout.max_segment_tokens=96", "raise fanout.max_segment_tokens"),
     ],
 )
-def test_a_fault_names_its_key_and_its_mend(override: str, fault: str) -> None:
+def test_a_fault_names_its_key_and_its_fix(override: str, fault: str) -> None:
     found = faults(override)
     assert len(found) == 1
     assert fault in found[0]

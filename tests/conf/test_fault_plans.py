@@ -84,7 +84,7 @@ rules:
         "error takes no status",
         "faults.rules[7].where=trun must be session, sandbox_boot,",
         "faults.rules[8].when.k=0 must be greater than 0",
-        "faults.rules[8].when.prob is no key",
+        "faults.rules[8].when.prob is not a key",
         "faults.rules[9].when.probability=1.5 must be at most 1",
     ):
         assert len([fault for fault in found if part in fault]) == 1, (part, found)

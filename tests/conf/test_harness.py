@@ -30,7 +30,7 @@ def test_codex_works_in_every_scenario_that_leaves_it_room(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "mend"),
+    ("overrides", "fix"),
     [
         (["harness=codex", "sandbox.memory_mb=1024"], "raise sandbox.memory_mb"),
         (["harness=codex", "scenario=compact"], "raise scenario.window_tokens"),
@@ -41,15 +41,15 @@ def test_codex_works_in_every_scenario_that_leaves_it_room(kind: str) -> None:
         ),
     ],
 )
-def test_what_a_program_cannot_work_with_is_refused(overrides: list[str], mend: str) -> None:
+def test_what_a_program_cannot_work_with_is_refused(overrides: list[str], fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(overrides)
     (fault,) = caught.value.faults
-    assert mend in fault
+    assert fix in fault
 
 
 @pytest.mark.parametrize(
-    ("overrides", "mend"),
+    ("overrides", "fix"),
     [
         (["sandbox.memory_mb=1024"], "raise sandbox.memory_mb"),
         (["scenario=compact"], "raise scenario.window_tokens"),
@@ -57,11 +57,11 @@ def test_what_a_program_cannot_work_with_is_refused(overrides: list[str], mend: 
         (["harness.version=latest"], "harness.version=latest"),
     ],
 )
-def test_what_claude_code_cannot_work_with_is_refused(overrides: list[str], mend: str) -> None:
+def test_what_claude_code_cannot_work_with_is_refused(overrides: list[str], fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(["harness=claude_code", *overrides])
     (fault,) = caught.value.faults
-    assert mend in fault
+    assert fix in fault
 
 
 def test_a_stored_configuration_keeps_its_limits() -> None:

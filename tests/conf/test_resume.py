@@ -6,7 +6,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.keys import dotted, lookup
+from conf.keys import flatten, lookup
 from conf.resume import CHANGEABLE, resume_config
 
 STORED = compose(["seed=3", "run.steps=10"]).model_dump(mode="json")
@@ -38,7 +38,7 @@ def test_the_same_value_again_is_no_change() -> None:
 
 
 def test_a_stored_configuration_with_an_unknown_key_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"run\.stepz is no key: did you mean run\.steps\?"):
+    with pytest.raises(ConfigError, match=r"run\.stepz is not a key: did you mean run\.steps\?"):
         resume_config({**STORED, "run": {**STORED["run"], "stepz": 1}}, [])
 
 
@@ -50,4 +50,4 @@ def test_every_changeable_key_exists(key: str) -> None:
         compose(["engine=sglang_launch", "task=swebench"]).model_dump(mode="json"),
     ]
     assert any(lookup(tree, key.rstrip("."))[0] for tree in trees)
-    assert any(leaf.startswith(key) for tree in trees for leaf, _ in dotted(tree))
+    assert any(leaf.startswith(key) for tree in trees for leaf, _ in flatten(tree))

@@ -63,7 +63,7 @@ def test_a_misspelt_or_contradicting_extra_flag_is_refused() -> None:
         plan_job(a_config("launch.extra_flags=[--use-tiss,--save-interval,3]"))
     first, second = sorted(caught.value.faults)
     assert "--save-interval is set by the configuration (10)" in first
-    assert "--use-tiss is no flag" in second
+    assert "--use-tiss is not a flag" in second
     assert "did you mean --use-tis?" in second
 
 

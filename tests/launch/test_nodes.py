@@ -50,8 +50,8 @@ def test_a_node_that_is_unfit_is_named_before_anything_is_converted(
     assert not list((cluster.job / "state").glob("failed-node[13-7]"))
     assert not cluster.calls("python -u train.py")
     assert "convert.py" not in " ".join(cluster.said("calls"))
-    mended = cluster.start(start)
-    assert mended.returncode == 0, mended.stderr
+    fixed = cluster.start(start)
+    assert fixed.returncode == 0, fixed.stderr
     assert len(cluster.calls("python -u train.py")) == 1
     cluster.no_file_holds_the_secret()
 

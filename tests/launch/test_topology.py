@@ -117,7 +117,7 @@ def test_the_layouts_that_slime_s_scripts_use_are_taken() -> None:
         ),
     ],
 )
-def test_a_broken_rule_is_named_with_its_mend(overrides: list[str], message: str) -> None:
+def test_a_broken_rule_is_named_with_its_fix(overrides: list[str], message: str) -> None:
     if "run.tasks_per_step=3" in overrides:
         overrides = [*overrides, "run.rollouts_per_task=5"]
     found = faults(cluster_job(a_config(*overrides)))
@@ -131,11 +131,11 @@ def test_all_rules_are_judged_at_once() -> None:
         assert any(key in fault for fault in found), (key, found)
 
 
-def test_the_mend_of_a_layer_split_mends_it() -> None:
+def test_the_suggested_layer_split_is_valid() -> None:
     (fault,) = faults(cluster_job(a_config("model.layout.pipeline=4", model="glm4_5_106b_a12b")))
-    mend = fault.rpartition(" ")[2]
+    fix = fault.rpartition(" ")[2]
     assert (
-        faults(cluster_job(a_config("model.layout.pipeline=4", mend, model="glm4_5_106b_a12b")))
+        faults(cluster_job(a_config("model.layout.pipeline=4", fix, model="glm4_5_106b_a12b")))
         == []
     )
 

@@ -13,7 +13,7 @@ def program(config: ClaudeCodeHarnessConfig) -> NpmProgram:
         kind=config.kind,
         version=config.version,
         binary=config.binary,
-        path=programs.claude_code(config),
+        path=programs.claude_code_path(config),
         package="@anthropic-ai/claude-code",
         platform_package="@anthropic-ai/claude-code-linux-{platform}@{version}",
         members=("claude", "bin/claude.exe"),

@@ -13,7 +13,7 @@ def program(config: CodexHarnessConfig) -> NpmProgram:
         kind=config.kind,
         version=config.version,
         binary=config.binary,
-        path=programs.codex(config),
+        path=programs.codex_path(config),
         package="@openai/codex",
         platform_package="@openai/codex@{version}-linux-{platform}",
         members=("vendor/*/bin/codex",),

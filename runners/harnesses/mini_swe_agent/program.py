@@ -33,7 +33,7 @@ NOWHERE = "http://127.0.0.1:1"
 
 def ready(config: MiniSweAgentHarnessConfig) -> Path:
     """Return its directory; raises ProgramError if it is not there or of another version."""
-    directory = programs.mini_swe_agent(config)
+    directory = programs.mini_swe_agent_path(config)
     if not directory.is_dir():
         raise ProgramError(
             f"mini-swe-agent {config.version} is not at {directory}: install it with "
@@ -53,7 +53,7 @@ def install(config: MiniSweAgentHarnessConfig) -> Path:
 
     Takes most of a minute and blocks.
     """
-    directory = programs.mini_swe_agent(config)
+    directory = programs.mini_swe_agent_path(config)
     if config.directory is None and not directory.exists():
         try:
             with atomic_directory(directory) as made:

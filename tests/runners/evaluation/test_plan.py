@@ -66,8 +66,8 @@ def test_the_first_attempts_are_what_a_campaign_evaluates() -> None:
     assert ours == campaign
 
 
-def test_a_mistyped_benchmark_is_named_with_its_mend() -> None:
-    with pytest.raises(ConfigError, match=r"bugfx is no benchmark: did you mean bugfix\?"):
+def test_a_mistyped_benchmark_is_named_with_its_fix() -> None:
+    with pytest.raises(ConfigError, match=r"bugfx is not a benchmark: did you mean bugfix\?"):
         find_benchmark("bugfx")
 
 

@@ -86,7 +86,7 @@ def refused(harness: ClaudeCodeHarnessConfig) -> str:
     with pytest.raises(ProgramError) as caught:
         install(harness)
     assert caught.value.exit_code == ExitCode.PREFLIGHT
-    assert not programs.claude_code(config()).exists()
+    assert not programs.claude_code_path(config()).exists()
     return str(caught.value)
 
 
@@ -97,7 +97,7 @@ def left_over(cache: Path) -> list[str]:
 
 def test_npm_installs_it_once(npm: Path, cache: Path, tmp_path: Path) -> None:
     path = install(config())
-    assert path == programs.claude_code(config())
+    assert path == programs.claude_code_path(config())
     assert path.is_relative_to(cache)
     assert os.access(path, os.X_OK)
     assert install(config()) == path
@@ -149,7 +149,7 @@ def make_tarball(path: Path, name: str, text: str) -> Path:
 def test_a_tarball_is_unpacked_without_npm(name: str, tmp_path: Path) -> None:
     tarball = make_tarball(tmp_path / "claude.tgz", name, program_text())
     path = install(config(tarball))
-    assert path == programs.claude_code(config())
+    assert path == programs.claude_code_path(config())
     assert ready(config(tarball)) == path
 
 

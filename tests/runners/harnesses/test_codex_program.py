@@ -48,7 +48,7 @@ echo 'placeholder' > "$scope/codex/bin/codex.js"
     npm.chmod(0o755)
     install_harness(SETTINGS)
     harness = make_harness(SETTINGS, LinearScenarioConfig(kind="linear"))
-    assert list(harness.mounts().values()) == [programs.codex(SETTINGS)]
+    assert list(harness.mounts().values()) == [programs.codex_path(SETTINGS)]
 
 
 def test_a_tarball_is_unpacked_without_npm(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_tarball_is_unpacked_without_npm(tmp_path: Path) -> None:
         entry = tarfile.TarInfo(f"package/{INSIDE}")
         entry.size = len(TEXT)
         archive.addfile(entry, io.BytesIO(TEXT.encode()))
-    assert install(program(given(tarball))) == programs.codex(SETTINGS)
+    assert install(program(given(tarball))) == programs.codex_path(SETTINGS)
 
 
 def test_without_npm_it_says_how_to_get_it() -> None:

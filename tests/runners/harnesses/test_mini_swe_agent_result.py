@@ -100,7 +100,7 @@ def test_a_run_without_it_says_what_to_do() -> None:
 
 
 def test_it_is_in_the_cache_once_it_is_installed() -> None:
-    place = installed(programs.mini_swe_agent(config()))
+    place = installed(programs.mini_swe_agent_path(config()))
     assert install(config()) == place
 
 

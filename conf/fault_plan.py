@@ -1,4 +1,4 @@
-"""A fault plan in a file of the user's own: read once, when the run is made."""
+"""Read a fault plan from the user's own file, once, when the run is created."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 _KEYS = ("seed", "rules")
 
 
-def with_plan(faults: Mapping[str, Any], found: list[str]) -> dict[str, Any]:
-    """Return the section ``faults`` with ``seed`` and ``rules`` of the file it names, unless it has
-    rules already (a stored configuration does, and the file may have changed since).
+def load_fault_plan(faults: Mapping[str, Any], found: list[str]) -> dict[str, Any]:
+    """Return the section ``faults`` with ``seed`` and ``rules`` from the file that it names.
 
-    What makes the file no plan at all is added to ``found``; its rules are not judged here.
+    A section that has rules already is returned as it is: it comes from a stored configuration, and
+    the file may have changed since. Errors are added to ``found``; pydantic checks the rules later.
     """
     section, path = dict(faults), faults.get("path")
     if section.get("rules") is not None or not isinstance(path, str):

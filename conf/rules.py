@@ -1,0 +1,249 @@
+"""Rules between sections of the configuration.
+
+Each function takes the sections that it compares and yields every rule: whether it is broken, and a
+message that names both keys and the fix. ``schema.Config`` checks all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conf.sections.cluster import ClusterLaunchConfig, SlimeTrainerConfig
+from conf.sections.engine import EmbeddedEngineConfig, EngineConfig
+from conf.sections.executor import ExecutorConfig, RayExecutorConfig
+from conf.sections.faults import FaultsConfig
+from conf.sections.harness import (
+    PROMPT_TOKENS,
+    HarnessConfig,
+    MiniSweAgentHarnessConfig,
+    NativeHarnessConfig,
+)
+from conf.sections.launch import LaunchConfig
+from conf.sections.model import CHAT_TEMPLATE, ModelConfig, TinyModelConfig
+from conf.sections.moe import MoeModel
+from conf.sections.rollout import RolloutConfig
+from conf.sections.run import GatewayConfig, RunConfig, SamplingConfig
+from conf.sections.sandbox import E2bSandboxConfig, LocalSandboxConfig, SandboxConfig
+from conf.sections.scenario import CompactScenarioConfig, MixedScenarioConfig, ScenarioConfig
+from conf.sections.task import (
+    BugfixTaskConfig,
+    JsonlTaskConfig,
+    SwebenchTaskConfig,
+    TaskConfig,
+)
+from conf.sections.training import FanoutConfig, TrainerConfig
+
+Rule = tuple[bool, str]
+"""True if the rule is broken; the message for that case."""
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def engine_rules(
+    engine: EngineConfig, model: ModelConfig, trainer: TrainerConfig
+) -> Iterator[Rule]:
+    """Yield the rules of the engine: it has weights, reads the replies, holds the context."""
+    yield (
+        model.renderer == CHAT_TEMPLATE
+        and (isinstance(engine, EmbeddedEngineConfig) or engine.tool_call_parser is None),
+        f"model.renderer={CHAT_TEMPLATE} needs SGLang to read the replies: set engine=sglang and "
+        "engine.tool_call_parser",
+    )
+    context = model.max_context_tokens
+    if isinstance(engine, EmbeddedEngineConfig) and not isinstance(trainer, SlimeTrainerConfig):
+        yield (
+            engine.cache_tokens < context and not isinstance(model, MoeModel),
+            f"engine.cache_tokens={engine.cache_tokens} is less than model.max_context_tokens="
+            f"{context}: one long rollout would not fit; raise engine.cache_tokens",
+        )
+        yield (
+            not isinstance(model, TinyModelConfig) and model.path is None,
+            "model.path=null leaves engine=embedded without weights: set model.path, or use an "
+            "engine that has them (engine=sglang)",
+        )
+
+
+def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iterator[Rule]:
+    """Yield the rules of a step: there are enough tasks, and its groups can be trained."""
+    if not isinstance(task, SwebenchTaskConfig):
+        yield (
+            run.eval_tasks > task.held_out_tasks,
+            f"run.eval_tasks={run.eval_tasks} is more than task.held_out_tasks="
+            f"{task.held_out_tasks}: raise task.held_out_tasks or lower run.eval_tasks",
+        )
+    if isinstance(task, BugfixTaskConfig):
+        yield (
+            run.steps > 0 and run.tasks_per_step > task.train_tasks,
+            f"run.tasks_per_step={run.tasks_per_step} is more than task.train_tasks="
+            f"{task.train_tasks}: raise task.train_tasks or lower run.tasks_per_step",
+        )
+    group = run.rollouts_per_task
+    yield (
+        run.steps > 0 and group < trainer.min_group,
+        f"run.rollouts_per_task={group} is less than trainer.min_group={trainer.min_group}: "
+        "no group could ever be trained; raise run.rollouts_per_task",
+    )
+    yield (
+        run.steps > 0 and trainer.minibatches > run.tasks_per_step * group,
+        f"trainer.minibatches={trainer.minibatches} is more than the rollouts of a step "
+        f"(run.tasks_per_step × run.rollouts_per_task = {run.tasks_per_step * group}): "
+        "lower trainer.minibatches",
+    )
+
+
+def length_rules(
+    run: RunConfig, model: ModelConfig, sampling: SamplingConfig, fanout: FanoutConfig
+) -> Iterator[Rule]:
+    """Yield the rules of lengths: a prompt fits beside the longest answer."""
+    context = model.max_context_tokens
+    yield (
+        sampling.max_new_tokens >= context,
+        f"sampling.max_new_tokens={sampling.max_new_tokens} leaves no room for a prompt in "
+        f"model.max_context_tokens={context}: lower sampling.max_new_tokens",
+    )
+    longest = fanout.max_segment_tokens
+    yield (
+        run.steps > 0 and longest is not None and longest <= sampling.max_new_tokens,
+        f"fanout.max_segment_tokens={longest} leaves no room for a prompt beside "
+        f"sampling.max_new_tokens={sampling.max_new_tokens}: segments would be dropped for one "
+        "full answer; raise fanout.max_segment_tokens",
+    )
+
+
+def deadline_rules(rollout: RolloutConfig) -> Iterator[Rule]:
+    """Yield the rule that an attempt within the deadline of every phase is within its own."""
+    limits = rollout.deadlines
+    needed = limits.boot_s + limits.harness_s + limits.patch_s + limits.grade_s + limits.teardown_s
+    yield (
+        limits.guard_s < needed,
+        f"rollout.deadlines.guard_s={limits.guard_s:g} is less than boot_s + harness_s + patch_s + "
+        f"grade_s + teardown_s = {needed:g}: an attempt within its deadlines would be cut off; "
+        "raise rollout.deadlines.guard_s",
+    )
+
+
+def fault_rules(faults: FaultsConfig, harness: HarnessConfig) -> Iterator[Rule]:
+    """Yield the rule that faults in tools need a harness whose tools agentrl runs itself."""
+    tool = next((i for i, rule in enumerate(faults.rules or ()) if rule.where == "tool"), None)
+    yield (
+        tool is not None and not isinstance(harness, NativeHarnessConfig),
+        f"faults.rules[{tool}] injects into tools that agentrl runs itself, and harness="
+        f"{harness.kind} has none: choose harness=native, or drop where=tool",
+    )
+
+
+def slime_rules(
+    trainer: TrainerConfig,
+    launch: LaunchConfig,
+    model: ModelConfig,
+    task: TaskConfig,
+    scenario: ScenarioConfig,
+) -> Iterator[Rule]:
+    """Yield the rules of slime: it trains on clusters, and reads certain models and tasks."""
+    on_cluster = isinstance(launch, ClusterLaunchConfig)
+    if not isinstance(trainer, SlimeTrainerConfig):
+        yield (
+            on_cluster,
+            f"trainer={trainer.kind} trains on one machine, and launch={launch.kind} is for "
+            "several: choose trainer=slime",
+        )
+        return
+    yield (
+        not isinstance(model, MoeModel),
+        f"model={model.kind} is not in the table that trainer=slime takes layers and layout "
+        "from: choose one with an architecture, e.g. model=qwen3_30b_a3b",
+    )
+    yield (
+        isinstance(model, MoeModel) and model.path is None,
+        "model.path=null, and trainer=slime needs the Hugging Face checkpoint: set model.path to "
+        "its directory as the nodes see it",
+    )
+    yield (
+        not on_cluster,
+        f"launch={launch.kind} cannot start trainer=slime, which runs on Ray: choose "
+        "launch=ssh, slurm, ray or kubernetes",
+    )
+    yield (
+        not isinstance(task, JsonlTaskConfig),
+        f"task={task.kind} has no file that slime's data source could read: choose task=jsonl "
+        "and set task.path as the nodes see it",
+    )
+    window = getattr(scenario, "window_tokens", None)
+    yield (
+        window is not None and window >= model.max_context_tokens,
+        f"scenario.window_tokens={window} is never reached below model.max_context_tokens="
+        f"{model.max_context_tokens}: lower scenario.window_tokens",
+    )
+
+
+def cluster_gateway_rules(
+    launch: LaunchConfig, executor: ExecutorConfig, gateway: GatewayConfig
+) -> Iterator[Rule]:
+    """Yield the rule that rollouts on other nodes can reach the gateway."""
+    if isinstance(launch, ClusterLaunchConfig):
+        yield (
+            launch.nodes > 1
+            and isinstance(executor, RayExecutorConfig)
+            and gateway.host in _LOOPBACK,
+            f"gateway.host={gateway.host} can be reached from one node only, and executor=ray runs "
+            f"rollouts on {launch.nodes}: set gateway.host=0.0.0.0",
+        )
+
+
+def sandbox_rules(
+    sandbox: SandboxConfig, gateway: GatewayConfig, rollout: RolloutConfig
+) -> Iterator[Rule]:
+    """Yield the rules of sandboxes: they can reach the gateway and live as long as an attempt."""
+    kind, url = sandbox.kind, gateway.public_url
+    yield (
+        kind != "local" and url is None,
+        f"gateway.public_url=null, but sandbox={kind} cannot reach this machine by itself: set "
+        "gateway.public_url to the gateway's address as sandboxes see it (with gateway.host and "
+        "gateway.port), or to the address of a tunnel",
+    )
+    yield (
+        url is not None and gateway.port == 0,
+        f"gateway.public_url={url} needs a fixed port, and gateway.port=0 takes any free one: set "
+        "gateway.port to the port that the URL leads to",
+    )
+    if isinstance(sandbox, E2bSandboxConfig):
+        guard_s = rollout.deadlines.guard_s
+        yield (
+            sandbox.lifetime_s < guard_s,
+            f"sandbox.lifetime_s={sandbox.lifetime_s} is less than rollout.deadlines.guard_s="
+            f"{guard_s:g}: E2B would end the sandbox of a running attempt; raise "
+            "sandbox.lifetime_s",
+        )
+        yield (
+            sandbox.size is not None and sandbox.image_key is None,
+            f"sandbox.size={sandbox.size} needs a service that makes sandboxes from images: set "
+            "sandbox.image_key; at E2B the template (sandbox.template) sets the size",
+        )
+
+
+def harness_rules(
+    harness: HarnessConfig, sandbox: SandboxConfig, scenario: ScenarioConfig
+) -> Iterator[Rule]:
+    """Yield the rules of the agent program: enough memory and context, and no unknown scenario."""
+    prompt = PROMPT_TOKENS.get(harness.kind)
+    if prompt is None:
+        return
+    if isinstance(sandbox, LocalSandboxConfig):
+        yield (
+            sandbox.memory_mb < harness.memory_mb,
+            f"sandbox.memory_mb={sandbox.memory_mb} is less than harness.memory_mb="
+            f"{harness.memory_mb}, without which harness={harness.kind} crashes: raise "
+            "sandbox.memory_mb",
+        )
+    if isinstance(harness, MiniSweAgentHarnessConfig):
+        yield (
+            scenario.kind != "linear",
+            f"scenario={scenario.kind} needs sub-agents or summaries, which harness=mini_swe_agent "
+            "does not have: set scenario=linear, or choose harness=claude_code or harness=codex",
+        )
+    elif isinstance(scenario, CompactScenarioConfig | MixedScenarioConfig):
+        window, least = scenario.window_tokens, 2 * prompt
+        yield (
+            window < least,
+            f"scenario.window_tokens={window} is less than {least}: the system prompt and tools of "
+            f"harness={harness.kind} alone have about {prompt}; raise scenario.window_tokens",
+        )
