@@ -53,7 +53,9 @@ def program_override(harness: HarnessConfig) -> str:
 
 def claude_code_path(harness: ClaudeCodeHarnessConfig) -> Path:
     """Return the path of Claude Code, which need not exist: the configured one, or in the cache."""
-    return _configured_path(harness.binary) or _cache_path("claude-code", harness.version) / "claude"
+    return (
+        _configured_path(harness.binary) or _cache_path("claude-code", harness.version) / "claude"
+    )
 
 
 def codex_path(harness: CodexHarnessConfig) -> Path:
