@@ -14,11 +14,13 @@ import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from conf.errors import ExitCode
 from runners.store.store_error import StoreError
+from runners.trajectory.declaration import Column
 from runners.trajectory.record import IdArray, LogprobArray
 from runners.trajectory.routing import RoutingArray
 
@@ -30,13 +32,13 @@ _LOGPROB = np.dtype("<f4")
 class Block:
     """Where one turn's arrays lie: prompt ids, output ids, logprobs, one after the other."""
 
-    offset: int
+    offset: Annotated[int, Column("array_offset")]
     """Bytes from the start of the file."""
-    prompt: int
-    """Prompt ids."""
-    output: int
-    """Output ids, and as many logprobs."""
-    crc: int
+    prompt: Annotated[int, Column("prompt_count")]
+    """Number of prompt ids."""
+    output: Annotated[int, Column("output_count")]
+    """Number of output ids, and of logprobs."""
+    crc: Annotated[int, Column("array_crc")]
     """CRC-32 of the bytes."""
 
     @property

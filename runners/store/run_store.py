@@ -20,21 +20,18 @@ from runners.store.arrays import TurnArrays
 from runners.store.database import Database
 from runners.store.json_text import clean_text, dumps, loads
 from runners.store.published import driven_elsewhere
-from runners.store.rows import (
-    ROLLOUT,
+from runners.store.record_rows import (
+    ROLLOUTS,
     ROUTING,
-    ROUTING_SINCE,
-    TURN,
-    rollout_from_row,
-    rollout_to_row,
-    routing_from_row,
-    routing_to_row,
-    turn_from_row,
-    turn_to_row,
+    TURNS,
+    read_rollout,
+    read_routing,
+    read_turn,
+    routing_block,
 )
 from runners.store.run_state import TRANSITIONS, RunState, State, state_from_row, this_process
 from runners.store.store_error import StoreError, store_error
-from runners.store.tables import check_tables, create_tables, migrate
+from runners.store.tables import ROUTING_SINCE, check_tables, create_tables, migrate
 from runners.trajectory.counters import rename_counters
 from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
@@ -176,12 +173,13 @@ class RunStore:
         with self._db.guarded():
             block = self._arrays.append(turn.prompt_new, turn.output_ids, turn.output_logprobs)
             if routing is None:
-                self._db.execute(TURN.insert, turn_to_row(turn, block))
+                self._db.execute(TURNS.insert, TURNS.encode(turn, block))
                 return
-            place = self._arrays.append_routing(routing.experts)
+            written = self._arrays.append_routing(routing.experts)
             with self._db.write():
-                self._db.execute(TURN.insert, turn_to_row(turn, block))
-                self._db.execute(ROUTING.insert, routing_to_row(turn, routing, *place))
+                self._db.execute(TURNS.insert, TURNS.encode(turn, block))
+                place = routing_block(turn, routing, *written)
+                self._db.execute(ROUTING.insert, ROUTING.encode(place))
 
     def routing(self, session_id: str) -> dict[int, TurnRouting]:
         """Return the routing of a session's turns, by turn; those without any are left out."""
@@ -193,7 +191,7 @@ class RunStore:
             (session_id,),
         )
         with self._db.guarded():
-            return {row["turn_index"]: routing_from_row(row, self._arrays) for row in rows}
+            return {row["turn_index"]: read_routing(row, self._arrays) for row in rows}
 
     def routed_turns(self, session_id: str) -> frozenset[int]:
         """Return which of a session's turns have routing."""
@@ -221,10 +219,10 @@ class RunStore:
     def turns(self, session_id: str) -> list[Turn]:
         """Return a session's turns, in order."""
         rows = self._db.rows(
-            f"{TURN.select} WHERE session_id = ? ORDER BY turn_index", (session_id,)
+            "SELECT * FROM turn WHERE session_id = ? ORDER BY turn_index", (session_id,)
         )
         with self._db.guarded():
-            return [turn_from_row(row, self._arrays) for row in rows]
+            return [read_turn(row, self._arrays) for row in rows]
 
     # Rollouts: the driver writes.
 
@@ -242,7 +240,7 @@ class RunStore:
                     "AND counts",
                     (record.rollout_id, record.attempt),
                 )
-            self._db.execute(ROLLOUT.upsert, rollout_to_row(record))
+            self._db.execute(ROLLOUTS.upsert, ROLLOUTS.encode(record))
 
     def rollouts(
         self, *, step: int | None = None, split: str | None = None, counts: bool | None = None
@@ -258,13 +256,13 @@ class RunStore:
         given = {key: value for key, value in wanted.items() if value is not None}
         where = " AND ".join(f"{key} = :{key}" for key in given) or "TRUE"
         order = "step, split, group_index, member, attempt"
-        for row in self._db.each(f"{ROLLOUT.select} WHERE {where} ORDER BY {order}", given):
-            yield rollout_from_row(row)
+        for row in self._db.each(f"SELECT * FROM rollout WHERE {where} ORDER BY {order}", given):
+            yield read_rollout(row)
 
     def rollout(self, rollout_id: str) -> RolloutRecord | None:
         """Return the attempt that counts, if one does yet."""
-        rows = self._db.rows(f"{ROLLOUT.select} WHERE rollout_id = ? AND counts", (rollout_id,))
-        return rollout_from_row(rows[0]) if rows else None
+        rows = self._db.rows("SELECT * FROM rollout WHERE rollout_id = ? AND counts", (rollout_id,))
+        return read_rollout(rows[0]) if rows else None
 
     def next_attempt(self, rollout_id: str) -> int:
         """Return an attempt number that is unused, even by a driver that died before recording."""

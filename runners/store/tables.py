@@ -1,15 +1,23 @@
-"""The store's tables, in one place. A change here raises ``SCHEMA_VERSION``."""
+"""Creates the store's tables, and brings those of older runs up to date.
+
+The tables of records follow from the records' classes (``record_rows.py``); a field that is added
+there becomes a column of older runs too, with its default. Any other change raises
+``SCHEMA_VERSION`` and needs an entry in ``MIGRATIONS``.
+"""
 
 from __future__ import annotations
 
 from runners.store.database import Database
+from runners.store.record_rows import ROLLOUTS, ROUTING, TURNS
 from runners.store.store_error import StoreError
 
 APPLICATION_ID = 0x61676E74
 """Marks a SQLite file as a run's store ("agnt")."""
 SCHEMA_VERSION = 3
+ROUTING_SINCE = 3
+"""First version that has the table ``routing``."""
 
-TABLES = """
+TABLES = f"""
 -- The run: one row. Written by the driver, except config, which never changes.
 CREATE TABLE run (
     only INTEGER PRIMARY KEY CHECK (only = 1),
@@ -25,33 +33,9 @@ CREATE TABLE session (
 ) STRICT, WITHOUT ROWID;
 
 -- One model call; its arrays lie in arrays/turns.bin. Written by the gateway, never changed.
-CREATE TABLE turn (
-    session_id TEXT NOT NULL REFERENCES session, turn_index INTEGER NOT NULL,
-    thread TEXT NOT NULL, parent_thread TEXT, branch TEXT NOT NULL,
-    segment INTEGER NOT NULL, parent INTEGER, prompt_kept INTEGER NOT NULL,
-    array_offset INTEGER NOT NULL, prompt_count INTEGER NOT NULL,
-    output_count INTEGER NOT NULL, array_crc INTEGER NOT NULL,
-    weight_version INTEGER NOT NULL, finish_reason TEXT NOT NULL, break_reason TEXT,
-    malformed_calls INTEGER NOT NULL,
-    request TEXT NOT NULL, reply TEXT NOT NULL, usage TEXT NOT NULL,
-    started_at REAL NOT NULL, engine_s REAL NOT NULL, total_s REAL NOT NULL,
-    UNIQUE (session_id, turn_index)
-) STRICT;
-
+{TURNS.create}
 -- One attempt of a rollout. Written by the driver: before its grading, and again at its end.
-CREATE TABLE rollout (
-    rollout_id TEXT NOT NULL, attempt INTEGER NOT NULL,
-    step INTEGER NOT NULL, split TEXT NOT NULL,
-    group_index INTEGER NOT NULL, member INTEGER NOT NULL,
-    task_id TEXT NOT NULL, session_id TEXT NOT NULL, counts INTEGER NOT NULL,
-    code TEXT NOT NULL, stage TEXT NOT NULL, message TEXT NOT NULL, raw_finish_reason TEXT,
-    reward REAL, solved INTEGER, advantage REAL,
-    turns INTEGER NOT NULL,
-    sampled_tokens INTEGER NOT NULL, trained_tokens INTEGER NOT NULL,
-    final_message TEXT NOT NULL, patch TEXT NOT NULL,
-    verdict TEXT NOT NULL, timings TEXT NOT NULL, extra TEXT NOT NULL,
-    UNIQUE (rollout_id, attempt)
-) STRICT;
+{ROLLOUTS.create}
 CREATE UNIQUE INDEX rollout_counts ON rollout (rollout_id) WHERE counts;
 CREATE INDEX rollout_order ON rollout (step, split, group_index, member, attempt);
 
@@ -82,20 +66,12 @@ CREATE TABLE ledger (
 ) STRICT, WITHOUT ROWID;
 """
 
-ROUTING = """
+ROUTING_DDL = f"""
 -- The routing of a turn, if its engine returned any; its array lies in arrays/routing.bin. Written
 -- by the gateway with the turn, never changed.
-CREATE TABLE routing (
-    session_id TEXT NOT NULL, turn_index INTEGER NOT NULL,
-    start INTEGER NOT NULL, row_count INTEGER NOT NULL, layers INTEGER NOT NULL,
-    top_k INTEGER NOT NULL, choices INTEGER NOT NULL,
-    array_offset INTEGER NOT NULL, array_crc INTEGER NOT NULL, tokens_crc INTEGER NOT NULL,
-    PRIMARY KEY (session_id, turn_index),
-    FOREIGN KEY (session_id, turn_index) REFERENCES turn (session_id, turn_index)
-) STRICT, WITHOUT ROWID;
-"""
+{ROUTING.create}"""
 
-MIGRATIONS = {1: LEDGER, 2: ROUTING}
+MIGRATIONS = {1: LEDGER, 2: ROUTING_DDL}
 """What a store of that version lacks of the next one."""
 
 
@@ -126,13 +102,26 @@ def check_tables(db: Database) -> None:
 
 
 def migrate(db: Database) -> None:
-    """Bring an older store to this version; what it holds stays as it is."""
-    if _version(db) == SCHEMA_VERSION:
+    """Bring an older store up to date; what it holds stays as it is."""
+    if _version(db) == SCHEMA_VERSION and not _missing_columns(db):
         return
     with db.write():
-        for old in range(_version(db), SCHEMA_VERSION):  # another process may have been here
+        # read again inside the transaction: the gateway and the driver open a store at once
+        for old in range(_version(db), SCHEMA_VERSION):
             _run(db, MIGRATIONS[old])
+        for statement in _missing_columns(db):
+            db.execute(statement)
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _missing_columns(db: Database) -> list[str]:
+    """Return the statements that add what the tables of records lack."""
+    statements: list[str] = []
+    for table in (TURNS, ROUTING, ROLLOUTS):
+        present = {row["name"] for row in db.rows(f"PRAGMA table_info({table.name})")}
+        if present:  # a table that a migration is yet to create lacks nothing
+            statements += table.add_missing(present)
+    return statements
 
 
 def _version(db: Database) -> int:

@@ -1,24 +1,30 @@
-"""The records of a run: turns, segments, rollouts. Plain data, no behaviour."""
+"""Turns, segments and rollouts of a run: plain data, no behaviour.
+
+Each field of ``Turn`` and ``RolloutRecord`` is declared here and nowhere else: table, rows, export
+and schema are derived from these classes by the marks of ``declaration.py``. A field that is added
+needs a default, since the rows of older runs do not have it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from runners.trajectory.declaration import IN_ARRAYS, NOT_EXPORTED, Column, Exported
 from runners.trajectory.outcome import Outcome
 
 IdArray = NDArray[np.int32]
 LogprobArray = NDArray[np.float32]
 
 MAIN_THREAD = "main"
-"""The thread of whoever names none."""
+"""Thread of every request that names none."""
 
 BranchKind = Literal["main", "subagent", "compaction", "side"]
-"""What a turn is for: the task itself, a sub-agent's part of it, the summary that replaces a
-history, or something aside (a title, a topic, a probe).
+"""Purpose of a turn: the task itself, a sub-agent's part of it, the summary that replaces a
+history, or a side request (a title, a topic, a probe).
 """
 SegmentKind = Literal["final", "wipe", "subagent", "compaction", "side"]
 """``final``: the last chain of the main thread; ``subagent``: of another thread; ``wipe``: a chain
@@ -28,53 +34,72 @@ whose history was replaced; ``compaction`` and ``side``: as the branch.
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One model call, exactly as the engine saw and answered it."""
+    """One model call: what the engine received and answered."""
 
-    session_id: str
-    index: int
+    session_id: Annotated[str, Column(key=True), NOT_EXPORTED]
+    index: Annotated[int, Column("turn_index", key=True)]
     """0, 1, … within the session, in order of completion."""
     thread: str
-    """Who speaks: ``MAIN_THREAD``, or the agent program's id of a sub-agent."""
-    parent_thread: str | None
+    """``MAIN_THREAD``, or the agent program's id of a sub-agent."""
+    parent_thread: Annotated[str | None, NOT_EXPORTED]
     """Thread that dispatched this one; None for "main" and for its own sub-agents' unnamed parent.
     """
     branch: BranchKind
-    """What the turn is for."""
+    """Purpose of the turn."""
     segment: int
-    """Which chain of the session trains its output: a chain grows at its end only, so a fork or a
+    """Chain of the session that trains the output. A chain grows at its end only, so a fork or a
     break starts a new one.
     """
     parent: int | None
-    """Index of the turn whose prompt + output this prompt continues; None: rendered whole."""
-    prompt_kept: int
-    """How many tokens that is: the length of the parent's prompt + output, 0 without a parent."""
-    prompt_new: IdArray
-    """Tokens this turn's prompt adds after the kept prefix, shape [n]."""
-    output_ids: IdArray
-    """Sampled tokens, shape [m], stop token included."""
-    output_logprobs: LogprobArray
-    """Logprob of each sampled token after temperature, shape [m]."""
+    """Index of the turn whose prompt + output this prompt continues; null: rendered whole."""
+    prompt_kept: Annotated[int, NOT_EXPORTED]
+    """Tokens taken over from the parent: the length of its prompt + output, 0 without a parent."""
+    prompt_new: Annotated[IdArray, IN_ARRAYS, NOT_EXPORTED]
+    """Tokens that this prompt adds after the kept prefix, int32 [n]."""
+    output_ids: Annotated[IdArray, IN_ARRAYS, NOT_EXPORTED]
+    """Sampled tokens, int32 [m], stop token included."""
+    output_logprobs: Annotated[LogprobArray, IN_ARRAYS, NOT_EXPORTED]
+    """Log-probability of each sampled token after temperature, float32 [m]."""
     weight_version: int
+    """Version of the weights that sampled the output."""
     finish_reason: str
-    """The engine's: stop | length | abort."""
+    """The engine's: stop, length or abort."""
     break_reason: str | None
-    """Why the history before it could not be continued, or was left; None if nothing was lost."""
+    """Why the history before it could not be continued, or was abandoned; null: nothing was lost.
+    """
     malformed_calls: int
     """Tool calls in the output that did not parse."""
-    request: dict[str, Any]
-    """What the client sent that was new: {"messages": [...], "tools": [...] on the first turn,
+    request: Annotated[dict[str, Any], NOT_EXPORTED]
+    """New parts of the client's request: {"messages": [...], "tools": [...] on the first turn,
     "max_tokens", …}.
     """
-    reply: dict[str, Any]
-    """What was answered, in chat form: {"role": "assistant", "content", "reasoning_content"?,
+    reply: Annotated[dict[str, Any], NOT_EXPORTED]
+    """The answer in chat form: {"role": "assistant", "content", "reasoning_content"?,
     "tool_calls"?}.
     """
-    usage: dict[str, int]
+    usage: Annotated[dict[str, int], NOT_EXPORTED]
     """prompt_tokens, completion_tokens, cached_tokens."""
     started_at: float
     """Unix seconds."""
     engine_s: float
+    """Seconds in the engine."""
     total_s: float
+    """Seconds from the request to its answer."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the whole prompt."""
+        return self.prompt_kept + len(self.prompt_new)
+
+    @property
+    def output_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.output_ids)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the engine had in its cache, as it reported them."""
+        return self.usage.get("cached_tokens", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,34 +129,47 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
-    """One attempt of a rollout, as stored."""
+    """One attempt of a rollout."""
 
-    rollout_id: str
+    step: int
+    """Training step, or number of steps before an evaluation."""
+    split: str
+    """"train" or "eval"."""
+    group: Annotated[int, Column("group_index")]
+    """Number of the task in its step."""
+    member: int
+    """Number of the rollout in its group."""
+    rollout_id: Annotated[str, Column(key=True)]
     """Unique in the run, e.g. "train-000012-03-05" (split, step, group, member) or
     "eval-000040-017-00".
     """
-    attempt: int
-    step: int
-    split: str
-    """"train" or "eval"."""
-    group: int
-    member: int
-    task_id: str
+    attempt: Annotated[int, Column(key=True)]
+    """0, 1, … within the rollout."""
     session_id: str
     """Gateway session of this attempt: ``{rollout_id}-a{attempt}``."""
-    counts: bool
+    task_id: Annotated[str, Exported("task")]
+    counts: Annotated[bool, NOT_EXPORTED]
     """Exactly one attempt of a rollout counts."""
     outcome: Outcome
-    reward: float | None
+    """How the attempt ended."""
+    reward: Annotated[float | None, NOT_EXPORTED]
     """None: no grade, no reward."""
-    solved: bool | None
+    solved: Annotated[bool | None, NOT_EXPORTED]
+    """The grader's verdict; None without one."""
     advantage: float | None
-    turns: int
-    sampled_tokens: int
-    trained_tokens: int
-    final_message: str
-    patch: str
-    verdict: dict[str, Any] | None
+    """Set when its group is complete; null for rollouts that are not trained."""
+    turns: Annotated[int, NOT_EXPORTED]
+    """Number of model calls."""
+    sampled_tokens: Annotated[int, NOT_EXPORTED]
+    trained_tokens: Annotated[int, NOT_EXPORTED]
+    """Sampled tokens that entered the loss."""
     timings: dict[str, float]
     """Seconds per phase: queue, boot, harness, patch, grade, teardown, total."""
+    final_message: str
+    """Last message of the agent."""
+    patch: str
+    """Difference between the base commit and the sandbox's files at the end."""
+    verdict: dict[str, Any] | None
+    """The grader's findings."""
     extra: dict[str, Any] = field(default_factory=dict)
+    """Facts that not every rollout has: its harness's version, faults that were injected, …"""
