@@ -5,14 +5,12 @@ they mean there, which the package itself says in a test; they are about the fir
 task, which is what ``predictions.jsonl`` holds. Rates are over valid rollouts only: an
 infrastructure failure is never counted as unsolved.
 
-``report.schema.json`` is generated from these models by ``python -m runners.evaluation.report`` and
+``report.schema.json`` is generated from these models by ``python -m runners.export.schema`` and
 published beside them; a change that breaks readers raises ``report_version``.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -178,16 +176,3 @@ class Report(Official):
     wall_s: float
     further_samples: list[Official]
     """The counts of each task's second rollout, of its third, …: ``predictions-2.jsonl``, …"""
-
-
-def json_schema() -> str:
-    """Return the text of ``report.schema.json``."""
-    head = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "report.schema.json",
-    }
-    return json.dumps(head | Report.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json_schema())

@@ -191,9 +191,9 @@ class _Thread:
                 }
             }
         step["metrics"] = {
-            "prompt_tokens": turn.prompt_kept + len(turn.prompt_new),
-            "completion_tokens": len(turn.output_ids),
-            "cached_tokens": turn.usage.get("cached_tokens", 0),
+            "prompt_tokens": turn.prompt_tokens,
+            "completion_tokens": turn.output_tokens,
+            "cached_tokens": turn.cached_tokens,
             "completion_token_ids": turn.output_ids,
             "logprobs": turn.output_logprobs,
             **added,
@@ -226,9 +226,9 @@ class _Thread:
             "agent": self.agent | ({"tool_definitions": offered} if offered else {}),
             "steps": steps,
             "final_metrics": {
-                "total_prompt_tokens": sum(len(t.prompt_new) + t.prompt_kept for t in turns),
-                "total_completion_tokens": sum(len(t.output_ids) for t in turns),
-                "total_cached_tokens": sum(t.usage.get("cached_tokens", 0) for t in turns),
+                "total_prompt_tokens": sum(turn.prompt_tokens for turn in turns),
+                "total_completion_tokens": sum(turn.output_tokens for turn in turns),
+                "total_cached_tokens": sum(turn.cached_tokens for turn in turns),
                 "total_steps": len(steps),
             },
         }

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from conf.suggestions import suggest
-from runners.export.build import account
+from runners.export.build import build_trajectory
 from runners.export.contract import Decode, Rollout, Run
 from runners.export.formats import FORMATS
 from runners.export.summary import Summary
@@ -160,7 +160,9 @@ def dump(
 def _rollout(store: RunStore, record: RolloutRecord, run: Run) -> Rollout:
     session = record.session_id
     routed = store.routed_turns(session) if run.routing else frozenset()
-    return account(record, store.turns(session), run, partial(store.routing, session), routed)
+    return build_trajectory(
+        record, store.turns(session), run, partial(store.routing, session), routed
+    )
 
 
 def dump_error(error: OSError, path: Path) -> DumpError:

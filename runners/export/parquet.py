@@ -1,26 +1,31 @@
-"""``trajectories.parquet``: one row per rollout, in the form of ``Trajectory``, zstd.
+"""Writes ``trajectories.parquet``: one row per rollout, in the form of ``Trajectory``, zstd.
 
-Columns and nested fields have the record's names and order. What has no fixed form (messages,
-tools, verdict, usage, timings, extra) is JSON text. ``from_row`` gives the record back.
+The columns follow from the model, in its names and order. Values without a fixed form (messages,
+tools, verdict, usage, timings, extra) are JSON text. ``from_row`` returns the rollout again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+import numpy as np
+from pydantic.fields import FieldInfo
 
 from conf.errors import ConfigError
 from runners.export.contract import Add, Rollout, Run
+from runners.export.derive import Part
+from runners.export.trajectory import INT64, Mask, Trajectory
 from runners.store.json_text import dumps, loads
+from runners.trajectory.declaration import split_optional
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 NAME = "trajectories.parquet"
-_JSON = ("messages", "tools", "usage", "timings", "verdict", "extra")
-_JSON_OF_BRANCH = ("messages", "tools")
 _GROUP_TOKENS = 2**20
 """A row group is written when its rollouts hold so many tokens: about 20 MB."""
 _GROUP_ROWS = 256
@@ -36,7 +41,7 @@ def parquet(folder: Path, run: Run) -> Iterator[Add]:
         raise ConfigError(
             ["--format parquet needs pyarrow: pip install 'agentrl[parquet]'"]
         ) from None
-    schema = _schema(pa)
+    schema = pa.schema(_columns(pa, Trajectory))
     rows: list[dict[str, Any]] = []
     held = 0
     with pq.ParquetWriter(folder / NAME, schema, compression="zstd") as writer:
@@ -59,97 +64,72 @@ def parquet(folder: Path, run: Run) -> Iterator[Add]:
             flush()
 
 
-def to_row(trajectory: dict[str, Any]) -> dict[str, Any]:
-    """Return a record as a row."""
-    branches = [
-        branch | {name: _text(branch[name]) for name in _JSON_OF_BRANCH}
-        for branch in trajectory["branches"]
-    ]
-    return trajectory | {name: _text(trajectory[name]) for name in _JSON} | {"branches": branches}
+def to_row(trajectory: dict[str, Any], model: type[Part] = Trajectory) -> dict[str, Any]:
+    """Return a rollout as a row."""
+    return _convert(trajectory, model, lambda value: None if value is None else dumps(value))
 
 
-def from_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as a record."""
-    branches = [
-        branch | {name: _value(branch[name]) for name in _JSON_OF_BRANCH}
-        for branch in row["branches"]
-    ]
-    return row | {name: _value(row[name]) for name in _JSON} | {"branches": branches}
+def from_row(row: dict[str, Any], model: type[Part] = Trajectory) -> dict[str, Any]:
+    """Return a row as a rollout."""
+    return _convert(row, model, lambda text: None if text is None else loads(text))
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else dumps(value)
+def _convert(
+    values: dict[str, Any], model: type[Part], convert: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Return values with ``convert`` applied to those that are JSON text in a row."""
+    texts, lists = _json_fields(model)
+    changed: dict[str, Any] = {name: convert(values[name]) for name in texts}
+    for name, part in lists.items():
+        changed[name] = [_convert(each, part, convert) for each in values[name]]
+    return values | changed
 
 
-def _value(text: str | None) -> Any:
-    return None if text is None else loads(text)
+@cache
+def _json_fields(model: type[Part]) -> tuple[list[str], dict[str, type[Part]]]:
+    """Return the fields that are JSON text in a row, and the lists of parts that have such."""
+    texts, lists = [], {}
+    for name, info in model.model_fields.items():
+        kind, part = _kind(info)
+        if kind is dict or (kind is list and part is dict):
+            texts.append(name)
+        elif kind is list and issubclass(part, Part) and any(_json_fields(part)):
+            lists[name] = part
+    return texts, lists
 
 
-def _schema(pa: Any) -> pa.Schema:
-    text, number, count, real = pa.string(), pa.int32(), pa.int64(), pa.float64()
-    ids, reals = pa.list_(pa.int32()), pa.list_(pa.float32())
-    outcome = dict.fromkeys(("class", "code", "stage", "message", "raw_finish_reason"), text)
-    chain = {"index": number, "kind": text, "thread": text, "parent_thread": text}
-    segment = chain | {
-        "tokens": ids,
-        "loss_mask": pa.list_(pa.uint8()),
-        "logprobs": reals,
-        "weight_versions": ids,
-        "turns": ids,
-        "own_turns": ids,
-    }
-    branch = chain | {
-        "agent_type": text,
-        "turns": ids,
-        "messages": text,
-        "tools": text,
-        "break_reason": text,
-    }
-    turn = {
-        "index": number,
-        "thread": text,
-        "branch": text,
-        "segment": number,
-        "parent": number,
-        "prompt_tokens": number,
-        "cached_tokens": number,
-        "output_tokens": number,
-        "weight_version": number,
-        "finish_reason": text,
-        "break_reason": text,
-        "malformed_calls": number,
-        "routed": pa.bool_(),
-        "started_at": real,
-        "engine_s": real,
-        "total_s": real,
-    }
-    columns = {
-        "schema_version": number,
-        "run": text,
-        "step": number,
-        "split": text,
-        "group": number,
-        "member": number,
-        "rollout_id": text,
-        "attempt": number,
-        "session_id": text,
-        "task": text,
-        "scenario": text,
-        "outcome": pa.struct(outcome),
-        "reward": pa.struct({"score": real, "solved": pa.bool_(), "counted": pa.bool_()}),
-        "advantage": real,
-        "messages": text,
-        "tools": text,
-        "raw_prompt": pa.struct({"ids": ids, "text": text}),
-        "segments": pa.list_(pa.struct(segment)),
-        "branches": pa.list_(pa.struct(branch)),
-        "turns": pa.list_(pa.struct(turn)),
-        "tokens": pa.struct(dict.fromkeys(("prompt", "sampled", "trained", "context"), count)),
-        "usage": text,
-        "timings": text,
-        "final_message": text,
-        "patch": text,
-        "verdict": text,
-        "extra": text,
-    }
-    return pa.schema(columns)
+def _columns(pa: Any, model: type[Part]) -> dict[str, Any]:
+    return {info.alias or name: _type(pa, info) for name, info in model.model_fields.items()}
+
+
+def _type(pa: Any, info: FieldInfo) -> Any:
+    """Return the Arrow type of a field. A list's numbers are as many as tokens, so they are small;
+    a single number is an int32, an int64 where the field is marked so, or a float64.
+    """
+    kind, part = _kind(info)
+    if kind is dict or (kind is list and part is dict):
+        return pa.string()
+    if issubclass(part, Part):
+        struct = pa.struct(_columns(pa, part))
+        return pa.list_(struct) if kind is list else struct
+    single = {str: pa.string(), bool: pa.bool_(), int: pa.int32(), float: pa.float64()}
+    if kind is list:
+        return pa.list_((single | {float: pa.float32(), np.uint8: pa.uint8()})[part])
+    return pa.int64() if INT64 in info.metadata else single[kind]
+
+
+def _kind(info: FieldInfo) -> tuple[Any, Any]:
+    """Return a field's class, and that of its items if it is a list, else the same again."""
+    inner, _ = split_optional(info.annotation)
+    if get_origin(inner) is list:
+        item, _ = split_optional(get_args(inner)[0])
+        return list, _class_of(item)
+    return _class_of(inner), _class_of(inner)
+
+
+def _class_of(hint: Any) -> type[Any]:
+    """Return the class of a type's values; a mask's are bytes."""
+    if hint == Mask:
+        return np.uint8
+    origin: Any = get_origin(hint) or hint
+    return type(get_args(hint)[0]) if origin is Literal else origin

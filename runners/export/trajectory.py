@@ -1,47 +1,36 @@
-"""The trajectory record: the form of a line of ``trajectories.jsonl``.
+"""The form of a line of ``trajectories.jsonl``: one rollout.
 
-``trajectory.schema.json`` is generated from these models by ``python -m
-runners.export.trajectory`` and published beside them; a change that breaks readers raises
-``schema_version``. What must be true of a record besides its form is in ``faults.py``.
+``Trajectory`` and its parts declare what the records of a run do not have; the records' own fields
+are added by ``fields_of``. ``trajectory.schema.json`` is generated from these models by ``python -m
+runners.export.schema`` and published beside them; a change that breaks readers raises
+``schema_version``. ``validation.py`` checks what a schema cannot say.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from runners.trajectory.record import BranchKind, SegmentKind
+from runners.export.derive import Part, fields_of
+from runners.trajectory.outcome import Outcome
+from runners.trajectory.record import RolloutRecord, SegmentKind, Turn
 
 SCHEMA_VERSION: Literal[2] = 2
 
-
-class Part(BaseModel):
-    """One part of the record."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        populate_by_name=True,
-        use_attribute_docstrings=True,
-    )
+INT64 = "int64"
+"""Marks counts that a Parquet column of 32 bits may not hold."""
+Count = Annotated[int, INT64]
+Mask = Literal[0, 1]
 
 
+@fields_of(Outcome, {"outcome_class": None})
 class OutcomePart(Part):
-    """How the attempt ended."""
+    """End of the attempt, from the closed lists of ``runners/trajectory/outcome.py``."""
 
     outcome_class: Literal["policy", "budget", "infra", "grader", "cancelled", "internal"] = Field(
         alias="class"
     )
-    code: str
-    """From the closed list of ``runners/trajectory/outcome.py``."""
-    stage: str
-    message: str
-    raw_finish_reason: str | None
-    """The agent's or engine's own word."""
 
 
 class RewardPart(Part):
@@ -63,7 +52,7 @@ class SegmentPart(Part):
     """Who speaks: "main", or the agent program's id of a sub-agent."""
     parent_thread: str | None
     tokens: list[int]
-    loss_mask: list[Literal[0, 1]]
+    loss_mask: list[Mask]
     """1 exactly on the tokens sampled in this chain: those of a prefix that it shares with another
     chain are 1 there, so over all segments each sampled token is 1 once.
     """
@@ -96,43 +85,28 @@ class BranchPart(Part):
     """Why the chain began elsewhere than at the end of another."""
 
 
+@fields_of(Turn, {"prompt_tokens": "parent", "routed": "malformed_calls"})
 class TurnPart(Part):
     """One model call."""
 
-    index: int
-    thread: str
-    branch: BranchKind
-    """What it is for."""
-    segment: int
-    """The chain that trains its output."""
-    parent: int | None
-    """The turn whose prompt + output its prompt continues; null: rendered whole."""
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    weight_version: int
-    finish_reason: str
-    break_reason: str | None
-    """Why the chain before it could not be continued."""
-    malformed_calls: int
     routed: bool = False
-    """Whether the store holds the experts that its engine chose; absent before there was a choice.
+    """Whether the store has the experts that the engine chose; absent in files of older versions.
     """
-    started_at: float
-    engine_s: float
-    total_s: float
 
 
 class TokensPart(Part):
     """Counts of tokens."""
 
-    prompt: int
+    prompt: Count
     """The first prompt of the main thread."""
-    sampled: int
+    sampled: Count
     """All that the policy sampled: the one definition of response length."""
-    trained: int
+    trained: Count
     """Sampled tokens that entered the loss."""
-    context: int
+    context: Count
     """Tokens of the segments that their masks leave out."""
 
 
@@ -144,49 +118,27 @@ class PromptPart(Part):
     """Decoded, special tokens included; null if dumped without a tokenizer."""
 
 
+@fields_of(
+    RolloutRecord,
+    {"schema_version": None, "scenario": "task", "reward": "outcome", "messages": "advantage"},
+)
 class Trajectory(Part):
     """One rollout: the attempt that counts, failed or not."""
 
     schema_version: Literal[2]
     run: str
-    step: int
     split: Literal["train", "eval"]
-    group: int
-    member: int
-    rollout_id: str
-    attempt: int
-    session_id: str
-    task: str
     scenario: str
     outcome: OutcomePart
     reward: RewardPart
-    advantage: float | None
     messages: list[dict[str, Any]]
     """The conversation of the final chain, in chat form: system, user, assistant, tool."""
     tools: list[dict[str, Any]]
-    """What the policy was offered there."""
+    """Tools that the policy was offered there."""
     raw_prompt: PromptPart
     segments: list[SegmentPart]
     branches: list[BranchPart]
     turns: list[TurnPart]
     tokens: TokensPart
     usage: dict[str, int]
-    timings: dict[str, float]
-    """Seconds per phase."""
-    final_message: str
-    patch: str
-    verdict: dict[str, Any] | None
-    extra: dict[str, Any]
-
-
-def json_schema() -> str:
-    """Return the text of ``trajectory.schema.json``."""
-    head = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "trajectory.schema.json",
-    }
-    return json.dumps(head | Trajectory.model_json_schema(), indent=2, ensure_ascii=False) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json_schema())
+    """Sums of what the engine reported for each turn."""

@@ -42,15 +42,17 @@ class Exported:
 
 
 class Mark(Enum):
-    """A field that is not in the table, or not in the export."""
+    """Says where a field is, besides in the table and in the export under its own name."""
 
     IN_ARRAYS = "in arrays"
     """It lies in an array file; the row says where (``store/arrays.py``)."""
     NOT_EXPORTED = "not exported"
     """The export has it in another form, or not at all."""
+    REQUIRED = "required"
+    """Every export has it, although the class has a default: no file without it is valid."""
 
 
-IN_ARRAYS, NOT_EXPORTED = Mark.IN_ARRAYS, Mark.NOT_EXPORTED
+IN_ARRAYS, NOT_EXPORTED, REQUIRED = Mark.IN_ARRAYS, Mark.NOT_EXPORTED, Mark.REQUIRED
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class RecordField:
     key: bool
     exported: str | None
     """Its name in the export; None: it has none."""
+    required: bool
+    """No exported file lacks it, whatever its default."""
     default: Any
     """``dataclasses.MISSING`` without one."""
 
@@ -101,6 +105,7 @@ def _read_field(each: Any, hint: Any) -> RecordField:
         column=(column.name or each.name) if has_column else None,
         key=column.key,
         exported=None if NOT_EXPORTED in marks else renamed,
+        required=REQUIRED in marks,
         default=default,
     )
 
@@ -141,5 +146,5 @@ def _docs_of(cls: type) -> dict[str, str]:
             and isinstance(after.value, ast.Constant)
             and isinstance(after.value.value, str)
         ):
-            docs[field.target.id] = inspect.cleandoc(after.value.value)
+            docs[field.target.id] = inspect.cleandoc(after.value.value).strip()
     return docs

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+
+from runners.trajectory.declaration import REQUIRED
 
 MESSAGE_LENGTH = 512
 
@@ -134,9 +136,9 @@ class Outcome:
 
     code: OutcomeCode
     stage: Stage
-    message: str = ""
+    message: Annotated[str, REQUIRED] = ""
     """At most 512 characters."""
-    raw_finish_reason: str | None = None
+    raw_finish_reason: Annotated[str | None, REQUIRED] = None
     """The agent's or engine's own word, kept apart."""
 
     def __post_init__(self) -> None:

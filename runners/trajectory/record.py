@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.trajectory.declaration import IN_ARRAYS, NOT_EXPORTED, Column, Exported
+from runners.trajectory.declaration import IN_ARRAYS, NOT_EXPORTED, REQUIRED, Column, Exported
 from runners.trajectory.outcome import Outcome
 
 IdArray = NDArray[np.int32]
@@ -40,7 +40,7 @@ class Turn:
     index: Annotated[int, Column("turn_index", key=True)]
     """0, 1, … within the session, in order of completion."""
     thread: str
-    """``MAIN_THREAD``, or the agent program's id of a sub-agent."""
+    """"main", or the agent program's id of a sub-agent."""
     parent_thread: Annotated[str | None, NOT_EXPORTED]
     """Thread that dispatched this one; None for "main" and for its own sub-agents' unnamed parent.
     """
@@ -171,5 +171,5 @@ class RolloutRecord:
     """Difference between the base commit and the sandbox's files at the end."""
     verdict: dict[str, Any] | None
     """The grader's findings."""
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: Annotated[dict[str, Any], REQUIRED] = field(default_factory=dict)
     """Facts that not every rollout has: its harness's version, faults that were injected, …"""

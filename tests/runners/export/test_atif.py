@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from runners.export.atif import document
-from runners.export.build import account
+from runners.export.build import build_trajectory
 from runners.export.contract import Run
 from runners.export.dump import dump
 from runners.store.json_text import dumps
@@ -28,7 +28,7 @@ RUN = Run("run", {"harness": {"kind": "claude_code"}, "model": {"kind": "tiny"}}
 
 
 def told(turns: list[Turn], **changes: Any) -> Trajectory:
-    made = document(account(a_rollout(**changes), turns, RUN), RUN)
+    made = document(build_trajectory(a_rollout(**changes), turns, RUN), RUN)
     return Trajectory.model_validate_json(dumps(made))
 
 
