@@ -1,0 +1,186 @@
+"""Check the documentation: links resolve, commands parse, shown output is printed, and every
+quoted message exists in the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.core import TyperGroup
+
+from cli.main import app
+from conf import grammar
+from conf.compose import compose
+from conf.errors import ExitCode
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PACKAGES = ("cli", "conf", "launch", "runners")
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
+MARKDOWN = sorted(
+    path
+    for top in (
+        ROOT,
+        DOCS,
+        *(ROOT / name for name in ("cli", "conf", "launch", "runners", "tests")),
+    )
+    for path in (top.glob("*.md") if top in (ROOT, DOCS) else top.rglob("*.md"))
+)
+PLACEHOLDER = re.compile(r"…|^[A-Z][A-Z_]+$|=[A-Z][A-Z_]*$|RUN\b")
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the fenced code blocks of a page in one language."""
+    found = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
+    return [str(block) for block in found]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$|`[^`\n]+`", "", page.read_text("utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (DOCS / "README.md").read_text("utf-8")
+    for page in DOCS.glob("*.md"):
+        assert page.name == "README.md" or f"]({page.name})" in index, page.name
+
+
+def agentrl_commands() -> dict[str, Any]:
+    """Return the commands of ``agentrl``, by name."""
+    command = typer.main.get_command(app)
+    assert isinstance(command, TyperGroup)
+    return dict(command.commands)
+
+
+def calls(page: Path) -> list[list[str]]:
+    """Return the arguments of every ``agentrl`` call in a page's shell blocks."""
+    lines = [
+        line
+        for block in blocks(page, "sh")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.startswith("agentrl ")
+    ]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+@pages
+def test_every_command_exists_and_its_configuration_composes(page: Path) -> None:
+    commands = agentrl_commands()
+    for name, *arguments in calls(page):
+        command = commands[name]
+        options = {option for parameter in command.params for option in parameter.opts}
+        flags = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+        assert flags <= options, f"agentrl {name}: {flags - options}"
+        overrides = [
+            argument
+            for argument in arguments
+            if "=" in argument
+            and not argument.startswith("--")
+            and not PLACEHOLDER.search(argument)
+        ]
+        for overrides_of_one in grammar.expand_sweeps(overrides):
+            compose(overrides_of_one)
+
+
+CONSOLE = [
+    pytest.param(block, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, block in enumerate(blocks(page, "console"))
+]
+
+
+@pytest.mark.parametrize("block", CONSOLE)
+def test_a_console_block_shows_what_the_command_prints(block: str, tmp_path: Path) -> None:
+    command, _, shown = block.partition("\n")
+    assert command.startswith("$ agentrl ")
+    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", *shlex.split(command)[2:]],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    printed = [line.rstrip() for line in done.stdout.strip().splitlines()]
+    assert printed == [line.rstrip() for line in shown.strip().splitlines()]
+
+
+@cache
+def messages() -> str:
+    """Return every string of the source, one per line, with … for each inserted value."""
+    found = set()
+    for package in PACKAGES:
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [v.value if isinstance(v, ast.Constant) else "…" for v in node.values]
+                    found.add("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.add(re.sub(r"\{\w*\}", "…", node.value))
+    return "\n".join(found)
+
+
+def quoted_messages() -> list[str]:
+    """Return the first cell of each row of the troubleshooting page's tables of messages."""
+    text = (DOCS / "troubleshooting.md").read_text("utf-8")
+    tables = text.partition("\n## 1:")[2]
+    return re.findall(r"^\| `([^`]+)` \|", tables, re.M)
+
+
+@pytest.mark.parametrize("message", quoted_messages())
+def test_a_message_in_troubleshooting_is_one_that_can_be_printed(message: str) -> None:
+    parts = [re.escape(part.strip()) for part in message.split("…") if part.strip()]
+    assert re.search(".{0,40}".join(parts), messages()), message
+
+
+def test_troubleshooting_covers_every_exit_code() -> None:
+    headings = " ".join(
+        re.findall(r"^## (.+)$", (DOCS / "troubleshooting.md").read_text("utf-8"), re.M)
+    )
+    assert {int(number) for number in re.findall(r"\b\d+\b", headings)} == set(map(int, ExitCode))
+
+
+def test_the_page_of_commands_lists_all_of_them() -> None:
+    commands = agentrl_commands()
+    page = (DOCS / "commands.md").read_text("utf-8")
+    assert set(re.findall(r"^\| `agentrl ([\w-]+)", page, re.M)) == set(commands)
+
+
+def test_the_page_of_configuration_lists_every_group_and_choice() -> None:
+    page = (DOCS / "configuration.md").read_text("utf-8")
+    for group in (path for path in (ROOT / "conf").iterdir() if list(path.glob("*.yaml"))):
+        (row,) = re.findall(rf"^\| `{group.name}` \| (.+) \|$", page, re.M)
+        choices = {file.stem for file in group.glob("*.yaml")}
+        if group.name == "model":
+            choices = {"tiny", "local"}  # the tables of known models are linked
+        assert set(re.findall(r"`(\w+)`", row)) == choices, group.name
