@@ -1,8 +1,9 @@
-"""What all tests share: which of them can run here, and how hypothesis draws."""
+"""Options, marks and hypothesis profiles of all tests."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,6 +19,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the golden files anew; read the difference before committing",
     )
+
+
+OPT_IN = ("slow", "gpu", "network", "benchmark")
+"""Marks whose tests run only if ``-m`` names each of them that a test has."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of marks that ``-m`` does not name.
+
+    An integration test also runs if its file is named on the command line.
+    """
+    expression = str(config.option.markexpr)
+    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+
+    def is_selected(item: pytest.Item) -> bool:
+        marks = [mark for mark in OPT_IN if item.get_closest_marker(mark)]
+        if marks:
+            return all(mark in expression for mark in marks)
+        if item.get_closest_marker("integration"):
+            return "integration" in expression or item.path in named
+        return True
+
+    left_out = [item for item in items if not is_selected(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_selected(item)]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

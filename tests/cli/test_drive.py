@@ -17,6 +17,8 @@ import pytest
 from tests.cli.conftest import Agentrl, Ended
 from tests.launch.standins import BIN, DEADLINE_S, HOSTS, Cluster, make_cluster, wait_for
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:

@@ -18,6 +18,8 @@ from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.launch.standins import HOSTS, Cluster, make_cluster
 from tests.runners.tasks.repositories import make_task
 
+pytestmark = pytest.mark.integration
+
 SMALL = (
     *("run.steps=2", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=1"),
     *("run.eval_every=1", "trainer.save_every=1", "rollout.attempts=1"),

@@ -14,6 +14,8 @@ from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
 
+pytestmark = pytest.mark.integration
+
 NO_TRAINING = ["run.steps=0", "run.eval_tasks=0"]
 
 

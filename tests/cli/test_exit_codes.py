@@ -13,6 +13,8 @@ from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:

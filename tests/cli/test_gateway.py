@@ -20,6 +20,8 @@ from runners.store.run_store import RunStore
 from tests.cli.conftest import ENVIRONMENT, Agentrl
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def overrides(tmp_path: Path) -> list[str]:

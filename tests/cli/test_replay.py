@@ -12,6 +12,8 @@ from tests.cli.conftest import Agentrl
 from tests.runners.harnesses.real_agent import call
 from tests.runners.replay.recorded import ROLLOUT, record, run_config
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:

@@ -20,6 +20,8 @@ from tests.cli.conftest import REPOSITORY, Agentrl
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
+pytestmark = pytest.mark.integration
+
 SMALL = [
     *("run.steps=1", "run.tasks_per_step=2", "run.rollouts_per_task=2", "run.eval_tasks=0"),
     *("task.train_tasks=4", "task.held_out_tasks=2", "rollout.concurrency=4"),

@@ -20,6 +20,8 @@ from tests.launch.standins import (
     wait_for,
 )
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:

@@ -20,7 +20,7 @@ from runners.store.run_store import RunStore
 from runners.trajectory.graph import build_segments
 from tests.runners.campaign.conftest import Miniature
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def rollouts_counting(store: RunStore, split: str) -> int:

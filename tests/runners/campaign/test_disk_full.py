@@ -13,6 +13,8 @@ from runners.store.store_error import StoreError
 from tests.runners.campaign.account import account, broken, differences
 from tests.runners.campaign.conftest import Miniature
 
+pytestmark = pytest.mark.integration
+
 TINY = [
     "run.steps=2", "run.tasks_per_step=2", "run.rollouts_per_task=2", "run.eval_tasks=2",
     "task.train_tasks=4", "task.held_out_tasks=2", "harness.max_turns=3",

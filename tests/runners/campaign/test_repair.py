@@ -11,7 +11,7 @@ import pytest
 
 from tests.runners.campaign.conftest import Miniature
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PLAN = """
 seed: 0

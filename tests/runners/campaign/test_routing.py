@@ -16,7 +16,7 @@ from tests.fakes.scripted_engine import Completion
 from tests.fakes.sglang_server import SglangServer
 from tests.runners.campaign.conftest import Miniature
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def test_a_campaign_under_an_int8_engine_replays_every_token_of_every_branch(

@@ -19,6 +19,8 @@ from runners.tasks import bugfix
 from runners.tasks.contract import Task
 from tests.runners.evaluation.conftest import a_benchmark, a_config
 
+pytestmark = pytest.mark.integration
+
 SMALL = ("rollout.concurrency=4", "observe.dashboard=off")
 
 

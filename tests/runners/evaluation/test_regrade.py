@@ -23,6 +23,8 @@ from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 from tests.runners.export.records import a_rollout
 
+pytestmark = pytest.mark.integration
+
 CONFIG = compose(
     [
         "run.steps=0",

@@ -40,9 +40,12 @@ from tests.runners.tasks.conftest import backend
 
 __all__ = ["backend"]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("swebench") is None, reason="the extra swebench is not installed"
-)
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        importlib.util.find_spec("swebench") is None, reason="the extra swebench is not installed"
+    ),
+]
 
 MODEL = "/models/org/policy"
 NEEDS_NOTHING = "diff --git a/NOTES b/NOTES\nnew file mode 100644\n--- /dev/null\n+++ b/NOTES\n"

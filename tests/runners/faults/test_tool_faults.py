@@ -23,6 +23,8 @@ from tests.fakes.scripted_engine import ScriptedEngine, spoken
 from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places, plan_of
 from tests.runners.gateway.running import running_gateway
 
+pytestmark = pytest.mark.integration
+
 
 def agent_settings() -> NativeHarnessConfig:
     """Return the agent's settings as they are in the YAML, with room for an answer."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from conf.compose import compose
 from conf.sections.faults import FaultRule, PlannedFaultsConfig
@@ -31,6 +32,8 @@ from tests.fakes.rollout_parts import CallingHarness, FolderBackend, ListedGrade
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places
 from tests.runners.gateway.running import Gateway, running_gateway, settings_for
+
+pytestmark = pytest.mark.integration
 
 NONE = PlannedFaultsConfig(kind="none", seed=0, rules=())
 BAD_DAY: list[tuple[dict[str, Any], OutcomeClass | None, Stage | None]] = [

@@ -23,6 +23,8 @@ from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from tests.runners.gateway.running import open_door, settings_for
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def settings(tokenizer_dir: Path, tmp_path: Path) -> dict[str, Any]:

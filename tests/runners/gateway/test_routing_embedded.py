@@ -28,6 +28,8 @@ from tests.fakes.tiny_tokenizer import tiny_tokenizer
 from tests.runners.gateway.running import Gateway, echo, running_gateway, user
 from tests.runners.gateway.test_routing import every_trained_token_has_its_own_turns_row, stored
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:

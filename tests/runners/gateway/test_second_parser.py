@@ -20,6 +20,8 @@ from runners.gateway.tokenizer import Renderer, load_renderer, load_tokenizer
 from tests.fakes.smg import running_smg
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
+pytestmark = pytest.mark.integration
+
 CORPUS: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("read_by_smg.json").read_text("utf-8")
 )

@@ -19,6 +19,8 @@ from runners.processes.ledger import Ledger
 from runners.processes.service import Service, ServiceError
 from runners.store.run_store import RunStore
 
+pytestmark = pytest.mark.integration
+
 MODULE = "tests.fakes.echo_service"
 
 

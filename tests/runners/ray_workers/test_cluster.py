@@ -25,7 +25,7 @@ from tests.runners.campaign.conftest import SMALL, Miniature
 from tests.runners.ray_workers.cluster import RayCluster, ray_cluster
 
 pytest.importorskip("ray", reason="the extra agentrl[ray] is not installed")
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 PLANNED = 2 * 2 * 4 + 2 * 4
 """Rollouts of a miniature campaign: two steps, two evaluations."""
 

@@ -15,7 +15,7 @@ from runners.trajectory.record import RolloutRecord
 from tests.fakes.scripted_engine import Completion
 from tests.runners.ray_workers.world import SOLUTION, Where, World, use, world
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_cache")]
 
 HANG = Completion(delay_s=60)
 

@@ -27,7 +27,7 @@ from tests.runners.ray_workers.world import SOLUTION, World, use, world
 from tests.runners.tasks.repositories import make_task
 
 HANG = Completion(delay_s=60)
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_cache")]
 
 
 async def lose_at_the_second_turn(here: World) -> None:

@@ -19,7 +19,7 @@ from tests.fakes.scripted_engine import spoken
 from tests.runners.harnesses.real_agent import MAIN, call, say
 from tests.runners.replay.recorded import ROLLOUT, record, run_config
 
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.agents, pytest.mark.timeout(300)]
 
 SCRIPTS = {
     "claude_code": call("Bash", command="cat *.md; ls", description="Look"),

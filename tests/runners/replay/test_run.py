@@ -14,6 +14,8 @@ from runners.store.run_store import RunStore
 from tests.runners.harnesses.real_agent import call, say
 from tests.runners.replay.recorded import ROLLOUT, record, run_config
 
+pytestmark = pytest.mark.integration
+
 LOOK = call("Bash", command="ls; python -c 'import time; print(f\"in {time.time() % 1:.6f}s\")'")
 """How long something took is no difference."""
 SUBMIT = call("Submit", message="done")

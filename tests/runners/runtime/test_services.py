@@ -17,6 +17,8 @@ from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.gateway.running import settings_for
 
+pytestmark = pytest.mark.integration
+
 
 async def engine(run_dir: Path) -> Service:
     model = write_tiny_model(run_dir / "model")

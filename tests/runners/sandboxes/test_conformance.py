@@ -20,7 +20,7 @@ from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, San
 from tests.fakes.sandbox_backends import NAMES, Place, place
 from tests.runners.sandboxes.local.test_isolation import gone, running
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 _names = (f"conformance-{number}" for number in itertools.count())
 ARGUMENTS = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 

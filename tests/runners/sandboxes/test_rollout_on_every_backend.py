@@ -23,7 +23,7 @@ from tests.fakes.sandbox_backends import NAMES, Place, place
 from tests.fakes.scripted_gateway import Reply, scripted_gateway, use
 from tests.runners.tasks.repositories import FIX, make_task
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 HARNESS = NativeHarness(
     NativeHarnessConfig(kind="native", max_turns=3, max_tokens=7, memory_mb=512, cpu_s=20),
     LinearScenarioConfig(kind="linear"),

@@ -36,6 +36,8 @@ from tests.fakes.slime_rollout import Sample, group_rolled_out, groups_of, rolle
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
+pytestmark = pytest.mark.integration
+
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
 SAYS = spoken([{"type": "text", "text": "I give up."}])
 SMALL = (

@@ -12,6 +12,8 @@ from runners.processes.ports import free_port
 from runners.slime.job import main
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
+pytestmark = pytest.mark.integration
+
 
 def run_of(tmp_path: Path, *overrides: str) -> str:
     """Lay out a run's directory."""

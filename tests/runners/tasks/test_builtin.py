@@ -21,6 +21,8 @@ from runners.tasks.loading import load_dataset
 from runners.tasks.patch_record import decode_patch
 from runners.tasks.task_repositories import TaskRepositories
 
+pytestmark = pytest.mark.integration
+
 AT_ONCE = 2
 
 

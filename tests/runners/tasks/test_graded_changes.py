@@ -18,6 +18,8 @@ from runners.tasks.patch import diff_workspace
 from tests.runners.tasks.pytest_tasks import make_pytest_task
 from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
+pytestmark = pytest.mark.integration
+
 LATIN = "café\n".encode("latin-1")
 TESTS = """\
 import os, unittest

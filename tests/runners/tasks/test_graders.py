@@ -43,6 +43,8 @@ from tests.runners.tasks.pytest_tasks import (
 )
 from tests.runners.tasks.repositories import patch_of
 
+pytestmark = pytest.mark.integration
+
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("swebench") is None, reason="the extra swebench is not installed"
 )

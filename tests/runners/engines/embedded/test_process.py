@@ -19,6 +19,8 @@ from conf.errors import ExitCode
 from runners.engines.client import HttpEngine
 from runners.engines.contract import SamplingParams
 
+pytestmark = pytest.mark.integration
+
 READY_S = 60.0
 
 

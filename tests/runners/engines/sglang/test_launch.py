@@ -18,6 +18,8 @@ from runners.processes.service import ServiceError
 from runners.runtime.services import start_engine
 from runners.store.run_store import RunStore
 
+pytestmark = pytest.mark.integration
+
 PROGRAM = Path(__file__).parents[3] / "fakes" / "sglang_package"
 
 

@@ -20,6 +20,8 @@ from tests.fakes.scripted_engine import Completion
 from tests.fakes.sglang_server import KNOWN, SglangServer
 from tests.fakes.smg import running_smg
 
+pytestmark = pytest.mark.integration
+
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
 READY_S = 60.0
 

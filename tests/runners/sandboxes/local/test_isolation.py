@@ -16,6 +16,8 @@ from runners.sandboxes.contract import CommandResult
 from runners.sandboxes.local.sandbox import LocalSandbox
 from tests.runners.sandboxes.conftest import Opener
 
+pytestmark = pytest.mark.integration
+
 
 async def sh(sandbox: LocalSandbox, script: str, *, deadline_s: float = 20) -> CommandResult:
     return await sandbox.run(["bash", "-c", script], deadline_s=deadline_s)

@@ -20,6 +20,8 @@ from runners.sandboxes.local.resource_limits import HIERARCHIES
 from runners.sandboxes.local.shared_memory import SHARED_MEMORY
 from tests.runners.sandboxes.conftest import PROGRAM, settings
 
+pytestmark = pytest.mark.integration
+
 DRIVER = """
 import asyncio, sys
 from pathlib import Path

@@ -19,6 +19,8 @@ from runners.sandboxes.local.sandbox import LocalSandbox
 from runners.sandboxes.local.warm_pool import REST_S
 from tests.runners.sandboxes.conftest import PROGRAM, settings
 
+pytestmark = pytest.mark.integration
+
 _numbers = itertools.count()
 
 
