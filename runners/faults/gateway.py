@@ -48,11 +48,13 @@ class FaultyAdmin(GatewayAdmin):
         _cut(fault)
         return made
 
-    async def finish(self, session_id: str, reward: float | None = None) -> dict[str, Any]:
+    async def finish(
+        self, session_id: str, reward: float | None = None, *, segments: bool = True
+    ) -> dict[str, Any]:
         """End a session's turns; a reply that is cut off or garbage leaves it ended."""
         fault = self._injection.draw("finish", session_id)
         await strike(fault, gateway_error)
-        finished = await super().finish(session_id, reward)
+        finished = await super().finish(session_id, reward, segments=segments)
         _cut(fault)
         garbage = fault is not None and fault.what == "garbage"
         return {} if garbage else finished

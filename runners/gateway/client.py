@@ -77,9 +77,16 @@ class GatewayAdmin:
         """Return a session's counters."""
         return await self._request("GET", f"/admin/sessions/{session_id}")
 
-    async def finish(self, session_id: str, reward: float | None = None) -> dict[str, Any]:
-        """End a session's turns; returns ``segments`` and ``stats``."""
-        body = {} if reward is None else {"reward": reward}
+    async def finish(
+        self, session_id: str, reward: float | None = None, *, segments: bool = True
+    ) -> dict[str, Any]:
+        """End a session's turns; return ``stats``, and ``segments`` unless the caller wants none.
+
+        ``segments=False`` spares the gateway reading and sending every token of every chain.
+        """
+        body: dict[str, Any] = {} if segments else {"segments": False}
+        if reward is not None:
+            body["reward"] = reward
         return await self._request("POST", f"/admin/sessions/{session_id}/finish", body)
 
     async def delete(self, session_id: str) -> None:

@@ -52,6 +52,11 @@ class FinishRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     reward: float | None = None
+    """Stored as an event; the last one counts."""
+    segments: bool = True
+    """False: answer with the counters alone. The tokens of every chain are megabytes, which a
+    caller with access to the store has no use for.
+    """
 
 
 CloseCallback = Callable[[], Coroutine[Any, Any, None]]
@@ -171,20 +176,27 @@ class SessionRegistry:
         self._by_id.pop(entry.session.id, None)
         self._making.pop(entry.made_by, None)
 
-    async def finish(self, session_id: str, reward: float | None) -> dict[str, Any]:
-        """End a session's turns and return its chains and figures; safe to call again."""
+    async def finish(self, session_id: str, ending: FinishRequest) -> dict[str, Any]:
+        """End a session's turns; return its ``stats`` and, if asked for, its ``segments``.
+
+        Safe to call again. ``stats["trained_tokens"]`` is counted on the segments, so it comes with
+        them only.
+        """
         entry = self.find_by_id(session_id)
+        reward = ending.reward
         if reward is not None and reward != entry.reward:
             entry.reward = reward
             await self._services.journal.event(
                 "session_reward", {"session_id": session_id, "reward": reward}
             )
         await _end_session(entry)
-        chains = build_segments(await self._services.journal.turns(session_id))
         stats = entry.session.stats()
-        stats["trained_tokens"] = sum(int(chain.loss_mask.sum()) for chain in chains)
         stats["forks"] = sum(left["kind"] != "compaction" for left in stats["breaks"])
-        return {"segments": chains, "stats": stats}
+        if not ending.segments:
+            return {"stats": stats}
+        segments = build_segments(await self._services.journal.turns(session_id))
+        stats["trained_tokens"] = sum(int(segment.loss_mask.sum()) for segment in segments)
+        return {"segments": segments, "stats": stats}
 
     async def delete(self, session_id: str) -> None:
         """End a session and forget it."""

@@ -238,7 +238,7 @@ class GatewayServer:
                 return _json({"session_id": session_id, "deleted": True})
             case ("POST", ["sessions", session_id, "finish"]):
                 ending = parse_body(FinishRequest, await self._read(request) or b"{}")
-                return _json(await self.registry.finish(session_id, ending.reward))
+                return _json(await self.registry.finish(session_id, ending))
         raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
 
 

@@ -122,7 +122,7 @@ async def take_agent_turn(
         context = HarnessContext(TASK, key, "policy", config.rollout.deadlines.harness_s)
         result = await harness.run(sandbox, context)
         seconds = time.monotonic() - started
-        await admin.finish(SESSION)
+        await admin.finish(SESSION, segments=False)
     with RunStore.open(work / "run", read_only=True) as store:
         turns = store.turns(SESSION)
     if not turns or result.code.outcome_class not in (OutcomeClass.POLICY, OutcomeClass.BUDGET):

@@ -165,7 +165,7 @@ class _Replay:
             exits.push_async_callback(sandbox.close)
             context = HarnessContext(task.problem_statement, key, "policy", deadlines.harness_s)
             result = await harness.run(sandbox, context)
-            await admin.finish(session_id)
+            await admin.finish(session_id, segments=False)
         return result
 
 

@@ -219,7 +219,7 @@ class Attempt:
 
     async def _finish(self) -> None:
         """End the session's turns and read them back."""
-        finished = await self._context.gateway.finish(self._session_id)
+        finished = await self._context.gateway.finish(self._session_id, segments=False)
         stats = finished["stats"]
         self._pushed_back = self._pushed_back or bool(stats.get("pushed_back"))
         self._extra["session"] = {name: stats[name] for name in STORED_COUNTERS}

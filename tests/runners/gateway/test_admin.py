@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestServer
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.gateway.session import Session
 from runners.store.run_store import RunStore
+from runners.trajectory.counters import STORED_COUNTERS
 from tests.fakes.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.fakes.scripted_engine import END, ScriptedEngine
 from tests.runners.gateway.running import Agent, Gateway, running_gateway, user
@@ -70,6 +71,21 @@ async def test_a_deleted_session_is_forgotten_with_its_key(
     gc.collect()
     assert [ref() for ref in alive] == [None]
     assert len(gateway.turns("s1")) == 1, "what is stored stays"
+
+
+async def test_finish_without_segments_answers_the_same_counters(
+    gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    agent = await gateway.session()
+    engine.say(f"hello{END}")
+    await agent.ask([user("hi")])
+    alone = await gateway.admin.finish("s1", reward=0.5, segments=False)
+    whole = await gateway.admin.finish("s1")
+    assert list(alone) == ["stats"]
+    assert whole["stats"].pop("trained_tokens") == alone["stats"]["sampled_tokens"] > 0
+    assert alone["stats"] == whole["stats"]
+    assert set(STORED_COUNTERS) <= set(alone["stats"])
+    assert [segment["kind"] for segment in whole["segments"]] == ["final"]
 
 
 async def test_the_reward_is_kept(gateway: Gateway) -> None:
