@@ -64,9 +64,10 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
 
     from cli.invocation import report_warning
     from runners.diagnostics.diagnostics import diagnostics
-    from runners.faults.process import make_gateway_parts
+    from runners.faults.process import make_gateway_hooks
     from runners.gateway.service import serve
-    from runners.runtime.services import captured_shape, gateway_settings, start_engine
+    from runners.gateway.settings import GatewaySettings
+    from runners.runtime.services import captured_shape, start_engine
     from runners.store.run_state import State
     from runners.store.run_store import RunStore
 
@@ -89,7 +90,7 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
                 url = await start_engine(
                     config, exits, policy.weights, policy.tokenizer, 0, run_dir, engine_died
                 )
-                settings = gateway_settings(
+                settings = GatewaySettings.from_config(
                     config,
                     run_dir=run_dir,
                     engine_url=url,
@@ -100,7 +101,7 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
                     settings,
                     announce=lambda info: _announce(info, run_dir),
                     stop=stop,
-                    parts=make_gateway_parts(config.faults),
+                    hooks=make_gateway_hooks(config.faults),
                 )
             if died:
                 raise died[0]

@@ -24,22 +24,22 @@ def choose_gateway_module(
     return "runners.faults", {**settings, "faults": section.model_dump(mode="json")}
 
 
-def make_gateway_parts(section: FaultsConfig) -> GatewayHooks:
-    """Return what a gateway is put together from."""
+def make_gateway_hooks(section: FaultsConfig) -> GatewayHooks:
+    """Return what a gateway with this fault plan does in place of the ordinary one."""
     plan = FaultPlan.of(section)
     if not plan:
         return GatewayHooks()
 
-    def engine(real: Engine, journal: AsyncTurnLog) -> Engine:
+    def wrap_engine(real: Engine, turn_log: AsyncTurnLog) -> Engine:
         async def keep(fault: Fault) -> None:
-            await journal.event("fault", fault.event())
+            await turn_log.event("fault", fault.event())
 
         return FaultyEngine(real, plan, keep)
 
-    return GatewayHooks(engine=engine, server=DroppingServer)
+    return GatewayHooks(wrap_engine=wrap_engine, server_class=DroppingServer)
 
 
-def pop_gateway_parts(settings: dict[str, Any]) -> GatewayHooks:
+def pop_gateway_hooks(settings: dict[str, Any]) -> GatewayHooks:
     """Take ``faults`` out of a gateway's settings and return what they make of it."""
     section: FaultsConfig = TypeAdapter(FaultsConfig).validate_python(settings.pop("faults"))
-    return make_gateway_parts(section)
+    return make_gateway_hooks(section)

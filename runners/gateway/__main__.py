@@ -16,44 +16,46 @@ import uvloop
 
 from conf.errors import AgentrlError
 from runners.diagnostics.diagnostics import diagnostics
-from runners.gateway.service import GatewayHooks, GatewaySettings, serve
+from runners.gateway.service import NO_HOOKS, GatewayHooks, serve
+from runners.gateway.settings import GatewaySettings
 from runners.processes.service import announce, receive_settings, wait_for_parent_exit
 
 _log = logging.getLogger(__name__)
 
-TakeParts = Callable[[dict[str, Any]], GatewayHooks]
-"""Takes out of the settings what the gateway is put together from."""
+PopHooks = Callable[[dict[str, Any]], GatewayHooks]
+"""Takes from the received settings what is not the gateway's own, and makes its hooks of it."""
 
 
-async def run(pop_gateway_parts: TakeParts) -> None:
+async def run(pop_hooks: PopHooks) -> None:
     """Serve until SIGTERM, or until the parent is gone."""
     received = receive_settings()
-    parts = pop_gateway_parts(received)
+    hooks = pop_hooks(received)
     settings = GatewaySettings.model_validate(received)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
-    async def leave_with_parent() -> None:
+    async def stop_with_parent() -> None:
+        # nobody else would ever stop the gateway of a killed driver, and it holds port and store
         await wait_for_parent_exit()
         stop.set()
 
-    orphaned = asyncio.create_task(leave_with_parent(), name="parent-watch")
+    watch = asyncio.create_task(stop_with_parent(), name="parent-watch")
     try:
         with diagnostics(
             settings.run_dir, "gateway", watchdog_s=settings.watchdog_s, tell=_log.warning
         ):
-            await serve(settings.model_dump(), announce=announce, stop=stop, parts=parts)
+            await serve(settings, announce=announce, stop=stop, hooks=hooks)
     finally:
-        orphaned.cancel()
+        watch.cancel()
 
 
-def main(pop_gateway_parts: TakeParts = lambda settings: GatewayHooks()) -> int:
+def main(pop_hooks: PopHooks = lambda settings: NO_HOOKS) -> int:
     """Return the process's exit code; the reason of a failure goes to stderr."""
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
     )
     try:
-        uvloop.run(run(pop_gateway_parts))
+        uvloop.run(run(pop_hooks))
     except AgentrlError as error:
         with suppress(OSError):  # the log's disk may be full too; the exit code still tells
             print(error, file=sys.stderr)

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from conf.sections.scenario import ScenarioKind
 from runners.gateway.refusal import RefusalKind, Refused
-from runners.gateway.session import Session, SessionSampling, SessionServices
+from runners.gateway.session import Session, SessionServices
+from runners.gateway.settings import SessionSampling
 from runners.trajectory.graph import build_segments
 
 

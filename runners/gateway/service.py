@@ -1,4 +1,8 @@
-"""The gateway process: settings in, HTTP out, until it is told to stop."""
+"""Serve a gateway: from its settings to HTTP and the control socket, until it is stopped.
+
+Order is what matters here: the address is announced only when the store is open and the port is
+bound; the store is closed last, when no turn can come any more.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
 
 from conf.errors import AgentrlError, ExitCode
 from conf.sections.model import CHAT_TEMPLATE
@@ -34,19 +30,23 @@ from runners.gateway.chat_template import OutputParser, ServerParsers, make_rend
 from runners.gateway.control import ControlSocket, serve_listener
 from runners.gateway.registry import SessionRegistry
 from runners.gateway.server import GatewayServer
-from runners.gateway.session import SessionSampling, SessionServices
+from runners.gateway.session import SessionServices
+from runners.gateway.settings import GatewaySettings
 from runners.gateway.tokenizer import load_tokenizer
 from runners.gateway.turn_log import AsyncTurnLog, TurnLog
-from runners.processes.ports import BACKLOG, PATIENCE_S, listen, port_of
+from runners.processes.ports import BACKLOG, listen, port_of
 from runners.store.run_store import RunStore
-from runners.trajectory.routing import RoutingShape
 
 MAX_ENGINE_CALLS = 4096
-"""Calls of the engine in flight: as many as there are, until it pushes back."""
+"""Calls of the engine in flight at first; admission lowers it when the engine pushes back."""
 
 ENGINE_GRACE_S = 1.0
-"""The engine's client gives up a little after us, so that our own deadline is the one that speaks.
+"""The engine's client gives up this much after the gateway, so that the gateway's own deadline
+decides, and its error names it.
 """
+
+HTTP_CLOSE_S = 1.0
+"""Requests that are still being answered at shutdown get this long."""
 
 
 class GatewayFailed(AgentrlError):
@@ -55,115 +55,87 @@ class GatewayFailed(AgentrlError):
     exit_code = ExitCode.SERVICE_GONE
 
 
-class SamplingSettings(BaseModel):
-    """How sessions sample unless they say otherwise."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    temperature: float
-    top_p: float
-    top_k: int
-    max_new_tokens: PositiveInt
-
-
-class RoutingSettings(BaseModel):
-    """The fields of ``RoutingShape``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    layers: PositiveInt
-    top_k: PositiveInt
-    experts: PositiveInt
-    routed: tuple[NonNegativeInt, ...]
-
-
-class GatewaySettings(BaseModel):
-    """What a gateway process is told."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    run_dir: Path
-    host: str
-    port: NonNegativeInt
-    engine_url: str
-    engine_workers: tuple[str, ...] = ()
-    """As ``engine.workers``."""
-    tool_call_parser: str | None = None
-    """Set if the renderer is the chat template: then the engine's servers read what is sampled."""
-    reasoning_parser: str | None = None
-    tokenizer: Path
-    renderer: str
-    max_context_tokens: PositiveInt
-    sampling: SamplingSettings
-    ping_s: PositiveFloat
-    turn_s: PositiveFloat
-    engine_attempts: PositiveInt
-    engine_calls_per_s: PositiveFloat | None
-    adaptive: bool
-    watchdog_s: NonNegativeFloat = 0.0
-    """As ``observe.watchdog_s``."""
-    routing: RoutingSettings | None = None
-    """Set if the engine's routing is to be captured."""
-    predecessor_s: PositiveFloat = 10.0
-    """A gateway of the same run that is just dying may hold the store this long."""
-    port_patience_s: PositiveFloat = PATIENCE_S
-    """And the port this long."""
-
-
 @dataclass(frozen=True, slots=True)
 class GatewayHooks:
-    """What a gateway is put together from, where others may stand."""
+    """The two places where a fault plan, a replay or a preflight puts something of its own."""
 
-    engine: Callable[[Engine, AsyncTurnLog], Engine] = lambda engine, journal: engine
-    """Put around the client of the engine."""
-    server: type[GatewayServer] = GatewayServer
+    wrap_engine: Callable[[Engine, AsyncTurnLog], Engine] = lambda engine, turn_log: engine
+    """Return the engine to ask instead of the client of ``engine_url``."""
+    server_class: type[GatewayServer] = GatewayServer
+
+
+NO_HOOKS = GatewayHooks()
 
 
 async def serve(
-    settings: dict[str, Any],
+    settings: GatewaySettings,
     *,
     announce: Callable[[dict[str, Any]], None],
     stop: asyncio.Event,
-    parts: GatewayHooks = GatewayHooks(),
+    hooks: GatewayHooks = NO_HOOKS,
 ) -> None:
-    """Serve until ``stop``; announces ``url``, ``admin_key``, ``control`` and ``pid`` when ready.
+    """Serve until ``stop``; announce ``url``, ``admin_key``, ``control`` and ``pid`` when ready.
 
     Needs a run in ``run_dir``. Raises AgentrlError if the port, the store or the tokenizer cannot
     be had, and StoreError when the disk fails: a gateway that cannot keep turns ends.
     """
-    checked = GatewaySettings.model_validate(settings)
-    tokenizer = load_tokenizer(checked.tokenizer)
-    renderer = make_renderer(tokenizer, checked.renderer, checked.tokenizer)
-    reader = _reader(checked) if checked.renderer == CHAT_TEMPLATE else None
-    journal = AsyncTurnLog()
-    engine = _engine(checked, parts, journal)
-    shape = RoutingShape(**checked.routing.model_dump()) if checked.routing else None
-    services = SessionServices(engine, tokenizer, renderer, journal, shape, reader)
+    tokenizer = load_tokenizer(settings.tokenizer)
+    renderer = make_renderer(tokenizer, settings.renderer, settings.tokenizer)
+    parser = _server_parsers(settings) if settings.renderer == CHAT_TEMPLATE else None
+    turn_log = AsyncTurnLog()
+    engine = _engine(settings, hooks, turn_log)
+    services = SessionServices(engine, tokenizer, renderer, turn_log, settings.routing, parser)
     registry = SessionRegistry(
-        services,
-        SessionSampling(**checked.sampling.model_dump()),
-        max_context_tokens=checked.max_context_tokens,
+        services, settings.sampling, max_context_tokens=settings.max_context_tokens
     )
     admin_key = secrets.token_urlsafe(32)
-    server = parts.server(
-        registry, engine, admin_key=admin_key, ping_s=checked.ping_s, io_s=checked.turn_s
+    server = hooks.server_class(
+        registry, engine, admin_key=admin_key, ping_s=settings.ping_s, io_s=settings.turn_s
     )
     try:
-        await journal.open(partial(_open_store, checked.run_dir, checked.predecessor_s))
+        await turn_log.open(partial(_open_store, settings.run_dir, settings.store_patience_s))
         async with (
-            _listening(server, checked) as url,
-            _controlled(server) as path,
+            _listening(server, settings) as url,
+            _control_socket(server) as path,
         ):
             announce({"url": url, "admin_key": admin_key, "control": path, "pid": os.getpid()})
-            await _wait_for_any(stop, journal.broken)
-            if journal.failure is not None:  # what is not kept is not to be answered
-                raise journal.failure
+            await _wait_for_any(stop, turn_log.broken)
+            if turn_log.failure is not None:  # no answer without a stored turn: nothing is left
+                raise turn_log.failure
+            # while the listeners are still open, so that running turns can be answered
             await registry.close()
     finally:
-        if reader is not None:
-            await reader.close()
+        if parser is not None:
+            await parser.close()
         await engine.close()
-        await journal.close()
+        await turn_log.close()
+
+
+@asynccontextmanager
+async def serve_inline(
+    settings: GatewaySettings, hooks: GatewayHooks = NO_HOOKS
+) -> AsyncIterator[dict[str, Any]]:
+    """Serve in the caller's event loop while the block runs; yield what ``serve`` announces.
+
+    Raises what ``serve`` raises if it cannot start.
+    """
+    ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    service = asyncio.create_task(
+        serve(settings, announce=ready.set_result, stop=stop, hooks=hooks)
+    )
+    try:
+        # a service that fails before it announces would leave `ready` pending for ever
+        service.add_done_callback(lambda _: ready.cancel())
+        try:
+            info = await ready
+        except asyncio.CancelledError:
+            await service  # raises why it did not start, if it was not this task that was cancelled
+            raise
+        yield info
+    finally:
+        stop.set()
+        await service
 
 
 async def _wait_for_any(*events: asyncio.Event) -> None:
@@ -176,7 +148,7 @@ async def _wait_for_any(*events: asyncio.Event) -> None:
 
 
 def _engine(
-    settings: GatewaySettings, parts: GatewayHooks, journal: AsyncTurnLog
+    settings: GatewaySettings, hooks: GatewayHooks, turn_log: AsyncTurnLog
 ) -> ResilientEngine:
     client = connect_engine(
         settings.engine_url,
@@ -184,7 +156,7 @@ def _engine(
         deadline_s=settings.turn_s + ENGINE_GRACE_S,
     )
     return ResilientEngine(
-        parts.engine(client, journal),
+        hooks.wrap_engine(client, turn_log),
         attempts=settings.engine_attempts,
         deadline_s=settings.turn_s,
         bucket=TokenBucket(settings.engine_calls_per_s),
@@ -192,7 +164,7 @@ def _engine(
     )
 
 
-def _reader(settings: GatewaySettings) -> OutputParser:
+def _server_parsers(settings: GatewaySettings) -> OutputParser:
     assert settings.tool_call_parser is not None  # a rule of the configuration
     servers = settings.engine_workers or (settings.engine_url,)
     return ServerParsers(
@@ -226,13 +198,16 @@ async def _listening(server: GatewayServer, settings: GatewaySettings) -> AsyncI
     try:
         yield f"http://{shown}:{bound}"
     finally:
+        # In this order: no new connections, then the idle ones end at once, then those that are
+        # being answered get their time. The other way round an idle keep-alive connection could
+        # send one more request to a server that is closing.
         listener.close()
         http.pre_shutdown()
-        await http.shutdown(timeout=1.0)
+        await http.shutdown(timeout=HTTP_CLOSE_S)
 
 
 @asynccontextmanager
-async def _controlled(server: GatewayServer) -> AsyncIterator[str]:
+async def _control_socket(server: GatewayServer) -> AsyncIterator[str]:
     control = ControlSocket(partial(serve_listener, server))
     control.start()
     try:

@@ -37,20 +37,11 @@ from runners.gateway.prefix_matching import RequestPart, split_parts
 from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT, RefusalKind, Refused, to_refusal
 from runners.gateway.response_builder import ResponseBuilder
 from runners.gateway.routing import RoutingCapture
+from runners.gateway.settings import SessionSampling
 from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer
 from runners.gateway.turn_log import AsyncTurnLog
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import RoutingShape
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSampling:
-    """How the policy samples in a session."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    max_new_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,11 @@ from conf.schema import Config
 from conf.sections.model import TinyModelConfig
 from runners.engines.contract import Engine, Generation, SamplingParams
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.inline import serve_inline
-from runners.gateway.service import GatewayHooks
+from runners.gateway.service import NO_HOOKS, GatewayHooks, serve_inline
+from runners.gateway.settings import GatewaySettings
 from runners.gateway.tokenizer import load_tokenizer
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.registry import make_harness
-from runners.runtime.services import gateway_settings
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxSpec
 from runners.store.run_store import RunStore
@@ -140,14 +139,15 @@ async def _running_gateway(
 ) -> AsyncIterator[dict[str, Any]]:
     """Serve a gateway with a store of its own in this loop; yield what it announces."""
     RunStore.create(run_dir, {}).close()
-    parts = GatewayHooks()
+    hooks = NO_HOOKS
     if url is None:
         reply = load_tokenizer(tokenizer).encode(REPLY)
         url = "http://127.0.0.1:1"  # never called
-        parts = replace(parts, engine=lambda client, journal: CannedEngine(client, reply))
-    settings = gateway_settings(config, run_dir=run_dir, engine_url=url, tokenizer=tokenizer)
-    settings["max_context_tokens"] = CONTEXT_TOKENS
-    async with serve_inline(settings, parts) as info:
+        hooks = GatewayHooks(wrap_engine=lambda client, turn_log: CannedEngine(client, reply))
+    settings = GatewaySettings.from_config(
+        config, run_dir=run_dir, engine_url=url, tokenizer=tokenizer
+    ).model_copy(update={"max_context_tokens": CONTEXT_TOKENS})
+    async with serve_inline(settings, hooks) as info:
         yield info
 
 

@@ -20,14 +20,13 @@ from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from conf.sections.model import TinyModelConfig
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.inline import serve_inline
-from runners.gateway.service import GatewayHooks
+from runners.gateway.service import GatewayHooks, serve_inline
+from runners.gateway.settings import GatewaySettings
 from runners.gateway.tokenizer import load_tokenizer
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.registry import make_harness
 from runners.replay.comparison import Difference, compare
 from runners.replay.recording import RecordedEngine
-from runners.runtime.services import gateway_settings
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxSpec
 from runners.store.run_store import RunStore
@@ -138,11 +137,11 @@ class _Replay:
             repositories = TaskRepositories(backend, cache_root() / "workspaces")
             task = await repositories.ensure(self._task)
             RunStore.create(run, {}).close()
-            settings = gateway_settings(
+            settings = GatewaySettings.from_config(
                 config, run_dir=run, engine_url=NOWHERE, tokenizer=self._tokenizer
             )
-            parts = GatewayHooks(engine=lambda client, journal: self.engine)
-            gateway = await exits.enter_async_context(serve_inline(settings, parts))
+            hooks = GatewayHooks(wrap_engine=lambda client, turn_log: self.engine)
+            gateway = await exits.enter_async_context(serve_inline(settings, hooks))
             admin = GatewayAdmin(gateway["url"], gateway["admin_key"])
             exits.push_async_callback(admin.close)
             _, key = await admin.create_session(

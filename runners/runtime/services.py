@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from runners.engines.sglang.workers import WorkerEngine, connect_engine
 from runners.faults.process import choose_gateway_module
 from runners.faults.wiring import driver_faults
 from runners.gateway.client import GatewayAdmin, GatewayError
+from runners.gateway.settings import GatewaySettings
 from runners.harnesses.registry import make_harness
 from runners.processes.ledger import Ledger, reap
 from runners.processes.recorder import StoreRecorder
@@ -375,42 +376,6 @@ def captured_shape(config: Config, weights: Path | None) -> RoutingShape | None:
     return shape if isinstance(mode, RoutingRolloutConfig) else None
 
 
-def gateway_settings(
-    config: Config,
-    *,
-    run_dir: Path,
-    engine_url: str,
-    tokenizer: Path,
-    routing: RoutingShape | None = None,
-) -> dict[str, Any]:
-    """Return what a gateway of the run in ``run_dir`` is told."""
-    return {
-        "run_dir": str(run_dir),
-        "host": config.gateway.host,
-        "port": config.gateway.port,
-        "engine_url": engine_url,
-        "engine_workers": workers_of(config.engine),
-        **_parsers(config.engine),
-        "tokenizer": str(tokenizer),
-        "renderer": config.model.renderer,
-        "max_context_tokens": config.model.max_context_tokens,
-        "sampling": config.sampling.model_dump(exclude={"eval_temperature"}),
-        "ping_s": config.gateway.ping_s,
-        "turn_s": config.rollout.deadlines.turn_s,
-        "watchdog_s": config.observe.watchdog_s,
-        "routing": None if routing is None else asdict(routing),
-        **config.rollout.limits.model_dump(
-            include={"engine_attempts", "engine_calls_per_s", "adaptive"}
-        ),
-    }
-
-
-def _parsers(engine: EngineConfig) -> dict[str, Any]:
-    if isinstance(engine, EmbeddedEngineConfig):
-        return {}
-    return engine.model_dump(include={"tool_call_parser", "reasoning_parser"})
-
-
 async def _gateway(
     config: Config,
     exits: AsyncExitStack,
@@ -421,15 +386,15 @@ async def _gateway(
     ledger: Ledger,
     routing: RoutingShape | None,
 ) -> Service:
-    settings = gateway_settings(
+    settings = GatewaySettings.from_config(
         config, run_dir=run_dir, engine_url=engine_url, tokenizer=tokenizer, routing=routing
     )
-    module, settings = choose_gateway_module(config.faults, settings)
+    module, sent = choose_gateway_module(config.faults, settings.model_dump(mode="json"))
     return await Service.start_watched(
         exits,
         "gateway",
         module,
-        settings,
+        sent,
         run_dir=run_dir,
         deadline_s=START_DEADLINE_S,
         on_exit=on_service_exit,

@@ -33,9 +33,7 @@ import uvloop
 from runners.gateway.client import GatewayAdmin
 from runners.processes.service import Service
 from runners.store.run_store import RunStore
-from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
-from tests.runners.gateway.running import (
+from tests.fakes.running_gateway import (
     TOOLS,
     assembled,
     echo,
@@ -44,6 +42,8 @@ from tests.runners.gateway.running import (
     settings_for,
     user,
 )
+from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
+from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
 CALL = spoken(
     [
@@ -103,11 +103,13 @@ async def running_bench(directory: Path) -> AsyncIterator[Bench]:
     async with ScriptedEngine() as engine, aiohttp.ClientSession() as http:
         engine.always = Completion(CALL)
         tokenizer = write_tiny_tokenizer(directory / "tokenizer")
-        settings = settings_for(engine.url, tokenizer, run_dir, ping_s=10.0, turn_s=600.0)
+        settings = settings_for(
+            engine.url, tokenizer, run_dir, ping_s=10.0, turn_s=600.0, max_context_tokens=10**6
+        )
         gateway = await Service.start(
             "gateway",
             "runners.gateway",
-            {**settings, "max_context_tokens": 10**6},
+            settings.model_dump(mode="json"),
             log=directory / "gateway.log",
             deadline_s=60,
         )

@@ -10,10 +10,10 @@ import pytest
 from conf.fault_table import FaultKind
 from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.engines.contract import EngineError, SamplingParams
-from runners.faults.process import make_gateway_parts
+from runners.faults.process import make_gateway_hooks
+from tests.fakes.running_gateway import running_gateway
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places, plan_of
-from tests.runners.gateway.running import running_gateway
 
 EngineCall = Literal["turn", "subagent", "compaction"]
 CALLS: dict[EngineCall, str] = {
@@ -98,7 +98,7 @@ async def test_a_client_that_goes_away_aborts_its_turn_and_may_come_again(
             places.tokenizer,
             places.tmp_path / "run",
             make_run=False,
-            parts=make_gateway_parts(section),
+            hooks=make_gateway_hooks(section),
         ) as gateway,
     ):
         engine.always = Completion("I am done.<|im_end|>")

@@ -19,9 +19,9 @@ from runners.harnesses.native import NativeHarness
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.trajectory.outcome import OutcomeCode
+from tests.fakes.running_gateway import running_gateway
 from tests.fakes.scripted_engine import ScriptedEngine, spoken
 from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places, plan_of
-from tests.runners.gateway.running import running_gateway
 
 pytestmark = pytest.mark.integration
 

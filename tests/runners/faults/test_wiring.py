@@ -15,7 +15,7 @@ from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.engines.client import HttpEngine
-from runners.faults.process import choose_gateway_module, make_gateway_parts, pop_gateway_parts
+from runners.faults.process import choose_gateway_module, make_gateway_hooks, pop_gateway_hooks
 from runners.faults.wiring import driver_faults, metrics_faults
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.server import GatewayServer
@@ -29,9 +29,9 @@ from runners.rollouts.pool import Pool
 from runners.trajectory.outcome import OutcomeClass, Stage
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.rollout_parts import CallingHarness, FolderBackend, ListedGrader
+from tests.fakes.running_gateway import Gateway, running_gateway, settings_for
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places
-from tests.runners.gateway.running import Gateway, running_gateway, settings_for
 
 pytestmark = pytest.mark.integration
 
@@ -104,7 +104,7 @@ async def test_a_bad_day_harms_each_rollout_once_and_is_told_whole(places: Place
             places.tokenizer,
             places.tmp_path / "run",
             make_run=False,
-            parts=make_gateway_parts(section),
+            hooks=make_gateway_hooks(section),
             engine_attempts=3,
         ) as gateway,
     ):
@@ -152,14 +152,14 @@ async def test_without_a_plan_everything_stays_what_it_is(places: Places) -> Non
         assert wiring.wrap_backend(backend) is backend
         assert wiring.wrap_engine(client) is client
     assert metrics_faults(NONE, places.store, metrics) is metrics
-    assert make_gateway_parts(NONE).server is GatewayServer
+    assert make_gateway_hooks(NONE).server_class is GatewayServer
     assert choose_gateway_module(NONE, {"host": "h"}) == ("runners.gateway", {"host": "h"})
 
 
 def test_the_gateway_s_process_takes_the_plan_out_of_its_settings() -> None:
     module, settings = choose_gateway_module(bad_day(), {"host": "h"})
     assert module == "runners.faults"
-    assert pop_gateway_parts(settings).server is not GatewayServer
+    assert pop_gateway_hooks(settings).server_class is not GatewayServer
     assert settings == {"host": "h"}
 
 
@@ -170,7 +170,7 @@ async def test_the_gateway_of_a_run_with_a_plan_injects_it_and_keeps_it(places: 
         engine.always = Completion("I am done.<|im_end|>")
         run_dir = places.tmp_path / "run"
         module, settings = choose_gateway_module(
-            section, settings_for(engine.url, places.tokenizer, run_dir)
+            section, settings_for(engine.url, places.tokenizer, run_dir).model_dump(mode="json")
         )
         log = places.tmp_path / "gateway.log"
         service = await Service.start("gateway", module, settings, log=log, deadline_s=60)

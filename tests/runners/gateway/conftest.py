@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.running_gateway import Gateway, running_gateway
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
-from tests.runners.gateway.running import Gateway, running_gateway
 
 
 @pytest.fixture(scope="session")

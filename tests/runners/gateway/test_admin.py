@@ -18,8 +18,8 @@ from runners.gateway.session import Session
 from runners.store.run_store import RunStore
 from runners.trajectory.counters import STORED_COUNTERS
 from tests.fakes.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.fakes.running_gateway import Agent, Gateway, running_gateway, user
 from tests.fakes.scripted_engine import END, ScriptedEngine
-from tests.runners.gateway.running import Agent, Gateway, running_gateway, user
 
 
 def session_objects() -> list[weakref.ref[Session]]:

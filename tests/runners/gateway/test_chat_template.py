@@ -13,10 +13,10 @@ from conf.errors import ConfigError
 from runners.engines.client import HttpEngine
 from runners.gateway.chat_template import ChatTemplate, ServerParsers, make_renderer
 from runners.gateway.tokenizer import load_tokenizer
+from tests.fakes.running_gateway import TOOLS, echo, results, running_gateway, user
 from tests.fakes.scripted_engine import spoken
 from tests.fakes.sglang_server import SglangServer
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
-from tests.runners.gateway.running import TOOLS, echo, results, running_gateway, user
 
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>tools\\n' + tools | tojson + '<|im_end|>\\n' }}{% endif %}

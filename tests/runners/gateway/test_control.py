@@ -13,8 +13,8 @@ import orjson
 import psutil
 import pytest
 
+from tests.fakes.running_gateway import Agent, Gateway, deliver, listening, open_door, user
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
-from tests.runners.gateway.running import Agent, Gateway, deliver, listening, open_door, user
 
 
 async def knock(agent: Agent, url: str, key: str | None = None) -> int:

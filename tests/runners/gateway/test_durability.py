@@ -16,7 +16,8 @@ from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects import anthropic, anthropic_reply
 from runners.gateway.dialects.body import parse_body
 from runners.gateway.registry import SessionRegistry, SessionRequest
-from runners.gateway.session import Session, SessionSampling, SessionServices
+from runners.gateway.session import Session, SessionServices
+from runners.gateway.settings import SessionSampling
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
 from runners.gateway.turn_log import AsyncTurnLog
 from runners.store.store_error import StoreError

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from runners.gateway.refusal import TURNS_SPENT
+from tests.fakes.running_gateway import Gateway, running_gateway, user
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
-from tests.runners.gateway.running import Gateway, running_gateway, user
 
 DONE = f"Done.{END}"
 

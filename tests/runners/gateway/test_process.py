@@ -18,28 +18,30 @@ import pytest
 from conf.errors import AgentrlError, ExitCode
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.gateway.service import serve
+from runners.gateway.settings import GatewaySettings
 from runners.processes.service import Service, ServiceError
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
-from tests.runners.gateway.running import open_door, settings_for
+from tests.fakes.running_gateway import open_door, settings_for
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def settings(tokenizer_dir: Path, tmp_path: Path) -> dict[str, Any]:
+def settings(tokenizer_dir: Path, tmp_path: Path) -> GatewaySettings:
     run_dir = tmp_path / "run"
     RunStore.create(run_dir, {}).close()
     return settings_for("http://127.0.0.1:9", tokenizer_dir, run_dir)
 
 
-async def start(settings: dict[str, Any], tmp_path: Path) -> Service:
+async def start(settings: GatewaySettings, tmp_path: Path, **changes: Any) -> Service:
+    sent = settings.model_copy(update=changes).model_dump(mode="json")
     log = tmp_path / "gateway.log"
-    return await Service.start("gateway", "runners.gateway", settings, log=log, deadline_s=60)
+    return await Service.start("gateway", "runners.gateway", sent, log=log, deadline_s=60)
 
 
 async def test_it_serves_sandboxes_until_it_is_stopped_and_holds_on_to_nothing(
-    settings: dict[str, Any], tmp_path: Path
+    settings: GatewaySettings, tmp_path: Path
 ) -> None:
     gateway = await start(settings, tmp_path)
     assert gateway.info["pid"] == gateway.pid
@@ -84,16 +86,16 @@ asyncio.run(main())
 """
 
 
-async def orphaned(settings: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+async def orphaned(settings: GatewaySettings, tmp_path: Path) -> dict[str, Any]:
     """Start a gateway under a driver that is killed as soon as it is ready; return its info."""
-    argv = [sys.executable, "-c", DRIVER, json.dumps(settings), str(tmp_path / "orphan.log")]
+    argv = [sys.executable, "-c", DRIVER, settings.model_dump_json(), str(tmp_path / "orphan.log")]
     done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, timeout=60)
     info: dict[str, Any] = json.loads(done.stdout)
     return info
 
 
 async def test_a_gateway_whose_parent_died_ends_at_once(
-    settings: dict[str, Any], tmp_path: Path
+    settings: GatewaySettings, tmp_path: Path
 ) -> None:
     info = await orphaned(settings, tmp_path)
     with suppress(psutil.NoSuchProcess):  # it may be faster than we
@@ -101,16 +103,16 @@ async def test_a_gateway_whose_parent_died_ends_at_once(
 
 
 async def test_a_resumed_run_gets_the_port_and_the_store_of_its_killed_predecessor(
-    settings: dict[str, Any], tmp_path: Path
+    settings: GatewaySettings, tmp_path: Path
 ) -> None:
     port = int((await orphaned(settings, tmp_path))["url"].rpartition(":")[2])
-    gateway = await start({**settings, "port": port}, tmp_path)
+    gateway = await start(settings, tmp_path, port=port)
     assert gateway.info["url"].endswith(f":{port}")
     await gateway.stop()
 
 
 async def test_a_gateway_that_cannot_keep_turns_ends_and_says_why(
-    settings: dict[str, Any], tmp_path: Path
+    settings: GatewaySettings, tmp_path: Path
 ) -> None:
     gateway = await start(settings, tmp_path)
     ended: asyncio.Future[ServiceError] = asyncio.get_running_loop().create_future()
@@ -133,25 +135,24 @@ async def test_a_gateway_that_cannot_keep_turns_ends_and_says_why(
 
 
 async def test_a_port_in_use_is_said_with_its_mend(
-    settings: dict[str, Any], tmp_path: Path
+    settings: GatewaySettings, tmp_path: Path
 ) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ServiceError, match=rf"exit 4.*gateway\.port={port} .* is in use: ch"):
-            await start({**settings, "port": port, "port_patience_s": 0.05}, tmp_path)
+            await start(settings, tmp_path, port=port, port_patience_s=0.05)
 
 
 async def test_a_port_that_its_dying_holder_gives_back_is_taken(
-    settings: dict[str, Any], tmp_path: Path
+    settings: GatewaySettings, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as dying:
         port = dying.getsockname()[1]
         stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(
-            serve({**settings, "port": port}, announce=ready.set_result, stop=stop)
-        )
+        wanted = settings.model_copy(update={"port": port})
+        serving = asyncio.create_task(serve(wanted, announce=ready.set_result, stop=stop))
         await asyncio.wait({serving}, timeout=0.3)
         assert not serving.done()
     assert (await ready)["url"] == f"http://127.0.0.1:{port}"
@@ -163,24 +164,24 @@ async def test_a_port_that_its_dying_holder_gives_back_is_taken(
     ("changes", "code", "said"),
     [
         ({"renderer": "qwen"}, ExitCode.USAGE, r"model\.renderer='qwen' is unknown"),
-        ({"tokenizer": "/nowhere"}, ExitCode.USAGE, r"model\.tokenizer"),
-        ({"run_dir": "/nowhere"}, ExitCode.DATA_REFUSED, "holds no run"),
+        ({"tokenizer": Path("/nowhere")}, ExitCode.USAGE, r"model\.tokenizer"),
+        ({"run_dir": Path("/nowhere")}, ExitCode.DATA_REFUSED, "holds no run"),
         ({"host": "192.0.2.1"}, ExitCode.SERVICE_GONE, r"gateway\.host=192\.0\.2\.1"),
     ],
 )
 async def test_what_cannot_be_served_is_said_with_its_exit_code(
-    changes: dict[str, Any], code: ExitCode, said: str, settings: dict[str, Any]
+    changes: dict[str, Any], code: ExitCode, said: str, settings: GatewaySettings
 ) -> None:
     with pytest.raises(AgentrlError, match=said) as caught:
-        await serve({**settings, **changes}, announce=print, stop=asyncio.Event())
+        await serve(settings.model_copy(update=changes), announce=print, stop=asyncio.Event())
     assert caught.value.exit_code is code
 
 
 async def test_a_second_gateway_of_the_same_run_is_refused(
-    settings: dict[str, Any],
+    settings: GatewaySettings,
 ) -> None:
-    with RunStore.open(Path(settings["run_dir"])) as first:
+    with RunStore.open(settings.run_dir) as first:
         first.claim_arrays()
-        changed = {**settings, "predecessor_s": 0.05}
+        changed = settings.model_copy(update={"store_patience_s": 0.05})
         with pytest.raises(StoreError, match="written by another process"):
             await serve(changed, announce=print, stop=asyncio.Event())

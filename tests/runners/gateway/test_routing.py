@@ -20,8 +20,8 @@ from runners.harnesses.native.wire import Messages
 from runners.store.run_store import RunStore
 from runners.trajectory.graph import build_segments
 from runners.trajectory.routing import RoutingShape, TurnRouting, build_segment_routing
+from tests.fakes.running_gateway import Gateway, echo, results, running_gateway, user
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, routed, spoken
-from tests.runners.gateway.running import Gateway, echo, results, running_gateway, user
 
 SHAPE = RoutingShape(layers=3, top_k=2, experts=64, routed=(1, 2))
 LOOK = spoken([{"type": "tool_use", "name": "Bash", "input": {"command": "ls"}}])

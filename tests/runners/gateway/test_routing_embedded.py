@@ -23,9 +23,9 @@ from runners.engines.embedded.server import EngineServer
 from runners.training.routing.shape import routing_shape
 from runners.trajectory.graph import build_segments
 from runners.trajectory.routing import build_segment_routing
+from tests.fakes.running_gateway import Gateway, echo, running_gateway, user
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer
-from tests.runners.gateway.running import Gateway, echo, running_gateway, user
 from tests.runners.gateway.test_routing import every_trained_token_has_its_own_turns_row, stored
 
 pytestmark = pytest.mark.integration

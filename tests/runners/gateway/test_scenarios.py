@@ -12,8 +12,8 @@ import pytest
 
 from runners.harnesses.native import agent
 from runners.harnesses.native.wire import Messages
+from tests.fakes.running_gateway import Gateway
 from tests.fakes.scripted_engine import ScriptedEngine, spoken
-from tests.runners.gateway.running import Gateway
 
 
 def call(name: str, **arguments: str) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runners.gateway.server import BODY_BYTES
+from tests.fakes.running_gateway import Agent, Gateway, user
 from tests.fakes.scripted_engine import END, ScriptedEngine
-from tests.runners.gateway.running import Agent, Gateway, user
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.fakes.running_gateway import Agent, Gateway, assembled, echo, results, user
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine, spoken
-from tests.runners.gateway.running import Agent, Gateway, assembled, echo, results, user
 
 BASH = {"type": "tool_use", "name": "Bash", "input": {"command": "ls"}}
 LOOK = spoken([{"type": "text", "text": "I look."}, BASH])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import zstandard
 
+from tests.fakes.running_gateway import Agent, Gateway, assembled
 from tests.fakes.scripted_engine import ScriptedEngine, spoken
-from tests.runners.gateway.running import Agent, Gateway, assembled
 
 WIRE = Path(__file__).parents[4] / "shared" / "wire"
 RECORDINGS = (

@@ -19,9 +19,9 @@ from conf.sections.scenario import LinearScenarioConfig, ScenarioConfig
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.harnesses.registry import make_harness
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
+from tests.fakes.running_gateway import Agent, running_gateway
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
-from tests.runners.gateway.running import Agent, running_gateway
 
 LINEAR = LinearScenarioConfig(kind="linear")
 MAIN, SUB = "main", "sub"

@@ -11,8 +11,7 @@ import orjson
 import pytest
 
 from runners.ray_workers.relay import Relay
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
-from tests.runners.gateway.running import (
+from tests.fakes.running_gateway import (
     Agent,
     Gateway,
     deliver,
@@ -21,6 +20,7 @@ from tests.runners.gateway.running import (
     running_gateway,
     user,
 )
+from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 
 
 @pytest.fixture

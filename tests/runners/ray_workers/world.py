@@ -29,8 +29,8 @@ from runners.tasks.contract import Task
 from runners.tasks.grading import make_grader
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.nodes_without_ray import OneNode, one_node
+from tests.fakes.running_gateway import Gateway, running_gateway
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
-from tests.runners.gateway.running import Gateway, running_gateway
 from tests.runners.tasks.repositories import FIX, make_task
 
 Where = Literal["here", "node"]

@@ -17,8 +17,8 @@ from runners.store.run_store import RunStore
 from runners.tasks.datasets import load_tasks
 from runners.trajectory.outcome import Outcome, Stage
 from runners.trajectory.record import RolloutRecord
+from tests.fakes.running_gateway import running_gateway
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
-from tests.runners.gateway.running import running_gateway
 from tests.runners.harnesses.real_agent import MAIN, SeveralThreads
 
 ROLLOUT = "train-000000-000-00"

@@ -15,7 +15,7 @@ import pytest
 from conf.compose import compose
 from conf.fault_table import Boundary
 from conf.sections.faults import FaultRule, PlannedFaultsConfig
-from runners.faults.process import make_gateway_parts
+from runners.faults.process import make_gateway_hooks
 from runners.faults.wiring import driver_faults
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.processes.ledger import Ledger
@@ -183,7 +183,7 @@ async def test_a_failure_costs_its_own_attempt_and_nothing_else(
     tmp_path: Path, task: Task, where: Boundary
 ) -> None:
     faults = plan(where)
-    async with world(tmp_path, task, parts=make_gateway_parts(faults), engine_attempts=1) as here:
+    async with world(tmp_path, task, hooks=make_gateway_hooks(faults), engine_attempts=1) as here:
         records = await rolled_out(here, faults)
         for record in records:
             if record.member == VICTIM:
@@ -202,7 +202,7 @@ async def test_a_failure_after_the_fact_costs_nothing(
     tmp_path: Path, task: Task, where: Boundary
 ) -> None:
     faults = plan(where)
-    async with world(tmp_path, task, parts=make_gateway_parts(faults)) as here:
+    async with world(tmp_path, task, hooks=make_gateway_hooks(faults)) as here:
         records = await rolled_out(here, faults)
         assert {record.outcome.code for record in records} == {OutcomeCode.POLICY_FINISHED}
         assert len(here.store.events("fault")) == len(KINDS)

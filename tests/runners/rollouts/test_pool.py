@@ -19,7 +19,7 @@ from conf.sections.rollout import DeadlinesConfig
 from conf.sections.task import TestsRewardConfig
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
-from runners.gateway.service import GatewayHooks
+from runners.gateway.service import NO_HOOKS, GatewayHooks
 from runners.harnesses.contract import HarnessResult
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
@@ -41,9 +41,9 @@ from tests.fakes.rollout_parts import (
     ListedGrader,
     ended,
 )
+from tests.fakes.running_gateway import running_gateway
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
-from tests.runners.gateway.running import running_gateway
 
 
 def git(repo: Path, *arguments: str) -> str:
@@ -133,15 +133,13 @@ class World:
 
 @asynccontextmanager
 async def world(
-    tmp_path: Path, task: Task, *, parts: GatewayHooks | None = None, **changes: Any
+    tmp_path: Path, task: Task, *, hooks: GatewayHooks = NO_HOOKS, **changes: Any
 ) -> AsyncIterator[World]:
     """Start gateway and engine; everything else is made of fakes that keep their contracts."""
     tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
     async with (
         ScriptedEngine() as engine,
-        running_gateway(
-            engine.url, tokenizer, tmp_path / "run", parts=parts or GatewayHooks(), **changes
-        ) as gateway,
+        running_gateway(engine.url, tokenizer, tmp_path / "run", hooks=hooks, **changes) as gateway,
     ):
         engine.always = Completion("I am done.<|im_end|>")
         with RunStore.open(tmp_path / "run") as store:

@@ -13,9 +13,9 @@ import pytest
 
 from runners.processes.service import Service
 from runners.store.run_store import RunStore
+from tests.fakes.running_gateway import settings_for
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
-from tests.runners.gateway.running import settings_for
 
 pytestmark = pytest.mark.integration
 
@@ -32,7 +32,11 @@ async def gateway(run_dir: Path) -> Service:
     tokenizer = write_tiny_tokenizer(run_dir / "tokenizer")
     settings = settings_for("http://127.0.0.1:9", tokenizer, run_dir, watchdog_s=60)
     return await Service.start(
-        "gateway", "runners.gateway", settings, log=run_dir / "log", deadline_s=60
+        "gateway",
+        "runners.gateway",
+        settings.model_dump(mode="json"),
+        log=run_dir / "log",
+        deadline_s=60,
     )
 
 

@@ -9,7 +9,7 @@ from runners.gateway.conversation import Answer, IssuedCall, TurnRequest
 from runners.gateway.dialects import anthropic, anthropic_reply
 from runners.gateway.dialects.body import parse_body
 from runners.gateway.refusal import RefusalKind, Refused
-from tests.runners.gateway.running import TOOLS, user
+from tests.fakes.running_gateway import TOOLS, user
 
 BASE: dict[str, Any] = {"model": "m", "max_tokens": 10, "messages": [user("hi")]}
 

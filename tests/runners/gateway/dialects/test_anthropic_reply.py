@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects import anthropic_reply
 from runners.gateway.refusal import RefusalKind, Refused
-from tests.runners.gateway.running import assembled, events
+from tests.fakes.running_gateway import assembled, events
 
 TEXT = st.text()
 JSON = st.recursive(

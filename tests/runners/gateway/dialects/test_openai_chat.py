@@ -9,7 +9,7 @@ from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.dialects import openai_chat
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.refusal import RefusalKind, Refused
-from tests.runners.gateway.running import user
+from tests.fakes.running_gateway import user
 
 PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}}
 BASH = {

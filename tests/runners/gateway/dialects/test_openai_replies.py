@@ -15,7 +15,7 @@ from runners.gateway.dialects.openai_chat_reply import ChatReply
 from runners.gateway.dialects.openai_responses_reply import ResponsesReply
 from runners.gateway.dialects.openai_tools import PolicyTool
 from runners.gateway.refusal import RefusalKind, Refused
-from tests.runners.gateway.dialects.clients import (
+from tests.fakes.openai_clients import (
     assembled_chat,
     assembled_response,
     chunks,

@@ -10,8 +10,7 @@ import orjson
 import pytest
 
 from runners.gateway.dialects.sse import COMMENT_PING
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine, spoken
-from tests.runners.gateway.dialects.clients import (
+from tests.fakes.openai_clients import (
     assembled_chat,
     assembled_response,
     chat,
@@ -22,7 +21,8 @@ from tests.runners.gateway.dialects.clients import (
     response_events,
     stream,
 )
-from tests.runners.gateway.running import Agent, Gateway, user
+from tests.fakes.running_gateway import Agent, Gateway, user
+from tests.fakes.scripted_engine import END, Completion, ScriptedEngine, spoken
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}

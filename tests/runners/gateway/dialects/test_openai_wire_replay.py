@@ -12,14 +12,14 @@ import orjson
 import pytest
 import zstandard
 
-from tests.fakes.scripted_engine import ScriptedEngine, spoken
-from tests.runners.gateway.dialects.clients import (
+from tests.fakes.openai_clients import (
     assembled_response,
     chat,
     response_events,
     stream,
 )
-from tests.runners.gateway.running import Agent, Gateway
+from tests.fakes.running_gateway import Agent, Gateway
+from tests.fakes.scripted_engine import ScriptedEngine, spoken
 
 WIRE = Path(__file__).parents[5] / "shared" / "wire"
 THOUGHT = "I should look first.\nThen act."

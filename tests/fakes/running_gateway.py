@@ -15,11 +15,11 @@ import aiohttp
 import orjson
 
 from runners.gateway.client import GatewayAdmin
-from runners.gateway.service import GatewayHooks, serve
+from runners.gateway.service import NO_HOOKS, GatewayHooks, serve_inline
+from runners.gateway.settings import GatewaySettings
 from runners.store.run_store import RunStore
 from runners.trajectory.record import Turn
 
-NO_PARTS = GatewayHooks()
 TOOLS: list[dict[str, Any]] = [
     {
         "name": "Bash",
@@ -31,9 +31,9 @@ TOOLS: list[dict[str, Any]] = [
 
 def settings_for(
     engine_url: str, tokenizer_dir: Path, run_dir: Path, **changes: Any
-) -> dict[str, Any]:
+) -> GatewaySettings:
     """Return settings of a gateway that suits tests."""
-    return {
+    settings = {
         "run_dir": str(run_dir),
         "host": "127.0.0.1",
         "port": 0,
@@ -49,6 +49,7 @@ def settings_for(
         "adaptive": True,
         **changes,
     }
+    return GatewaySettings.model_validate(settings)
 
 
 @dataclass
@@ -80,32 +81,22 @@ async def running_gateway(
     run_dir: Path,
     *,
     make_run: bool = True,
-    parts: GatewayHooks = NO_PARTS,
+    hooks: GatewayHooks = NO_HOOKS,
     **changes: Any,
 ) -> AsyncIterator[Gateway]:
     """Serve a gateway in this event loop."""
     if make_run:
         RunStore.create(run_dir, {}).close()
-    ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
     settings = settings_for(engine_url, tokenizer_dir, run_dir, **changes)
-    work = serve(settings, announce=ready.set_result, stop=stop, parts=parts)
-    serving = asyncio.create_task(work)
-    serving.add_done_callback(lambda _: ready.cancel())
-    try:
-        info = await ready
-    except asyncio.CancelledError:
-        await serving  # says why it did not start
-        raise
-    admin = GatewayAdmin(info["url"], info["admin_key"])
-    http = aiohttp.ClientSession()
-    try:
-        yield Gateway(info["url"], info["control"], admin, info["admin_key"], run_dir, http)
-    finally:
-        await http.close()
-        await admin.close()
-        stop.set()
-        await serving
+    async with (
+        serve_inline(settings, hooks) as info,
+        aiohttp.ClientSession() as http,
+    ):
+        admin = GatewayAdmin(info["url"], info["admin_key"])
+        try:
+            yield Gateway(info["url"], info["control"], admin, info["admin_key"], run_dir, http)
+        finally:
+            await admin.close()
 
 
 @dataclass

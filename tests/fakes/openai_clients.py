@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from tests.runners.gateway.running import Agent
+from tests.fakes.running_gateway import Agent
 
 PING = b": ping"
 

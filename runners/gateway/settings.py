@@ -1,0 +1,119 @@
+"""The settings of a gateway, declared once: whoever starts one, in its own process or in this one,
+fills ``GatewaySettings``.
+
+They travel to the gateway's process as JSON: ``GatewaySettings.model_validate(settings_json)`` is
+the settings that ``model_dump(mode="json")`` was made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+
+from conf.schema import Config
+from conf.sections.engine import EmbeddedEngineConfig, SglangEngineConfig
+from runners.processes.ports import PATIENCE_S
+from runners.trajectory.routing import RoutingShape
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSampling:
+    """How the policy samples in a session: the campaign decides, never the client."""
+
+    temperature: float
+    """0: greedy."""
+    top_p: float
+    top_k: int
+    """-1: the whole vocabulary."""
+    max_new_tokens: int
+    """Per turn; a client's smaller ``max_tokens`` wins."""
+
+
+class GatewaySettings(BaseModel):
+    """Everything that a gateway is started with."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run_dir: Path
+    """A run's directory, whose store takes the turns."""
+    host: str
+    port: NonNegativeInt
+    """0: any free port."""
+    engine_url: str
+    engine_workers: tuple[str, ...] = ()
+    """As ``engine.workers``."""
+    tool_call_parser: str | None = None
+    """Set if the renderer is the chat template: then the engine's servers parse what is sampled."""
+    reasoning_parser: str | None = None
+    tokenizer: Path
+    """Directory that holds ``tokenizer.json``."""
+    renderer: str
+    """As ``model.renderer``."""
+    max_context_tokens: PositiveInt
+    sampling: SessionSampling
+    """What a session samples with unless its creation says otherwise."""
+    ping_s: PositiveFloat
+    """Seconds of silence after which a stream gets a ping."""
+    turn_s: PositiveFloat
+    """Deadline of a generation, and of a client that sends or takes a body."""
+    engine_attempts: PositiveInt
+    engine_calls_per_s: PositiveFloat | None
+    adaptive: bool
+    """As in ``rollout.limits``."""
+    watchdog_s: NonNegativeFloat = 0.0
+    """As ``observe.watchdog_s``."""
+    routing: RoutingShape | None = None
+    """Set if the engine's routing is to be captured."""
+    store_patience_s: PositiveFloat = 10.0
+    """How long to wait for the store while the run's previous gateway, just dying, holds it."""
+    port_patience_s: PositiveFloat = PATIENCE_S
+    """The same for the port."""
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        *,
+        run_dir: Path,
+        engine_url: str,
+        tokenizer: Path,
+        routing: RoutingShape | None = None,
+    ) -> Self:
+        """Return the settings of a gateway for the run in ``run_dir``.
+
+        ``routing``: the shape to capture, None to capture none.
+        """
+        engine, limits, sampling = config.engine, config.rollout.limits, config.sampling
+        parsers = None if isinstance(engine, EmbeddedEngineConfig) else engine
+        return cls(
+            run_dir=run_dir,
+            host=config.gateway.host,
+            port=config.gateway.port,
+            engine_url=engine_url,
+            engine_workers=tuple(engine.workers) if isinstance(engine, SglangEngineConfig) else (),
+            tool_call_parser=parsers.tool_call_parser if parsers else None,
+            reasoning_parser=parsers.reasoning_parser if parsers else None,
+            tokenizer=tokenizer,
+            renderer=config.model.renderer,
+            max_context_tokens=config.model.max_context_tokens,
+            sampling=SessionSampling(
+                sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens
+            ),
+            ping_s=config.gateway.ping_s,
+            turn_s=config.rollout.deadlines.turn_s,
+            engine_attempts=limits.engine_attempts,
+            engine_calls_per_s=limits.engine_calls_per_s,
+            adaptive=limits.adaptive,
+            watchdog_s=config.observe.watchdog_s,
+            routing=routing,
+        )
