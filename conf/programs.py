@@ -1,6 +1,7 @@
-"""The paths of the agent programs that a configuration names.
+"""Paths of the third-party agent programs on this machine.
 
-The pre-flight looks for a program at the path from which a run starts it: both ask here.
+Declared once for both sides that must agree: the harness that runs a program, and the pre-flight
+check that looks for it before a run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from conf.cache import cache_root
 from conf.sections.harness import (
     ClaudeCodeHarnessConfig,
     CodexHarnessConfig,
-    HarnessConfig,
+    ExternalHarnessConfig,
     MiniSweAgentHarnessConfig,
 )
 
@@ -21,7 +22,7 @@ PROGRAM_NAMES = {
     "codex": "Codex",
     "mini_swe_agent": "mini-swe-agent",
 }
-"""Names of the programs of other projects, by the harness's ``kind``."""
+"""Display name of each third-party program, by the configuration's ``kind``."""
 
 
 def is_tarball(path: Path | None) -> bool:
@@ -29,20 +30,25 @@ def is_tarball(path: Path | None) -> bool:
     return path is not None and path.name.endswith(TARBALL_SUFFIXES)
 
 
-def program_path(harness: HarnessConfig) -> Path | None:
-    """Return the path of a harness's program, which need not exist; None for our own harness."""
+def program_path(harness: ExternalHarnessConfig) -> Path:
+    """Return where a program is or will be: the path the user gave, else a path in our cache."""
     match harness:
-        case ClaudeCodeHarnessConfig():
-            return claude_code_path(harness)
-        case CodexHarnessConfig():
-            return codex_path(harness)
+        case MiniSweAgentHarnessConfig(directory=Path() as directory):
+            return directory.absolute()
         case MiniSweAgentHarnessConfig():
-            return mini_swe_agent_path(harness)
-    return None
+            return _cache_folder("mini-swe-agent", harness.version)
+        case ClaudeCodeHarnessConfig(binary=Path() as binary) if not is_tarball(binary):
+            return binary.absolute()
+        case ClaudeCodeHarnessConfig():
+            return _cache_folder("claude-code", harness.version) / "claude"
+        case CodexHarnessConfig(binary=Path() as binary) if not is_tarball(binary):
+            return binary.absolute()
+        case CodexHarnessConfig():
+            return _cache_folder("codex", harness.version) / "codex"
 
 
-def program_override(harness: HarnessConfig) -> str:
-    """Return the override that names the user's own program; empty if there is none."""
+def program_override(harness: ExternalHarnessConfig) -> str:
+    """Return the override that names the user's own program, "" without one."""
     match harness:
         case ClaudeCodeHarnessConfig() | CodexHarnessConfig() if harness.binary is not None:
             return f"harness.binary={harness.binary}"
@@ -51,28 +57,5 @@ def program_override(harness: HarnessConfig) -> str:
     return ""
 
 
-def claude_code_path(harness: ClaudeCodeHarnessConfig) -> Path:
-    """Return the path of Claude Code, which need not exist: the configured one, or in the cache."""
-    return (
-        _configured_path(harness.binary) or _cache_path("claude-code", harness.version) / "claude"
-    )
-
-
-def codex_path(harness: CodexHarnessConfig) -> Path:
-    """Return the path of Codex, which need not exist: the configured one, or in the cache."""
-    return _configured_path(harness.binary) or _cache_path("codex", harness.version) / "codex"
-
-
-def mini_swe_agent_path(harness: MiniSweAgentHarnessConfig) -> Path:
-    """Return the directory of mini-swe-agent, which need not exist: configured, or in the cache."""
-    if harness.directory is not None:
-        return harness.directory.absolute()
-    return _cache_path("mini-swe-agent", harness.version)
-
-
-def _configured_path(binary: Path | None) -> Path | None:
-    return None if binary is None or is_tarball(binary) else binary.absolute()
-
-
-def _cache_path(name: str, version: str) -> Path:
+def _cache_folder(name: str, version: str) -> Path:
     return cache_root() / "programs" / f"{name}-{version}"

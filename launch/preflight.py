@@ -141,10 +141,10 @@ def _isolation(isolation: str) -> Iterator[Problem]:
 
 
 def _harness(config: Config) -> Iterator[Problem]:
-    harness, program = config.harness, program_path(config.harness)
-    if isinstance(harness, NativeHarnessConfig) or program is None:
+    harness = config.harness
+    if isinstance(harness, NativeHarnessConfig):
         return
-    own = program_override(harness)
+    program, own = program_path(harness), program_override(harness)
     if not program.exists():
         install = f"agentrl check harness={harness.kind} {own}".rstrip()
         yield Problem(

@@ -1,4 +1,4 @@
-"""The agent program."""
+"""Configuration of the agent program (``harness=…``)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class NativeHarnessConfig(Section):
     max_tokens: PositiveInt
     """``max_tokens`` it asks for in each turn."""
     memory_mb: PositiveInt
-    """``sandbox.memory_mb`` unless that is given."""
+    """Default of ``sandbox.memory_mb``."""
     cpu_s: PositiveInt
-    """``sandbox.cpu_s`` unless that is given."""
+    """Default of ``sandbox.cpu_s``."""
 
 
 class ClaudeCodeHarnessConfig(Section):
@@ -29,17 +29,17 @@ class ClaudeCodeHarnessConfig(Section):
 
     kind: Literal["claude_code"]
     version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
-    """The one version that is run."""
+    """The only version that is accepted."""
     binary: Path | None
-    """The program, or an npm tarball that holds it; null: what ``agentrl check`` installed."""
+    """The program, or an npm tarball that holds it; null: the one ``agentrl check`` installed."""
     max_turns: PositiveInt
-    """Model calls before it is stopped, its sub-agents' and summaries' included."""
+    """Model calls before it is stopped, including those of sub-agents and compactions."""
     max_tokens: PositiveInt
     """``max_tokens`` it asks for in each turn."""
     memory_mb: PositiveInt
-    """Address space that it needs: ``sandbox.memory_mb`` unless more is given."""
+    """Address space that it needs: default and least value of ``sandbox.memory_mb``."""
     cpu_s: PositiveInt
-    """``sandbox.cpu_s`` unless that is given."""
+    """Default of ``sandbox.cpu_s``."""
 
 
 class CodexHarnessConfig(Section):
@@ -47,15 +47,15 @@ class CodexHarnessConfig(Section):
 
     kind: Literal["codex"]
     version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
-    """The one version that is run."""
+    """The only version that is accepted."""
     binary: Path | None
-    """The program, or an npm tarball that holds it; null: what ``agentrl check`` installed."""
+    """The program, or an npm tarball that holds it; null: the one ``agentrl check`` installed."""
     max_turns: PositiveInt
-    """Model calls before it is stopped, its sub-agents' and summaries' included."""
+    """Model calls before it is stopped, including those of sub-agents and compactions."""
     memory_mb: PositiveInt
-    """Address space that it needs: ``sandbox.memory_mb`` unless more is given."""
+    """Address space that it needs: default and least value of ``sandbox.memory_mb``."""
     cpu_s: PositiveInt
-    """``sandbox.cpu_s`` unless that is given."""
+    """Default of ``sandbox.cpu_s``."""
 
 
 class MiniSweAgentHarnessConfig(Section):
@@ -63,28 +63,30 @@ class MiniSweAgentHarnessConfig(Section):
 
     kind: Literal["mini_swe_agent"]
     version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
-    """The one version that is run."""
+    """The only version that is accepted."""
     directory: Path | None
-    """Directory that ``pip install --target`` made, for the Python inside the sandbox; null: what
-    ``agentrl check`` installed.
+    """Directory that ``pip install --target`` made, for the Python inside the sandbox; null: the
+    one ``agentrl check`` installed.
     """
     max_turns: PositiveInt
     """Model calls before it gives up."""
     max_tokens: PositiveInt
     """``max_tokens`` it asks for in each turn."""
     command_s: PositiveInt
-    """Seconds that one of its shell commands may take."""
+    """Time limit of one of its shell commands, in seconds."""
     memory_mb: PositiveInt
-    """``sandbox.memory_mb`` unless that is given."""
+    """Default of ``sandbox.memory_mb``."""
     cpu_s: PositiveInt
-    """``sandbox.cpu_s`` unless that is given."""
+    """Default of ``sandbox.cpu_s``."""
 
 
+ExternalHarnessConfig = ClaudeCodeHarnessConfig | CodexHarnessConfig | MiniSweAgentHarnessConfig
+"""Third-party programs, which are installed apart from agentrl."""
 HarnessConfig = Annotated[
-    NativeHarnessConfig | ClaudeCodeHarnessConfig | CodexHarnessConfig | MiniSweAgentHarnessConfig,
+    NativeHarnessConfig | ExternalHarnessConfig,
     Field(discriminator="kind"),
 ]
 
 
 PROMPT_TOKENS = {"claude_code": 7000, "codex": 6000, "mini_swe_agent": 1000}
-"""About what a program's system prompt and tools are, before any work."""
+"""Approximate tokens of a program's first prompt: its system prompt and its tools."""

@@ -9,7 +9,7 @@ from runners.faults.injection import Injection
 from runners.faults.plan import Fault, attempt_of
 from runners.faults.tools_inside import MARK
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
-from runners.harnesses.native.host import START
+from runners.harnesses.native.harness import START_INSIDE
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compile_program
 from runners.sandboxes.wrappers import ForwardingSandbox
@@ -55,8 +55,8 @@ class _Detour(ForwardingSandbox):
         output_limit: int = 65536,
     ) -> CommandResult:
         """Run a command; the agent's start goes through our program."""
-        if START in argv:
-            at = argv.index(START)
+        if START_INSIDE in argv:
+            at = argv.index(START_INSIDE)
             argv = [*argv[:at], INSIDE, self._plan(), *argv[at:]]
         result = await super().run(
             argv, deadline_s=deadline_s, env=env, stdin=stdin, output_limit=output_limit

@@ -73,7 +73,7 @@ def main(plan: str, start: str, settings: str) -> None:
 
         return run
 
-    agent.RUN = {name: faulty(tool) for name, tool in agent.RUN.items()}
+    agent.TOOL_FUNCTIONS = {name: faulty(tool) for name, tool in agent.TOOL_FUNCTIONS.items()}
     agent.main(settings)
 
 

@@ -1,4 +1,4 @@
-"""What every harness (agent program) promises: to work on a problem in a sandbox, then end.
+"""The contract of a harness: an agent program that works on a problem in a sandbox, then ends.
 
 It reaches the policy through the gateway and nothing else.
 """
@@ -15,38 +15,39 @@ from runners.trajectory.outcome import OutcomeCode
 
 @dataclass(frozen=True, slots=True)
 class HarnessContext:
-    """What the agent program is told."""
+    """Input of one run of the agent program."""
 
     problem_statement: str
     api_key: str
-    """The gateway session's key."""
+    """Key of the gateway session."""
     model: str
-    """Model name it sends; the gateway answers to any."""
+    """Model name that the program sends; the gateway answers to any."""
     deadline_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class HarnessResult:
-    """What the agent program said of itself; token truth is in the gateway."""
+    """The agent program's own account of its end. The tokens are not here: the gateway has them."""
 
     code: OutcomeCode
     """policy.finished, policy.gave_up, budget.turns, budget.wall, infra.harness, infra.gateway …"""
     final_message: str
-    """The agent's last words, in full."""
+    """The agent's last message, in full."""
     raw_finish_reason: str | None
+    """The program's own word for why it ended."""
     exit_code: int
     duration_s: float
     output: str
     """Tail of what the program printed, for diagnosis."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else it said that the record should keep: its version, its own counts. JSON."""
+    """Further statements that the rollout's record keeps: its version, its own counts. JSON."""
 
 
 class Harness(Protocol):
     """One agent program."""
 
     def mounts(self) -> dict[str, Path]:
-        """Read-only files it needs inside the sandbox."""
+        """Return the read-only files it needs, by their paths inside the sandbox."""
         ...
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessResult:

@@ -1,4 +1,4 @@
-"""Which agent programs there are, by the configuration's ``kind``."""
+"""The agent programs, by the configuration's ``kind``."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from conf.sections.harness import (
     MiniSweAgentHarnessConfig,
 )
 from conf.sections.scenario import ScenarioConfig
-from runners.harnesses import claude_code, codex, mini_swe_agent, npm
-from runners.harnesses.claude_code.program import program as claude_code_program
-from runners.harnesses.codex.program import program as codex_program
+from runners.harnesses import claude_code, codex, installation
 from runners.harnesses.contract import Harness
-from runners.harnesses.mini_swe_agent import program as mini
+from runners.harnesses.mini_swe_agent import harness as mini_swe_agent
+from runners.harnesses.mini_swe_agent import package
 from runners.harnesses.native import NativeHarness
 
 
-def _claude_code(config: ClaudeCodeHarnessConfig, scenario: ScenarioConfig) -> Harness:
-    path = npm.ready(claude_code_program(config))
-    return claude_code.harness(config, scenario, path)
+def _make_claude_code(config: ClaudeCodeHarnessConfig, scenario: ScenarioConfig) -> Harness:
+    program = installation.find_program(claude_code.npm_program(config))
+    return claude_code.make_harness(config, scenario, program)
 
 
-def _codex(config: CodexHarnessConfig, scenario: ScenarioConfig) -> Harness:
-    return codex.harness(config, scenario, npm.ready(codex_program(config)))
+def _make_codex(config: CodexHarnessConfig, scenario: ScenarioConfig) -> Harness:
+    program = installation.find_program(codex.npm_program(config))
+    return codex.make_harness(config, scenario, program)
 
 
-def _mini_swe_agent(config: MiniSweAgentHarnessConfig, _: ScenarioConfig) -> Harness:
-    return mini_swe_agent.harness(config, mini.ready(config))
+def _make_mini_swe_agent(config: MiniSweAgentHarnessConfig, _: ScenarioConfig) -> Harness:
+    return mini_swe_agent.make_harness(config, package.find_package(config))
 
 
 HARNESSES: dict[str, Callable[[Any, ScenarioConfig], Harness]] = {
     "native": NativeHarness,
-    "claude_code": _claude_code,
-    "codex": _codex,
-    "mini_swe_agent": _mini_swe_agent,
+    "claude_code": _make_claude_code,
+    "codex": _make_codex,
+    "mini_swe_agent": _make_mini_swe_agent,
 }
 
 
@@ -47,14 +47,14 @@ def make_harness(config: HarnessConfig, scenario: ScenarioConfig) -> Harness:
 
 
 def install_harness(config: HarnessConfig) -> None:
-    """Put a program that comes from elsewhere on this machine, unless it is there.
+    """Install a third-party program on this machine, unless it is there.
 
     Blocks; raises AgentrlError.
     """
     match config:
         case ClaudeCodeHarnessConfig():
-            npm.install(claude_code_program(config))
+            installation.install_program(claude_code.npm_program(config))
         case CodexHarnessConfig():
-            npm.install(codex_program(config))
+            installation.install_program(codex.npm_program(config))
         case MiniSweAgentHarnessConfig():
-            mini.install(config)
+            package.install_package(config)

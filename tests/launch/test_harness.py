@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from conf import programs
 from conf.compose import compose
+from conf.programs import program_path
 from conf.sections.harness import ClaudeCodeHarnessConfig
 from launch.local import plan
 from launch.preflight import preflight
@@ -43,7 +43,7 @@ def test_each_program_says_how_it_is_had(kind: str, tmp_path: Path) -> None:
 def test_an_installed_program_is_no_problem(tmp_path: Path) -> None:
     harness = compose(["harness=claude_code"]).harness
     assert isinstance(harness, ClaudeCodeHarnessConfig)
-    program = programs.claude_code_path(harness)
+    program = program_path(harness)
     program.parent.mkdir(parents=True)
     program.write_text("")
     program.chmod(0o755)

@@ -1,7 +1,1 @@
-"""mini-swe-agent: ``program.py`` has the package, ``start.py`` runs it inside, ``settings.py`` how
-it is started, ``result.py`` how it ended.
-"""
-
-from runners.harnesses.mini_swe_agent.host import harness
-
-__all__ = ["harness"]
+"""mini-swe-agent: the harness, its PyPI package, and the program that runs it inside a sandbox."""

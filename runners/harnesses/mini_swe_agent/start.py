@@ -1,7 +1,8 @@
-"""Run mini-swe-agent inside a sandbox: its own command ``mini``, told not to ask anybody.
+"""Run mini-swe-agent inside a sandbox: its own command ``mini``, set to ask nobody.
 
-The package is on this process's path only: a variable would put it on that of the repository's
-programs too. The task comes on stdin; the last line of stdout is a JSON object with how it ended.
+``python -I -S start.py PACKAGES SETTINGS``; the task comes on stdin, and the last line of stdout is
+a JSON object with the end. Only this process has the package on its path: ``PYTHONPATH`` would put
+it on the path of the repository's programs too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def main(packages: str, settings: list[str]) -> int:
 
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "trajectory.json"
-        raised = ""
+        error_text = ""
         try:
             mini(
                 model_name=None,
@@ -39,16 +40,16 @@ def main(packages: str, settings: list[str]) -> int:
                 output=output,
                 exit_immediately=True,
             )
-        except Exception as error:  # a process's top: why it ended is its result
-            raised = f"{type(error).__name__}: {error}"
-        said = _said(output)
-    said["version"], said["error"] = __version__, raised.replace(key, "***")
-    print(json.dumps(said))
-    return 1 if raised else 0
+        except Exception as error:  # top of the process: the error is part of the result
+            error_text = f"{type(error).__name__}: {error}"
+        end = _read_end(output)
+    end["version"], end["error"] = __version__, error_text.replace(key, "***")
+    print(json.dumps(end))
+    return 1 if error_text else 0
 
 
-def _said(output: Path) -> dict[str, Any]:
-    """Return what its own record says of the end."""
+def _read_end(output: Path) -> dict[str, Any]:
+    """Return the end according to its own trajectory file."""
     if not output.exists():
         return {"exit_status": "", "submission": "", "turns": None}
     info = json.loads(output.read_text())["info"]

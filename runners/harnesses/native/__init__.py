@@ -1,5 +1,5 @@
-"""The native harness: ``agent.py`` and ``wire.py`` run in the sandbox, ``host.py`` starts them."""
+"""The native harness: ``harness.py`` starts ``agent.py`` and ``client.py`` in the sandbox."""
 
-from runners.harnesses.native.host import NativeHarness
+from runners.harnesses.native.harness import NativeHarness
 
 __all__ = ["NativeHarness"]

@@ -1,36 +1,38 @@
-"""The native agent: one loop, a few tools; it runs inside the sandbox on Python's standard library.
+"""The native agent: one loop and a few tools, on Python's standard library; runs in the sandbox.
 
 ``main`` reads the problem statement from stdin, and from the environment ``ANTHROPIC_BASE_URL``,
-``ANTHROPIC_API_KEY`` and ``ANTHROPIC_MODEL``. The assistant's messages go back exactly as they
-came. Where the scenario says so, the main agent may not read and sends an investigator instead (its
-own thread, system prompt and read-only tools), and a history that outgrows its window is replaced
-by the policy's own summary. The last line printed is one JSON object: ``code`` (a value of
-``OutcomeCode``), ``final_message``, ``finish_reason``, ``turns``.
+``ANTHROPIC_API_KEY`` and ``ANTHROPIC_MODEL``. Assistant messages go back exactly as they came, so
+each prompt continues the one before. In a dispatching scenario the main agent cannot read: it sends
+an investigator with its own thread, system prompt and read-only tools. In a compacting scenario a
+history that outgrows its window is replaced by the policy's own summary. The last line printed is
+one JSON object: ``code`` (a value of ``OutcomeCode``), ``final_message``, ``finish_reason``,
+``turns``.
 """
 
-# ruff: noqa: PTH123 (pathlib takes 6 ms to import)
+# ruff: noqa: PTH123 (pathlib takes 4 ms to import)
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
 
-from .wire import MODEL_IS_GONE, GatewayError, Messages, decode, encode
+from .client import ENGINE_DOWN, Messages, TurnError
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # as ``typing.TYPE_CHECKING``, which would cost an import
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
 SYSTEM = "Solve the task, then Submit."
 INVESTIGATE = "Read, then Submit what you found."
-SUM_UP = "Sum up what you know."
+SUMMARIZE = "Sum up what you know."
 CONTINUED = "Known so far:"
 REST_TURNS = 3
-"""A history that was just summed up is left alone for so many turns, however small the window."""
+"""Turns without another summary after one, however small the window."""
 OUTPUT_BYTES = 8000
 BASH_S = 30
-SIGKILL, SIGPIPE = 9, 13  # the signal module takes 3 ms to import
 
 
 class ToolError(Exception):
@@ -39,9 +41,9 @@ class ToolError(Exception):
 
 def read(path: str) -> str:
     """Return a file's text."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would block
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else opening a FIFO blocks
     try:
-        return contents(file)
+        return read_ends(file)
     finally:
         os.close(file)
 
@@ -60,25 +62,25 @@ def edit(path: str, old_string: str, new_string: str) -> str:
 
 
 def bash(command: str, limit_s: float = BASH_S) -> str:
-    """Run a command; whatever it leaves running is killed."""
+    """Run a command, then kill everything that it left running."""
     import select
 
     # Output goes to a file, not a pipe: a background child that keeps a pipe open would hang us.
     output = os.memfd_create("output")
-    keep = {name: value for name, value in os.environ.items() if not name.startswith("ANTHROPIC_")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ANTHROPIC_")}
     streams = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]
     streams += [(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)]  # type: ignore[list-item]
     argv = ["bash", "-c", command]
     child = os.posix_spawn(
-        "/bin/bash", argv, keep, file_actions=streams, setpgroup=0, setsigdef=[SIGPIPE]
+        "/bin/bash", argv, env, file_actions=streams, setpgroup=0, setsigdef=[signal.SIGPIPE]
     )
     ended = select.poll()
     handle = os.pidfd_open(child)
     ended.register(handle, select.POLLIN)
     in_time = ended.poll(limit_s * 1000)
-    os.killpg(child, SIGKILL)
+    os.killpg(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    text = contents(output)
+    text = read_ends(output)
     os.close(handle)
     os.close(output)
     if not in_time:
@@ -88,8 +90,8 @@ def bash(command: str, limit_s: float = BASH_S) -> str:
     return text
 
 
-def contents(file: int) -> str:
-    """Return an open file's text without the middle of what is too long."""
+def read_ends(file: int) -> str:
+    """Return an open file's text; the middle of a long one is left out."""
     size, half = os.fstat(file).st_size, OUTPUT_BYTES // 2
     if size <= OUTPUT_BYTES:
         return os.pread(file, OUTPUT_BYTES, 0).decode(errors="replace")
@@ -111,7 +113,7 @@ SUBMIT = _tool("Submit", "Finish.", "message")
 TOOLS = [READ, EDIT, BASH, SUBMIT]
 DISPATCHER_TOOLS = [AGENT, EDIT, SUBMIT]
 INVESTIGATOR_TOOLS = [READ, SUBMIT]
-RUN: dict[str, Callable[..., str]] = {"Read": read, "Edit": edit, "Bash": bash}
+TOOL_FUNCTIONS: dict[str, Callable[..., str]] = {"Read": read, "Edit": edit, "Bash": bash}
 
 
 def user_message(problem: str) -> dict[str, Any]:
@@ -119,8 +121,8 @@ def user_message(problem: str) -> dict[str, Any]:
     return {"role": "user", "content": problem}
 
 
-def misused(name: str, arguments: object, tools: list[dict[str, Any]]) -> str:
-    """Return what is wrong with a call; "" if nothing is."""
+def find_fault(name: str, arguments: object, tools: list[dict[str, Any]]) -> str:
+    """Return the fault of a tool call as a message to the policy, "" if there is none."""
     wanted = {tool["name"]: tool["input_schema"]["required"] for tool in tools}.get(name)
     if wanted is None:
         return f"no tool {name}"
@@ -131,10 +133,10 @@ def misused(name: str, arguments: object, tools: list[dict[str, Any]]) -> str:
     return ""
 
 
-def call(name: str, arguments: dict[str, str]) -> tuple[str, bool]:
+def run_tool(name: str, arguments: dict[str, str]) -> tuple[str, bool]:
     """Run one tool in the current directory; return its text and whether it failed."""
     try:
-        return RUN[name](**arguments), False
+        return TOOL_FUNCTIONS[name](**arguments), False
     except ToolError as error:
         return str(error), True
     except OSError as error:
@@ -143,19 +145,19 @@ def call(name: str, arguments: dict[str, str]) -> tuple[str, bool]:
         return type(error).__name__, True
 
 
-def tool_result(block: dict[str, Any], text: str, failed: bool) -> dict[str, Any]:
+def make_tool_result(block: dict[str, Any], text: str, failed: bool) -> dict[str, Any]:
     """Return the tool_result block that answers a tool_use block."""
     result = {"type": "tool_result", "tool_use_id": block["id"], "content": text}
     return {**result, "is_error": True} if failed else result
 
 
-def continued(problem: str, summary: str) -> dict[str, Any]:
-    """Return the first message of a conversation whose history was summed up."""
+def continuation_message(problem: str, summary: str) -> dict[str, Any]:
+    """Return the first message of a conversation whose history was summarized."""
     return user_message(f"{problem}\n{CONTINUED}\n{summary}")
 
 
 class Stopped(Exception):
-    """The work ended; ``end`` says how."""
+    """The end of the work without a Submit; ``end`` has its code and message."""
 
     def __init__(self, code: str, final_message: str = "") -> None:
         self.end = {"code": code, "final_message": final_message}
@@ -163,7 +165,7 @@ class Stopped(Exception):
 
 
 class Work:
-    """One attempt at a problem: the gateway, and how much may be asked of it."""
+    """One attempt at a problem, with its budget of turns; mutated by its own methods only."""
 
     def __init__(self, gateway: Messages, request: dict[str, Any], turns: int, window: int) -> None:
         self.gateway, self.request, self.window = gateway, request, window
@@ -173,35 +175,35 @@ class Work:
     def solve(self, problem: str, system: str, tools: list[dict[str, Any]], thread: str) -> str:
         """Work until Submit and return its message; raises Stopped when it ends otherwise."""
         request = {**self.request, "system": system, "tools": tools}
-        who = {"agent-id": thread, "request-class": "subagent"} if thread else {}
-        messages, hints, rested = [user_message(problem)], who, REST_TURNS
+        identity = {"agent-id": thread, "request-class": "subagent"} if thread else {}
+        messages, hints, rested = [user_message(problem)], identity, REST_TURNS
         while True:
-            reply = self.ask({**request, "messages": messages}, hints)
-            hints, rested = who, rested + 1
+            reply = self.take_turn({**request, "messages": messages}, hints)
+            hints, rested = identity, rested + 1
             calls = [block for block in reply["content"] if block["type"] == "tool_use"]
             if not calls:
                 cut_off = reply["stop_reason"] == "max_tokens"
-                raise Stopped("budget.tokens" if cut_off else "policy.gave_up", text_of(reply))
+                raise Stopped("budget.tokens" if cut_off else "policy.gave_up", reply_text(reply))
             results = []
             for block in calls:
-                wrong = misused(block["name"], block["input"], tools)
-                if block["name"] == "Submit" and not wrong:
+                fault = find_fault(block["name"], block["input"], tools)
+                if block["name"] == "Submit" and not fault:
                     return str(block["input"]["message"])
-                text, failed = (wrong, True) if wrong else self.run(block)
-                results.append(tool_result(block, text, failed))
+                text, failed = (fault, True) if fault else self.run(block)
+                results.append(make_tool_result(block, text, failed))
             messages.append({"role": "assistant", "content": reply["content"]})
             messages.append({"role": "user", "content": results})
-            if self.window and used(reply) > self.window and rested >= REST_TURNS:
-                results.append({"type": "text", "text": SUM_UP})
-                asked = {**who, "request-class": "compaction"}
-                summary = text_of(self.ask({**request, "messages": messages}, asked))
-                messages, rested = [continued(problem, summary)], 0
-                hints = {**who, "context-compacted": "auto"}
+            if self.window and count_tokens(reply) > self.window and rested >= REST_TURNS:
+                results.append({"type": "text", "text": SUMMARIZE})
+                compaction = {**identity, "request-class": "compaction"}
+                summary = reply_text(self.take_turn({**request, "messages": messages}, compaction))
+                messages, rested = [continuation_message(problem, summary)], 0
+                hints = {**identity, "context-compacted": "auto"}
 
     def run(self, block: dict[str, Any]) -> tuple[str, bool]:
         """Run one well-formed call."""
         if block["name"] != "Agent":
-            return call(block["name"], block["input"])
+            return run_tool(block["name"], block["input"])
         self.agents += 1
         thread = f"investigator-{self.agents}"
         prompt = block["input"]["prompt"]
@@ -212,15 +214,15 @@ class Work:
                 raise
             return "the agent found nothing", True
 
-    def ask(self, body: dict[str, Any], hints: dict[str, str]) -> Any:
-        """Take one turn."""
+    def take_turn(self, body: dict[str, Any], hints: dict[str, str]) -> Any:
+        """Return the policy's next message; raises Stopped if the gateway has none."""
         if self.turns_left == 0:
             raise Stopped("budget.turns")
         self.turns_left -= 1
         try:
             reply = self.gateway.create(body, hints)
-        except GatewayError as error:
-            code = "infra.model" if error.status in MODEL_IS_GONE else "infra.gateway"
+        except TurnError as error:
+            code = "infra.model" if error.status in ENGINE_DOWN else "infra.gateway"
             if error.status == 400 and "prompt is too long" in str(error):
                 code = "budget.tokens"
             raise Stopped(code, str(error)) from None
@@ -229,21 +231,21 @@ class Work:
         return reply
 
 
-def text_of(reply: dict[str, Any]) -> str:
-    """Return what a reply says beside its calls."""
+def reply_text(reply: dict[str, Any]) -> str:
+    """Return a reply's text, without its tool calls."""
     return "\n".join(block["text"] for block in reply["content"] if block["type"] == "text")
 
 
-def used(reply: dict[str, Any]) -> int:
-    """Return the tokens of a turn: its prompt, cached or not, and its answer."""
+def count_tokens(reply: dict[str, Any]) -> int:
+    """Return the tokens of a turn: its prompt (cached or not) and its answer."""
     usage = reply["usage"]
     names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     total: int = usage["output_tokens"] + sum(usage.get(name, 0) for name in names)
     return total
 
 
-def attempt(gateway: Messages, problem: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Work on a problem; return how it ended."""
+def solve(gateway: Messages, problem: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Work on a problem; return its end as ``main`` prints it."""
     request = {"model": settings["model"], "max_tokens": settings["max_tokens"]}
     work = Work(gateway, request, settings["max_turns"], settings["window_tokens"])
     tools = DISPATCHER_TOOLS if settings["dispatch"] else TOOLS
@@ -263,7 +265,7 @@ def main(settings: str) -> None:
     try:
         gateway = Messages(os.environ["ANTHROPIC_BASE_URL"], os.environ["ANTHROPIC_API_KEY"])
         model = {"model": os.environ["ANTHROPIC_MODEL"]}
-        end = attempt(gateway, problem, {**decode(settings), **model})
-    except GatewayError as error:  # the URL is no URL
+        end = solve(gateway, problem, {**json.loads(settings), **model})
+    except TurnError as error:  # ANTHROPIC_BASE_URL is malformed
         end = {"code": "infra.gateway", "final_message": str(error)}
-    print(encode({"finish_reason": None, "turns": 0, **end}))
+    print(json.dumps({"finish_reason": None, "turns": 0, **end}))

@@ -87,10 +87,10 @@ def lines(project: Project, statement: str, scenario: ScenarioKind) -> list[Line
         episode = [Line(agent.INVESTIGATE, agent.INVESTIGATOR_TOOLS, errand, report)]
         look, tools = _step("Agent", {"prompt": errand}, finding), agent.DISPATCHER_TOOLS
     if scenario in ("compact", "mixed"):
-        asked = replace(look, heard=(*look.heard, agent.user_message(agent.SUM_UP)))
+        asked = replace(look, heard=(*look.heard, agent.user_message(agent.SUMMARIZE)))
         summing = Line(agent.SYSTEM, tools, problem, (asked, Step(finding + END)))
         episode = [summing, *episode]
-        problem = agent.continued(problem, finding)["content"]
+        problem = agent.continuation_message(problem, finding)["content"]
         return [Line(agent.SYSTEM, tools, problem, fix), *episode]
     return [Line(agent.SYSTEM, tools, problem, (look, *fix)), *episode]
 

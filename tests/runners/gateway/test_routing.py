@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from runners.export.dump import dump
 from runners.harnesses.native import agent as native
-from runners.harnesses.native.wire import Messages
+from runners.harnesses.native.client import Messages
 from runners.store.run_store import RunStore
 from runners.trajectory.graph import build_segments
 from runners.trajectory.routing import RoutingShape, TurnRouting, build_segment_routing
@@ -149,7 +149,7 @@ async def test_sub_agents_a_compaction_a_retry_and_updates_in_the_middle_keep_th
     settings = {"model": "policy", "max_turns": 9, "max_tokens": 500}
     settings |= {"dispatch": True, "window_tokens": 1}
     messages = Messages(gateway.url, session.key, backoff_s=0.01)
-    await asyncio.to_thread(native.attempt, messages, "fix a.py", settings)
+    await asyncio.to_thread(native.solve, messages, "fix a.py", settings)
     messages.connection.close()
     assert len(engine.seen.requests) == len(gateway.turns("s1")) + 1
     kinds = {chain.kind for chain in build_segments(gateway.turns("s1"))}

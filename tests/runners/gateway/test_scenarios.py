@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runners.harnesses.native import agent
-from runners.harnesses.native.wire import Messages
+from runners.harnesses.native.client import Messages
 from tests.fakes.running_gateway import Gateway
 from tests.fakes.scripted_engine import ScriptedEngine, spoken
 
@@ -85,7 +85,7 @@ async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_ar
     settings: dict[str, Any] = {"model": "policy", "max_turns": 9, "max_tokens": 500}
     settings |= {"dispatch": dispatch, "window_tokens": window}
     messages = Messages(gateway.url, session.key)
-    end = await asyncio.to_thread(agent.attempt, messages, "fix a.py", settings)
+    end = await asyncio.to_thread(agent.solve, messages, "fix a.py", settings)
     messages.connection.close()
     assert (end["code"], end["turns"]) == ("policy.finished", len(script))
     assert "a + b" in (workspace / "a.py").read_text()

@@ -1,21 +1,18 @@
-"""What tests of a real agent program stand on; a module names its program in ``CONFIG``."""
+"""Fixtures of the tests with a real agent program, which a module names in ``CONFIG``."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from conf import programs
 from conf.schema import Config
-from runners.harnesses.registry import install_harness
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
 from tests.fakes.scripted_engine import ScriptedEngine
-from tests.runners.harnesses.real_agent import Program
+from tests.runners.harnesses.real_agent import RealProgram, install_or_skip
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +24,8 @@ def config(request: pytest.FixtureRequest) -> Config:
 
 @pytest.fixture(scope="module")
 def installed(config: Config) -> None:
-    """Install the program, or skip where nothing can."""
-    place = programs.program_path(config.harness)
-    assert place is not None
-    by_npm = config.harness.kind != "mini_swe_agent"
-    if by_npm and shutil.which("npm") is None and not place.exists():
-        pytest.skip(f"npm, which installs {config.harness.kind}, is not here")
-    install_harness(config.harness)
+    """Install the program, or skip where npm is missing."""
+    install_or_skip(config.harness)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +42,8 @@ def program(
     backend: SandboxBackend,
     engine: ScriptedEngine,
     tmp_path: Path,
-) -> Program:
-    return Program(config, backend, engine, tmp_path)
+) -> RealProgram:
+    return RealProgram(config, backend, engine, tmp_path)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a program is started with, held against a file."""
+"""Comparison of a program's command line and environment with a golden file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCENARIOS: dict[str, ScenarioConfig] = {
 def check_golden(
     name: str, argv: list[str], env: Mapping[str, str], request: pytest.FixtureRequest
 ) -> None:
-    """Hold a command line and an environment against the golden file, or write it."""
+    """Compare a command line and an environment with the golden file, or rewrite the file."""
     file = GOLDEN / f"{name}.json"
     text = json.dumps({"argv": argv, "env": dict(env)}, indent=2) + "\n"
     if request.config.getoption("--update-golden"):

@@ -1,10 +1,11 @@
-"""A real agent program at work: a small repository in a real sandbox, a real gateway in this loop,
-a scripted engine behind it.
+"""Runs of a real agent program: a small repository in a real sandbox, a real gateway in this event
+loop, and a scripted engine.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,12 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
+from conf.programs import program_path
 from conf.schema import Config
+from conf.sections.harness import (
+    HarnessConfig,
+    MiniSweAgentHarnessConfig,
+    NativeHarnessConfig,
+)
 from conf.sections.scenario import LinearScenarioConfig, ScenarioConfig
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
-from runners.harnesses.registry import make_harness
+from runners.harnesses.registry import install_harness, make_harness
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
 from tests.fakes.running_gateway import Agent, running_gateway
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
@@ -25,6 +33,15 @@ from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 LINEAR = LinearScenarioConfig(kind="linear")
 MAIN, SUB = "main", "sub"
+
+
+def install_or_skip(harness: HarnessConfig) -> None:
+    """Install a real program; skip the test where npm, which installs it, is missing."""
+    assert not isinstance(harness, NativeHarnessConfig)
+    by_npm = not isinstance(harness, MiniSweAgentHarnessConfig)
+    if by_npm and shutil.which("npm") is None and not program_path(harness).exists():
+        pytest.skip(f"npm, which installs {harness.kind}, is missing")
+    install_harness(harness)
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -38,21 +55,22 @@ def say(text: str) -> str:
 
 
 class SeveralThreads(ScriptedEngine):
-    """Has a script per thread, by the task that a sub-agent was given: its requests come between
-    those of others whenever they come. ``AGENT`` in what is said becomes the name of the sub-agent
-    that the prompt named last, as Codex has it.
+    """A scripted engine with one script per thread, because the order of their requests varies.
+
+    A sub-agent's script is found by its task. ``AGENT`` in a script becomes the name of the
+    sub-agent that the prompt named last, as Codex names it.
     """
 
     def __init__(self, scripts: Mapping[str, Sequence[str]]) -> None:
         super().__init__()
-        self._scripts = {task: deque(map(Completion, said)) for task, said in scripts.items()}
+        self._scripts = {task: deque(map(Completion, texts)) for task, texts in scripts.items()}
 
     async def _generate(self, body: dict[str, Any]) -> web.StreamResponse:
         prompt = self.tokenizer.decode(body["input_ids"], skip_special_tokens=False)
-        heard = "".join(
+        user_text = "".join(
             part.partition("<|im_end|>")[0] for part in prompt.split("<|im_start|>user")
         )
-        task = next((task for task in self._scripts if task != MAIN and task in heard), MAIN)
+        task = next((task for task in self._scripts if task != MAIN and task in user_text), MAIN)
         self.script = self._scripts[task]
         if self.script and (named := re.findall(r'"agent_id":"([^"]+)"', prompt)):
             text = self.script[0].text.replace("AGENT", named[-1])
@@ -61,13 +79,13 @@ class SeveralThreads(ScriptedEngine):
 
 
 @dataclass
-class Work:
-    """What came of one run of the agent."""
+class AgentRun:
+    """Result of one run of the agent."""
 
     result: HarnessResult
     finished: dict[str, Any]
     key: str
-    """Of its session."""
+    """Key of its session."""
     a_py: str
     changed: list[str]
     """Names in the workspace that were not there before."""
@@ -84,7 +102,7 @@ async def gateway_session(
 
 
 @asynccontextmanager
-async def opened(
+async def open_sandbox(
     backend: SandboxBackend, session: Agent, tmp_path: Path, harness: Harness
 ) -> AsyncIterator[Sandbox]:
     """Make a sandbox over a small repository."""
@@ -109,8 +127,8 @@ async def opened(
 
 
 @dataclass(frozen=True)
-class Program:
-    """A real agent program, installed, and what it works with."""
+class RealProgram:
+    """An installed real agent program, with a sandbox backend and an engine."""
 
     config: Config
     backend: SandboxBackend
@@ -125,17 +143,17 @@ class Program:
         room: int = 400_000,
         key: str | None = None,
         deadline_s: float = 60,
-    ) -> Work:
+    ) -> AgentRun:
         """Let it work on a small repository; ``room``: the model's context in tokens."""
         harness = make_harness(self.config.harness, scenario)
         async with (
             gateway_session(self.engine, self.place, max_turns, room) as session,
-            opened(self.backend, session, self.place, harness) as sandbox,
+            open_sandbox(self.backend, session, self.place, harness) as sandbox,
         ):
             context = HarnessContext("Fix add in a.py.", key or session.key, "policy", deadline_s)
             result = await harness.run(sandbox, context)
             async with sandbox.on_host() as workspace:
-                return Work(
+                return AgentRun(
                     result,
                     await session.finish(),
                     session.key,
@@ -144,7 +162,7 @@ class Program:
                 )
 
 
-def chains_of(done: Work) -> list[tuple[str, str, tuple[int, ...]]]:
+def chains_of(done: AgentRun) -> list[tuple[str, str, tuple[int, ...]]]:
     """Return every segment's kind, thread (``MAIN`` or ``SUB``) and own turns."""
     return [
         (c["kind"], MAIN if c["thread"] == MAIN else SUB, tuple(c["own_turns"]))
@@ -152,13 +170,13 @@ def chains_of(done: Work) -> list[tuple[str, str, tuple[int, ...]]]:
     ]
 
 
-def check_tokens(done: Work, engine: ScriptedEngine) -> None:
-    """Every sampled token is trained, once, after exactly the prompt that it was sampled after."""
+def check_tokens(done: AgentRun, engine: ScriptedEngine) -> None:
+    """Check that every sampled token is trained once, after exactly its own prompt."""
     stats = done.finished["stats"]
     assert stats["trained_tokens"] == stats["sampled_tokens"]
     assert stats["sampled_tokens"] == sum(len(ids) for ids, _ in engine.seen.answered)
     assert (stats["forks"], stats["ambiguous"]) == (0, 0)
     for chain in done.finished["segments"]:
         last = chain["turns"][-1]
-        saw = engine.seen.requests[last]["input_ids"] + engine.seen.answered[last][0]
-        assert chain["tokens"] == saw
+        seen = engine.seen.requests[last]["input_ids"] + engine.seen.answered[last][0]
+        assert chain["tokens"] == seen

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from runners.harnesses.native import agent, wire
-from runners.harnesses.native.wire import Messages
+from runners.harnesses.native import agent
+from runners.harnesses.native.client import Messages, TurnError, parse_events
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_gateway import (
     Cut,
@@ -44,7 +44,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(**changes: object) -> dict[str, Any]:
-    """Return what the agent is told."""
+    """Return the agent's settings."""
     linear = {"model": "m", "max_turns": 8, "max_tokens": 5, "dispatch": False, "window_tokens": 0}
     return linear | changes
 
@@ -55,19 +55,19 @@ async def solve(
     """Let the agent work through a script."""
     gateway.script = list(script)
     messages = Messages(gateway.url, "secret", backoff_s=0.001)
-    end = await asyncio.to_thread(agent.attempt, messages, "problem", settings(**changes))
+    end = await asyncio.to_thread(agent.solve, messages, "problem", settings(**changes))
     messages.connection.close()
     OutcomeCode(end["code"])
     return end
 
 
 def hints(headers: dict[str, str]) -> dict[str, str]:
-    """Return what a request says about who asks."""
+    """Return the Claude Code headers of a request, without their prefix."""
     start = "x-claude-code-"
     return {k.removeprefix(start): v for k, v in headers.items() if k.startswith(start)}
 
 
-async def test_a_submit_ends_it(gateway: ScriptedGateway, workspace: Path) -> None:
+async def test_a_submit_ends_the_work(gateway: ScriptedGateway, workspace: Path) -> None:
     first = [say("looking é 😀"), use("Read", "c1", path="a.txt")]
     end = await solve(gateway, [Reply(first), Reply([use("Submit", message="done")])])
     assert end == {
@@ -145,7 +145,7 @@ async def test_a_bad_call_is_answered_and_the_work_goes_on(
     [Failure(429), Failure(500), Failure(529), Failure(503), Cut(), ErrorEvent()],
     ids=repr,
 )
-async def test_a_passing_failure_is_asked_again_with_the_same_body(
+async def test_a_transient_failure_is_retried_with_the_same_body(
     gateway: ScriptedGateway, failure: Step
 ) -> None:
     script = [failure, failure, failure, Reply([use("Submit", message="done")])]
@@ -171,7 +171,7 @@ async def test_a_passing_failure_is_asked_again_with_the_same_body(
         ),
     ],
 )
-async def test_a_lasting_failure_ends_it_with_its_code(
+async def test_a_lasting_failure_ends_the_work_with_its_code(
     gateway: ScriptedGateway, failures: list[Step], code: str
 ) -> None:
     end = await solve(gateway, failures)
@@ -180,9 +180,9 @@ async def test_a_lasting_failure_ends_it_with_its_code(
     assert not gateway.script
 
 
-def test_a_gateway_that_is_not_there_is_its_failure() -> None:
+def test_a_missing_gateway_is_a_gateway_failure() -> None:
     messages = Messages("http://127.0.0.1:1", "key", backoff_s=0.001)
-    end = agent.attempt(messages, "problem", settings(max_turns=3))
+    end = agent.solve(messages, "problem", settings(max_turns=3))
     assert (end["code"], end["turns"]) == ("infra.gateway", 0)
     assert "refused" in end["final_message"]
 
@@ -229,7 +229,7 @@ async def test_every_investigator_is_a_thread_of_its_own(gateway: ScriptedGatewa
         (Failure(400, message="prompt is too long: 9 tokens > 8 maximum"), "budget.tokens", 1),
     ],
 )
-async def test_an_investigator_that_finds_nothing_is_said_so_and_one_that_fails_ends_it(
+async def test_an_investigator_without_a_report_is_a_tool_error_and_a_failed_one_ends_the_work(
     gateway: ScriptedGateway, report: Step, code: str, turns: int
 ) -> None:
     script = [Reply([use("Agent", prompt="look")]), report, Reply([use("Submit", message="done")])]
@@ -249,7 +249,7 @@ async def test_the_main_agent_of_a_dispatching_scenario_cannot_read(
     assert [result["content"] for result in results] == ["no tool Read", "no tool Bash"]
 
 
-async def test_a_history_that_outgrows_its_window_goes_on_from_its_summary(
+async def test_a_history_that_outgrows_its_window_continues_from_its_summary(
     gateway: ScriptedGateway, workspace: Path
 ) -> None:
     read = Reply([use("Read", "r", path="a.txt")], prompt_tokens=50)
@@ -260,7 +260,7 @@ async def test_a_history_that_outgrows_its_window_goes_on_from_its_summary(
     assert (end["code"], end["turns"]) == ("policy.finished", 6)
     asked, went_on = gateway.requests[2], gateway.requests[3]
     assert asked["messages"][:-1] == gateway.requests[1]["messages"] + asked["messages"][3:4]
-    assert asked["messages"][-1]["content"][-1] == {"type": "text", "text": agent.SUM_UP}
+    assert asked["messages"][-1]["content"][-1] == {"type": "text", "text": agent.SUMMARIZE}
     assert asked["messages"][-1]["content"][0]["type"] == "tool_result"
     (first,) = went_on["messages"]
     assert first["content"].startswith("problem\n")
@@ -270,7 +270,7 @@ async def test_a_history_that_outgrows_its_window_goes_on_from_its_summary(
     ]
 
 
-async def test_a_fresh_summary_is_left_alone_for_some_turns(
+async def test_no_second_summary_within_the_rest_turns(
     gateway: ScriptedGateway, workspace: Path
 ) -> None:
     read = Reply([use("Read", "r", path="a.txt")], prompt_tokens=50)
@@ -292,50 +292,110 @@ async def test_one_connection_serves_all_turns(gateway: ScriptedGateway) -> None
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:80", "https://host", "http://"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(wire.GatewayError, match="ANTHROPIC_BASE_URL"):
+def test_a_malformed_address_is_refused(url: str) -> None:
+    with pytest.raises(TurnError, match="ANTHROPIC_BASE_URL"):
         Messages(url, "key")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [{}, [], {"a": [1, -2.5, 1e300, None, True, 'é"\\\n😀']}, "x", 0, {"": {"": []}}],
-    ids=repr,
+EVENTS = b'event: a\ndata: {"type": "a", "text": "\xc3\xa9"}\n\n: ping\n\ndata: {"type": "b"}\n\n'
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 30, len(EVENTS)])
+def test_events_are_the_same_however_the_stream_is_cut(size: int) -> None:
+    pieces = (EVENTS[start : start + size] for start in range(0, len(EVENTS), size))
+    assert list(parse_events(pieces)) == [{"type": "a", "text": "é"}, {"type": "b"}]
+
+
+async def serve(*answers: bytes, keep_alive: bool = True) -> tuple[asyncio.Server, str, list[int]]:
+    """Serve raw HTTP answers in order, one per request; return server, URL and connections made."""
+    script, connections = list(answers), [0]
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections[0] += 1
+        while script:
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.IncompleteReadError:
+                break
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            await reader.readexactly(length)
+            writer.write(script.pop(0))
+            if not keep_alive:
+                break
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connections
+
+
+STREAM = b"".join(
+    b"data: %s\n\n" % json.dumps(event).encode()
+    for event in (
+        {"type": "message_start", "message": {"content": [], "usage": {}}},
+        {"type": "message_stop"},
+    )
 )
-def test_json_is_written_and_read_as_the_library_does(value: object) -> None:
-    assert json.loads(wire.encode(value)) == value
-    assert wire.decode(json.dumps(value, ensure_ascii=False)) == value
-    assert wire.decode(f" {json.dumps(value, indent=2)}\n") == value
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"5;name=value\r\n%s\r\n%x\r\n%s\r\n0\r\ntrailer: x\r\n\r\n"
+) % (STREAM[:5], len(STREAM) - 5, STREAM[5:])
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (
+    len(STREAM),
+    STREAM,
+)
 
 
-@pytest.mark.parametrize("text", ["", "{", "nonsense", '{"a":}', "[1,", '"\n"'])
-def test_what_is_no_json_is_a_value_error(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        wire.decode(text)
+async def test_chunked_and_whole_bodies_are_read_to_their_end() -> None:
+    server, url, connections = await serve(CHUNKED, CHUNKED, WHOLE, CHUNKED)
+    messages = Messages(url, "key", backoff_s=0.001)
+    for _ in range(4):
+        reply = await asyncio.to_thread(messages.create, {"messages": []}, {})
+        assert reply == {"content": [], "usage": {}}
+    assert connections == [2], "the third answer closes the first connection"
+    messages.connection.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"garbage\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ncut",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ndata: {{\n",
+    ],
+)
+async def test_an_answer_that_is_no_http_or_no_json_is_a_failed_turn(answer: bytes) -> None:
+    server, url, _ = await serve(*[answer] * 4, keep_alive=False)
+    messages = Messages(url, "key", backoff_s=0.001)
+    with pytest.raises(TurnError) as caught:
+        await asyncio.to_thread(messages.create, {"messages": []}, {})
+    assert caught.value.status == 0
+    server.close()
 
 
 def test_reading_shows_the_ends_of_what_is_long(workspace: Path) -> None:
     (workspace / "long").write_text("a" * 9000 + "b" * 9000)
-    text, failed = agent.call("Read", {"path": "long"})
+    text, failed = agent.run_tool("Read", {"path": "long"})
     assert not failed
     assert text == "a" * 4000 + "\n...\n" + "b" * 4000
     (workspace / "latin").write_bytes(b"\xe9t\xe9")
-    assert agent.call("Read", {"path": "latin"}) == ("\ufffdt\ufffd", False)
-    assert agent.call("Read", {"path": "."}) == ("Is a directory", True)
+    assert agent.run_tool("Read", {"path": "latin"}) == ("\ufffdt\ufffd", False)
+    assert agent.run_tool("Read", {"path": "."}) == ("Is a directory", True)
     os.mkfifo(workspace / "fifo")
-    assert agent.call("Read", {"path": "fifo"})[0] in ("", "Illegal seek")
-    assert agent.call("Read", {"path": "\0"}) == ("ValueError", True)
+    assert agent.run_tool("Read", {"path": "fifo"})[0] in ("", "Illegal seek")
+    assert agent.run_tool("Read", {"path": "\0"}) == ("ValueError", True)
 
 
 def test_editing_wants_one_place(workspace: Path) -> None:
     edit = {"path": "a.txt", "old_string": "two", "new_string": "2"}
-    assert agent.call("Edit", edit) == ("ok", False)
+    assert agent.run_tool("Edit", edit) == ("ok", False)
     assert (workspace / "a.txt").read_text() == "one 2 one\n"
-    assert agent.call("Edit", edit) == ("old_string occurs 0 times", True)
-    assert agent.call("Edit", {**edit, "old_string": ""}) == ("old_string occurs 0 times", True)
+    assert agent.run_tool("Edit", edit) == ("old_string occurs 0 times", True)
+    assert agent.run_tool("Edit", {**edit, "old_string": ""}) == ("old_string occurs 0 times", True)
     (workspace / "crlf").write_bytes(b"x\r\nlonger line\r\n")
     change = {"path": "crlf", "old_string": "longer line", "new_string": "y"}
-    assert agent.call("Edit", change) == ("ok", False)
+    assert agent.run_tool("Edit", change) == ("ok", False)
     assert (workspace / "crlf").read_bytes() == b"x\r\ny\r\n"
 
 
@@ -343,15 +403,17 @@ def test_commands_give_output_and_exit_code(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
-    assert agent.call("Bash", {"command": "cat a.txt"}) == ("one two one\n", False)
-    assert agent.call("Bash", {"command": "echo x; exit 3"}) == ("x\n\nexit code 3", True)
-    assert agent.call("Bash", {"command": "false"}) == ("exit code 1", True)
-    assert agent.call("Bash", {"command": "kill -9 $$"}) == ("exit code -9", True)
-    assert agent.call("Bash", {"command": "env | grep -c secret"})[0].startswith("0")
-    text, _ = agent.call("Bash", {"command": "yes | head -c 100000; echo end >&2"})
+    assert agent.run_tool("Bash", {"command": "cat a.txt"}) == ("one two one\n", False)
+    assert agent.run_tool("Bash", {"command": "echo x; exit 3"}) == ("x\n\nexit code 3", True)
+    assert agent.run_tool("Bash", {"command": "false"}) == ("exit code 1", True)
+    assert agent.run_tool("Bash", {"command": "kill -9 $$"}) == ("exit code -9", True)
+    assert agent.run_tool("Bash", {"command": "env | grep -c secret"})[0].startswith("0")
+    text, _ = agent.run_tool("Bash", {"command": "yes | head -c 100000; echo end >&2"})
     assert len(text) < 8100
     assert text.endswith("y\nend\n")
-    assert agent.call("Bash", {"command": "yes | head -1"}) == ("y\n", False), "SIGPIPE is default"
+    assert agent.run_tool("Bash", {"command": "yes | head -1"}) == ("y\n", False), (
+        "SIGPIPE is default"
+    )
 
 
 def test_a_command_is_ended_at_its_limit_with_all_it_started(workspace: Path) -> None:
@@ -361,7 +423,7 @@ def test_a_command_is_ended_at_its_limit_with_all_it_started(workspace: Path) ->
     (workspace / "alive").unlink(missing_ok=True)
     time.sleep(0.1)
     assert not (workspace / "alive").exists()
-    assert agent.call("Bash", {"command": "sleep 100 & echo at once"}) == ("at once\n", False)
+    assert agent.run_tool("Bash", {"command": "sleep 100 & echo at once"}) == ("at once\n", False)
 
 
 def test_the_policy_has_little_to_read() -> None:

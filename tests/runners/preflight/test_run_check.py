@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from pathlib import Path
 
 import pytest
 
-from conf import programs
 from conf.compose import compose
 from conf.errors import ExitCode
 from conf.schema import Config
 from runners.engines.server_check import CheckResult, EngineUnfit
-from runners.harnesses.registry import install_harness
 from runners.preflight.agent_turn import AgentTurn, AgentTurnError
 from runners.preflight.run_check import check_run
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import Completion, spoken
 from tests.fakes.sglang_server import SglangServer
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from tests.runners.harnesses.real_agent import install_or_skip
 
 SGLANG = Path(__file__).parents[2] / "fakes" / "sglang_package"
 
@@ -114,11 +112,7 @@ async def test_a_program_that_never_calls_fails_the_check(tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", ["claude_code", "codex"])
 async def test_the_real_programs_dial_back(kind: str, tmp_path: Path) -> None:
     config = config_for(tmp_path, f"harness={kind}")
-    program = programs.program_path(config.harness)
-    assert program is not None
-    if shutil.which("npm") is None and not program.exists():
-        pytest.skip("npm, which installs it, is not here")
-    install_harness(config.harness)
+    install_or_skip(config.harness)
     found = await take_agent_turn(config, tmp_path / "work")
     assert (found.turns, found.result.code) == (1, OutcomeCode.POLICY_FINISHED)
     assert found.result.facts["version"] == getattr(config.harness, "version", None)
@@ -128,7 +122,7 @@ async def test_the_real_programs_dial_back(kind: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_the_real_mini_swe_agent_dials_back(tmp_path: Path) -> None:
     config = config_for(tmp_path, "harness=mini_swe_agent")
-    install_harness(config.harness)
+    install_or_skip(config.harness)
     found = await take_agent_turn(config, tmp_path / "work")
     assert found.turns == 3, "three answers without a call"
     assert found.result.code is OutcomeCode.POLICY_FORMAT_ERROR

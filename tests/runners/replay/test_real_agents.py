@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conf import programs
-from conf.schema import Config
-from runners.harnesses.registry import install_harness
 from runners.replay.run import replay
 from runners.store.run_store import RunStore
 from tests.fakes.scripted_engine import spoken
-from tests.runners.harnesses.real_agent import MAIN, call, say
+from tests.runners.harnesses.real_agent import MAIN, call, install_or_skip, say
 from tests.runners.replay.recorded import ROLLOUT, record, run_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.agents, pytest.mark.timeout(300)]
@@ -27,19 +23,10 @@ SCRIPTS = {
 }
 
 
-def have(config: Config) -> None:
-    """Install the program, or skip where nothing can."""
-    program = programs.program_path(config.harness)
-    assert program is not None
-    if shutil.which("npm") is None and not program.exists():
-        pytest.skip("npm, which installs it, is not here")
-    install_harness(config.harness)
-
-
 @pytest.mark.parametrize("kind", SCRIPTS)
 async def test_the_same_program_sends_the_same_requests(kind: str, tmp_path: Path) -> None:
     config = run_config(tmp_path, f"harness={kind}")
-    have(config)
+    install_or_skip(config.harness)
     stored = await record(config, tmp_path / "run", [SCRIPTS[kind], SCRIPTS[kind], say("done")])
     assert stored.turns == 3
     result = await asyncio.to_thread(replay, tmp_path / "run", ROLLOUT, [])
@@ -80,7 +67,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("mixed")
     scenario = ["scenario=mixed", "scenario.window_tokens=14000"]
     config = run_config(place, "harness=claude_code", "harness.max_tokens=4096", *scenario)
-    have(config)
+    install_or_skip(config.harness)
     stored = asyncio.run(record(config, place / "run", MAIN_SAYS, **SUBS_SAY))
     assert stored.outcome.code == "policy.finished", stored
     return place / "run"

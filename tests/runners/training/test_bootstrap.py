@@ -139,7 +139,7 @@ def test_a_demonstration_is_what_the_gateway_makes_of_the_native_agent(
     window = 380 if scenario in ("compact", "mixed") else 0
     settings = {"model": "", "max_turns": 8, "max_tokens": 96, "window_tokens": window}
     dispatch = scenario in ("subagent", "mixed")
-    end = agent.attempt(
+    end = agent.solve(
         cast("Any", policy), project.problem_statement, {**settings, "dispatch": dispatch}
     )
     assert end["code"] == "policy.finished"

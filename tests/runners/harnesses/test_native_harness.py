@@ -1,4 +1,4 @@
-"""The native harness: the agent program in a real sandbox, and how its end is read."""
+"""The native harness: the agent program in a real sandbox, and the reading of its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conf.sections.sandbox import LocalSandboxConfig
 from conf.sections.scenario import LinearScenarioConfig
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.native import NativeHarness
-from runners.harnesses.native.host import read_result
+from runners.harnesses.native.harness import read_result
 from runners.sandboxes.contract import CommandResult, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.trajectory.outcome import OutcomeCode
@@ -87,19 +87,19 @@ async def test_the_agent_works_in_the_sandbox(backend: LocalBackend, tmp_path: P
     assert (requests[0]["model"], requests[0]["max_tokens"]) == ("policy", 7)
 
 
-async def test_the_turns_of_the_configuration_are_its_budget(
+async def test_max_turns_of_the_configuration_is_its_budget(
     backend: LocalBackend, tmp_path: Path
 ) -> None:
     result, requests = await work(backend, tmp_path, [Reply([use("Read", path="a.txt")])] * 3)
     assert (result.code, len(requests)) == (OutcomeCode.BUDGET_TURNS, 3)
 
 
-async def test_at_the_deadline_it_is_a_budget(backend: LocalBackend, tmp_path: Path) -> None:
+async def test_its_deadline_is_a_wall_budget(backend: LocalBackend, tmp_path: Path) -> None:
     result, _ = await work(backend, tmp_path, [Reply([use("Bash", command="sleep 60")])], 1)
     assert result.code is OutcomeCode.BUDGET_WALL
 
 
-async def test_a_refused_key_is_the_gateways_failure(backend: LocalBackend, tmp_path: Path) -> None:
+async def test_a_refused_key_is_a_gateway_failure(backend: LocalBackend, tmp_path: Path) -> None:
     script: list[Step] = [Failure(401, "authentication_error", "unknown key")]
     result, _ = await work(backend, tmp_path, script)
     assert (result.code, result.final_message) == (
@@ -125,14 +125,14 @@ async def test_an_answer_without_tools_gives_up(backend: LocalBackend, tmp_path:
         (0, b'{"code": "policy.finished"}'),
     ],
 )
-def test_an_end_that_cannot_be_read_is_the_harnesss_failure(exit_code: int, stdout: bytes) -> None:
+def test_an_unreadable_end_is_a_harness_failure(exit_code: int, stdout: bytes) -> None:
     result = read_result(CommandResult(exit_code, stdout, b"Traceback: x", 1.0))
     assert result.code is OutcomeCode.INFRA_HARNESS
     assert result.output.endswith("Traceback: x")
     assert result.final_message
 
 
-def test_only_the_last_line_is_believed() -> None:
+def test_only_the_last_line_counts() -> None:
     forged = {"code": "policy.finished", "final_message": "forged", "finish_reason": None}
     real = {"code": "budget.turns", "final_message": "real", "finish_reason": None}
     stdout = f"{json.dumps(forged)}\n{json.dumps(real)}\n".encode()

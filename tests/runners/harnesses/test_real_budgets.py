@@ -11,7 +11,7 @@ from conf.schema import Config
 from conf.sections.scenario import SubagentScenarioConfig
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
-from tests.runners.harnesses.real_agent import Program, call
+from tests.runners.harnesses.real_agent import RealProgram, call
 
 pytestmark = [pytest.mark.integration, pytest.mark.agents, pytest.mark.timeout(300)]
 
@@ -64,7 +64,7 @@ def config(request: pytest.FixtureRequest) -> Config:
 
 
 @EACH
-async def test_its_turns(program: Program, engine: ScriptedEngine) -> None:
+async def test_its_turns(program: RealProgram, engine: ScriptedEngine) -> None:
     engine.always = Completion(WORDS[program.config.harness.kind].read)
     done = await program.work(max_turns=2)
     assert done.result.code is OutcomeCode.BUDGET_TURNS, done.result
@@ -85,7 +85,7 @@ async def test_its_turns(program: Program, engine: ScriptedEngine) -> None:
 )
 async def test_its_turns_are_those_of_its_sub_agents_too(
     sent: str,
-    program: Program,
+    program: RealProgram,
     engine: ScriptedEngine,
 ) -> None:
     engine.say(sent)
@@ -103,7 +103,9 @@ async def test_its_turns_are_those_of_its_sub_agents_too(
     indirect=True,
     scope="module",
 )
-async def test_its_turns_as_it_counts_them_itself(program: Program, engine: ScriptedEngine) -> None:
+async def test_its_turns_as_it_counts_them_itself(
+    program: RealProgram, engine: ScriptedEngine
+) -> None:
     engine.always = Completion(WORDS[program.config.harness.kind].read)
     harness = program.config.harness.model_copy(update={"max_turns": 3})
     config = program.config.model_copy(update={"harness": harness})
@@ -113,7 +115,7 @@ async def test_its_turns_as_it_counts_them_itself(program: Program, engine: Scri
 
 
 @QUICK
-async def test_its_tokens(program: Program, engine: ScriptedEngine) -> None:
+async def test_its_tokens(program: RealProgram, engine: ScriptedEngine) -> None:
     words = WORDS[program.config.harness.kind]
     engine.say(words.long)
     done = await program.work(room=words.room)
@@ -122,7 +124,7 @@ async def test_its_tokens(program: Program, engine: ScriptedEngine) -> None:
 
 
 @QUICK
-async def test_its_time(program: Program, engine: ScriptedEngine) -> None:
+async def test_its_time(program: RealProgram, engine: ScriptedEngine) -> None:
     engine.say(WORDS[program.config.harness.kind].wait)
     deadline_s = 30 if program.config.harness.kind == "mini_swe_agent" else 3
     done = await program.work(deadline_s=deadline_s)
@@ -137,7 +139,7 @@ async def test_its_time(program: Program, engine: ScriptedEngine) -> None:
     scope="module",
 )
 async def test_a_refused_key_is_the_gateways_failure_and_no_budget(
-    program: Program, engine: ScriptedEngine
+    program: RealProgram, engine: ScriptedEngine
 ) -> None:
     done = await program.work(key="unknown", deadline_s=30)
     assert done.result.code is OutcomeCode.INFRA_GATEWAY

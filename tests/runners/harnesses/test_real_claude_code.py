@@ -18,8 +18,7 @@ from conf.sections.scenario import (
     ScenarioConfig,
     SubagentScenarioConfig,
 )
-from runners.harnesses.claude_code.result import read_result
-from runners.harnesses.claude_code.settings import command, environment
+from runners.harnesses.claude_code import build_command, build_environment, read_result
 from runners.harnesses.registry import make_harness
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
@@ -29,12 +28,12 @@ from tests.runners.harnesses.real_agent import (
     LINEAR,
     MAIN,
     SUB,
-    Program,
+    RealProgram,
     call,
     chains_of,
     check_tokens,
     gateway_session,
-    opened,
+    open_sandbox,
     say,
 )
 
@@ -100,7 +99,7 @@ async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_ar
     scenario: ScenarioConfig,
     script: list[str],
     chains: list[tuple[str, str, tuple[int, ...]]],
-    program: Program,
+    program: RealProgram,
     engine: ScriptedEngine,
 ) -> None:
     engine.say(*script)
@@ -129,7 +128,9 @@ def offered(engine: ScriptedEngine, turn: int) -> set[str]:
     return {part.partition('"')[0] for part in prompt.split(head)[1:]}
 
 
-async def test_only_the_investigator_can_search(program: Program, engine: ScriptedEngine) -> None:
+async def test_only_the_investigator_can_search(
+    program: RealProgram, engine: ScriptedEngine
+) -> None:
     engine.say(SENT, REPORT, DONE)
     await program.work(SubagentScenarioConfig(kind="subagent"))
     assert offered(engine, 0) == {"Agent", "Edit", "Read", "Write"}
@@ -137,20 +138,20 @@ async def test_only_the_investigator_can_search(program: Program, engine: Script
 
 
 async def test_a_sub_agent_in_the_background_is_a_branch_too(
-    program: Program, engine: ScriptedEngine
+    program: RealProgram, engine: ScriptedEngine
 ) -> None:
     scenario = SubagentScenarioConfig(kind="subagent")
     engine.say(SENT)
     engine.always = Completion(DONE)
     async with gateway_session(engine, program.place) as session:
         harness = make_harness(HARNESS, scenario)
-        async with opened(program.backend, session, program.place, harness) as sandbox:
-            env = environment(
+        async with open_sandbox(program.backend, session, program.place, harness) as sandbox:
+            env = build_environment(
                 HARNESS, scenario, url=sandbox.gateway_url or "", api_key=session.key, model="m"
             )
             default = {k: v for k, v in env.items() if not k.endswith("DISABLE_BACKGROUND_TASKS")}
-            line = command(HARNESS, scenario)
-            ended = await sandbox.run(line, deadline_s=60, env=default, stdin=b"Fix add in a.py.")
+            argv = build_command(HARNESS, scenario)
+            ended = await sandbox.run(argv, deadline_s=60, env=default, stdin=b"Fix add in a.py.")
         finished = await session.finish()
     assert b'"is_backgrounded":true' in ended.stdout
     assert read_result(ended).code is OutcomeCode.POLICY_FINISHED
@@ -161,9 +162,9 @@ async def test_a_sub_agent_in_the_background_is_a_branch_too(
 
 
 async def test_it_runs_in_whatever_isolation_there_is(
-    program: Program, any_backend: SandboxBackend, engine: ScriptedEngine
+    program: RealProgram, any_backend: SandboxBackend, engine: ScriptedEngine
 ) -> None:
-    shell = call("Bash", command="sed -i s/-/+/ a.py && cat a.py", description="Mend")
+    shell = call("Bash", command="sed -i s/-/+/ a.py && cat a.py", description="Fix")
     engine.say(shell, DONE)
     done = await replace(program, backend=any_backend).work()
     assert done.result.code is OutcomeCode.POLICY_FINISHED, done.result
@@ -171,7 +172,7 @@ async def test_it_runs_in_whatever_isolation_there_is(
 
 
 async def test_a_refused_key_is_the_gateways_failure_even_at_the_deadline(
-    program: Program, engine: ScriptedEngine
+    program: RealProgram, engine: ScriptedEngine
 ) -> None:
     done = await program.work(key="unknown", deadline_s=3)
     assert done.result.code is OutcomeCode.INFRA_GATEWAY

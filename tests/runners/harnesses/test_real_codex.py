@@ -22,7 +22,7 @@ from tests.runners.harnesses.real_agent import (
     LINEAR,
     MAIN,
     SUB,
-    Program,
+    RealProgram,
     SeveralThreads,
     call,
     chains_of,
@@ -64,7 +64,7 @@ async def test_every_branch_of_a_scenario_is_named_and_all_its_sampled_tokens_ar
     scenario: ScenarioConfig,
     script: list[str],
     chains: list[tuple[str, str, tuple[int, ...]]],
-    program: Program,
+    program: RealProgram,
     engine: ScriptedEngine,
 ) -> None:
     engine.say(*script)
@@ -106,7 +106,7 @@ async def test_a_sub_agent_is_a_branch_of_its_own(
     main: list[str],
     sub: list[str],
     chains: list[tuple[str, str, int]],
-    program: Program,
+    program: RealProgram,
 ) -> None:
     async with SeveralThreads({MAIN: main, TASK: sub}) as engine:
         done = await replace(program, engine=engine).work(scenario)
@@ -118,7 +118,7 @@ async def test_a_sub_agent_is_a_branch_of_its_own(
 
 
 async def test_an_engine_that_fails_is_the_models_failure(
-    program: Program, engine: ScriptedEngine
+    program: RealProgram, engine: ScriptedEngine
 ) -> None:
     done = await program.work(deadline_s=30)
     assert done.result.code is OutcomeCode.INFRA_MODEL

@@ -1,4 +1,4 @@
-"""The host's side of the native harness: start the agent program, read how it ended."""
+"""The host's side of the native harness: start the agent program in the sandbox, read its end."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from runners.sandboxes.program import compile_program
 from runners.trajectory.outcome import OutcomeCode
 
 INSIDE = "/opt/agentrl/native"
-FILES = ("__main__", "agent", "wire")
-# File by file: the package's __init__ would import agentrl, which is not inside.
+FILES = ("__main__", "agent", "client")
+# File by file: the package's __init__ imports agentrl, which is not in the sandbox.
 PROGRAM = {name: compile_program(Path(__file__).with_name(f"{name}.py")) for name in FILES}
-START = f"{INSIDE}/__main__{PROGRAM['__main__'].suffix}"
+START_INSIDE = f"{INSIDE}/__main__{PROGRAM['__main__'].suffix}"
 OUTPUT_LIMIT = 1 << 20
 TAIL = 2000
 
 
 class NativeHarness:
-    """Runs ``agent.py`` as a Python process of its own in the sandbox."""
+    """Harness of ``agent.py``, a Python process of its own in the sandbox."""
 
     def __init__(self, config: NativeHarnessConfig, scenario: ScenarioConfig) -> None:
         window = 0
@@ -49,7 +49,7 @@ class NativeHarness:
             "ANTHROPIC_MODEL": context.model,
         }
         result = await sandbox.run(
-            ["python", "-I", "-S", START, self._settings],
+            ["python", "-I", "-S", START_INSIDE, self._settings],
             deadline_s=context.deadline_s,
             env=env,
             stdin=context.problem_statement.encode(),
@@ -59,16 +59,16 @@ class NativeHarness:
 
 
 def read_result(result: CommandResult) -> HarnessResult:
-    """Turn the end of the agent's process into a result; whatever it printed, nothing is raised."""
+    """Turn the end of the agent's process into a result; never raises."""
     tail = (result.stdout + result.stderr)[-TAIL:].decode(errors="replace")
     code, message, finish = OutcomeCode.INFRA_HARNESS, "", None
     if result.timed_out:
         code = OutcomeCode.BUDGET_WALL
     elif result.exit_code == 0:
         try:
-            said = json.loads(result.stdout.splitlines()[-1])
-            code, message = OutcomeCode(said["code"]), str(said["final_message"])
-            finish = said["finish_reason"]
+            end = json.loads(result.stdout.splitlines()[-1])
+            code, message = OutcomeCode(end["code"]), str(end["final_message"])
+            finish = end["finish_reason"]
         except (ValueError, KeyError, IndexError, TypeError):
             message = "the agent's last line is not its result"
     else:

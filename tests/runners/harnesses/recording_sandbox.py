@@ -1,4 +1,4 @@
-"""A sandbox that runs nothing: what a harness asks of it is kept."""
+"""A sandbox that runs nothing and records the command that a harness starts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from runners.harnesses.contract import Harness, HarnessContext
 from runners.sandboxes.contract import CommandResult, Sandbox
 
 
-class Listener:
-    """Of a sandbox, what a harness uses: it keeps what it was asked to run."""
+class RecordingSandbox:
+    """The part of a sandbox that a harness uses; records the arguments of ``run``."""
 
     gateway_url = "http://127.0.0.1:8080"
     workdir = "/workspace"
@@ -28,13 +28,13 @@ class Listener:
         stdin: bytes = b"",
         output_limit: int = 65536,
     ) -> CommandResult:
-        """Keep the arguments."""
+        """Record the arguments."""
         self.argv, self.env, self.stdin = argv, env or {}, stdin
         return CommandResult(0, b"", b"", 1.0)
 
 
-async def started(harness: Harness, sandbox: Listener) -> None:
-    """Start a harness with a secret key and a task, neither of which may be in its command line."""
+async def check_no_secret_in_argv(harness: Harness, sandbox: RecordingSandbox) -> None:
+    """Start a harness with a key and a task; check that neither is in its command line."""
     await harness.run(cast("Sandbox", sandbox), HarnessContext("TASK é", "SECRET", "policy", 5))
     assert not any("SECRET" in word or "TASK" in word for word in sandbox.argv)
     assert sandbox.stdin == "TASK é".encode()
