@@ -42,7 +42,7 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
     import uvloop
 
     from cli.jobs import new_job
-    from launch.preflight import preflight, refuse_fatal
+    from launch.preflight import find_problems, refuse_fatal
     from runners.harnesses.registry import install_harness
     from runners.preflight.run_check import check_run
     from runners.tasks.datasets import check_dataset
@@ -51,7 +51,7 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
     tasks = check_dataset(job.config.task)
     with stderr().status(f"harness={job.config.harness.kind}: looking for the program…"):
         install_harness(job.config.harness)
-    problems = preflight(job.config, job.run_dir)
+    problems = find_problems(job.config, job.run_dir)
     refuse_fatal(problems)
     for problem in problems:
         report_warning(problem.message)

@@ -23,9 +23,9 @@ from conf.errors import AgentrlError, ExitCode
 from conf.sections.cluster import ClusterLaunchConfig, KubernetesLaunchConfig
 
 if TYPE_CHECKING:
+    from launch.job_follower import JobFollower, JobStatus
     from launch.plan import JobPlan
-    from launch.running import Running
-    from launch.submission import Follower, Sight
+    from launch.running_job import RunningJob
 
 SHOWN_DIFFERENCES = 3
 
@@ -45,10 +45,10 @@ def drive(job: Job, invocation: Invocation, command: Sequence[str], *, dry_run: 
         if cluster_config(job.run_dir) not in (None, job.config):
             _running(job, command)  # a job that waits for its nodes has yet to read its scripts
         return _dry_run(job, plan, invocation, command)
-    from launch.job_preflight import job_preflight
-    from launch.submission import Sight
+    from launch.job_follower import JobStatus
+    from launch.job_preflight import find_job_problems
 
-    problems = job_preflight(plan)
+    problems = find_job_problems(plan)
     refuse_fatal(problems)
     for warning in (*plan.memory.faults, *(problem.message for problem in problems)):
         report_warning(warning)
@@ -59,17 +59,17 @@ def drive(job: Job, invocation: Invocation, command: Sequence[str], *, dry_run: 
             f"agentrl run --resume {job.run_dir} run.steps=N",
             soft_wrap=True,
         )
-        return _ended(job, None, Sight("done", {}, "", 0), invocation)
+        return _ended(job, None, JobStatus("done", {}, "", 0), invocation)
     return _follow(job, _follower(job, plan, found, command), found, invocation)
 
 
-def _running(job: Job, command: Sequence[str]) -> Running | None:
+def _running(job: Job, command: Sequence[str]) -> RunningJob | None:
     """Return the job if it goes on; refuse to change it then. Raises JobError or LauncherError."""
-    from launch.running import running
+    from launch.running_job import find_running_job
 
     launch = job.config.launch
     assert isinstance(launch, ClusterLaunchConfig)
-    found = running(launch, job.run_dir)
+    found = find_running_job(launch, job.run_dir)
     if found is not None and job.config != cluster_config(job.run_dir):
         raise JobError(
             f"{found.what} is running with the configuration it was started with: let it end, or "
@@ -115,18 +115,18 @@ def _refuse_other_run(job: Job) -> None:
 
 
 def _write(job: Job, plan: JobPlan, command: Sequence[str]) -> Path:
-    from launch.write import write_job
+    from launch.job_files import write_job
 
     return write_job(plan, job.run_dir / "launch", command=command)
 
 
 def _dry_run(job: Job, plan: JobPlan, invocation: Invocation, command: Sequence[str]) -> int:
     """Write the scripts if they can be written here, and show everything."""
-    from launch.job_preflight import job_preflight
-    from launch.table import render_job
-    from launch.write import commands
+    from launch.job_files import list_commands
+    from launch.job_preflight import find_job_problems
+    from launch.plan_table import render_job
 
-    problems = job_preflight(plan)
+    problems = find_job_problems(plan)
     fatal = [problem.message for problem in problems if problem.fatal]
     start = _written(job, plan, command)
     code = ExitCode.PREFLIGHT if fatal else ExitCode.DONE
@@ -136,7 +136,7 @@ def _dry_run(job: Job, plan: JobPlan, invocation: Invocation, command: Sequence[
                 **plan.to_dict(),
                 "run_dir": str(job.run_dir),
                 "start": None if start is None else str(start),
-                "commands": [] if start is None else commands(plan, start),
+                "commands": [] if start is None else list_commands(plan, start),
                 "problems": [problem.message for problem in problems],
                 "exit_code": int(code),
             }
@@ -148,7 +148,7 @@ def _dry_run(job: Job, plan: JobPlan, invocation: Invocation, command: Sequence[
     for problem in problems:
         (report_error if problem.fatal else report_warning)(problem.message)
     if start is not None:
-        begins, submits, trains = commands(plan, start)
+        begins, submits, trains = list_commands(plan, start)
         shown = {"start": begins, "submits": submits, "trains": _shortened(trains)}
         stderr().print("commands")
         for name, line in shown.items():
@@ -171,33 +171,37 @@ def _written(job: Job, plan: JobPlan, command: Sequence[str]) -> Path | None:
     return _write(job, plan, command)
 
 
-def _follower(job: Job, plan: JobPlan, found: Running | None, command: Sequence[str]) -> Follower:
+def _follower(
+    job: Job, plan: JobPlan, found: RunningJob | None, command: Sequence[str]
+) -> JobFollower:
     """Return what follows the job, started if it is not running."""
-    from launch.submission import Follower
+    from launch.job_follower import JobFollower
 
     launch = job.config.launch
     assert isinstance(launch, ClusterLaunchConfig)
     if found is not None and found.attached:
-        return Follower(launch, job.run_dir)
+        return JobFollower(launch, job.run_dir)
     script = job.run_dir / "launch" / f"{launch.kind}.sh"
     if found is None or not script.exists():
         script = _write(job, plan, command)
     if found is None and isinstance(launch, KubernetesLaunchConfig):
         job.write_config()  # what a resume reads; elsewhere the start script writes it
-    return Follower.start(launch, job.run_dir, script, runs=found is not None)
+    return JobFollower.start(launch, job.run_dir, script, runs=found is not None)
 
 
-def _follow(job: Job, follower: Follower, found: Running | None, invocation: Invocation) -> int:
+def _follow(
+    job: Job, follower: JobFollower, found: RunningJob | None, invocation: Invocation
+) -> int:
     from cli.job_view import JobView
 
     report_run_dir(job.run_dir)
     console = stderr()
     said = f"following {found.what}, which is running" if found else f"logs: {job.run_dir / 'logs'}"
     console.print(said, soft_wrap=True)
-    sight: Sight | None = None
+    sight: JobStatus | None = None
     try:
         with _termination(), JobView(job.config, job.run_dir, console) as view:
-            for sight in follower.sights():
+            for sight in follower.follow():
                 view.show(sight)
     except KeyboardInterrupt:
         return _detached(job, ExitCode.INTERRUPTED, invocation)
@@ -222,14 +226,14 @@ def _termination() -> Iterator[None]:
 
 def _detached(job: Job, code: ExitCode, invocation: Invocation) -> int:
     """Say that the job goes on, and how it is followed and stopped."""
-    from launch.running import running
+    from launch.running_job import find_running_job
 
     launch = job.config.launch
     assert isinstance(launch, ClusterLaunchConfig)
     resume = f"agentrl run --resume {job.run_dir}"
     stop = "it has not begun yet"
     try:
-        if (found := running(launch, job.run_dir)) is not None:
+        if (found := find_running_job(launch, job.run_dir)) is not None:
             stop = found.stop
     except AgentrlError as error:
         stop = str(error)
@@ -244,7 +248,7 @@ def _detached(job: Job, code: ExitCode, invocation: Invocation) -> int:
     return int(code)
 
 
-def _ended(job: Job, follower: Follower | None, sight: Sight, invocation: Invocation) -> int:
+def _ended(job: Job, follower: JobFollower | None, sight: JobStatus, invocation: Invocation) -> int:
     """Say how the job ended and what it came to."""
     from runners.observe.summary import summary_table
 

@@ -97,14 +97,14 @@ def evaluate(
 def _check(jobs: list[Job]) -> None:
     """Refuse what cannot run, before the first of them does."""
     from conf.sections.task import SwebenchTaskConfig
-    from launch.preflight import preflight, refuse_fatal
+    from launch.preflight import find_problems, refuse_fatal
     from runners.tasks.dataset_files import check_path
 
     for job in jobs:
         if isinstance(job.config.task, SwebenchTaskConfig) and job.config.task.path is not None:
             check_path(job.config.task.path)
     problems = dict.fromkeys(
-        problem for job in jobs for problem in preflight(job.config, job.run_dir, trains=False)
+        problem for job in jobs for problem in find_problems(job.config, job.run_dir, trains=False)
     )
     refuse_fatal(problems)
     for problem in problems:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conf.schema import Config
-from launch.submission import Sight
+from launch.job_follower import JobStatus
 from runners.observe.dashboard import duration
 from runners.observe.terminal import printable
 
@@ -51,7 +51,7 @@ class JobView:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, sight: Sight) -> None:
+    def show(self, sight: JobStatus) -> None:
         """Show how the job stands now."""
         if self._before is ...:
             self._before = sight.status.get("updated_at")
@@ -65,14 +65,14 @@ class JobView:
                 self._said[name] = text
                 self._console.print(printable(text), soft_wrap=True)
 
-    def _lines(self, sight: Sight) -> Iterator[tuple[str, str]]:
+    def _lines(self, sight: JobStatus) -> Iterator[tuple[str, str]]:
         yield "phase", sight.phase
         for step, rate in sight.status.get("evaluations", []):
             yield f"held-out {step}", f"held-out solve rate after {step} steps: {rate:.1%}"
         if done := sight.status.get("steps_done"):
             yield "step", f"step {done}/{self._steps}  {_figures(sight.status)}"
 
-    def _picture(self, sight: Sight) -> RenderableType:
+    def _picture(self, sight: JobStatus) -> RenderableType:
         status = sight.status
         table = Table(title=Text(self._title), title_justify="left", show_header=False)
         table.add_column(style="bright_black", no_wrap=True)

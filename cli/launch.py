@@ -40,8 +40,8 @@ def launch(
     """
     context.obj.json = as_json
     from conf.compose import compose
+    from launch.job_files import write_job
     from launch.plan import plan_job
-    from launch.write import write_job
 
     lines = overrides or []
     plan = plan_job(compose(lines))
@@ -51,7 +51,7 @@ def launch(
 
 def show_job(plan: JobPlan, start: Path, *, as_json: bool) -> None:
     """Show the plan on stderr and the script that starts the job on stdout."""
-    from launch.table import render_job
+    from launch.plan_table import render_job
 
     for fault in plan.memory.faults:
         report_warning(fault)

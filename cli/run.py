@@ -78,7 +78,7 @@ def run(
     if resume is not None and config is not None:
         raise typer.BadParameter("--resume takes its configuration from the run; drop --config")
     from cli.jobs import new_jobs, resumed_job
-    from launch.local import plan
+    from launch.local import plan_local_run
     from launch.preflight import refuse_fatal
 
     lines = overrides or []
@@ -90,7 +90,7 @@ def run(
         options = [word for name, path in given.items() if path for word in (name, str(path))]
         command = ["agentrl", "run", *options, *lines]
         raise typer.Exit(drive(jobs[0], invocation, command, dry_run=dry_run))
-    plans = [plan(job.config, job.run_dir) for job in jobs]
+    plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
     if dry_run:
         _show_plans(jobs, plans, as_json=as_json)
         raise typer.Exit(_dry_run_code(plans))

@@ -36,8 +36,8 @@ def _before_its_store(run: Path) -> dict[str, Any] | None:
     """Return how a job on a cluster stands before its first rollout; None of any other run."""
     from cli.jobs import cluster_config
     from conf.sections.cluster import ClusterLaunchConfig
-    from launch.running import LauncherError, running
-    from launch.submission import Follower
+    from launch.job_follower import JobFollower
+    from launch.running_job import LauncherError, find_running_job
     from runners.store.run_store import STORE_FILE
 
     config = None if (run / STORE_FILE).exists() else cluster_config(run)
@@ -45,9 +45,9 @@ def _before_its_store(run: Path) -> dict[str, Any] | None:
         return None
     launch = config.launch
     assert isinstance(launch, ClusterLaunchConfig)
-    phase = Follower(launch, run).glance().phase
+    phase = JobFollower(launch, run).read_status().phase
     try:
-        found = running(launch, run)
+        found = find_running_job(launch, run)
     except LauncherError as error:  # another machine can ask
         state, message = "created", f"the last that was seen of it: {phase}; {error}"
     else:

@@ -1,5 +1,5 @@
-"""A model of the table: its parameters by how they are sharded, Megatron's arguments for it, and
-what a checkpoint's ``config.json`` says otherwise.
+"""Describe a model of the table: the numbers of its parameters by the parallelism that shards them,
+Megatron's arguments for it, and the differences from a checkpoint's ``config.json``.
 """
 
 from __future__ import annotations
@@ -20,33 +20,36 @@ from conf.sections.moe import (
 )
 
 Arguments = dict[str, tuple[str, ...]]
-"""Flags with their words, in the order in which they are written."""
+"""Flags with their values, in the order in which they are written."""
 
 
-class CheckpointError(AgentrlError):
-    """A checkpoint's ``config.json`` cannot be read."""
+class CheckpointConfigError(AgentrlError):
+    """A checkpoint's ``config.json`` is missing or is not that of a model."""
 
     exit_code = ExitCode.DATA_REFUSED
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Numbers of parameters, by what shards them. Norms are left out: less than 0.01 %."""
+    """Numbers of parameters, by the parallelism that shards them.
+
+    Those of the norms are left out: less than 0.01 % of the model.
+    """
 
     attention: int
-    """Of one average layer: tensor parallelism."""
+    """Attention of one layer, averaged over the layers; tensor parallelism."""
     dense: int
-    """Of a dense feed-forward layer: tensor parallelism."""
+    """One dense feed-forward layer; tensor parallelism."""
     shared: int
-    """Of a layer's shared expert and router: tensor parallelism."""
+    """Shared expert and router of one layer; tensor parallelism."""
     routed: int
-    """Of a layer's routed experts: expert parallelism."""
+    """Routed experts of one layer; expert parallelism."""
     embedding: int
-    """Of the embedding, and of the output layer: tensor parallelism."""
+    """Embedding, and the output layer again as many; tensor parallelism."""
 
 
-def parameters(architecture: Architecture) -> Parameters:
-    """Return how many parameters each part has."""
+def count_parameters(architecture: Architecture) -> Parameters:
+    """Return the number of parameters of each part."""
     a, experts = architecture, architecture.experts
     return Parameters(
         attention=_attention_parameters(a),
@@ -58,8 +61,8 @@ def parameters(architecture: Architecture) -> Parameters:
 
 
 def total_parameters(architecture: Architecture) -> int:
-    """Return how many parameters the model has."""
-    found, dense = parameters(architecture), architecture.experts.dense_layers
+    """Return the number of parameters of the whole model."""
+    found, dense = count_parameters(architecture), architecture.experts.dense_layers
     routed_layers = architecture.layers - dense
     return (
         architecture.layers * found.attention
@@ -89,7 +92,7 @@ def _attention_parameters(a: Architecture) -> int:
 
 
 def megatron_arguments(model: MoeModel) -> Arguments:
-    """Return Megatron's arguments for the model, as slime's scripts for it have them."""
+    """Return Megatron's arguments for the model, the same as in slime's own scripts for it."""
     a = model.architecture
     found: Arguments = {}
     if isinstance(a.attention, HybridAttention):
@@ -175,43 +178,45 @@ def _expert_arguments(a: Architecture) -> Arguments:
     return found
 
 
-def compare(model: MoeModel, config_json: Path) -> list[str]:
-    """Return how the checkpoint's ``config.json`` differs from the table, one line per key; a key
-    that it does not have is not compared.
+def compare_checkpoint(model: MoeModel, config_json: Path) -> list[str]:
+    """Return the differences between ``model.architecture`` and a checkpoint's ``config.json``, one
+    line per key. Keys that the file does not have are not compared.
 
-    Raises CheckpointError if the file cannot be read, or is no model's.
+    Raises CheckpointConfigError if the file cannot be read, or is not the file of a model.
     """
     try:
         said = json.loads(config_json.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"model.path: {config_json} cannot be read: {error}") from error
+        raise CheckpointConfigError(f"model.path: {config_json} cannot be read: {error}") from error
     if not isinstance(said, dict):
-        raise CheckpointError(f"model.path: {config_json} holds no JSON object")
+        raise CheckpointConfigError(f"model.path: {config_json} does not hold a JSON object")
     text = said.get("text_config") or said
     if "num_hidden_layers" not in text:
-        raise CheckpointError(
-            f"model.path: {config_json} says no num_hidden_layers: is it a model's?"
+        raise CheckpointConfigError(
+            f"model.path: {config_json} has no num_hidden_layers: is it the file of a model?"
         )
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     return [
         f"{config_json}: {_difference(key, name, value, ours)}"
         for key, names, ours in _expected(model.architecture)
-        for name, value in _first(names, rope, text, said)
+        for name, value in _find_first(names, rope, text, said)
         if value != ours
     ]
 
 
 def _difference(key: str | None, name: str, value: object, ours: object) -> str:
     if key is None:
-        return f"{name}={value}, but Megatron is told of {ours}: this checkpoint cannot be trained"
-    fix = "it is another model's checkpoint, or set that key"
+        return (
+            f"{name}={value}, but Megatron supports only {ours}: this checkpoint cannot be trained"
+        )
+    fix = "choose the checkpoint of this model, or set that key"
     if isinstance(ours, list):  # an entry per layer
-        return f"{name} is not what model.architecture.{key} makes of the layers: {fix}"
+        return f"{name} contradicts model.architecture.{key}: {fix}"
     return f"{name}={value}, but model.architecture.{key}={ours}: {fix}"
 
 
-def _first(names: tuple[str, ...], *places: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the first of ``names`` that stands in one of the places, with its value."""
+def _find_first(names: tuple[str, ...], *places: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the first of ``names`` that one of ``places`` has, with its value."""
     for name in names:
         for place in places:
             if place.get(name) is not None:
@@ -220,8 +225,8 @@ def _first(names: tuple[str, ...], *places: Mapping[str, Any]) -> Iterator[tuple
 
 
 Expected = tuple[str | None, tuple[str, ...], object]
-"""A key of ``model.architecture`` (None: Megatron's arguments take nothing else), the keys under
-which Hugging Face's families say it, and our value.
+"""A key of ``model.architecture`` (None: Megatron supports no other value), the names that Hugging
+Face's model families have for it, and our value.
 """
 
 

@@ -1,6 +1,6 @@
-"""The variables of a job: what every process of it reads, and the names of its secrets.
+"""The environment variables of a job, and the names of its secrets.
 
-Secrets stand here by name only; no file that is written holds a value.
+Secrets are known by name only; no file that is written contains a value.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from conf.sections.sandbox import E2bSandboxConfig
 from launch.slime_arguments import job_dir
 from launch.topology import ClusterJob
 
+_SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_PASSWORD", "_SECRET")
 
-def secrets(job: ClusterJob) -> tuple[str, ...]:
-    """Return the names of the variables that the job needs and that stand in no file."""
+
+def secret_names(job: ClusterJob) -> tuple[str, ...]:
+    """Return the names of the variables that the job needs and that are written to no file."""
     needed = ("E2B_API_KEY",) if isinstance(job.config.sandbox, E2bSandboxConfig) else ()
     return tuple(dict.fromkeys((*needed, *job.launch.secrets)))
 
 
-def environment(job: ClusterJob) -> dict[str, str]:
-    """Return the job's variables; raises ConfigError if ``launch.env`` sets a secret or one that
-    the job sets itself.
+def job_environment(job: ClusterJob) -> dict[str, str]:
+    """Return the job's environment variables, without its secrets.
+
+    Raises ConfigError if ``launch.env`` sets a secret, or a variable that the job sets itself.
     """
     launch = job.launch
     found = {
@@ -27,7 +30,8 @@ def environment(job: ClusterJob) -> dict[str, str]:
         "PYTHONPATH": f"{launch.megatron_dir}:{launch.slime_dir}",
         "PYTHONUNBUFFERED": "1",
         "TENSORBOARD_DIR": str(job_dir(job) / "tensorboard"),
-        # Megatron overlaps communication with tensor or context parallelism only so.
+        # Megatron needs a single hardware queue to overlap the communication of tensor and context
+        # parallelism with computation: kernels then run in the order in which they are launched.
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }
     if job.model.layout.dispatcher == "deepep":
@@ -43,7 +47,7 @@ def environment(job: ClusterJob) -> dict[str, str]:
         f"launch.env sets {name}, a secret: export it before the launch, and give its name alone, "
         "in launch.secrets"
         for name in given
-        if name in secrets(job) or name.upper().endswith(("_KEY", "_TOKEN", "_PASSWORD", "_SECRET"))
+        if name in secret_names(job) or name.upper().endswith(_SECRET_SUFFIXES)
     ]
     if faults:
         raise ConfigError(faults)

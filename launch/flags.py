@@ -1,7 +1,8 @@
-"""slime's flags: those of Megatron, SGLang, its router and its own, with arity, type and choices.
+"""Check flags of slime: those of Megatron, SGLang, its router and its own.
 
-slime's parsers take unknown flags and abbreviations without a word; this table does not. It is
-taken from the real parsers by ``launch/pack_flags.py``.
+slime's parsers silently accept unknown flags and abbreviations, so a typo would do nothing; here it
+is refused. The table of flags with arity, type and choices is generated from the real parsers by
+``launch/pack_flags.py``.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ _SECRET = re.compile(r"(^|-)(password|secret|wandb-key|api-keys?)$")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What a parser takes after a flag."""
+    """The values that a parser takes after a flag."""
 
     arity: str
-    """0: nothing; 1: one word; ?, *, +: as argparse has it; another number: so many words."""
+    """Number of values, or ``?``, ``*``, ``+`` as in argparse."""
     type: str
-    """int, float, json or str (anything)."""
+    """int, float, json, or str for any text."""
     choices: tuple[str, ...]
 
 
 @cache
-def table() -> dict[str, Flag]:
+def load_flags() -> dict[str, Flag]:
     """Return every flag that slime's parsers know."""
     packed = json.loads(TABLE.read_text("utf-8"))
     return {name: Flag(row[0], row[1], tuple(row[2:])) for name, row in packed.items()}
 
 
 def parse(words: Sequence[str]) -> tuple[Arguments, list[str]]:
-    """Return the flags in ``words``, and what is wrong about their order."""
+    """Return the flags with their values, and the faults in the order of ``words``."""
     found: Arguments = {}
     faults: list[str] = []
     flag: str | None = None
@@ -47,7 +48,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments, list[str]]:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
             if name in found:
-                faults.append(f"{name} stands there twice: drop one")
+                faults.append(f"{name} is given twice: drop one")
             flag, found[name] = name, (value,) if equals else ()
         elif flag is None:
             faults.append(f"{word} follows no flag: write --FLAG {word}")
@@ -57,36 +58,36 @@ def parse(words: Sequence[str]) -> tuple[Arguments, list[str]]:
 
 
 def check(arguments: Arguments) -> list[str]:
-    """Return what slime's parsers would refuse, or take in another sense than meant."""
-    return [fault for name, words in arguments.items() for fault in _faults(name, words)]
+    """Return the faults: everything that slime's parsers would refuse or silently misread."""
+    return [fault for name, to_words in arguments.items() for fault in _faults(name, to_words)]
 
 
-def words(arguments: Arguments) -> list[str]:
-    """Return the arguments as words of a command line."""
+def to_words(arguments: Arguments) -> list[str]:
+    """Return the arguments as the words of a command line."""
     return [word for name, values in arguments.items() for word in (name, *values)]
 
 
 def _faults(name: str, values: tuple[str, ...]) -> Iterator[str]:
-    flag = table().get(name)
+    flag = load_flags().get(name)
     if flag is None:
-        hint = suggest(name, table()) or "see slime's documentation"
+        hint = suggest(name, load_flags()) or "see slime's documentation"
         yield f"{name} is not a flag of slime, Megatron or SGLang: {hint}"
         return
     if _SECRET.search(name):
-        yield f"{name} would put a secret into a file: put its variable into launch.secrets"
-    wanted = _wanted(flag.arity, len(values))
+        yield f"{name} would write a secret to a file: name its variable in launch.secrets"
+    wanted = _arity_fault(flag.arity, len(values))
     if wanted is not None:
         yield f"{name} takes {wanted}, and has {' '.join(values) or 'none'}"
         return
     for value in values:
         if flag.choices and value not in flag.choices:
             yield f"{name} {value} must be one of {', '.join(flag.choices)}"
-        elif not _is(flag.type, value):
+        elif not _has_type(flag.type, value):
             yield f"{name} {value} must be {_KINDS[flag.type]}"
 
 
-def _wanted(arity: str, number: int) -> str | None:
-    """Return what the arity wants, if ``number`` words are not that."""
+def _arity_fault(arity: str, number: int) -> str | None:
+    """Return the values that ``arity`` requires, if ``number`` values do not match it."""
     match arity:
         case "0":
             return None if number == 0 else "no value"
@@ -102,7 +103,7 @@ def _wanted(arity: str, number: int) -> str | None:
 _KINDS = {"int": "a whole number", "float": "a number", "json": "JSON"}
 
 
-def _is(kind: str, value: str) -> bool:
+def _has_type(kind: str, value: str) -> bool:
     try:
         match kind:
             case "int":
@@ -116,8 +117,8 @@ def _is(kind: str, value: str) -> bool:
     return True
 
 
-def merged(derived: Arguments, extra: Iterable[str]) -> tuple[Arguments, list[str]]:
-    """Return the derived arguments and the user's further words, and every fault of both."""
+def merge(derived: Arguments, extra: Iterable[str]) -> tuple[Arguments, list[str]]:
+    """Return the derived arguments with the user's additional ones, and the faults of both."""
     own, faults = parse(list(extra))
     faults += [
         f"{name} is set by the configuration ({' '.join(derived[name]) or 'on'}): change the key "

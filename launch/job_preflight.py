@@ -1,5 +1,6 @@
-"""What would stop a job on a cluster, as far as the machine that submits it can see. What only the
-nodes can see, their own pre-flight checks (``scripts/preflight.sh``).
+"""Check a job on a cluster before it is submitted, as far as this machine can see it.
+
+The nodes check the rest themselves (``scripts/preflight.sh``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from conf.sections.cluster import KubernetesLaunchConfig, SshLaunchConfig
 from conf.sections.task import JsonlTaskConfig
 from launch.plan import JobPlan
 from launch.preflight import Problem
-from launch.running import hosts
+from launch.running_job import read_hosts
 
 PROGRAMS = {
     "ssh": ("ssh",),
@@ -22,34 +23,35 @@ PROGRAMS = {
     "ray": ("ray",),
     "kubernetes": ("kubectl",),
 }
-"""What the start script of a launcher calls here."""
+"""Programs that the start script of each launcher calls on this machine."""
 
 
-def job_preflight(plan: JobPlan) -> list[Problem]:
-    """Return every problem of starting the job from here."""
-    return [*_programs(plan), *_shared(plan), *_secrets(plan), *_hosts(plan)]
+def find_job_problems(plan: JobPlan) -> list[Problem]:
+    """Return every problem of starting the job from this machine."""
+    checks = (_check_programs, _check_shared_dir, _check_secrets, _check_hosts)
+    return [problem for check in checks for problem in check(plan)]
 
 
-def _programs(plan: JobPlan) -> Iterator[Problem]:
+def _check_programs(plan: JobPlan) -> Iterator[Problem]:
     kind = plan.job.config.launch.kind
     for program in (*PROGRAMS[kind], "bash"):
         if shutil.which(program) is None:
             yield Problem(
                 True,
                 f"launch={kind} starts the job with {program}, which is not on this machine's "
-                "PATH: start it where it is, or choose another launch",
+                "PATH: start the job where it is, or choose another launch",
             )
 
 
-def _shared(plan: JobPlan) -> Iterator[Problem]:
+def _check_shared_dir(plan: JobPlan) -> Iterator[Problem]:
     config, shared = plan.job.config, Path(plan.job.launch.shared_dir)
     if isinstance(config.launch, KubernetesLaunchConfig) and not shared.is_dir():
-        return  # the claim is mounted in the pods
+        return  # The claim may be mounted in the pods only.
     if not shared.is_dir():
         yield Problem(
             True,
-            f"launch.shared_dir={shared} is no directory here: start the job where it is mounted, "
-            "or write the scripts alone with `agentrl launch … --out DIR`",
+            f"launch.shared_dir={shared} is not a directory here: start the job where it is "
+            "mounted, or only write the scripts with `agentrl launch … --out DIR`",
         )
         return
     if not os.access(shared, os.W_OK | os.X_OK):
@@ -63,24 +65,24 @@ def _shared(plan: JobPlan) -> Iterator[Problem]:
             yield Problem(True, f"task.path={tasks} does not exist: put the tasks there")
 
 
-def _secrets(plan: JobPlan) -> Iterator[Problem]:
+def _check_secrets(plan: JobPlan) -> Iterator[Problem]:
     if plan.job.config.launch.kind not in ("ssh", "slurm"):
-        return  # the cluster's nodes have them already
+        return  # The nodes of a running cluster have them in their own environment.
     missing = [name for name in plan.secrets if not os.environ.get(name)]
     if missing:
         yield Problem(
             True,
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in the environment, "
-            "and the job needs it: export it first (no file or log will hold it)",
+            f"the job needs {', '.join(missing)} in the environment: export it first (no file or "
+            "log will hold it)",
         )
 
 
-def _hosts(plan: JobPlan) -> Iterator[Problem]:
+def _check_hosts(plan: JobPlan) -> Iterator[Problem]:
     launch = plan.job.config.launch
     if not isinstance(launch, SshLaunchConfig):
         return
     try:
-        named = hosts(launch)
+        named = read_hosts(launch)
     except (OSError, UnicodeDecodeError) as error:
         yield Problem(True, f"launch.hosts_file={launch.hosts_file} cannot be read: {error}")
         return
@@ -90,7 +92,7 @@ def _hosts(plan: JobPlan) -> Iterator[Problem]:
             f"launch.hosts_file={launch.hosts_file} names {len(named)} hosts, and launch.nodes="
             f"{launch.nodes}: name one per node",
         )
-    elif not _may_be_here(named[0]):
+    elif not _may_be_this_machine(named[0]):
         yield Problem(
             True,
             f"{named[0]}, the first host of launch.hosts_file, is another machine: start the job "
@@ -98,8 +100,11 @@ def _hosts(plan: JobPlan) -> Iterator[Problem]:
         )
 
 
-def _may_be_here(host: str) -> bool:
-    """Whether a host could be this machine: a name that nobody can resolve could."""
+def _may_be_this_machine(host: str) -> bool:
+    """Return whether ``host`` could be this machine: an address of it can be bound here.
+
+    A name that cannot be resolved may be an alias of the ssh configuration, so it is accepted.
+    """
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:

@@ -1,4 +1,4 @@
-"""The manifest of a RayJob for the KubeRay operator (ray.io/v1)."""
+"""Render the manifest of a RayJob for the KubeRay operator (ray.io/v1)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from conf.sections.cluster import KubernetesLaunchConfig
 from launch.plan import JobPlan
 
 _MOUNTED = "/agentrl"
-"""Where the job's files lie in every container."""
+"""Directory of the job's files in every container."""
 
 
-def rayjob(
+def render_rayjob(
     plan: JobPlan, launch: KubernetesLaunchConfig, files: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the job and the ConfigMap with its files, as one list.
+    """Return a list of two resources: the RayJob, and the ConfigMap with its ``files``.
 
-    Secrets are references to ``launch.secret``. The head has GPUs too: nodes are nodes.
+    Secrets are references to ``launch.secret``. The head is a node with GPUs like the others.
     """
     labels = {"app.kubernetes.io/name": launch.name, "app.kubernetes.io/managed-by": "agentrl"}
     place = {"name": launch.name, "namespace": launch.namespace, "labels": labels}
@@ -27,7 +27,7 @@ def rayjob(
             "dashboard-host": "0.0.0.0",
             "num-gpus": str(launch.gpus_per_node),
         },
-        "template": _pod(plan, launch, "ray-head", ports),
+        "template": _render_pod(plan, launch, "ray-head", ports),
     }
     workers = {
         "groupName": "workers",
@@ -35,7 +35,7 @@ def rayjob(
         "minReplicas": launch.nodes - 1,
         "maxReplicas": launch.nodes - 1,
         "rayStartParams": {"num-gpus": str(launch.gpus_per_node)},
-        "template": _pod(plan, launch, "ray-worker", {}),
+        "template": _render_pod(plan, launch, "ray-worker", {}),
     }
     job = {
         "apiVersion": "ray.io/v1",
@@ -60,7 +60,7 @@ def rayjob(
     return {"apiVersion": "v1", "kind": "List", "items": [configuration, job]}
 
 
-def _pod(
+def _render_pod(
     plan: JobPlan, launch: KubernetesLaunchConfig, name: str, ports: Mapping[str, int]
 ) -> dict[str, Any]:
     variables: list[dict[str, Any]] = [

@@ -1,6 +1,6 @@
-"""What a run will be on this machine: processes, threads, the room it needs, what would stop it.
+"""Plan a run on this machine: its processes, threads, memory and disk, and the problems it meets.
 
-Nothing is started or written here; the plan is an estimate, the problems are facts.
+Nothing is started or written. The sizes are estimates, the problems are facts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import psutil
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig
 from conf.sections.training import LocalTrainerConfig
-from launch.preflight import Problem, existing, preflight
+from launch.preflight import Problem, find_problems, nearest_existing
 
 MB = 1 << 20
 
-# Peak proportional set sizes (PSS) in a run of the tiny policy with the CPU build of torch.
+# Peak proportional set sizes (PSS), measured in a run of the tiny policy with torch's CPU build.
 _DRIVER_MB = 450
 _TRAINING_MB = 450
-"""Activations of one microbatch, and what the allocator keeps."""
+"""Activations of one microbatch, and memory that the allocator keeps."""
 _ENGINE_MB = 280
 _GATEWAY_MB = 90
 _SANDBOX_MB = {"native": 10, "claude_code": 200, "codex": 150, "mini_swe_agent": 200}
@@ -39,7 +39,7 @@ _BYTES_PER_WEIGHT_BYTE_TRAINED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class PlannedProcess:
     """One kind of process of the run."""
 
     name: str
@@ -52,10 +52,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """A run on this machine, before it starts."""
+    """The plan of a run on this machine."""
 
     cores: int
-    processes: tuple[Process, ...]
+    processes: tuple[PlannedProcess, ...]
     rollouts: int
     """Training rollouts: steps × tasks × rollouts per task."""
     evaluations: int
@@ -72,23 +72,23 @@ class LocalPlan:
         return asdict(self)
 
 
-def plan(config: Config, run_dir: Path) -> LocalPlan:
-    """Return what a run of ``config`` in ``run_dir`` would take here."""
+def plan_local_run(config: Config, run_dir: Path) -> LocalPlan:
+    """Return the plan of a run of ``config`` in ``run_dir``."""
     cores = len(os.sched_getaffinity(0))
     weights_mb = _weights_mb(config)
-    processes = tuple(_processes(config, cores, weights_mb))
+    processes = tuple(_plan_processes(config, cores, weights_mb))
     rollouts = config.run.steps * config.run.tasks_per_step * config.run.rollouts_per_task
-    evaluations = _evaluations(config)
+    evaluations = _count_evaluations(config)
     evaluation_rollouts = evaluations * config.run.eval_tasks
     memory_mb = sum(process.count * process.memory_mb for process in processes)
     checkpoints_mb = config.run.keep_checkpoints * 3 * weights_mb  # weights and two moments
     disk_mb = checkpoints_mb + (rollouts + evaluation_rollouts) * _ROLLOUT_KB // 1024 + 1
     memory_available_mb = psutil.virtual_memory().available // MB
-    disk_free_mb = shutil.disk_usage(existing(run_dir)).free // MB
+    disk_free_mb = shutil.disk_usage(nearest_existing(run_dir)).free // MB
     problems = [
-        *preflight(config, run_dir),
-        *_room("memory", memory_mb, memory_available_mb, "lower rollout.concurrency"),
-        *_room("disk", disk_mb, disk_free_mb, "choose a run.dir with more room"),
+        *find_problems(config, run_dir),
+        *_warn_if_short("memory", memory_mb, memory_available_mb, "lower rollout.concurrency"),
+        *_warn_if_short("disk", disk_mb, disk_free_mb, "choose a run.dir with more space"),
     ]
     return LocalPlan(
         cores=cores,
@@ -105,7 +105,7 @@ def plan(config: Config, run_dir: Path) -> LocalPlan:
     )
 
 
-def _evaluations(config: Config) -> int:
+def _count_evaluations(config: Config) -> int:
     if not config.run.eval_tasks:
         return 0
     steps, every = config.run.steps, config.run.eval_every
@@ -119,22 +119,26 @@ def _weights_mb(config: Config) -> int:
     return 1 + sum(file.stat().st_size for file in path.glob("*.safetensors")) // MB
 
 
-def _processes(config: Config, cores: int, weights_mb: int) -> Iterator[Process]:
+def _plan_processes(config: Config, cores: int, weights_mb: int) -> Iterator[PlannedProcess]:
     trainer_mb = _BYTES_PER_WEIGHT_BYTE_TRAINED * weights_mb + _TRAINING_MB
-    yield Process("driver and trainer", 1, _threads(config) or cores, _DRIVER_MB + trainer_mb)
+    yield PlannedProcess(
+        "driver and trainer", 1, _threads(config) or cores, _DRIVER_MB + trainer_mb
+    )
     if isinstance(config.engine, EmbeddedEngineConfig):
-        yield Process("engine", 1, config.engine.threads or cores, _ENGINE_MB + weights_mb)
-    yield Process("gateway", 1, 1, _GATEWAY_MB)
+        yield PlannedProcess("engine", 1, config.engine.threads or cores, _ENGINE_MB + weights_mb)
+    yield PlannedProcess("gateway", 1, 1, _GATEWAY_MB)
     if config.sandbox.kind != "e2b":
-        yield Process("sandbox", config.rollout.concurrency, 1, _SANDBOX_MB[config.harness.kind])
+        yield PlannedProcess(
+            "sandbox", config.rollout.concurrency, 1, _SANDBOX_MB[config.harness.kind]
+        )
 
 
 def _threads(config: Config) -> int:
     return config.trainer.threads if isinstance(config.trainer, LocalTrainerConfig) else 0
 
 
-def _room(what: str, need_mb: int, have_mb: int, fix: str) -> Iterator[Problem]:
+def _warn_if_short(what: str, need_mb: int, have_mb: int, fix: str) -> Iterator[Problem]:
     if need_mb > have_mb:
         yield Problem(
-            False, f"{what} is short: about {need_mb} MB needed, {have_mb} MB free; {fix}"
+            False, f"not enough {what}: about {need_mb} MB needed, {have_mb} MB free; {fix}"
         )

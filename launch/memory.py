@@ -1,6 +1,6 @@
-"""Does the job fit: GPU memory of the fullest rank while training and while sampling.
+"""Estimate the GPU memory of a job's fullest rank, in training and in sampling.
 
-It is an estimate. What it assumes, and where that comes from:
+Assumptions, with their sources:
 
 * Parameters are bfloat16 (2 bytes), their gradients float32 (4: Megatron's
   ``--accumulate-allreduce-grads-in-fp32``). Dense ones are sharded over TP and PP, experts over EP,
@@ -17,15 +17,15 @@ It is an estimate. What it assumes, and where that comes from:
 * The last stage holds logits as bfloat16 and float32, their softmax for the backward pass, and the
   gradients of both: 16 bytes per token and vocabulary row, sharded over TP; what else the
   log-softmax needs, it needs for ``trainer.logits_chunk`` tokens.
-* CUDA, NCCL and DeepEP keep ``OVERHEAD_GIB``. Colocated, an engine that sleeps keeps
-  ``SLEEPING_GIB`` (context and graphs: its weights and cache are released).
-* The allocator wastes ``FRAGMENTATION`` of what comes and goes. This figure is judged by one known
-  case: of Qwen3.6-35B-A3B on 80 GB cards (TP 2, CP 8, EP 8) a sample of 100k tokens fitted, one of
-  152k did not.
+* CUDA, NCCL and DeepEP keep ``OVERHEAD_GIB``. A colocated engine keeps ``SLEEPING_GIB`` while it
+  sleeps (context and CUDA graphs; its weights and cache are released).
+* The allocator wastes the share ``FRAGMENTATION`` of all temporary memory. The figure is fitted to
+  one known case: of Qwen3.6-35B-A3B on 80 GB cards (TP 2, CP 8, EP 8) a sample of 100k tokens
+  fitted, one of 152k did not.
 * An engine takes ``model.layout.engine_memory`` of the GPU, its weights in bfloat16: attention over
   its attention shards, experts over the engine's GPUs, the vocabulary over the attention shards.
-  What is left of that share is KV cache; the states of linear layers, a constant per request, are
-  left out.
+  The rest of that share is KV cache; the states of linear layers, a constant per request, are
+  neglected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conf.sections.moe import HybridAttention, LatentAttention
-from launch.architecture import Parameters, parameters
+from launch.architecture import Parameters, count_parameters
 from launch.topology import ClusterJob, Topology
 
 GIB = float(1 << 30)
@@ -45,47 +45,50 @@ FRAGMENTATION = 0.15
 _MASTER_BYTES = 12
 _LOGITS_BYTES = 16
 _LARGEST = 1 << 24
-"""Tokens at which the search for the largest segment ends."""
+"""Upper bound of the search for the longest sample, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One phase's memory on its fullest rank, in GiB by what takes it."""
+    """Memory of one phase on its fullest rank, in GiB."""
 
     parts: tuple[tuple[str, float], ...]
     available: float
 
     @property
     def total(self) -> float:
-        """What the phase takes."""
+        """Sum of the parts, GiB."""
         return sum(size for _, size in self.parts)
 
     @property
     def fits(self) -> bool:
-        """Whether the GPU has that much."""
+        """True if the GPU has enough memory for the parts."""
         return self.total <= self.available
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """A job's memory."""
+    """Estimated memory of a job."""
 
     training: Phase
     sampling: Phase
     segment_tokens: int
-    """Longest sample that training has room for."""
+    """Longest sample that fits in training, in tokens."""
     cache_tokens: int
-    """Tokens that an engine's KV cache holds."""
+    """Capacity of an engine's KV cache in tokens."""
     host_gib: float
-    """Optimizer state in a node's main memory."""
+    """Optimizer state in the main memory of one node, GiB."""
     faults: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
-        return asdict(self) | {"training": _phase(self.training), "sampling": _phase(self.sampling)}
+        return asdict(self) | {
+            "training": _phase_dict(self.training),
+            "sampling": _phase_dict(self.sampling),
+        }
 
 
-def _phase(phase: Phase) -> dict[str, Any]:
+def _phase_dict(phase: Phase) -> dict[str, Any]:
     parts = {name: round(size, 2) for name, size in phase.parts}
     return {
         "gib": parts,
@@ -95,15 +98,15 @@ def _phase(phase: Phase) -> dict[str, Any]:
     }
 
 
-def memory(job: ClusterJob, found: Topology) -> MemoryPlan:
-    """Return what the job takes of its GPUs, and why it would not fit."""
+def estimate_memory(job: ClusterJob, topology: Topology) -> MemoryPlan:
+    """Return the job's memory, with a fault for every part that does not fit."""
     layout, launch = job.model.layout, job.launch
-    training = training_phase(job, found, layout.tokens_per_gpu)
-    sampling, cache = _sampling(job, found)
+    training = estimate_training(job, topology, layout.tokens_per_gpu)
+    sampling, cache = _estimate_sampling(job, topology)
     host = 0.0
     if job.trainer.optimizer_offload:
-        host = _optimizer_bytes(job, found) / GIB * launch.gpus_per_node
-    plan = MemoryPlan(training, sampling, segment_tokens(job, found), cache, host, ())
+        host = _optimizer_bytes(job, topology) / GIB * launch.gpus_per_node
+    plan = MemoryPlan(training, sampling, _find_longest_sample(job, topology), cache, host, ())
     return MemoryPlan(training, sampling, plan.segment_tokens, cache, host, _faults(job, plan))
 
 
@@ -120,7 +123,7 @@ def _faults(job: ClusterJob, plan: MemoryPlan) -> tuple[str, ...]:
     if not plan.sampling.fits:
         found.append(
             f"model.layout.engine_memory={job.model.layout.engine_memory:g} leaves too little for "
-            f"what stays of training: about {plan.sampling.total:.0f} of "
+            f"the sleeping trainer: about {plan.sampling.total:.0f} of "
             f"{plan.sampling.available:g} GiB are needed; lower it"
         )
     if plan.cache_tokens < context:
@@ -132,75 +135,75 @@ def _faults(job: ClusterJob, plan: MemoryPlan) -> tuple[str, ...]:
     return tuple(found)
 
 
-def training_phase(job: ClusterJob, found: Topology, tokens: int) -> Phase:
-    """Return what training takes with microbatches of ``tokens`` per rank."""
-    count = _rank_parameters(job, found)
-    coming = _activations(job, found, tokens) + _logits(job, found, tokens)
-    optimizer = 0.0 if job.trainer.optimizer_offload else _optimizer_bytes(job, found)
+def estimate_training(job: ClusterJob, topology: Topology, tokens: int) -> Phase:
+    """Return the memory of training with microbatches of ``tokens`` tokens per rank."""
+    count = _count_rank_parameters(job, topology)
+    coming = _activations(job, topology, tokens) + _logits(job, topology, tokens)
+    optimizer = 0.0 if job.trainer.optimizer_offload else _optimizer_bytes(job, topology)
     parts = {
         "weights": 2 * count / GIB,
         "gradients": 4 * count / GIB,
         "optimizer": optimizer / GIB,
-        "activations": _activations(job, found, tokens) / GIB,
-        "logits": _logits(job, found, tokens) / GIB,
+        "activations": _activations(job, topology, tokens) / GIB,
+        "logits": _logits(job, topology, tokens) / GIB,
         "fragmentation": FRAGMENTATION * coming / GIB,
         "CUDA, NCCL": OVERHEAD_GIB,
-        "sleeping engine": SLEEPING_GIB if found.colocated else 0.0,
+        "sleeping engine": SLEEPING_GIB if topology.colocated else 0.0,
     }
     return Phase(tuple(parts.items()), job.launch.gpu_memory_gib)
 
 
-def segment_tokens(job: ClusterJob, found: Topology) -> int:
-    """Return the longest sample (all context-parallel ranks together) that training has room for;
-    0 if none has.
+def _find_longest_sample(job: ClusterJob, topology: Topology) -> int:
+    """Return the longest sample that fits in training, in tokens over all context-parallel ranks;
+    0 if none does.
     """
-    low, high = 0, _LARGEST // found.context
-    while low < high:  # the need grows with the tokens
+    low, high = 0, _LARGEST // topology.context
+    while low < high:  # bisection: the memory grows with the tokens
         middle = (low + high + 1) // 2
-        if training_phase(job, found, middle).fits:
+        if estimate_training(job, topology, middle).fits:
             low = middle
         else:
             high = middle - 1
-    return low * found.context
+    return low * topology.context
 
 
-def _stage_parameters(job: ClusterJob, found: Topology, stage: int) -> tuple[float, float]:
+def _stage_parameters(job: ClusterJob, topology: Topology, stage: int) -> tuple[float, float]:
     """Return a rank's dense and routed parameters in a pipeline stage."""
-    each, experts = parameters(job.model.architecture), job.model.architecture.experts
-    layers = found.stage_layers[stage]
-    dense_layers = max(0, min(layers, experts.dense_layers - sum(found.stage_layers[:stage])))
+    each, experts = count_parameters(job.model.architecture), job.model.architecture.experts
+    layers = topology.stage_layers[stage]
+    dense_layers = max(0, min(layers, experts.dense_layers - sum(topology.stage_layers[:stage])))
     routed_layers = layers - dense_layers
     dense = layers * each.attention + dense_layers * each.dense + routed_layers * each.shared
-    dense += each.embedding * ((stage == 0) + (stage == found.pipeline - 1))
+    dense += each.embedding * ((stage == 0) + (stage == topology.pipeline - 1))
     routed = routed_layers * each.routed
-    return dense / found.tensor, routed / (found.expert * found.expert_tensor)
+    return dense / topology.tensor, routed / (topology.expert * topology.expert_tensor)
 
 
-def _fullest(job: ClusterJob, found: Topology) -> tuple[float, float]:
-    stages = range(found.pipeline)
-    return max((_stage_parameters(job, found, stage) for stage in stages), key=sum)
+def _fullest(job: ClusterJob, topology: Topology) -> tuple[float, float]:
+    stages = range(topology.pipeline)
+    return max((_stage_parameters(job, topology, stage) for stage in stages), key=sum)
 
 
-def _rank_parameters(job: ClusterJob, found: Topology) -> float:
-    return sum(_fullest(job, found))
+def _count_rank_parameters(job: ClusterJob, topology: Topology) -> float:
+    return sum(_fullest(job, topology))
 
 
-def _optimizer_bytes(job: ClusterJob, found: Topology) -> float:
-    dense, routed = _fullest(job, found)
-    shards = found.data * found.context
-    return _MASTER_BYTES * (dense / shards + routed / found.expert_data)
+def _optimizer_bytes(job: ClusterJob, topology: Topology) -> float:
+    dense, routed = _fullest(job, topology)
+    shards = topology.data * topology.context
+    return _MASTER_BYTES * (dense / shards + routed / topology.expert_data)
 
 
-def _activations(job: ClusterJob, found: Topology, tokens: int) -> float:
+def _activations(job: ClusterJob, topology: Topology, tokens: int) -> float:
     a = job.model.architecture
-    local = tokens / found.tensor
+    local = tokens / topology.tensor
     kept = 2 if job.trainer.recompute == "full" else 34
-    inputs = kept * local * a.hidden * max(found.stage_layers) * found.pipeline
+    inputs = kept * local * a.hidden * max(topology.stage_layers) * topology.pipeline
     return inputs + 2 * (_attention_work(job) * local + _expert_work(job) * local)
 
 
 def _attention_work(job: ClusterJob) -> float:
-    """Return the bytes of a token in attention's forward pass."""
+    """Return the activations of attention's forward pass, in bytes per token."""
     a = job.model.architecture
     match a.attention:
         case LatentAttention() as latent:
@@ -215,48 +218,48 @@ def _attention_work(job: ClusterJob) -> float:
 
 
 def _expert_work(job: ClusterJob) -> float:
-    """Return the bytes of a token in the experts' forward pass."""
+    """Return the activations of the experts' forward pass, in bytes per token."""
     a, experts = job.model.architecture, job.model.architecture.experts
     copies = experts.top_k * EXPERT_IMBALANCE * (2 * a.hidden + 3 * experts.ffn)
     return 2.0 * (copies + 3 * max(experts.shared_ffn, a.dense_ffn or 0))
 
 
-def _logits(job: ClusterJob, found: Topology, tokens: int) -> float:
-    vocabulary = job.model.architecture.vocabulary / found.tensor
+def _logits(job: ClusterJob, topology: Topology, tokens: int) -> float:
+    vocabulary = job.model.architecture.vocabulary / topology.tensor
     chunk = 8 * min(tokens, job.trainer.logits_chunk) * vocabulary
     return _LOGITS_BYTES * tokens * vocabulary + chunk
 
 
-def _sampling(job: ClusterJob, found: Topology) -> tuple[Phase, int]:
-    """Return the sampling phase, and the tokens that an engine's cache holds."""
+def _estimate_sampling(job: ClusterJob, topology: Topology) -> tuple[Phase, int]:
+    """Return the memory of sampling, and the capacity of an engine's cache in tokens."""
     available = job.launch.gpu_memory_gib
-    weights = _engine_bytes(job, found) / GIB
+    weights = _engine_bytes(job, topology) / GIB
     share = job.model.layout.engine_memory * available
     cache = max(0.0, share - weights)
     parts = {
         "weights": weights,
         "KV cache": cache,
         "graphs, CUDA": SLEEPING_GIB,
-        "sleeping trainer": OVERHEAD_GIB if found.colocated else 0.0,
+        "sleeping trainer": OVERHEAD_GIB if topology.colocated else 0.0,
     }
-    tokens = int(cache * GIB / _cache_bytes(job, found)) * found.engine_data
+    tokens = int(cache * GIB / _cache_bytes(job, topology)) * topology.engine_data
     return Phase(tuple(parts.items()), available), tokens
 
 
-def _engine_bytes(job: ClusterJob, found: Topology) -> float:
+def _engine_bytes(job: ClusterJob, topology: Topology) -> float:
     a = job.model.architecture
-    each: Parameters = parameters(a)
+    each: Parameters = count_parameters(a)
     dense_layers = a.experts.dense_layers
     routed_layers = a.layers - dense_layers
-    attention = (a.layers * each.attention + 2 * each.embedding) / found.engine_tensor
+    attention = (a.layers * each.attention + 2 * each.embedding) / topology.engine_tensor
     # With dp-attention, dense layers are replicated (--sglang-moe-dense-tp-size 1).
-    dense_shards = 1 if found.engine_data > 1 else found.engine_gpus
+    dense_shards = 1 if topology.engine_data > 1 else topology.engine_gpus
     dense = (dense_layers * each.dense + routed_layers * each.shared) / dense_shards
-    return 2 * (attention + dense + routed_layers * each.routed / found.engine_gpus)
+    return 2 * (attention + dense + routed_layers * each.routed / topology.engine_gpus)
 
 
-def _cache_bytes(job: ClusterJob, found: Topology) -> float:
-    """Return the bytes of one token in the KV cache of one GPU."""
+def _cache_bytes(job: ClusterJob, topology: Topology) -> float:
+    """Return the size of one token in the KV cache of one GPU, in bytes."""
     a = job.model.architecture
     match a.attention:
         case LatentAttention() as latent:
@@ -265,4 +268,4 @@ def _cache_bytes(job: ClusterJob, found: Topology) -> float:
             layers, groups, dim = a.layers // hybrid.full_every, hybrid.groups, hybrid.head_dim
         case grouped:
             layers, groups, dim = a.layers, grouped.groups, grouped.head_dim
-    return 4.0 * layers * max(1.0, groups / found.engine_tensor) * dim
+    return 4.0 * layers * max(1.0, groups / topology.engine_tensor) * dim

@@ -1,7 +1,7 @@
-"""Write the packaged flag table: ``python -m launch.pack_flags SOURCE``.
+"""Write the table of slime's flags: ``python -m launch.pack_flags SOURCE``.
 
-SOURCE is what the real parsers say, as JSON: by flag ``kind`` (bool, scalar, list), ``nargs``,
-``type`` and ``choices`` of argparse.
+SOURCE is a JSON dump of the real argparse parsers: by flag its ``kind`` (bool, scalar, list),
+``nargs``, ``type`` and ``choices``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from launch.flags import TABLE
 _TYPES = {"int": "int", "float": "float", "loads": "json"}
 
 
-def packed(source: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """Return the columns that are checked: arity, type, then the choices."""
+def pack(source: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """Return one row per flag: arity, type, then the choices."""
     return {name: _row(source[name]) for name in sorted(source)}
 
 
 def _row(flag: dict[str, Any]) -> list[str]:
     arity = "0" if flag["kind"] == "bool" else str(flag["nargs"] or 1)
-    # An enum's choice is written by its name: flash, not AttnBackend.flash.
+    # The command line takes the name of an enum's member: flash, not AttnBackend.flash.
     choices = [str(choice).rpartition(".")[2] for choice in flag["choices"] or ()]
     if flag["type"] in ("str", None):
         choices = [str(choice) for choice in flag["choices"] or ()]
@@ -31,9 +31,9 @@ def _row(flag: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Write the table beside this module."""
+    """Write the table to ``slime_flags.json``."""
     source = json.loads(Path(sys.argv[1]).read_text("utf-8"))
-    rows = (f"{json.dumps(name)}: {json.dumps(row)}" for name, row in packed(source).items())
+    rows = (f"{json.dumps(name)}: {json.dumps(row)}" for name, row in pack(source).items())
     TABLE.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
 
 

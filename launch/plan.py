@@ -1,4 +1,4 @@
-"""What a job on a cluster will be, before a script is written: all of it is checked."""
+"""Plan a job on a cluster and check everything about it, before any script is written."""
 
 from __future__ import annotations
 
@@ -9,29 +9,34 @@ from conf.errors import ConfigError
 from conf.schema import Config
 from launch import flags
 from launch.architecture import Arguments, total_parameters
-from launch.environment import environment, secrets
-from launch.memory import MemoryPlan, memory
-from launch.slime_arguments import conversion_arguments, converted, job_dir, slime_arguments
-from launch.topology import ClusterJob, Topology, cluster_job, topology
+from launch.environment import job_environment, secret_names
+from launch.memory import MemoryPlan, estimate_memory
+from launch.slime_arguments import (
+    build_conversion_arguments,
+    build_slime_arguments,
+    converted_checkpoint,
+    job_dir,
+)
+from launch.topology import ClusterJob, Topology, cluster_job, plan_topology
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """A job that keeps every rule."""
+    """A job on a cluster; every instance keeps all rules."""
 
     job: ClusterJob
     topology: Topology
     memory: MemoryPlan
     arguments: Arguments
-    """slime's."""
+    """Command line of slime."""
     conversion: Arguments
-    """Of the checkpoint's conversion."""
+    """Command line of the checkpoint's conversion to Megatron's format."""
     environment: dict[str, str]
     secrets: tuple[str, ...]
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of a step at most, if every rollout is one full context."""
+        """Upper bound of the tokens of a step: every rollout fills its context."""
         return self.topology.rollouts * self.job.model.max_context_tokens
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,7 +49,7 @@ class JobPlan:
                 "kind": self.job.model.kind,
                 "parameters": total_parameters(architecture),
                 "checkpoint": str(self.job.model.path),
-                "converted": str(converted(self.job)),
+                "converted": str(converted_checkpoint(self.job)),
             },
             "job_dir": str(job_dir(self.job)),
             "topology": self.topology.to_dict(),
@@ -52,31 +57,31 @@ class JobPlan:
             "step_tokens_at_most": self.step_tokens,
             "environment": self.environment,
             "secrets": list(self.secrets),
-            "arguments": flags.words(self.arguments),
+            "arguments": flags.to_words(self.arguments),
         }
 
 
 def plan_job(config: Config) -> JobPlan:
-    """Return the plan of the job that ``config`` is.
+    """Return the plan of the job that ``config`` describes.
 
-    Raises ConfigError with every rule that is broken, every flag that slime does not take, and,
-    unless ``launch.ignore_memory``, what does not fit into the GPUs.
+    Raises ConfigError with every broken rule, every flag that slime does not know, and, unless
+    ``launch.ignore_memory`` is set, everything that does not fit into the GPUs.
     """
     job = cluster_job(config)
-    found = topology(job)
-    room = memory(job, found)
-    faults = [] if job.launch.ignore_memory else list(room.faults)
+    topology = plan_topology(job)
+    memory = estimate_memory(job, topology)
+    faults = [] if job.launch.ignore_memory else list(memory.faults)
     arguments: Arguments = {}
     variables: dict[str, str] = {}
     try:
-        arguments = slime_arguments(job, found)
+        arguments = build_slime_arguments(job, topology)
     except ConfigError as error:
         faults += error.faults
     try:
-        variables = environment(job)
+        variables = job_environment(job)
     except ConfigError as error:
         faults += error.faults
     if faults:
         raise ConfigError(faults)
-    conversion = conversion_arguments(job)
-    return JobPlan(job, found, room, arguments, conversion, variables, secrets(job))
+    conversion = build_conversion_arguments(job)
+    return JobPlan(job, topology, memory, arguments, conversion, variables, secret_names(job))

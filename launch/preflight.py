@@ -1,6 +1,6 @@
-"""What would stop a run on this machine before it starts, each with its fix.
+"""Check that a run can start on this machine; every problem names its fix.
 
-Nothing is started or written: programs are looked for, paths looked at, ports tried.
+Nothing is started or written: the checks look for programs and paths, and try ports.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from conf.sections.harness import PROMPT_TOKENS, NativeHarnessConfig
 from conf.sections.model import TinyModelConfig
 from conf.sections.moe import MoeModel
 from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
-from launch.architecture import compare
+from launch.architecture import compare_checkpoint
 
 PORT_GRACE_S = 5.0
-"""A port in use is no fault if it is free within this: the services of a run that was just killed
-end by themselves.
+"""Seconds until a port in use is a problem: the services of a run that was just killed end by
+themselves, and free their ports then.
 """
 PORT_POLL_S = 0.1
 ENGINE_S = 10.0
-"""A docker engine that says nothing for so long does not answer."""
+"""Deadline of the docker engine's answer."""
 
 
 class PreflightError(AgentrlError):
@@ -43,24 +43,25 @@ class PreflightError(AgentrlError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong here, and the fix."""
+    """A problem that a run would meet on this machine."""
 
     fatal: bool
-    """The run cannot start; otherwise it starts, with less than was asked."""
+    """True if the run cannot start; otherwise it is only a warning."""
     message: str
+    """The problem and its fix."""
 
 
-def preflight(
+def find_problems(
     config: Config, run_dir: Path, *, trains: bool = True, port_grace_s: float = PORT_GRACE_S
 ) -> list[Problem]:
     """Return every problem that a run of ``config`` in ``run_dir`` would meet."""
     return [
-        *_programs(config),
-        *_harness(config),
-        *_engine(config),
-        *_paths(config, run_dir, trains),
-        *_architecture(config),
-        *_ports(config, port_grace_s),
+        *_check_programs(config),
+        *_check_harness(config),
+        *_check_engine(config),
+        *_check_paths(config, run_dir, trains),
+        *_check_architecture(config),
+        *_check_ports(config, port_grace_s),
     ]
 
 
@@ -71,7 +72,7 @@ def refuse_fatal(problems: Iterable[Problem]) -> None:
         raise PreflightError("\n".join(fatal))
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """Return ``path`` or its nearest ancestor that exists."""
     path = path.absolute()
     while not path.exists():
@@ -79,43 +80,43 @@ def existing(path: Path) -> Path:
     return path
 
 
-def _programs(config: Config) -> Iterator[Problem]:
+def _check_programs(config: Config) -> Iterator[Problem]:
     if shutil.which("git") is None:
         yield Problem(
             True, "git is missing, and tasks are git repositories: install it (apt-get install git)"
         )
     match config.sandbox:
         case LocalSandboxConfig():
-            yield from _isolation(config.sandbox.isolation)
+            yield from _check_isolation(config.sandbox.isolation)
         case E2bSandboxConfig():
-            yield from _e2b()
+            yield from _check_e2b()
         case DockerSandboxConfig():
-            yield from _docker()
+            yield from _check_docker()
 
 
-def _e2b() -> Iterator[Problem]:
+def _check_e2b() -> Iterator[Problem]:
     if importlib.util.find_spec("e2b") is None:
         yield Problem(True, "sandbox=e2b needs E2B's SDK: pip install 'agentrl[e2b]'")
     if not os.environ.get("E2B_API_KEY"):
         yield Problem(True, "sandbox=e2b needs an API key: set E2B_API_KEY in the environment")
 
 
-def _docker() -> Iterator[Problem]:
+def _check_docker() -> Iterator[Problem]:
     if shutil.which("docker") is None:
         yield Problem(True, "sandbox=docker, but `docker` is missing: install docker")
         return
     try:
-        asked = subprocess.run(["docker", "version"], capture_output=True, timeout=ENGINE_S)
-        said = asked.stderr.decode(errors="replace").strip() if asked.returncode else None
+        done = subprocess.run(["docker", "version"], capture_output=True, timeout=ENGINE_S)
+        answer = done.stderr.decode(errors="replace").strip() if done.returncode else None
     except subprocess.TimeoutExpired:
-        said = f"nothing within {ENGINE_S:.0f} s"
-    if said is not None:
+        answer = f"nothing within {ENGINE_S:.0f} s"
+    if answer is not None:
         yield Problem(
-            True, f"sandbox=docker, but no engine answers ({said}): start it, or set DOCKER_HOST"
+            True, f"sandbox=docker, but no engine answers ({answer}): start it, or set DOCKER_HOST"
         )
 
 
-def _isolation(isolation: str) -> Iterator[Problem]:
+def _check_isolation(isolation: str) -> Iterator[Problem]:
     bubblewrap, unshare = shutil.which("bwrap"), shutil.which("unshare")
     install = "install it (apt-get install bubblewrap)"
     if isolation == "bubblewrap" and bubblewrap is None:
@@ -140,7 +141,7 @@ def _isolation(isolation: str) -> Iterator[Problem]:
         )
 
 
-def _harness(config: Config) -> Iterator[Problem]:
+def _check_harness(config: Config) -> Iterator[Problem]:
     harness = config.harness
     if isinstance(harness, NativeHarnessConfig):
         return
@@ -153,18 +154,18 @@ def _harness(config: Config) -> Iterator[Problem]:
             f"`{install}`",
         )
     elif not os.access(program, os.X_OK):
-        yield Problem(True, f"{own or program} is no program: chmod +x it, or set another")
+        yield Problem(True, f"{own or program} is not executable: chmod +x it, or set another")
     room, prompt = config.model.max_context_tokens, PROMPT_TOKENS[harness.kind]
     if room < prompt:
         yield Problem(
             False,
             f"model.max_context_tokens={room} is less than the first prompt of harness="
-            f"{harness.kind} (some {prompt} tokens): no rollout could take a turn; choose a "
+            f"{harness.kind} (about {prompt} tokens): no rollout could take a turn; choose a "
             "model with a longer context",
         )
 
 
-def _engine(config: Config) -> Iterator[Problem]:
+def _check_engine(config: Config) -> Iterator[Problem]:
     engine = config.engine
     if not isinstance(engine, SglangLaunchEngineConfig):
         return
@@ -174,10 +175,10 @@ def _engine(config: Config) -> Iterator[Problem]:
         yield Problem(True, "engine=sglang_launch serves model.path, which is null: set it")
 
 
-def _paths(config: Config, run_dir: Path, trains: bool) -> Iterator[Problem]:
-    parent = existing(run_dir)
+def _check_paths(config: Config, run_dir: Path, trains: bool) -> Iterator[Problem]:
+    parent = nearest_existing(run_dir)
     if not parent.is_dir():
-        yield Problem(True, f"run.dir={run_dir} cannot be made: {parent} is no directory")
+        yield Problem(True, f"run.dir={run_dir} cannot be created: {parent} is not a directory")
     elif not os.access(parent, os.W_OK | os.X_OK):
         yield Problem(
             True,
@@ -187,13 +188,13 @@ def _paths(config: Config, run_dir: Path, trains: bool) -> Iterator[Problem]:
     for key in ("path", "tokenizer"):
         path = getattr(config.model, key)
         if path is not None and not path.is_dir():
-            yield Problem(True, f"model.{key}={path} is no directory")
+            yield Problem(True, f"model.{key}={path} is not a directory")
     if trains and not isinstance(config.model, TinyModelConfig) and config.model.path is None:
         yield Problem(True, "model.path=null: a run needs the starting weights; set model.path")
 
 
-def _architecture(config: Config) -> Iterator[Problem]:
-    """Compare a model of the table with its checkpoint."""
+def _check_architecture(config: Config) -> Iterator[Problem]:
+    """Compare the model's architecture with its checkpoint."""
     model = config.model
     if not isinstance(model, MoeModel) or model.path is None:
         return
@@ -201,16 +202,16 @@ def _architecture(config: Config) -> Iterator[Problem]:
     if not file.is_file():
         yield Problem(True, f"model.path={model.path} has no config.json: is it a checkpoint?")
         return
-    yield from (Problem(True, line) for line in compare(model, file))
+    yield from (Problem(True, line) for line in compare_checkpoint(model, file))
 
 
-def _ports(config: Config, grace_s: float) -> Iterator[Problem]:
+def _check_ports(config: Config, grace_s: float) -> Iterator[Problem]:
     listeners = [("gateway", config.gateway.host, config.gateway.port)]
     if isinstance(config.engine, EmbeddedEngineConfig):
         listeners.append(("engine", config.engine.host, config.engine.port))
     ends = time.monotonic() + grace_s
     for section, host, port in listeners:
-        error = _listening_error(host, port, ends)
+        error = _try_to_listen(host, port, ends)
         if error is not None:
             yield Problem(
                 True,
@@ -219,11 +220,12 @@ def _ports(config: Config, grace_s: float) -> Iterator[Problem]:
             )
 
 
-def _listening_error(host: str, port: int, ends: float) -> OSError | None:
-    """Return why nothing can listen there; a port in use is tried until ``ends``."""
+def _try_to_listen(host: str, port: int, ends: float) -> OSError | None:
+    """Return the error of listening there; a port in use is tried again until ``ends``."""
     while True:
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do
+            # The servers set it too: without it, a port in TIME_WAIT would count as in use.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
             except OSError as error:

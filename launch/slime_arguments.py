@@ -1,4 +1,4 @@
-"""slime's command line of a job: every word follows from the configuration, none is unchecked."""
+"""Build slime's command line for a job; every flag is checked against slime's own parsers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launch.topology import ClusterJob, Topology
 GENERATE = "runners.slime.entry_points.generate"
 REWARDS = "runners.slime.entry_points.post_process_rewards"
 EVALUATE = "runners.slime.entry_points.evaluate"
-"""What slime calls of agentrl."""
+"""The functions of agentrl that slime calls."""
 
 
 def job_dir(job: ClusterJob) -> PurePosixPath:
@@ -20,69 +20,69 @@ def job_dir(job: ClusterJob) -> PurePosixPath:
     return PurePosixPath(job.launch.shared_dir) / job.launch.name
 
 
-def prompts(job: ClusterJob) -> str:
-    """Return the file of prompts that slime reads; the job writes it from ``task.path`` first."""
+def prompts_file(job: ClusterJob) -> str:
+    """Return the path of slime's prompts; the job writes them from ``task.path`` when it starts."""
     return str(job_dir(job) / "prompts.jsonl")
 
 
-def converted(job: ClusterJob) -> PurePosixPath:
-    """Return where the checkpoint lies in Megatron's format."""
-    assert job.model.path is not None  # a rule of the schema
+def converted_checkpoint(job: ClusterJob) -> PurePosixPath:
+    """Return the path of the checkpoint in Megatron's format."""
+    assert job.model.path is not None  # by conf.rules.slime_rules
     return PurePosixPath(job.launch.shared_dir) / f"{job.model.path.name}_torch_dist"
 
 
-def slime_arguments(job: ClusterJob, found: Topology) -> Arguments:
-    """Return slime's arguments; raises ConfigError with every flag that its parsers do not take."""
+def build_slime_arguments(job: ClusterJob, topology: Topology) -> Arguments:
+    """Return slime's arguments; raises ConfigError with every flag that its parsers refuse."""
     arguments = {
-        **_places(job, found),
+        **_places(job, topology),
         **_checkpoints(job),
         **megatron_arguments(job.model),
-        **_rollouts(job, found),
+        **_rollouts(job, topology),
         **_algorithm(job),
-        **_parallelism(job, found),
-        **_engines(job, found),
+        **_parallelism(job, topology),
+        **_engines(job, topology),
     }
-    whole, faults = flags.merged(arguments, map(str, job.launch.extra_flags))
+    whole, faults = flags.merge(arguments, map(str, job.launch.extra_flags))
     if faults:
         raise ConfigError([f"launch.extra_flags: {fault}" for fault in faults])
     return whole
 
 
-def conversion_arguments(job: ClusterJob) -> Arguments:
-    """Return the arguments of slime's tools/convert_hf_to_torch_dist.py, but for ``--save``."""
+def build_conversion_arguments(job: ClusterJob) -> Arguments:
+    """Return the arguments of slime's ``tools/convert_hf_to_torch_dist.py``, without ``--save``."""
     return {
         **megatron_arguments(job.model),
         "--hf-checkpoint": (str(job.model.path),),
     }
 
 
-def _places(job: ClusterJob, found: Topology) -> Arguments:
+def _places(job: ClusterJob, topology: Topology) -> Arguments:
     places: Arguments = {
-        "--actor-num-nodes": (str(found.train_gpus // found.gpus_per_node),),
-        "--actor-num-gpus-per-node": (str(found.gpus_per_node),),
-        "--num-gpus-per-node": (str(found.gpus_per_node),),
-        "--rollout-num-gpus": (str(found.rollout_gpus),),
+        "--actor-num-nodes": (str(topology.train_gpus // topology.gpus_per_node),),
+        "--actor-num-gpus-per-node": (str(topology.gpus_per_node),),
+        "--num-gpus-per-node": (str(topology.gpus_per_node),),
+        "--rollout-num-gpus": (str(topology.rollout_gpus),),
     }
-    return places | ({"--colocate": ()} if found.colocated else {})
+    return places | ({"--colocate": ()} if topology.colocated else {})
 
 
 def _checkpoints(job: ClusterJob) -> Arguments:
     saved = str(job_dir(job) / "checkpoints")
     return {
         "--hf-checkpoint": (str(job.model.path),),
-        "--ref-load": (str(converted(job)),),
-        "--load": (saved,),  # empty at first: slime then starts from --ref-load
+        "--ref-load": (str(converted_checkpoint(job)),),
+        "--load": (saved,),  # While it is empty, slime starts from --ref-load.
         "--save": (saved,),
         "--save-interval": (str(job.trainer.save_every),),
     }
 
 
-def _rollouts(job: ClusterJob, found: Topology) -> Arguments:
+def _rollouts(job: ClusterJob, topology: Topology) -> Arguments:
     config, trainer = job.config, job.trainer
     arguments: Arguments = {
         "--custom-generate-function-path": (GENERATE,),
         "--custom-reward-post-process-path": (REWARDS,),
-        "--prompt-data": (prompts(job),),
+        "--prompt-data": (prompts_file(job),),
         "--input-key": ("prompt",),
         "--label-key": ("label",),
         "--metadata-key": ("metadata",),
@@ -90,7 +90,7 @@ def _rollouts(job: ClusterJob, found: Topology) -> Arguments:
         "--rollout-batch-size": (str(config.run.tasks_per_step),),
         "--n-samples-per-prompt": (str(config.run.rollouts_per_task),),
         "--num-steps-per-rollout": (str(trainer.minibatches),),
-        "--global-batch-size": (str(found.batch),),
+        "--global-batch-size": (str(topology.batch),),
         "--micro-batch-size": ("1",),
         "--rollout-max-context-len": (str(job.model.max_context_tokens),),
         "--rollout-max-response-len": (str(config.sampling.max_new_tokens),),
@@ -99,12 +99,12 @@ def _rollouts(job: ClusterJob, found: Topology) -> Arguments:
         "--rollout-top-k": (str(config.sampling.top_k),),
         "--rollout-stop-token-ids": tuple(map(str, job.model.stop_token_ids)),
         "--rollout-seed": (str(config.seed),),
-        "--seed": (str(config.seed + 1),),  # Megatron takes no 0
+        "--seed": (str(config.seed + 1),),  # Megatron refuses 0.
         "--rollout-shuffle": (),
         "--use-fault-tolerance": (),
     }
     if config.run.eval_tasks and config.run.steps:
-        # slime asks for a data set by name and file, and leaves reading it to the function.
+        # slime requires a data set with name and file; our evaluation function ignores the file.
         arguments |= {
             "--eval-function-path": (EVALUATE,),
             "--eval-interval": (str(config.run.eval_every or config.run.steps),),
@@ -148,14 +148,14 @@ def _algorithm(job: ClusterJob) -> Arguments:
     return arguments
 
 
-def _parallelism(job: ClusterJob, found: Topology) -> Arguments:
+def _parallelism(job: ClusterJob, topology: Topology) -> Arguments:
     layout, trainer = job.model.layout, job.trainer
     arguments: Arguments = {
-        "--tensor-model-parallel-size": (str(found.tensor),),
-        "--pipeline-model-parallel-size": (str(found.pipeline),),
-        "--context-parallel-size": (str(found.context),),
-        "--expert-model-parallel-size": (str(found.expert),),
-        "--expert-tensor-parallel-size": (str(found.expert_tensor),),
+        "--tensor-model-parallel-size": (str(topology.tensor),),
+        "--pipeline-model-parallel-size": (str(topology.pipeline),),
+        "--context-parallel-size": (str(topology.context),),
+        "--expert-model-parallel-size": (str(topology.expert),),
+        "--expert-tensor-parallel-size": (str(topology.expert_tensor),),
         "--recompute-granularity": (trainer.recompute,),
         "--use-dynamic-batch-size": (),
         "--max-tokens-per-gpu": (str(layout.tokens_per_gpu),),
@@ -170,7 +170,7 @@ def _parallelism(job: ClusterJob, found: Topology) -> Arguments:
     }
     if trainer.recompute == "full":
         arguments |= {"--recompute-method": ("uniform",), "--recompute-num-layers": ("1",)}
-    if found.tensor > 1:
+    if topology.tensor > 1:
         arguments["--sequence-parallel"] = ()
     if layout.last_stage_layers is not None:
         arguments["--decoder-last-pipeline-num-layers"] = (str(layout.last_stage_layers),)
@@ -179,19 +179,19 @@ def _parallelism(job: ClusterJob, found: Topology) -> Arguments:
     return arguments
 
 
-def _engines(job: ClusterJob, found: Topology) -> Arguments:
+def _engines(job: ClusterJob, topology: Topology) -> Arguments:
     parsers = job.model.parsers
     arguments: Arguments = {
-        "--rollout-num-gpus-per-engine": (str(found.engine_gpus),),
+        "--rollout-num-gpus-per-engine": (str(topology.engine_gpus),),
         "--sglang-mem-fraction-static": (f"{job.model.layout.engine_memory:g}",),
-        "--sglang-ep-size": (str(found.engine_expert),),
+        "--sglang-ep-size": (str(topology.engine_expert),),
         "--sglang-tool-call-parser": (parsers.tool,),
         "--sglang-reasoning-parser": (parsers.reasoning,),
     }
-    if found.engine_data > 1:
+    if topology.engine_data > 1:
         arguments |= {
             "--sglang-enable-dp-attention": (),
-            "--sglang-dp-size": (str(found.engine_data),),
+            "--sglang-dp-size": (str(topology.engine_data),),
             "--sglang-enable-dp-lm-head": (),
             "--sglang-moe-dense-tp-size": ("1",),
         }

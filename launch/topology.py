@@ -1,7 +1,7 @@
-"""Which GPU does what: training ranks and engines of a job, and every rule that they keep.
+"""Divide a job's GPUs into training ranks and engines, and check the rules of that division.
 
-Invariant: a ``Topology`` that is returned is consistent; what is not is refused with all its
-faults, each naming the key and the fix.
+Invariant: a ``Topology`` that is returned keeps every rule. A job that breaks rules is refused with
+all of them, each with its key and the fix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conf.sections.moe import LatentAttention, MoeModel
 
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
-    """The sections of a configuration that a job on a cluster is made of."""
+    """A configuration for a cluster, with its sections in the types that only clusters have."""
 
     config: Config
     model: MoeModel
@@ -27,10 +27,10 @@ class ClusterJob:
 
 
 def cluster_job(config: Config) -> ClusterJob:
-    """Return the cluster's view of ``config``; raises ConfigError if it is for one machine."""
+    """Return ``config`` as a job on a cluster; raises ConfigError if it is for one machine."""
     model, trainer, launch = config.model, config.trainer, config.launch
     if isinstance(launch, ClusterLaunchConfig) and isinstance(trainer, SlimeTrainerConfig):
-        assert isinstance(model, MoeModel)  # a rule of the schema
+        assert isinstance(model, MoeModel)  # by conf.rules.slime_rules
         return ClusterJob(config, model, trainer, launch)
     raise ConfigError(
         [
@@ -42,33 +42,35 @@ def cluster_job(config: Config) -> ClusterJob:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A job's GPUs."""
+    """The use of a job's GPUs. Sizes are numbers of GPUs (ranks), unless they say otherwise."""
 
     nodes: int
     gpus_per_node: int
     train_gpus: int
     rollout_gpus: int
     colocated: bool
-    """Engines and training take turns on the same GPUs."""
+    """True if engines and training take turns on the same GPUs."""
     tensor: int
     pipeline: int
     context: int
     data: int
-    """Replicas of the dense layers."""
+    """Data parallelism: replicas of the dense layers."""
     expert: int
     expert_tensor: int
     expert_data: int
-    """Replicas of the experts."""
+    """Data parallelism of the experts: their replicas."""
     stage_layers: tuple[int, ...]
-    """Layers of each pipeline stage."""
+    """Number of layers of each pipeline stage."""
     engines: int
+    """Number of engines."""
     engine_gpus: int
+    """GPUs per engine."""
     engine_data: int
     engine_tensor: int
-    """Sharding of attention within an engine."""
+    """Tensor parallelism of attention within an engine."""
     engine_expert: int
     rollouts: int
-    """Of a step."""
+    """Rollouts per step."""
     batch: int
     """Rollouts per optimizer update."""
 
@@ -77,13 +79,13 @@ class Topology:
         return asdict(self)
 
 
-def topology(job: ClusterJob) -> Topology:
-    """Return the job's topology; raises ConfigError with every fault."""
-    broken = faults(job)
+def plan_topology(job: ClusterJob) -> Topology:
+    """Return the job's topology; raises ConfigError with every broken rule."""
+    broken = broken_rules(job)
     if broken:
         raise ConfigError(broken)
     layout, trainer, launch = job.model.layout, job.trainer, job.launch
-    train, rollout = _gpus(job)
+    train, rollout = _count_gpus(job)
     run = job.config.run
     rollouts = run.tasks_per_step * run.rollouts_per_task
     return Topology(
@@ -99,7 +101,7 @@ def topology(job: ClusterJob) -> Topology:
         expert=layout.expert,
         expert_tensor=layout.expert_tensor,
         expert_data=train // (layout.pipeline * layout.expert * layout.expert_tensor),
-        stage_layers=_stages(job.model),
+        stage_layers=_stage_layers(job.model),
         engines=rollout // layout.engine_gpus,
         engine_gpus=layout.engine_gpus,
         engine_data=layout.engine_data,
@@ -110,18 +112,17 @@ def topology(job: ClusterJob) -> Topology:
     )
 
 
-def faults(job: ClusterJob) -> list[str]:
-    """Return every rule that the job breaks: key, value, what is wrong, the fix."""
-    rules = (_nodes(job), _training(job), _experts(job), _stages_rules(job), _batch(job))
-    engines = (_engines(job), _files(job))
-    return [message for part in (*rules, *engines) for broken, message in part if broken]
+def broken_rules(job: ClusterJob) -> list[str]:
+    """Return a message for every rule that the job breaks: key, value, what is wrong, the fix."""
+    return [message for rules in _RULES for broken, message in rules(job) if broken]
 
 
 Rule = tuple[bool, str]
+"""True if the rule is broken; the message for that case."""
 
 
-def _gpus(job: ClusterJob) -> tuple[int, int]:
-    """Return the GPUs of training and of the engines."""
+def _count_gpus(job: ClusterJob) -> tuple[int, int]:
+    """Return the number of GPUs of training and of the engines."""
     per_node, nodes = job.launch.gpus_per_node, job.launch.nodes
     sampling = job.trainer.rollout_nodes
     if not sampling:
@@ -129,7 +130,7 @@ def _gpus(job: ClusterJob) -> tuple[int, int]:
     return (nodes - sampling) * per_node, sampling * per_node
 
 
-def _nodes(job: ClusterJob) -> Iterator[Rule]:
+def _node_rules(job: ClusterJob) -> Iterator[Rule]:
     nodes, sampling = job.launch.nodes, job.trainer.rollout_nodes
     yield (
         sampling >= nodes,
@@ -142,9 +143,9 @@ def _divides(divisor: int, number: int) -> bool:
     return number % divisor == 0
 
 
-def _training(job: ClusterJob) -> Iterator[Rule]:
+def _training_rules(job: ClusterJob) -> Iterator[Rule]:
     layout, attention = job.model.layout, job.model.architecture.attention
-    train, _ = _gpus(job)
+    train, _ = _count_gpus(job)
     size = layout.tensor * layout.pipeline * layout.context
     yield (
         train > 0 and not _divides(size, train),
@@ -179,9 +180,9 @@ def _training(job: ClusterJob) -> Iterator[Rule]:
     )
 
 
-def _experts(job: ClusterJob) -> Iterator[Rule]:
+def _expert_rules(job: ClusterJob) -> Iterator[Rule]:
     layout, number = job.model.layout, job.model.architecture.experts.number
-    train, _ = _gpus(job)
+    train, _ = _count_gpus(job)
     yield (
         not _divides(layout.expert, number),
         f"model.layout.expert={layout.expert} does not divide the model's {number} experts: choose "
@@ -205,7 +206,7 @@ def _experts(job: ClusterJob) -> Iterator[Rule]:
     )
 
 
-def _stages(model: MoeModel) -> tuple[int, ...]:
+def _stage_layers(model: MoeModel) -> tuple[int, ...]:
     layers, layout = model.architecture.layers, model.layout
     if layout.last_stage_layers is None:
         return (layers // layout.pipeline,) * layout.pipeline
@@ -213,14 +214,14 @@ def _stages(model: MoeModel) -> tuple[int, ...]:
     return (*(((layers - layout.last_stage_layers) // others,) * others), layout.last_stage_layers)
 
 
-def _stages_rules(job: ClusterJob) -> Iterator[Rule]:
+def _stage_rules(job: ClusterJob) -> Iterator[Rule]:
     layers, layout = job.model.architecture.layers, job.model.layout
     last, stages = layout.last_stage_layers, layout.pipeline
     if last is None:
         yield (
             not _divides(stages, layers),
             f"model.layout.pipeline={stages} does not divide the model's {layers} layers: choose "
-            f"a divisor, or set model.layout.last_stage_layers={layers - _near(layers, stages)}",
+            f"a divisor, or set model.layout.last_stage_layers={_last_stage(layers, stages)}",
         )
         return
     yield (
@@ -232,19 +233,23 @@ def _stages_rules(job: ClusterJob) -> Iterator[Rule]:
     yield (
         stages > 1 and (rest < stages - 1 or not _divides(stages - 1, rest)),
         f"model.layout.last_stage_layers={last} leaves {rest} of the model's {layers} layers, "
-        f"which {stages - 1} stages cannot share: set it to {layers - _near(layers, stages)}",
+        f"which {stages - 1} stages cannot share: set it to {_last_stage(layers, stages)}",
     )
 
 
-def _near(layers: int, stages: int) -> int:
-    """Return the layers of all stages but the last, if those have as even a share as can be."""
-    return (stages - 1) * -(-layers // stages) if stages < layers else stages - 1
+def _last_stage(layers: int, stages: int) -> int:
+    """Return the number of layers of the last stage if the others share the rest evenly.
+
+    Every other stage has the share of a division rounded up, so the last one has the fewest.
+    """
+    share = -(-layers // stages) if stages < layers else 1
+    return layers - (stages - 1) * share
 
 
-def _batch(job: ClusterJob) -> Iterator[Rule]:
+def _batch_rules(job: ClusterJob) -> Iterator[Rule]:
     run, layout = job.config.run, job.model.layout
     rollouts, updates = run.tasks_per_step * run.rollouts_per_task, job.trainer.minibatches
-    train, _ = _gpus(job)
+    train, _ = _count_gpus(job)
     size = layout.tensor * layout.pipeline * layout.context
     step = f"run.tasks_per_step × run.rollouts_per_task = {rollouts}"
     yield (
@@ -259,10 +264,10 @@ def _batch(job: ClusterJob) -> Iterator[Rule]:
     )
 
 
-def _engines(job: ClusterJob) -> Iterator[Rule]:
+def _engine_rules(job: ClusterJob) -> Iterator[Rule]:
     layout, model = job.model.layout, job.model.architecture
     per_node = job.launch.gpus_per_node
-    _, rollout = _gpus(job)
+    _, rollout = _count_gpus(job)
     gpus, data, expert = layout.engine_gpus, layout.engine_data, layout.engine_expert
     yield (
         not _divides(gpus, rollout),
@@ -292,7 +297,7 @@ def _engines(job: ClusterJob) -> Iterator[Rule]:
     )
 
 
-def _files(job: ClusterJob) -> Iterator[Rule]:
+def _path_rules(job: ClusterJob) -> Iterator[Rule]:
     launch, model, task = job.launch, job.model, job.config.task
     paths = {
         "launch.shared_dir": launch.shared_dir,
@@ -311,3 +316,14 @@ def _files(job: ClusterJob) -> Iterator[Rule]:
         launch.ray_port == launch.dashboard_port,
         f"launch.ray_port and launch.dashboard_port are both {launch.ray_port}: change one",
     )
+
+
+_RULES = (
+    _node_rules,
+    _training_rules,
+    _expert_rules,
+    _stage_rules,
+    _batch_rules,
+    _engine_rules,
+    _path_rules,
+)

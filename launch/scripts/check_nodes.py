@@ -13,17 +13,17 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 DEADLINE_S = 120
-"""For the command on a node; a directory that is not mounted any more keeps it for ever."""
+"""Deadline of the command on a node: a lost network file system would block it for ever."""
 START_S = 120
-"""For Ray to start a process on a node."""
+"""Time for Ray to start a process on a node."""
 
 
-def look(words: list[str]) -> tuple[str, str]:
-    """Run the command here; return what is wrong, nothing if nothing is, and its warnings."""
+def check_node(words: list[str]) -> tuple[str, str]:
+    """Run the command on this node; return its faults (empty if there are none) and warnings."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
-        return f"the pre-flight has not ended within {DEADLINE_S} s", ""
+        return f"the pre-flight did not end within {DEADLINE_S} s", ""
     except OSError as error:
         return str(error), ""
     said = done.stdout.strip() or f"the pre-flight ended with exit code {done.returncode}"
@@ -31,7 +31,7 @@ def look(words: list[str]) -> tuple[str, str]:
 
 
 def main() -> int:
-    """Ask every node."""
+    """Run the command on every node and report the faults."""
     state, number, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]
     ray.init(address="auto", log_to_driver=False)
     remote: Any = ray.remote
@@ -42,9 +42,9 @@ def main() -> int:
         if node["Alive"]
     }
     asked = {
-        remote(look)
+        remote(check_node)
         .options(
-            num_cpus=0,  # no node is too busy for it, or without processors
+            num_cpus=0,  # Runs even on a node whose CPUs are all taken.
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
@@ -56,7 +56,7 @@ def main() -> int:
     while left:
         done, left = ray.wait(left, timeout=max(0.0, ends - time.monotonic()))
         if not done:
-            faults |= {asked[call]: "Ray has not run the pre-flight in time" for call in left}
+            faults |= {asked[call]: "Ray did not run the pre-flight in time" for call in left}
             break
         for call in done:
             try:
@@ -72,7 +72,7 @@ def main() -> int:
         (state / f"failed-{nodes[node].partition(' ')[0]}").write_text(found + "\n")
     if faults:
         return 3
-    print(f"{len(nodes)} of {number} nodes are fit", file=sys.stderr)
+    print(f"{len(nodes)} of {number} nodes pass the pre-flight", file=sys.stderr)
     return 0
 
 

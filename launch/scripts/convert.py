@@ -1,6 +1,6 @@
 """convert.py TARGET NODES GPUS -- SCRIPT ARGS…: convert a checkpoint on NODES nodes of this Ray.
 
-TARGET appears whole or not at all: the conversion writes beside it and is renamed.
+TARGET is complete or absent: the conversion writes to TARGET.partial, which is then renamed.
 """
 
 import shutil
@@ -14,17 +14,17 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 PORT = 29517
-"""Rendezvous of the conversion's ranks; nothing of the job listens there yet."""
+"""Rendezvous port of the conversion's ranks; nothing else of the job listens on it."""
 
 
 def address() -> str:
-    """Return this node's address."""
+    """Return the address of the node on which this runs."""
     found: Any = ray.util.get_node_ip_address
     return str(found())
 
 
 def convert(rank: int, nodes: int, gpus: int, head: str, words: list[str]) -> int:
-    """Run one node's ranks; return torchrun's exit code."""
+    """Run the ranks of one node; return the exit code of torchrun."""
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     place = [f"--nproc-per-node={gpus}", f"--nnodes={nodes}", f"--node-rank={rank}"]
     return subprocess.run(
@@ -33,7 +33,7 @@ def convert(rank: int, nodes: int, gpus: int, head: str, words: list[str]) -> in
 
 
 def main() -> int:
-    """Convert."""
+    """Convert on all nodes; return the exit code."""
     target, nodes, gpus = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     partial = target.with_name(f"{target.name}.partial")
     words = [*sys.argv[5:], "--save", str(partial)]

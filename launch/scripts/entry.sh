@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# entry.sh: the Ray job. Its environment is the cluster's with runtime_env.json.
+# entry.sh: the Ray job: pre-flight, tasks, conversion of the checkpoint, training. It runs in the
+# cluster's environment plus runtime_env.json.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/settings.sh"
@@ -7,25 +8,25 @@ source "$HERE/steps.sh"
 
 require_secrets
 mkdir -p "$STATE_DIR" "$LOG_DIR" "$JOB_DIR/checkpoints"
-if [[ $LAUNCHER == kubernetes ]]; then # others have done all of it
+if [[ $LAUNCHER == kubernetes ]]; then # The other launchers' start scripts have done this already.
   rm -f -- "$STATE_DIR"/failed-*
   keep_config
   wait_for_nodes auto
 fi
 phase preparing
-if [[ $LAUNCHER == kubernetes || $LAUNCHER == ray ]]; then # elsewhere node.sh does
+if [[ $LAUNCHER == kubernetes || $LAUNCHER == ray ]]; then # Elsewhere node.sh runs the pre-flight.
   "$PYTHON" -u "$HERE/check_nodes.py" "$STATE_DIR" "$NODES" -- bash "$HERE/preflight.sh" member
 fi
 "$PYTHON" -u -m runners.slime.job begin "$JOB_DIR" || {
   code=$?
-  printf '%s\n' "$code" >"$STATE_DIR/job_code" # Ray says no more than that it failed
+  printf '%s\n' "$code" >"$STATE_DIR/job_code" # Ray reports that a job failed, not its exit code.
   exit "$code"
 }
-if ! said=$("$PYTHON" -u -m runners.slime.job check "$JOB_DIR" 2>&1); then
-  printf '%s\n' "$said" | tail -n 3 >"$STATE_DIR/failed-$HOSTNAME"
-  die 3 "$said"
+if ! output=$("$PYTHON" -u -m runners.slime.job check "$JOB_DIR" 2>&1); then
+  printf '%s\n' "$output" | tail -n 3 >"$STATE_DIR/failed-$HOSTNAME"
+  die 3 "$output"
 fi
-[[ -z $said ]] || say "$said"
+[[ -z $output ]] || say "$output"
 if [[ ! -e $TORCH_DIST/latest_checkpointed_iteration.txt ]]; then
   phase converting
   say "converting $HF_CHECKPOINT into $TORCH_DIST"
@@ -36,5 +37,5 @@ phase training
 cd "$SLIME_DIR"
 code=0
 "$PYTHON" -u train.py "${TRAIN_ARGS[@]}" || code=$?
-"$PYTHON" -u -m runners.slime.job end "$JOB_DIR" "$code" || say "the run's store has not been closed"
+"$PYTHON" -u -m runners.slime.job end "$JOB_DIR" "$code" || say "warning: the run's store could not be closed"
 exit "$code"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# job.sh HEAD [follow]: wait for the nodes, submit the job or find it running, follow it, end as it
-# ends. With "follow" the job was running a moment ago.
+# job.sh HEAD [follow]: wait for the nodes, submit the job unless it runs already, follow its log, and
+# exit with its exit code. "follow": the caller has just seen it running, so do not ask again.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/settings.sh"
@@ -23,6 +23,8 @@ else
   say "job $id submitted; its log: $log"
 fi
 
+# "ray job logs --follow" also ends when its connection breaks, so the job's state decides. A state
+# that is unknown ten times in a row (50 s) means that the cluster is gone.
 state=running unknown=0
 until [[ $state == succeeded || $state == failed || $state == stopped ]]; do
   ray job logs --address "$address" --follow "$id" 2>&1 | tee -a "$log" || :
@@ -35,7 +37,7 @@ until [[ $state == succeeded || $state == failed || $state == stopped ]]; do
   ((unknown < 10)) || die 4 "Ray at $address does not know job $id any more"
   sleep 5
 done
-[[ $state == succeeded ]] || refuse_failed_nodes # entry.sh has left why it did not begin
+[[ $state == succeeded ]] || refuse_failed_nodes # files that entry.sh has written before training
 [[ $state == succeeded ]] ||
-  die "$(cat -- "$STATE_DIR/job_code" 2>/dev/null || echo 1)" "job $id ${state/failed/has failed}; started again, it goes on from the last checkpoint"
+  die "$(cat -- "$STATE_DIR/job_code" 2>/dev/null || echo 1)" "job $id ${state/failed/has failed}; start it again to continue from the last checkpoint"
 say "job $id has succeeded"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# preflight.sh ROLE: is this node fit for the job? Every fault is said; exit code 3. ROLE: head, the
-# node that is to be Ray's head; worker; member of a Ray that runs.
+# preflight.sh ROLE: check this node; print every fault and exit with 3 if there is one. ROLE: head or
+# worker of a Ray cluster that is about to start, or member of one that runs already.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$HERE/settings.sh"
@@ -17,6 +17,7 @@ if command -v nvidia-smi >/dev/null; then
 fi
 free_gb=$(df --output=avail --block-size=1G "${TMPDIR:-/tmp}" | tail -n 1 | tr -d ' ')
 ((free_gb >= FREE_DISK_GB)) || faults+=("$free_gb GB free in ${TMPDIR:-/tmp}, launch.free_disk_gb=$FREE_DISK_GB")
+# Only writing a file shows that it works: permission bits do not show a read-only or lost mount.
 probe=$STATE_DIR/.probe-$HOSTNAME-$$
 if ! (: >"$probe") 2>/dev/null; then
   faults+=("$STATE_DIR cannot be written: is launch.shared_dir mounted here?")

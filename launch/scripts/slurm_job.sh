@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The Slurm job: one node.sh per node, and job.sh here, on the first one.
+# slurm_job.sh: the Slurm job: node.sh on every node, and job.sh on the first one.
 set -euo pipefail
-HERE=${AGENTRL_SCRIPTS:?}
+HERE=${AGENTRL_SCRIPTS:?} # Slurm runs a copy of this script in another directory.
 source "$HERE/settings.sh"
 source "$HERE/steps.sh"
 phase joining 0 "$NODES"

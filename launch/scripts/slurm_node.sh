@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# slurm_node.sh HEAD: this task's node; the first task's is Ray's head.
+# slurm_node.sh HEAD: run node.sh on the node of this Slurm task; the first task is Ray's head.
 set -euo pipefail
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 role=worker

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the scripts share; they source it after settings.sh.
+# Functions that the scripts share; they source this file after settings.sh.
 
 say() { printf '%s agentrl: %s\n' "$(date -u +%H:%M:%S)" "$*" >&2; }
 
@@ -9,7 +9,8 @@ die() {
   exit "$1"
 }
 
-# phase WORDS: where the job is, for whoever follows it.
+# phase WORDS: write the job's phase for those who follow it. The file is replaced as a whole, so that
+# nobody reads half of it.
 phase() {
   printf '%s\n' "$*" >"$STATE_DIR/phase.new-$$"
   mv -f -- "$STATE_DIR/phase.new-$$" "$STATE_DIR/phase"
@@ -23,7 +24,7 @@ require_secrets() {
   ((${#missing[@]} == 0)) || die 2 "not in the environment: ${missing[*]}: export them before the launch"
 }
 
-# export_environment HEAD: what the job reads, besides its secrets.
+# export_environment HEAD: export the job's variables, without its secrets.
 export_environment() {
   local assignment
   for assignment in "${ENVIRONMENT[@]}"; do
@@ -32,7 +33,7 @@ export_environment() {
   export no_proxy="127.0.0.1,localhost,$1" NO_PROXY="127.0.0.1,localhost,$1"
 }
 
-# A node whose pre-flight failed has left a file with its reason.
+# refuse_failed_nodes: exit if a node's pre-flight has failed, which leaves a file with the reason.
 refuse_failed_nodes() {
   local file
   for file in "$STATE_DIR"/failed-*; do
@@ -41,12 +42,14 @@ refuse_failed_nodes() {
   done
 }
 
-# wait_for_nodes ADDRESS: until exactly NODES nodes are alive, JOIN_S seconds at most.
+# wait_for_nodes ADDRESS: wait until exactly NODES nodes are alive, at most JOIN_S seconds. More than
+# NODES means that the cluster has other users, whose GPUs the job must not take.
 wait_for_nodes() {
   local listed joined=0 before=
   SECONDS=0
   while :; do
     refuse_failed_nodes
+    # Counted in the JSON: "ray status" prints one line for all nodes of a kind.
     listed=$(ray list nodes --address "$1" --filter state=ALIVE --format json --limit 10000 2>/dev/null) || listed=
     joined=$(grep -c '"node_id"' <<<"$listed") || joined=0
     if [[ $joined != "$before" ]]; then
@@ -61,11 +64,12 @@ wait_for_nodes() {
   say "$joined of $NODES nodes have joined"
 }
 
-# job_state ADDRESS ID: running, succeeded, failed, stopped or unknown.
+# job_state ADDRESS ID: prints running, succeeded, failed, stopped or unknown. "ray job status" exits
+# with 1 for a failed job too, so only an answer without the job's id counts as unknown.
 job_state() {
-  local said
-  said=$(ray job status --address "$1" "$2" 2>&1) || { [[ $said == *"$2"* ]] || said=; }
-  case $said in
+  local answer
+  answer=$(ray job status --address "$1" "$2" 2>&1) || { [[ $answer == *"$2"* ]] || answer=; }
+  case $answer in
     *"Job '$2' succeeded"*) echo succeeded ;;
     *"Job '$2' failed"*) echo failed ;;
     *"Job '$2' was stopped"*) echo stopped ;;
@@ -74,27 +78,28 @@ job_state() {
   esac
 }
 
-# launcher: the process on this machine that looks after the job, if it runs.
+# launcher: prints the id of the process on this machine that watches the job, if it runs.
 launcher() {
-  local host pid born
-  read -r host pid born 2>/dev/null <"$STATE_DIR/launcher" || return 0
-  # A process of that number that was born at another time is somebody else's.
-  [[ $host == "$HOSTNAME" && $(cut -d ' ' -f 22 "/proc/$pid/stat" 2>/dev/null) == "$born" ]] || return 0
+  local host pid start_time
+  read -r host pid start_time 2>/dev/null <"$STATE_DIR/launcher" || return 0
+  # A process with that id but another start time is a later, unrelated one.
+  [[ $host == "$HOSTNAME" && $(cut -d ' ' -f 22 "/proc/$pid/stat" 2>/dev/null) == "$start_time" ]] || return 0
   printf '%s\n' "$pid"
 }
 
-# follow_launcher: if one runs already, show what it does, and end as it ends.
+# follow_launcher: if a launcher runs already, show its log and exit as it ends.
 follow_launcher() {
   local pid
   pid=$(launcher)
   [[ -n $pid ]] || return 0
-  say "process $pid looks after this job: following it"
+  say "process $pid runs this job already: following it"
   touch -- "$LOG_DIR/job.log"
   tail -n 0 -f --pid "$pid" -- "$LOG_DIR/job.log" || :
   exit "$(cat -- "$STATE_DIR/exit_code" 2>/dev/null || echo 4)"
 }
 
-# prepare_job_dir: the scripts, the run's configuration and the job's state, where all nodes see them.
+# prepare_job_dir: copy the scripts and the configuration to where all nodes see them, and remove the
+# state of an earlier launch.
 prepare_job_dir() {
   mkdir -p "$SCRIPT_DIR" "$STATE_DIR" "$LOG_DIR" "$JOB_DIR/checkpoints"
   keep_config
@@ -102,17 +107,18 @@ prepare_job_dir() {
   rm -f -- "$STATE_DIR"/failed-* "$STATE_DIR/stopping" "$STATE_DIR/exit_code" "$STATE_DIR/job_code"
 }
 
-# keep_config: the configuration of this start is the run's; a reader sees the old or the new one.
+# keep_config: make this launch's configuration the run's; a reader sees the old file or the new one.
 keep_config() {
   cp -- "$HERE/config.json" "$JOB_DIR/config.json.new-$$"
   mv -f -- "$JOB_DIR/config.json.new-$$" "$JOB_DIR/config.json"
 }
 
-# begin_launch, end_launch CODE: this process looks after the job; the job is over.
+# begin_launch: name this process as the job's launcher, by host, process id and start time.
 begin_launch() {
   printf '%s %s %s\n' "$HOSTNAME" "$$" "$(cut -d ' ' -f 22 "/proc/$$/stat")" >"$STATE_DIR/launcher"
 }
 
+# end_launch CODE: write the exit code of the job.
 end_launch() {
   printf '%s\n' "$1" >"$STATE_DIR/exit_code"
   rm -f -- "$STATE_DIR/launcher"

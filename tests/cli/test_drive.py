@@ -47,8 +47,8 @@ def test_a_job_that_fails_says_why_and_the_next_one_goes_on(
     monkeypatch.setenv("FAKE_TRAIN_EXIT", "9")
     done = agentrl("run", *cluster.overrides("ray"))
     assert done.code == 1
-    assert "has failed; started again, it goes on from the last checkpoint" in said(done)
-    assert "its last words: step 0 done" in said(done)
+    assert "has failed; start it again to continue from the last checkpoint" in said(done)
+    assert "its last output: step 0 done" in said(done)
     assert f"continue with: agentrl run --resume {cluster.job}" in said(done)
     monkeypatch.setenv("FAKE_TRAIN_EXIT", "0")
     again = agentrl("run", "--resume", str(cluster.job), "run.steps=70", "--json")
@@ -157,7 +157,7 @@ def test_a_job_that_slurm_does_not_take_ends_with_slurm_s_words_not_the_last_job
     monkeypatch.setenv("FAKE_REFUSED", "Invalid account")
     done = agentrl("run", *cluster.overrides("slurm"))
     assert done.code == 4
-    assert "sbatch has not taken the job; its last words: sbatch: error: Invalid account" in said(
+    assert "sbatch did not accept the job; its last output: sbatch: error: Invalid account" in said(
         done
     )
     assert f"(log: {cluster.job / 'logs' / 'launch.log'})" in said(done)

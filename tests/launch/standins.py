@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import Config
+from launch.job_files import write_job
 from launch.plan import plan_job
-from launch.write import write_job
 from runners.processes.ports import free_port
 from tests.launch.cluster import LAUNCHERS, a_config
 

@@ -12,8 +12,13 @@ from transformers import AutoConfig, PretrainedConfig
 
 from conf.sections.moe import MoeModel
 from launch import flags
-from launch.architecture import CheckpointError, compare, megatron_arguments, total_parameters
-from launch.preflight import preflight
+from launch.architecture import (
+    CheckpointConfigError,
+    compare_checkpoint,
+    megatron_arguments,
+    total_parameters,
+)
+from launch.preflight import find_problems
 from tests.launch.cluster import MODELS, a_config
 
 SLIME = {
@@ -98,7 +103,7 @@ def number(word: str) -> object:
 @pytest.mark.parametrize("kind", SLIME)
 def test_megatron_s_arguments_are_those_of_slime_s_scripts(kind: str) -> None:
     ours = megatron_arguments(model_of(kind))
-    assert values(shlex.join(flags.words(ours))) == values(SLIME[kind])
+    assert values(shlex.join(flags.to_words(ours))) == values(SLIME[kind])
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -124,12 +129,12 @@ def config_json(kind: str, folder: Path, **changes: object) -> Path:
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_table_agrees_with_what_transformers_writes(kind: str, tmp_path: Path) -> None:
-    assert compare(model_of(kind), config_json(kind, tmp_path)) == []
+    assert compare_checkpoint(model_of(kind), config_json(kind, tmp_path)) == []
 
 
 def test_a_checkpoint_of_another_model_is_told_key_by_key(tmp_path: Path) -> None:
     file = config_json("qwen3_30b_a3b", tmp_path, num_hidden_layers=94, moe_intermediate_size=1536)
-    found = compare(model_of("qwen3_30b_a3b"), file)
+    found = compare_checkpoint(model_of("qwen3_30b_a3b"), file)
     assert [line.partition(": ")[2].partition(",")[0] for line in found] == [
         "num_hidden_layers=94",
         "moe_intermediate_size=1536",
@@ -139,14 +144,14 @@ def test_a_checkpoint_of_another_model_is_told_key_by_key(tmp_path: Path) -> Non
 def test_a_text_model_within_a_larger_one_is_compared(tmp_path: Path) -> None:
     file = config_json("qwen3_6_35b_a3b", tmp_path)
     file.write_text(json.dumps({"text_config": json.loads(file.read_text()) | {"hidden_size": 1}}))
-    (found,) = compare(model_of("qwen3_6_35b_a3b"), file)
+    (found,) = compare_checkpoint(model_of("qwen3_6_35b_a3b"), file)
     assert "hidden_size=1, but model.architecture.hidden=2048" in found
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_table_agrees_with_what_is_published(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[kind]), "utf-8")
-    assert compare(model_of(kind), tmp_path / "config.json") == []
+    assert compare_checkpoint(model_of(kind), tmp_path / "config.json") == []
 
 
 @pytest.mark.parametrize(
@@ -155,7 +160,7 @@ def test_the_table_agrees_with_what_is_published(kind: str, tmp_path: Path) -> N
         ("qwen3_30b_a3b", {"rope_theta": 10000000.0}, "model.architecture.rotary_base=1000000"),
         ("qwen3_30b_a3b", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type=yarn"),
         ("qwen3_30b_a3b", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "type=yarn"),
-        ("qwen3_30b_a3b", {"mlp_only_layers": [0]}, "mlp_only_layers=[0], but Megatron is told of"),
+        ("qwen3_30b_a3b", {"mlp_only_layers": [0]}, "mlp_only_layers=[0], but Megatron supports"),
         (
             "qwen3_30b_a3b",
             {"first_k_dense_replace": 1},
@@ -164,18 +169,22 @@ def test_the_table_agrees_with_what_is_published(kind: str, tmp_path: Path) -> N
         ("qwen3_235b_a22b", {"tie_word_embeddings": True}, "tie_word_embeddings=True"),
         ("glm4_7_355b_a32b", {"first_k_dense_replace": 1}, "experts.dense_layers=3"),
         ("glm4_7_355b_a32b", {"routed_scaling_factor": 1.0}, "experts.scaling=2.5"),
-        ("glm4_7_355b_a32b", {"n_group": 8}, "n_group=8, but Megatron is told of 1"),
+        ("glm4_7_355b_a32b", {"n_group": 8}, "n_group=8, but Megatron supports only 1"),
         ("glm4_5_106b_a12b", {"use_qk_norm": True}, "attention.qk_norm=False"),
         ("glm4_7_flash", {"q_lora_rank": 1536}, "attention.q_rank=768"),
         ("glm4_7_flash", {"v_head_dim": 128}, "attention.value_dim=256"),
-        ("glm4_7_flash", {"mlp_layer_types": ["sparse"] * 47}, "experts.dense_layers makes"),
+        (
+            "glm4_7_flash",
+            {"mlp_layer_types": ["sparse"] * 47},
+            "contradicts model.architecture.experts.dense_layers",
+        ),
     ],
 )
 def test_every_difference_names_the_table_s_key(
     kind: str, change: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[kind] | change), "utf-8")
-    (found,) = compare(model_of(kind), tmp_path / "config.json")
+    (found,) = compare_checkpoint(model_of(kind), tmp_path / "config.json")
     assert line in found
 
 
@@ -183,7 +192,11 @@ def test_every_difference_names_the_table_s_key(
     ("where", "change", "line"),
     [
         ("text_config", {"full_attention_interval": 3}, "attention.full_every=4"),
-        ("text_config", {"layer_types": ["full_attention"] * 40}, "attention.full_every makes"),
+        (
+            "text_config",
+            {"layer_types": ["full_attention"] * 40},
+            "contradicts model.architecture.attention.full_every",
+        ),
         ("text_config", {"linear_value_head_dim": 64}, "attention.linear_head_dim=128"),
         ("rope_parameters", {"partial_rotary_factor": 0.5}, "attention.rotary_share=0.25"),
         ("top", {"tie_word_embeddings": True}, "tie_word_embeddings=True"),
@@ -198,25 +211,25 @@ def test_a_nested_config_json_is_looked_through(
         change
     )
     (tmp_path / "config.json").write_text(json.dumps(said), "utf-8")
-    (found,) = compare(model_of("qwen3_6_35b_a3b"), tmp_path / "config.json")
+    (found,) = compare_checkpoint(model_of("qwen3_6_35b_a3b"), tmp_path / "config.json")
     assert line in found
 
 
 def test_what_is_no_model_s_config_json_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": []}')
-    with pytest.raises(CheckpointError, match="says no num_hidden_layers"):
-        compare(model_of("qwen3_30b_a3b"), tmp_path / "config.json")
+    with pytest.raises(CheckpointConfigError, match="has no num_hidden_layers"):
+        compare_checkpoint(model_of("qwen3_30b_a3b"), tmp_path / "config.json")
 
 
 def test_a_broken_config_json_is_a_clear_error(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text("{")
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        compare(model_of("qwen3_30b_a3b"), file)
+    with pytest.raises(CheckpointConfigError, match="cannot be read"):
+        compare_checkpoint(model_of("qwen3_30b_a3b"), file)
 
 
 def test_the_pre_flight_compares_a_checkpoint_that_is_here(tmp_path: Path) -> None:
     config_json("qwen3_30b_a3b", tmp_path, num_hidden_layers=47)
     config = a_config(f"model.path={tmp_path}")
-    fatal = [p.message for p in preflight(config, tmp_path / "run") if p.fatal]
+    fatal = [p.message for p in find_problems(config, tmp_path / "run") if p.fatal]
     assert any("num_hidden_layers=47" in message for message in fatal)

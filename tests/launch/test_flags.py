@@ -8,7 +8,7 @@ import pytest
 
 from conf.errors import ConfigError
 from launch import flags
-from launch.pack_flags import packed
+from launch.pack_flags import pack
 from launch.plan import plan_job
 from tests.launch.cluster import LAUNCHERS, MODELS, SCENARIOS, a_config
 
@@ -19,7 +19,7 @@ def faults(*words: str) -> list[str]:
 
 
 def test_the_table_has_every_flag_of_the_parsers_and_is_small() -> None:
-    assert len(flags.table()) == 1431
+    assert len(flags.load_flags()) == 1431
     assert flags.TABLE.stat().st_size < 300_000
 
 
@@ -35,11 +35,11 @@ def test_the_table_has_every_flag_of_the_parsers_and_is_small() -> None:
         (["--advantage-estimator", "gpro"], "must be one of grpo, gspo"),
         (["--attention-backend", "AttnBackend.flash"], "must be one of flash, fused"),
         (["--train-env-vars", "{"], "must be JSON"),
-        (["--colocate", "--colocate"], "--colocate stands there twice"),
+        (["--colocate", "--colocate"], "--colocate is given twice"),
         (["colocate"], "colocate follows no flag"),
         (["--sglang-tool-call-parser", "qwen4"], "must be one of auto"),
-        (["--wandb-key", "k"], "would put a secret into a file"),
-        (["--router-oracle-password", "k"], "would put a secret into a file"),
+        (["--wandb-key", "k"], "would write a secret to a file"),
+        (["--router-oracle-password", "k"], "would write a secret to a file"),
     ],
 )
 def test_what_the_parsers_would_not_take_as_meant_is_refused(
@@ -87,7 +87,7 @@ def test_packing_keeps_arity_type_and_choices() -> None:
         "--a": {"kind": "bool", "nargs": None, "type": None, "choices": None},
         "--c": {"kind": "list", "nargs": "+", "type": "int", "choices": None},
     }
-    assert packed(source) == {
+    assert pack(source) == {
         "--a": ["0", "str"],
         "--b": ["1", "str", "x", "y"],
         "--c": ["+", "int"],

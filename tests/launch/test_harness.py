@@ -9,8 +9,8 @@ import pytest
 from conf.compose import compose
 from conf.programs import program_path
 from conf.sections.harness import ClaudeCodeHarnessConfig
-from launch.local import plan
-from launch.preflight import preflight
+from launch.local import plan_local_run
+from launch.preflight import find_problems
 
 LONG = ["model.max_context_tokens=32768", "engine.cache_tokens=65536"]
 
@@ -22,7 +22,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def problems(tmp_path: Path, *overrides: str) -> list[tuple[bool, str]]:
     config = compose(["harness=claude_code", *LONG, *overrides])
-    found = preflight(config, tmp_path)
+    found = find_problems(config, tmp_path)
     return [(p.fatal, p.message) for p in found if "harness" in p.message or "Claude" in p.message]
 
 
@@ -35,7 +35,7 @@ def test_a_program_that_is_not_installed_is_fatal_and_says_how_to_get_it(tmp_pat
 @pytest.mark.parametrize("kind", ["codex", "mini_swe_agent"])
 def test_each_program_says_how_it_is_had(kind: str, tmp_path: Path) -> None:
     config = compose([f"harness={kind}", *LONG])
-    (problem,) = [p for p in preflight(config, tmp_path) if f"harness={kind}" in p.message]
+    (problem,) = [p for p in find_problems(config, tmp_path) if f"harness={kind}" in p.message]
     assert problem.fatal
     assert f"`agentrl check harness={kind}`" in problem.message
 
@@ -73,5 +73,8 @@ def test_a_model_too_small_for_its_first_prompt_is_a_warning(tmp_path: Path) -> 
 
 
 def test_its_sandboxes_need_more_memory_than_those_of_our_own_agent(tmp_path: Path) -> None:
-    ours, theirs = plan(compose([]), tmp_path), plan(compose(["harness=claude_code"]), tmp_path)
+    ours, theirs = (
+        plan_local_run(compose([]), tmp_path),
+        plan_local_run(compose(["harness=claude_code"]), tmp_path),
+    )
     assert theirs.memory_mb > ours.memory_mb

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from conf.compose import compose
 from conf.errors import ExitCode
 from conf.schema import Config
-from launch.local import plan
-from launch.preflight import PreflightError, existing, preflight, refuse_fatal
+from launch.local import plan_local_run
+from launch.preflight import PreflightError, find_problems, nearest_existing, refuse_fatal
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_the_plan_counts_every_rollout(
         config, "run", steps=steps, tasks_per_step=tasks, rollouts_per_task=members,
         eval_every=every, eval_tasks=evaluated,
     )  # fmt: skip
-    found = plan(run, tmp_path_factory.getbasetemp())
+    found = plan_local_run(run, tmp_path_factory.getbasetemp())
     due = [
         step for step in range(steps + 1)
         if step in (0, steps) or (every and step % every == 0)
@@ -56,8 +56,8 @@ def test_the_plan_counts_every_rollout(
 
 
 def test_an_engine_that_runs_elsewhere_is_no_process_of_the_run(tmp_path: Path) -> None:
-    here = plan(compose([]), tmp_path)
-    elsewhere = plan(compose(["engine=sglang", "engine.url=http://h"]), tmp_path)
+    here = plan_local_run(compose([]), tmp_path)
+    elsewhere = plan_local_run(compose(["engine=sglang", "engine.url=http://h"]), tmp_path)
     assert [p.name for p in here.processes] == [
         "driver and trainer",
         "engine",
@@ -70,8 +70,8 @@ def test_an_engine_that_runs_elsewhere_is_no_process_of_the_run(tmp_path: Path) 
 def test_threads_are_the_cores_unless_given(config: Config, tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     given_three = changed(changed(config, "engine", threads=3), "trainer", threads=1)
-    threads = {p.name: p.threads for p in plan(config, tmp_path).processes}
-    fewer = {p.name: p.threads for p in plan(given_three, tmp_path).processes}
+    threads = {p.name: p.threads for p in plan_local_run(config, tmp_path).processes}
+    fewer = {p.name: p.threads for p in plan_local_run(given_three, tmp_path).processes}
     assert (threads["engine"], threads["driver and trainer"]) == (cores, cores)
     assert (fewer["engine"], fewer["driver and trainer"]) == (3, 1)
 
@@ -79,41 +79,41 @@ def test_threads_are_the_cores_unless_given(config: Config, tmp_path: Path) -> N
 def test_a_model_on_disk_is_planned_by_its_weights(config: Config, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     os.truncate(tmp_path / "model.safetensors", 1 << 30)
-    big = plan(changed(config, "model", path=tmp_path), tmp_path)
-    small = plan(config, tmp_path)
+    big = plan_local_run(changed(config, "model", path=tmp_path), tmp_path)
+    small = plan_local_run(config, tmp_path)
     assert big.memory_mb - small.memory_mb > 4 * 1024
     assert big.disk_mb - small.disk_mb > 2 * 3 * 1000
 
 
 def test_more_rollouts_than_fit_into_memory_are_a_warning(config: Config, tmp_path: Path) -> None:
-    found = plan(changed(config, "rollout", concurrency=10**6), tmp_path)
-    (problem,) = [p for p in found.problems if p.message.startswith("memory is short")]
+    found = plan_local_run(changed(config, "rollout", concurrency=10**6), tmp_path)
+    (problem,) = [p for p in found.problems if p.message.startswith("not enough memory")]
     assert not problem.fatal
     assert "rollout.concurrency" in problem.message
 
 
 def test_a_plan_is_plain_json(config: Config, tmp_path: Path) -> None:
-    document = plan(config, tmp_path).to_dict()
+    document = plan_local_run(config, tmp_path).to_dict()
     assert document["processes"][0]["name"] == "driver and trainer"
 
 
 def test_a_run_directory_below_a_file_cannot_be_made(config: Config, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (problem,) = [p for p in preflight(config, tmp_path / "file" / "a") if p.fatal]
-    assert "cannot be made" in problem.message
+    (problem,) = [p for p in find_problems(config, tmp_path / "file" / "a") if p.fatal]
+    assert "cannot be created" in problem.message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_run_directory_that_cannot_be_written_is_fatal(config: Config, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    (problem,) = [p for p in preflight(config, tmp_path / "a") if p.fatal]
+    (problem,) = [p for p in find_problems(config, tmp_path / "a") if p.fatal]
     assert "cannot be written" in problem.message
 
 
 def test_a_port_in_use_is_fatal(config: Config, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = preflight(changed(config, "engine", port=port), tmp_path, port_grace_s=0.05)
+        found = find_problems(changed(config, "engine", port=port), tmp_path, port_grace_s=0.05)
     (problem,) = [p for p in found if p.fatal]
     assert f"engine.port={port} cannot be listened on" in problem.message
     assert "engine.port=0" in problem.message
@@ -126,19 +126,19 @@ def test_a_port_that_a_killed_run_gives_back_in_a_moment_is_no_problem(
         port = dying.getsockname()[1]
         end = threading.Timer(0.2, dying.close)
         end.start()
-        found = preflight(changed(config, "gateway", port=port), tmp_path, port_grace_s=30)
+        found = find_problems(changed(config, "gateway", port=port), tmp_path, port_grace_s=30)
         end.join()
     assert not [p for p in found if p.fatal]
 
 
 def test_a_host_that_is_not_ours_is_fatal(config: Config, tmp_path: Path) -> None:
-    found = preflight(changed(config, "gateway", host="192.0.2.1"), tmp_path)
+    found = find_problems(changed(config, "gateway", host="192.0.2.1"), tmp_path)
     assert any(p.fatal and "gateway.host=192.0.2.1" in p.message for p in found)
 
 
 def test_directories_of_the_model_must_exist(config: Config, tmp_path: Path) -> None:
     lost = changed(config, "model", path=tmp_path / "a", tokenizer=tmp_path / "b")
-    messages = [p.message for p in preflight(lost, tmp_path) if p.fatal]
+    messages = [p.message for p in find_problems(lost, tmp_path) if p.fatal]
     assert [message.partition("=")[0] for message in messages] == ["model.path", "model.tokenizer"]
 
 
@@ -156,7 +156,7 @@ def test_missing_isolation_is_said(
     isolation: str, fatal: bool, words: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = preflight(changed(config, "sandbox", isolation=isolation), tmp_path)
+    found = find_problems(changed(config, "sandbox", isolation=isolation), tmp_path)
     (problem,) = [p for p in found if words in p.message]
     assert problem.fatal == fatal
     assert any("git is missing" in p.message for p in found)
@@ -165,11 +165,11 @@ def test_missing_isolation_is_said(
 def test_every_fatal_problem_is_refused_at_once(config: Config, tmp_path: Path) -> None:
     lost = changed(config, "model", path=tmp_path / "a", tokenizer=tmp_path / "b")
     with pytest.raises(PreflightError, match=r"model\.path=.*\n.*model\.tokenizer=") as caught:
-        refuse_fatal(preflight(lost, tmp_path))
+        refuse_fatal(find_problems(lost, tmp_path))
     assert caught.value.exit_code == ExitCode.PREFLIGHT
     refuse_fatal([])
 
 
 def test_existing_finds_the_nearest_ancestor(tmp_path: Path) -> None:
-    assert existing(tmp_path / "a" / "b") == tmp_path
-    assert existing(tmp_path) == tmp_path
+    assert nearest_existing(tmp_path / "a" / "b") == tmp_path
+    assert nearest_existing(tmp_path) == tmp_path

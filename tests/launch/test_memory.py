@@ -7,24 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import ConfigError
-from launch.memory import MemoryPlan, memory, training_phase
+from launch.memory import MemoryPlan, estimate_memory, estimate_training
 from launch.plan import plan_job
-from launch.topology import cluster_job, topology
+from launch.topology import cluster_job, plan_topology
 from tests.launch.cluster import MODELS, a_config
 
 
 def memory_of(*overrides: str, model: str = "qwen3_30b_a3b") -> MemoryPlan:
     job = cluster_job(a_config(*overrides, model=model))
-    return memory(job, topology(job))
+    return estimate_memory(job, plan_topology(job))
 
 
 def test_a_sample_of_100k_tokens_fits_80_gb_at_cp_8_and_one_of_152k_does_not() -> None:
     job = cluster_job(a_config(model="qwen3_6_35b_a3b"))
-    found = topology(job)
+    found = plan_topology(job)
     assert found.context == 8
-    assert training_phase(job, found, 100_000 // 8).fits
-    assert not training_phase(job, found, 152_000 // 8).fits
-    assert 100_000 <= memory(job, found).segment_tokens < 152_000
+    assert estimate_training(job, found, 100_000 // 8).fits
+    assert not estimate_training(job, found, 152_000 // 8).fits
+    assert 100_000 <= estimate_memory(job, found).segment_tokens < 152_000
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -85,12 +85,12 @@ def test_more_tokens_need_more_memory_and_the_longest_segment_is_the_edge(
     model: str, less: int, more: int
 ) -> None:
     job = cluster_job(CONFIGS[model])
-    found = topology(job)
-    less_total = training_phase(job, found, less).total
-    assert less_total < training_phase(job, found, less + more).total
-    edge = memory(job, found).segment_tokens // found.context
-    assert training_phase(job, found, edge).fits
-    assert not training_phase(job, found, edge + 1).fits
+    found = plan_topology(job)
+    less_total = estimate_training(job, found, less).total
+    assert less_total < estimate_training(job, found, less + more).total
+    edge = estimate_memory(job, found).segment_tokens // found.context
+    assert estimate_training(job, found, edge).fits
+    assert not estimate_training(job, found, edge + 1).fits
 
 
 CONFIGS = {model: a_config(model=model) for model in MODELS}

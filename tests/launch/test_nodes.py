@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from launch.job_files import SCRIPTS, render_files
 from launch.plan import plan_job
-from launch.write import SCRIPTS, files
 from tests.launch.standins import HOSTS, Cluster, make_cluster
 
 
@@ -29,7 +29,7 @@ def cluster(tmp_path: Path) -> Cluster:
 def pod(cluster: Cluster) -> Path:
     """Lay out what is mounted in a container of the RayJob; return the entry point."""
     manifest = json.loads(
-        files(plan_job(cluster.config("kubernetes")), command=["agentrl"])["rayjob.json"]
+        render_files(plan_job(cluster.config("kubernetes")), command=["agentrl"])["rayjob.json"]
     )
     configuration, _ = manifest["items"]
     mounted = cluster.root / "mounted"
@@ -101,7 +101,7 @@ def test_every_node_of_a_real_ray_is_asked_once(two_nodes: str, tmp_path: Path) 
 
     fit = check(f"echo asked >>{tmp_path}/asked")
     assert fit.returncode == 0, fit.stderr
-    assert "2 of 2 nodes are fit" in fit.stderr
+    assert "2 of 2 nodes pass the pre-flight" in fit.stderr
     assert (tmp_path / "asked").read_text().splitlines() == ["asked", "asked"]
     unfit = check("echo '7 GPUs'; exit 3")
     assert unfit.returncode == 3

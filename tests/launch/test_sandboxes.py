@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from launch.local import plan
-from launch.preflight import preflight
+from launch.local import plan_local_run
+from launch.preflight import find_problems
 
 PUBLIC = ["gateway.public_url=http://g.example:8080", "gateway.port=8080"]
 
 
 def fatal(sandbox: str, run_dir: Path) -> list[str]:
-    found = preflight(compose([f"sandbox={sandbox}", *PUBLIC]), run_dir, port_grace_s=0)
+    found = find_problems(compose([f"sandbox={sandbox}", *PUBLIC]), run_dir, port_grace_s=0)
     return [
         problem.message
         for problem in found
@@ -51,5 +51,5 @@ def test_docker_needs_an_engine_that_answers(
 
 
 def test_sandboxes_at_e2b_take_no_memory_here(tmp_path: Path) -> None:
-    processes = plan(compose(["sandbox=e2b", *PUBLIC]), tmp_path).processes
+    processes = plan_local_run(compose(["sandbox=e2b", *PUBLIC]), tmp_path).processes
     assert "sandbox" not in {process.name for process in processes}

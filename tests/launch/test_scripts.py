@@ -127,7 +127,7 @@ def test_a_slurm_job_that_runs_is_not_submitted_twice(cluster: Cluster) -> None:
     (cluster.job / "state" / "slurm_id").write_text("4242\n")
     done = cluster.start(start)
     assert done.returncode == 0
-    assert "4242 is not over yet" in done.stderr
+    assert "4242 runs or waits already" in done.stderr
     assert not cluster.calls("sbatch")
 
 
@@ -161,7 +161,7 @@ def test_a_launch_that_is_started_twice_follows_the_first_one(cluster: Cluster) 
         ["bash", str(start)], env=cluster.environment(), stderr=subprocess.PIPE, text=True
     )
     assert second.stderr is not None
-    assert "looks after this job: following it" in second.stderr.readline()
+    assert "runs this job already: following it" in second.stderr.readline()
     hold.unlink()
     assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (0, 0)
     second.stderr.close()
@@ -177,7 +177,7 @@ def test_a_launch_that_was_killed_is_taken_up_with_its_job(cluster: Cluster) -> 
         ["bash", str(start)], env=cluster.environment(), stderr=subprocess.PIPE, text=True
     )
     assert second.stderr is not None
-    assert "has left its job running: taking it up" in second.stderr.readline()
+    assert "was lost while its job runs: following the job" in second.stderr.readline()
     hold.unlink()
     assert second.wait(DEADLINE_S) == 0
     second.stderr.close()

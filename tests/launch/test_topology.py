@@ -13,8 +13,8 @@ from conf.errors import ConfigError
 from conf.schema import Config
 from conf.sections.moe import MoeModel
 from launch import flags
-from launch.slime_arguments import slime_arguments
-from launch.topology import Topology, cluster_job, faults, topology
+from launch.slime_arguments import build_slime_arguments
+from launch.topology import Topology, broken_rules, cluster_job, plan_topology
 from tests.launch.cluster import MODELS, a_config
 
 POWERS = st.sampled_from([1, 2, 3, 4, 8, 16, 32])
@@ -52,14 +52,14 @@ def configs(draw: st.DrawFn) -> Config:
 def test_a_random_topology_is_refused_with_a_reason_or_consistent(config: Config) -> None:
     job = cluster_job(config)
     try:
-        found = topology(job)
+        found = plan_topology(job)
     except ConfigError as error:
         for fault in error.faults:
             assert re.search(r"^(model\.layout|trainer\.|launch\.|run\.)", fault), fault
             assert re.search(r"(: |; )[a-z].*", fault), fault
         return
     consistent(found, job.model)
-    assert flags.check(slime_arguments(job, found)) == []
+    assert flags.check(build_slime_arguments(job, found)) == []
 
 
 def consistent(found: Topology, model: MoeModel) -> None:
@@ -81,14 +81,14 @@ def consistent(found: Topology, model: MoeModel) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_shipped_layouts_keep_every_rule(model: str) -> None:
-    assert faults(cluster_job(CONFIGS[model])) == []
+    assert broken_rules(cluster_job(CONFIGS[model])) == []
 
 
 def test_the_layouts_that_slime_s_scripts_use_are_taken() -> None:
     one_node = ["launch.nodes=1", "model.layout.context=1", "model.max_context_tokens=20480"]
-    assert topology(cluster_job(a_config(*one_node))).data == 2
+    assert plan_topology(cluster_job(a_config(*one_node))).data == 2
     split = a_config("launch.nodes=16", "trainer.rollout_nodes=8", model="qwen3_235b_a22b")
-    found = topology(cluster_job(split))
+    found = plan_topology(cluster_job(split))
     assert (found.train_gpus, found.rollout_gpus, found.engines, found.data) == (64, 64, 2, 2)
     assert found.stage_layers == (24, 24, 24, 22)
 
@@ -120,22 +120,26 @@ def test_the_layouts_that_slime_s_scripts_use_are_taken() -> None:
 def test_a_broken_rule_is_named_with_its_fix(overrides: list[str], message: str) -> None:
     if "run.tasks_per_step=3" in overrides:
         overrides = [*overrides, "run.rollouts_per_task=5"]
-    found = faults(cluster_job(a_config(*overrides)))
+    found = broken_rules(cluster_job(a_config(*overrides)))
     assert any(message in fault for fault in found), found
 
 
 def test_all_rules_are_judged_at_once() -> None:
     broken = ["model.layout.tensor=3", "model.layout.expert=7", "trainer.minibatches=5"]
-    found = faults(cluster_job(a_config(*broken, "launch.shared_dir=x")))
+    found = broken_rules(cluster_job(a_config(*broken, "launch.shared_dir=x")))
     for key in ("layout.tensor=3", "layout.expert=7", "minibatches=5", "shared_dir=x"):
         assert any(key in fault for fault in found), (key, found)
 
 
 def test_the_suggested_layer_split_is_valid() -> None:
-    (fault,) = faults(cluster_job(a_config("model.layout.pipeline=4", model="glm4_5_106b_a12b")))
+    (fault,) = broken_rules(
+        cluster_job(a_config("model.layout.pipeline=4", model="glm4_5_106b_a12b"))
+    )
     fix = fault.rpartition(" ")[2]
     assert (
-        faults(cluster_job(a_config("model.layout.pipeline=4", fix, model="glm4_5_106b_a12b")))
+        broken_rules(
+            cluster_job(a_config("model.layout.pipeline=4", fix, model="glm4_5_106b_a12b"))
+        )
         == []
     )
 

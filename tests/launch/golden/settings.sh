@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034
-# What the scripts know of this job.
+# The values of this job, which the scripts read.
 # Written by: agentrl launch trainer=slime --out 'a job'
 LAUNCHER=slurm
 NAME=agentrl

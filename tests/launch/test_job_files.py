@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from conf.errors import ConfigError
+from launch.job_files import render_files, render_settings, write_job
 from launch.plan import JobPlan, plan_job
-from launch.write import files, settings, write_job
 from tests.launch.cluster import LAUNCHERS, MODELS, SCENARIOS, a_config
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,11 +42,11 @@ def update(request: pytest.FixtureRequest) -> bool:
 
 
 def test_a_job_s_settings_plan_and_manifest_are_as_agreed(update: bool) -> None:
-    slurm = files(plan_of("glm4_7_355b_a32b", "mixed", "slurm"), command=COMMAND)
+    slurm = render_files(plan_of("glm4_7_355b_a32b", "mixed", "slurm"), command=COMMAND)
     golden("settings.sh", slurm["settings.sh"], update)
     golden("plan.txt", slurm["plan.txt"], update)
     golden("runtime_env.json", slurm["runtime_env.json"], update)
-    cluster = files(plan_of("qwen3_6_35b_a3b", "linear", "kubernetes"), command=COMMAND)
+    cluster = render_files(plan_of("qwen3_6_35b_a3b", "linear", "kubernetes"), command=COMMAND)
     manifest = json.loads(cluster["rayjob.json"])
     for name in manifest["items"][0]["data"]:  # they stand in other files already
         manifest["items"][0]["data"][name] = "…"
@@ -59,7 +59,7 @@ def test_every_model_scenario_and_launcher_writes_what_was_agreed(update: bool) 
         for scenario in SCENARIOS:
             for launch in LAUNCHERS:
                 plan = plan_of(model, scenario, launch)
-                text = settings(plan, COMMAND)
+                text = render_settings(plan, COMMAND)
                 digest = hashlib.sha256(text.encode()).hexdigest()[:16]
                 found[f"{model} {scenario} {launch}"] = digest
     golden("checksums.json", json.dumps(found, indent=2) + "\n", update)
@@ -108,7 +108,7 @@ def test_writing_twice_writes_the_same(tmp_path: Path) -> None:
 
 def test_the_manifest_names_secrets_and_holds_none() -> None:
     plan = plan_of("qwen3_30b_a3b", "linear", "kubernetes")
-    manifest = json.loads(files(plan, command=COMMAND)["rayjob.json"])
+    manifest = json.loads(render_files(plan, command=COMMAND)["rayjob.json"])
     configuration, job = manifest["items"]
     spec = job["spec"]["rayClusterSpec"]
     (workers,) = spec["workerGroupSpecs"]

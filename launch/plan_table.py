@@ -1,4 +1,4 @@
-"""A job's plan for humans: topology, memory by phase, what starts it."""
+"""Render a job's plan as tables for a terminal: model, topology, memory by phase."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def render_job(plan: JobPlan) -> RenderableType:
         "a step": f"{plan.topology.rollouts:,} rollouts: {run.tasks_per_step} tasks × "
         f"{run.rollouts_per_task}; at most {plan.step_tokens / 1e6:.1f} M tokens, if each "
         f"fills its context of {job.model.max_context_tokens:,}",
-        "longest sample": f"{plan.memory.segment_tokens:,} tokens have room in training",
+        "longest sample": f"{plan.memory.segment_tokens:,} tokens fit in training",
         "engine's cache": f"{plan.memory.cache_tokens:,} tokens",
         "main memory": f"{plan.memory.host_gib:.0f} GiB per node for the optimizer",
         "secrets": ", ".join(plan.secrets) or "none",
@@ -37,20 +37,20 @@ def render_job(plan: JobPlan) -> RenderableType:
     return Group(facts, render_memory(plan.memory))
 
 
-def _training(found: Topology) -> str:
-    stages = "+".join(map(str, found.stage_layers))
+def _training(t: Topology) -> str:
+    stages = "+".join(map(str, t.stage_layers))
     return (
-        f"{found.train_gpus} GPUs: TP {found.tensor} × PP {found.pipeline} × CP {found.context} × "
-        f"DP {found.data}; experts EP {found.expert} × ETP {found.expert_tensor} × "
-        f"{found.expert_data}; layers {stages}"
+        f"{t.train_gpus} GPUs: TP {t.tensor} × PP {t.pipeline} × CP {t.context} × "
+        f"DP {t.data}; experts EP {t.expert} × ETP {t.expert_tensor} × "
+        f"{t.expert_data}; layers {stages}"
     )
 
 
-def _engines(found: Topology) -> str:
-    place = "on the same GPUs" if found.colocated else "on nodes of their own"
+def _engines(t: Topology) -> str:
+    place = "on the same GPUs" if t.colocated else "on nodes of their own"
     return (
-        f"{found.engines} on {found.rollout_gpus} GPUs, {place}: {found.engine_gpus} GPUs each, "
-        f"attention TP {found.engine_tensor} × DP {found.engine_data}, EP {found.engine_expert}"
+        f"{t.engines} on {t.rollout_gpus} GPUs, {place}: {t.engine_gpus} GPUs each, "
+        f"attention TP {t.engine_tensor} × DP {t.engine_data}, EP {t.engine_expert}"
     )
 
 

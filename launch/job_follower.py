@@ -1,5 +1,7 @@
-"""Start a job on a cluster from here and see how it goes on. Its script runs in a session of its
-own, so that it survives the terminal; who follows it reads files and asks the launcher.
+"""Start a job on a cluster from this machine, and follow it to its end.
+
+The start script runs in a session of its own, so that it survives the terminal. A follower only
+reads files and asks the launcher; it never changes the job.
 """
 
 from __future__ import annotations
@@ -14,24 +16,24 @@ from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
 from conf.sections.cluster import ClusterLaunchConfig, SlurmLaunchConfig
-from launch.running import LauncherError, Running, ended, running
+from launch.running_job import LauncherError, RunningJob, find_running_job, read_ray_exit_code
 
-LOOK_S = 0.5
-ASK_EVERY_S = 10.0
-"""A scheduler is asked no more often."""
+POLL_S = 0.5
+QUERY_EVERY_S = 10.0
+"""Seconds between two questions to a scheduler, which may be shared by thousands of users."""
 GRACE_S = 15.0
-"""A file that another machine has written is here by then."""
+"""Seconds until a file that another machine has written is visible here (network file systems)."""
 TAIL_BYTES = 16384
 LAUNCH_LOG = "launch.log"
-_SHOWN = {
+_PHASE_NAMES = {
     "queued": "queued",
     "submitted": "submitted to Ray",
     "preparing": "reading the tasks",
     "converting": "converting the checkpoint",
     "training": "training",
 }
-_SCRIPT = " agentrl: "
-_ERROR = f"{_SCRIPT}error: "
+_SCRIPT_PREFIX = " agentrl: "
+_ERROR_PREFIX = f"{_SCRIPT_PREFIX}error: "
 
 
 class SubmissionError(AgentrlError):
@@ -41,22 +43,22 @@ class SubmissionError(AgentrlError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """How a job stands."""
+class JobStatus:
+    """State of a job at one moment."""
 
     phase: str
     status: dict[str, Any]
-    """Of the run, as its driver has published it; empty before its first rollout."""
+    """The run's ``status.json``, which its driver publishes; empty before the first rollout."""
     line: str
-    """The last line of its log."""
+    """Last line of the job's log."""
     exit_code: int | None = None
-    """Set when it is over: the last sight."""
+    """Exit code of a job that has ended; such a status is the last one."""
     message: str = ""
-    """Why it has ended so."""
+    """Reason of the exit code."""
 
 
-class Follower:
-    """Follows one job to its end; used once."""
+class JobFollower:
+    """Follows one job to its end. Each object is used once."""
 
     def __init__(
         self,
@@ -67,23 +69,27 @@ class Follower:
         log_from: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``process`` is its script, if it was started here; ``log_from`` where its log begins."""
+        """Follow the job in ``job_dir``.
+
+        ``process`` is its start script, if this process has started it; ``log_from`` is the offset
+        in the log at which this launch begins, in bytes.
+        """
         self._launch = launch
         self._dir = job_dir
         self._process = process
         self._log_from = log_from
         self._clock = clock
-        self._asked_at = clock() - ASK_EVERY_S
-        self._running: Running | None = None
+        self._queried_at = clock() - QUERY_EVERY_S
+        self._running: RunningJob | None = None
         self._gone_at: float | None = None
 
     @classmethod
     def start(
         cls, launch: ClusterLaunchConfig, job_dir: Path, script: Path, *, runs: bool = False
-    ) -> Follower:
+    ) -> JobFollower:
         """Start the job's script, which survives this process; raises SubmissionError.
 
-        ``runs``: the job is running, and the script will follow it.
+        ``runs`` is true if the job runs already: then the script follows it.
         """
         log = job_dir / "logs" / LAUNCH_LOG
         try:
@@ -103,92 +109,94 @@ class Follower:
 
     @property
     def log(self) -> Path:
-        """Where the job says what it does."""
+        """Path of the job's log."""
         if isinstance(self._launch, SlurmLaunchConfig):
-            job = _text(self._dir / "state" / "slurm_id").strip()
+            job = _read_text(self._dir / "state" / "slurm_id").strip()
             log = self._dir / "logs" / f"slurm-{job}.log"
             if job and log.exists():
                 return log
         return self._dir / "logs" / LAUNCH_LOG
 
-    def glance(self) -> Sight:
-        """Return how the job stands now; without an exit code even if it is over."""
-        tail = self._tail()
-        return Sight(self._phase(tail), self._status(), _last(tail))
+    def read_status(self) -> JobStatus:
+        """Return the job's state now, without an exit code even if it has ended."""
+        tail = self._read_tail()
+        return JobStatus(self._phase(tail), self._status(), _last_line(tail))
 
-    def sights(self, wait: Callable[[float], None] = time.sleep) -> Iterator[Sight]:
-        """Yield how the job stands, again and again, until it is over."""
+    def follow(self, wait: Callable[[float], None] = time.sleep) -> Iterator[JobStatus]:
+        """Yield the job's state every ``POLL_S`` seconds until it has ended."""
         while True:
-            code, message = self._end()
-            sight = self.glance()
+            code, message = self._read_end()
+            status = self.read_status()
             if code is not None:
-                reason = message or (_reason(self._tail()) if code else "")
-                yield replace(sight, exit_code=code, message=reason)
+                reason = message or (_find_reason(self._read_tail()) if code else "")
+                yield replace(status, exit_code=code, message=reason)
                 return
-            yield sight
-            wait(LOOK_S)
+            yield status
+            wait(POLL_S)
 
-    def _tail(self) -> list[str]:
+    def _read_tail(self) -> list[str]:
         log = self.log
         return _tail(log, self._log_from if log.name == LAUNCH_LOG else 0)
 
-    def _end(self) -> tuple[int | None, str]:
-        """Return the job's exit code, None while it goes on, and what is to be said about it."""
+    def _read_end(self) -> tuple[int | None, str]:
+        """Return the job's exit code, None while it runs, and a message about its end."""
         if self._process is not None:
             code = self._process.poll()
             if code is None:
                 return None, ""
+            # Slurm's start script ends when the job is submitted; others end with their job. A
+            # process that a signal ended has a negative code; shells report 128 + signal.
             if code or not isinstance(self._launch, SlurmLaunchConfig):
                 return (code if code >= 0 else 128 - code), ""
-        written = _text(self._dir / "state" / "exit_code").strip()
+        written = _read_text(self._dir / "state" / "exit_code").strip()
         if written.isdigit():
             return int(written), ""
-        if self._goes_on():
+        if self._still_runs():
             self._gone_at = None
             return None, ""
         now = self._clock()
         self._gone_at = self._gone_at if self._gone_at is not None else now
         if now - self._gone_at < GRACE_S:
             return None, ""
-        return self._lost()
+        return self._explain_loss()
 
-    def _goes_on(self) -> bool:
+    def _still_runs(self) -> bool:
         now = self._clock()
-        if self._gone_at is None and now - self._asked_at < ASK_EVERY_S:
+        if self._gone_at is None and now - self._queried_at < QUERY_EVERY_S:
             return True
-        self._asked_at = now
+        self._queried_at = now
         try:
-            self._running = running(self._launch, self._dir)
+            self._running = find_running_job(self._launch, self._dir)
         except LauncherError:
-            return True  # no news is no end
+            return True  # An unanswered question does not mean that the job has ended.
         return self._running is not None
 
-    def _lost(self) -> tuple[int, str]:
-        """Return the end of a job that has left no exit code."""
+    def _explain_loss(self) -> tuple[int, str]:
+        """Return exit code and message of a job that has ended without writing an exit code."""
         gone = int(ExitCode.SERVICE_GONE)
         if isinstance(self._launch, SlurmLaunchConfig):
-            job = _text(self._dir / "state" / "slurm_id").strip()
+            job = _read_text(self._dir / "state" / "slurm_id").strip()
             return gone, (
                 f"Slurm job {job} has ended without an exit code (cancelled, out of time, or a "
                 f"node lost): `sacct --jobs {job}` says which"
             )
         try:
-            code = ended(self._launch, self._dir)
+            code = read_ray_exit_code(self._launch, self._dir)
         except LauncherError:
             code = None
-        lost = "the process that looked after the job has ended without an exit code"
+        lost = "the process that watched the job has ended without an exit code"
         return (gone, lost) if code is None else (code, lost if code else "")
 
     def _phase(self, tail: list[str]) -> str:
-        name, _, rest = _text(self._dir / "state" / "phase").strip().partition(" ")
+        name, _, rest = _read_text(self._dir / "state" / "phase").strip().partition(" ")
         if name == "joining":
             joined, _, nodes = rest.partition(" ")
             return f"{joined} of {nodes} nodes have joined"
         state = self._running.state if self._running is not None else ""
         if name == "queued" and state:
             return f"queued: {state}"
-        said = [line.partition(_SCRIPT)[2] for line in tail if _SCRIPT in line]
-        return _SHOWN.get(name, name) or (said[-1] if said else "starting")
+        said = [line.partition(_SCRIPT_PREFIX)[2] for line in tail if _SCRIPT_PREFIX in line]
+        return _PHASE_NAMES.get(name, name) or (said[-1] if said else "starting")
 
     def _status(self) -> dict[str, Any]:
         try:
@@ -198,7 +206,7 @@ class Follower:
         return found
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text("utf-8", "replace")
     except OSError:
@@ -206,7 +214,7 @@ def _text(file: Path) -> str:
 
 
 def _tail(log: Path, begin: int) -> list[str]:
-    """Return the log's last lines, none of them from before ``begin``."""
+    """Return the last lines of the log, from offset ``begin`` on."""
     try:
         with log.open("rb") as file:
             file.seek(max(begin, file.seek(0, 2) - TAIL_BYTES))
@@ -215,14 +223,14 @@ def _tail(log: Path, begin: int) -> list[str]:
         return []
 
 
-def _last(lines: list[str]) -> str:
+def _last_line(lines: list[str]) -> str:
     return next((line for line in reversed(lines) if line.strip()), "")
 
 
-def _reason(lines: list[str]) -> str:
-    """Return the last error that a script has said, and the last words of what it ran."""
-    said = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
-    words = _last([line for line in lines if _SCRIPT not in line])
+def _find_reason(lines: list[str]) -> str:
+    """Return the last error of our scripts, and the last line of the programs that they ran."""
+    said = [line.partition(_ERROR_PREFIX)[2] for line in lines if _ERROR_PREFIX in line]
+    words = _last_line([line for line in lines if _SCRIPT_PREFIX not in line])
     if not said:
-        return words or "it ended without a word"
-    return f"{said[-1]}; its last words: {words}" if words else said[-1]
+        return words or "it ended without any output"
+    return f"{said[-1]}; its last output: {words}" if words else said[-1]

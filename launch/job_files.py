@@ -1,6 +1,6 @@
-"""Write a job's directory: the scripts as they are, and what they read of this job.
+"""Write a job's directory: the fixed scripts, and the files with the values that they read.
 
-The scripts are fixed; ``settings.sh`` holds every value, quoted. Writing twice writes the same.
+All values are in ``settings.sh``, quoted. Writing the same plan twice gives the same files.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from conf.sections.cluster import (
     SshLaunchConfig,
 )
 from launch import flags
-from launch.kubernetes import rayjob
+from launch.kubernetes import render_rayjob
 from launch.plan import JobPlan
-from launch.slime_arguments import converted, job_dir
-from launch.table import render_job
+from launch.plan_table import render_job
+from launch.slime_arguments import converted_checkpoint, job_dir
 
 SCRIPTS = Path(__file__).with_name("scripts")
 _WIDTH = 110
@@ -48,8 +48,9 @@ def write_job(plan: JobPlan, out: Path, *, command: Sequence[str]) -> Path:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name, text in files(plan, command=command).items():
-            # A shell reads its script as it goes: one that runs keeps the file that it has open.
+        for name, text in render_files(plan, command=command).items():
+            # A shell reads its script while it runs it. Renaming keeps the file that a running
+            # shell has open; writing into it would change the script under it.
             unfinished = out / f"{name}.partial"
             unfinished.write_text(text, "utf-8")
             unfinished.replace(out / name)
@@ -60,41 +61,41 @@ def write_job(plan: JobPlan, out: Path, *, command: Sequence[str]) -> Path:
     return start
 
 
-def commands(plan: JobPlan, start: Path) -> list[str]:
-    """Return what the job is started with, submitted with and trained with."""
+def list_commands(plan: JobPlan, start: Path) -> list[str]:
+    """Return the commands that start the job, submit it and train."""
     root, config = job_dir(plan.job), plan.job.config
     entry = f"bash {shlex.quote(str(root / 'launch' / 'entry.sh'))}"
     match config.launch:
         case SlurmLaunchConfig() as slurm:
             batch = root / "launch" / "slurm_job.sh"
-            words = ["sbatch", "--parsable", "--export=ALL", *_sbatch(slurm), str(batch)]
+            words = ["sbatch", "--parsable", "--export=ALL", *_sbatch_arguments(slurm), str(batch)]
             submit = shlex.join(words)
         case KubernetesLaunchConfig() as kubernetes:
             manifest = start.with_name("rayjob.json")
             submit = f"kubectl --namespace {kubernetes.namespace} apply --filename {manifest}"
         case _:
             submit = f"ray job submit -- {entry}"
-    train = [plan.job.launch.python, "-u", "train.py", *flags.words(plan.arguments)]
+    train = [plan.job.launch.python, "-u", "train.py", *flags.to_words(plan.arguments)]
     return [f"bash {shlex.quote(str(start))}", submit, shlex.join(train)]
 
 
-def files(plan: JobPlan, *, command: Sequence[str]) -> dict[str, str]:
-    """Return the files of the job's directory by name."""
-    found = {file.name: file.read_text("utf-8") for file in _scripts(plan)}
+def render_files(plan: JobPlan, *, command: Sequence[str]) -> dict[str, str]:
+    """Return the content of every file of the job's directory, by name."""
+    found = {file.name: file.read_text("utf-8") for file in _list_scripts(plan)}
     found |= {
-        "settings.sh": settings(plan, command),
+        "settings.sh": render_settings(plan, command),
         "runtime_env.json": _json({"env_vars": plan.environment}),
         "config.json": plan.job.config.model_dump_json(indent=2) + "\n",
         "plan.json": _json(plan.to_dict()),
-        "plan.txt": _plan_text(plan),
+        "plan.txt": _render_plan(plan),
     }
     if isinstance(plan.job.config.launch, KubernetesLaunchConfig):
         inside = {name: found[name] for name in _IN_PODS}
-        found["rayjob.json"] = _json(rayjob(plan, plan.job.config.launch, inside))
+        found["rayjob.json"] = _json(render_rayjob(plan, plan.job.config.launch, inside))
     return found
 
 
-def _scripts(plan: JobPlan) -> list[Path]:
+def _list_scripts(plan: JobPlan) -> list[Path]:
     kinds = {"ssh", "slurm", "ray", "kubernetes"} - {plan.job.config.launch.kind}
     others = {f"{kind}.sh" for kind in kinds}
     if plan.job.config.launch.kind != "slurm":
@@ -110,15 +111,15 @@ def _json(document: Any) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def _plan_text(plan: JobPlan) -> str:
+def _render_plan(plan: JobPlan) -> str:
     console = Console(file=StringIO(), width=_WIDTH, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(render_job(plan))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
-def settings(plan: JobPlan, command: Sequence[str]) -> str:
-    """Return ``settings.sh``: what the scripts know of this job."""
+def render_settings(plan: JobPlan, command: Sequence[str]) -> str:
+    """Return the content of ``settings.sh``: the values of this job, as shell variables."""
     launch, root = plan.job.launch, job_dir(plan.job)
     values: Mapping[str, object] = {
         "LAUNCHER": plan.job.config.launch.kind,
@@ -131,7 +132,7 @@ def settings(plan: JobPlan, command: Sequence[str]) -> str:
         "LOG_DIR": root / "logs",
         "SLIME_DIR": launch.slime_dir,
         "HF_CHECKPOINT": plan.job.model.path,
-        "TORCH_DIST": converted(plan.job),
+        "TORCH_DIST": converted_checkpoint(plan.job),
         "CONVERT_NODES": plan.job.model.layout.convert_nodes,
         "PYTHON": launch.python,
         "RAY_PORT": launch.ray_port,
@@ -141,13 +142,16 @@ def settings(plan: JobPlan, command: Sequence[str]) -> str:
         "SECRETS": plan.secrets,
         "ENVIRONMENT": tuple(f"{name}={value}" for name, value in plan.environment.items()),
         **_launcher_settings(plan),
-        "CONVERT_ARGS": tuple(flags.words(plan.conversion)),
-        "TRAIN_ARGS": tuple(flags.words(plan.arguments)),
+        "CONVERT_ARGS": tuple(flags.to_words(plan.conversion)),
+        "TRAIN_ARGS": tuple(flags.to_words(plan.arguments)),
     }
-    # A line break in an argument would end the comment.
+    # A line break in an argument would end the comment and begin a command.
     written_by = " ".join(shlex.quote(word) for word in command).replace("\n", " ")
-    head = ["# shellcheck shell=bash disable=SC2034", "# What the scripts know of this job."]
-    lines = [*head, f"# Written by: {written_by}", *map(_assignment, values.items())]
+    head = [
+        "# shellcheck shell=bash disable=SC2034",
+        "# The values of this job, which the scripts read.",
+    ]
+    lines = [*head, f"# Written by: {written_by}", *map(_render_assignment, values.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -158,13 +162,13 @@ def _launcher_settings(plan: JobPlan) -> dict[str, object]:
         case RayLaunchConfig() as ray:
             return {"RAY_HEAD": ray.head}
         case SlurmLaunchConfig() as slurm:
-            return {"SBATCH_ARGS": _sbatch(slurm)}
+            return {"SBATCH_ARGS": _sbatch_arguments(slurm)}
         case KubernetesLaunchConfig() as kubernetes:
             return {"NAMESPACE": kubernetes.namespace}
     return {}
 
 
-def _sbatch(slurm: SlurmLaunchConfig) -> tuple[str, ...]:
+def _sbatch_arguments(slurm: SlurmLaunchConfig) -> tuple[str, ...]:
     found = {
         "--job-name": slurm.name,
         "--nodes": str(slurm.nodes),
@@ -177,7 +181,7 @@ def _sbatch(slurm: SlurmLaunchConfig) -> tuple[str, ...]:
     return ("--exclusive", *(f"{name}={value}" for name, value in found.items() if value))
 
 
-def _assignment(item: tuple[str, object]) -> str:
+def _render_assignment(item: tuple[str, object]) -> str:
     name, value = item
     if isinstance(value, tuple):
         return f"{name}=({' '.join(shlex.quote(str(word)) for word in value)})"

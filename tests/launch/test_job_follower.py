@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from conf.sections.cluster import ClusterLaunchConfig
-from launch.running import LauncherError, running
-from launch.submission import ASK_EVERY_S, GRACE_S, Follower, Sight
+from launch.job_follower import GRACE_S, QUERY_EVERY_S, JobFollower, JobStatus
+from launch.running_job import LauncherError, find_running_job
 from tests.launch.cluster import a_config
 from tests.launch.standins import BIN
 
@@ -32,10 +32,10 @@ class Job:
 
     def follower(
         self, kind: str, process: subprocess.Popen[bytes] | None = None
-    ) -> tuple[ClusterLaunchConfig, Follower]:
+    ) -> tuple[ClusterLaunchConfig, JobFollower]:
         launch = a_config(launch=kind).launch
         assert isinstance(launch, ClusterLaunchConfig)
-        return launch, Follower(launch, self.dir, process, clock=lambda: self.now)
+        return launch, JobFollower(launch, self.dir, process, clock=lambda: self.now)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(tmp_path / "job", tmp_path / "fake")
 
 
-def last(sights: Iterator[Sight]) -> Sight:
+def last(sights: Iterator[JobStatus]) -> JobStatus:
     *_, end = sights
     return end
 
@@ -56,7 +56,7 @@ def test_phases_are_told_in_words(job: Job) -> None:
     job.state("slurm_id", "4242")
     job.state("phase", "joining 5 8")
     _, follower = job.follower("slurm")
-    sights = follower.sights(job.wait)
+    sights = follower.follow(job.wait)
     assert next(sights).phase == "5 of 8 nodes have joined"
     job.state("phase", "converting")
     (job.dir / "status.json").write_text('{"steps_done": 3}')
@@ -71,7 +71,7 @@ def test_phases_are_told_in_words(job: Job) -> None:
     sight = next(sights)
     assert (sight.exit_code, sight.message) == (
         1,
-        "job x has failed; its last words: ValueError: bad",
+        "job x has failed; its last output: ValueError: bad",
     )
     assert list(sights) == []
 
@@ -80,7 +80,7 @@ def test_a_slurm_job_that_is_gone_without_an_exit_code_is_given_up_after_a_while
     job.state("slurm_id", "4242")
     (job.fake / "cancelled").touch()
     _, follower = job.follower("slurm")
-    end = last(follower.sights(job.wait))
+    end = last(follower.follow(job.wait))
     assert end.exit_code == 4
     assert "Slurm job 4242 has ended without an exit code (cancelled" in end.message
     assert "sacct --jobs 4242" in end.message
@@ -91,13 +91,13 @@ def test_a_scheduler_that_does_not_answer_is_no_end_and_is_not_pressed(job: Job)
     job.state("slurm_id", "4242")
     (job.fake / "unreachable").touch()
     launch, follower = job.follower("slurm")
-    sights = follower.sights(job.wait)
+    sights = follower.follow(job.wait)
     while job.now < 10 * GRACE_S:
         assert next(sights).exit_code is None
     asked = (job.fake / "calls").read_text().count("squeue")
-    assert asked <= job.now / ASK_EVERY_S + 1
+    assert asked <= job.now / QUERY_EVERY_S + 1
     with pytest.raises(LauncherError, match="Unable to contact slurm controller"):
-        running(launch, job.dir)
+        find_running_job(launch, job.dir)
 
 
 def test_the_script_s_own_end_is_the_job_s(job: Job) -> None:
@@ -105,7 +105,7 @@ def test_the_script_s_own_end_is_the_job_s(job: Job) -> None:
     process = subprocess.Popen(["bash", "-c", "exit 3"])
     process.wait()
     _, follower = job.follower("ssh", process)
-    end = last(follower.sights(job.wait))
+    end = last(follower.follow(job.wait))
     assert (end.exit_code, end.message) == (3, "no")
 
 
@@ -118,13 +118,13 @@ def test_a_process_with_the_number_of_a_launcher_that_is_gone_is_not_the_launche
         host = subprocess.run(["hostname"], capture_output=True, text=True, check=True).stdout
         born = Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")[2].split()[19]
         job.state("launcher", f"{host.strip()} {stranger.pid} {int(born) + 1}")
-        assert running(launch, job.dir) is None
+        assert find_running_job(launch, job.dir) is None
         job.state("launcher", f"{host.strip()} {stranger.pid} {born}")
-        found = running(launch, job.dir)
+        found = find_running_job(launch, job.dir)
         assert found is not None
         assert found.stop == f"kill -TERM {stranger.pid}"
         job.state("launcher", f"elsewhere {stranger.pid} {born}")
-        assert running(launch, job.dir) is None
+        assert find_running_job(launch, job.dir) is None
     finally:
         stranger.kill()
         stranger.wait()
