@@ -1,4 +1,4 @@
-"""Which backend a configuration means."""
+"""Make the sandbox backend that a configuration names."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def _e2b(config: E2bSandboxConfig, root: Path) -> SandboxBackend:
     try:
         from runners.sandboxes.remote.e2b import E2bBackend
     except ModuleNotFoundError as error:
-        mend = "pip install 'agentrl[e2b]'"
-        raise SandboxError(f"sandbox=e2b needs {error.name}, which is missing: {mend}") from error
+        fix = "pip install 'agentrl[e2b]'"
+        raise SandboxError(f"sandbox=e2b needs {error.name}, which is missing: {fix}") from error
     return E2bBackend(config, root)
 
 
+# docker and e2b are imported when they are chosen: the E2B SDK is an optional extra and slow.
 BACKENDS: dict[str, Callable[[Any, Path], SandboxBackend]] = {
     "local": LocalBackend,
     "e2b": _e2b,
@@ -34,5 +35,5 @@ BACKENDS: dict[str, Callable[[Any, Path], SandboxBackend]] = {
 
 
 def make_backend(config: SandboxConfig, root: Path) -> SandboxBackend:
-    """Return a backend that keeps its files below ``root``; blocks, and raises SandboxError."""
+    """Return a backend that keeps its files below ``root``; blocks. Raises SandboxError."""
     return BACKENDS[config.kind](config, root)

@@ -1,4 +1,9 @@
-"""What every sandbox backend promises: a private workspace, deadlines, complete removal."""
+"""The contract of sandbox backends: a private workspace, deadlines, complete removal.
+
+Invariant: when ``Sandbox.run`` returns or raises, nothing that the command started runs any more;
+when ``Sandbox.close`` returns, nothing of the sandbox is left. A backend that cannot promise a part
+of this says so in ``guarantees``.
+"""
 
 from __future__ import annotations
 
@@ -12,72 +17,75 @@ from conf.errors import AgentrlError, ExitCode
 
 
 class SandboxError(AgentrlError):
-    """The sandbox itself failed (not the command in it). ``pushed_back``: whoever makes sandboxes
-    has too much to do, and said so.
-    """
+    """The sandbox itself failed, not the command in it."""
 
     exit_code = ExitCode.SERVICE_GONE
 
     def __init__(self, message: str, *, pushed_back: bool = False) -> None:
+        """``pushed_back``: the provider refused because it is overloaded (HTTP 429, 503)."""
         self.pushed_back = pushed_back
         super().__init__(message)
 
 
 class OversizedError(SandboxError):
-    """A workspace is larger than what is taken back of it: the doing of who worked in it."""
+    """A workspace is larger than what is copied back from it: the agent's fault, no one else's."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox is made from."""
+    """The workspace, network, mounts and image of a sandbox to be made."""
 
     name: str
     """Unique in the run: rollout attempt or grading id; safe as a file name."""
     source: Path | None
-    """Directory on the host that becomes the workspace (copied; the source is never written); None:
-    what the image has at ``workdir``.
+    """Directory on the host that is copied into the workspace and never written; None: the
+    workspace is what the image has at ``workdir``.
     """
     network: Literal["gateway", "none"]
     """"gateway": one loopback port that leads to the gateway; "none": nothing at all."""
     gateway_url: str | None = None
-    """The gateway's URL, for backends that give no socket into the sandbox."""
+    """The gateway's URL, for backends in which commands connect to it over a network."""
     gateway_control: Path | None = None
-    """The gateway's control socket; needed with network="gateway"."""
+    """The gateway's control socket, for the local backend with network="gateway"."""
     session_key: str | None = None
-    """The session's ``api_key``, which the gateway's control socket asks for; never in an argv."""
+    """The session's ``api_key``, which the control socket requires; never in an argv."""
     mounts: dict[str, Path] = field(default_factory=dict)
-    """Read-only host files or directories by their path inside (harness, test runner)."""
+    """Read-only host files or directories by their path inside (agent program, test runner)."""
     env: dict[str, str] = field(default_factory=dict)
-    """Variables of every command in it; those of a command win."""
+    """Variables of every command; a command's own override them."""
     change: Callable[[Path], None] | None = None
-    """Called with a copy of ``source`` before anything runs in it, in a thread; what it raises,
-    ``create`` raises.
+    """Called in a thread with a copy of ``source`` before anything runs; ``create`` raises what it
+    raises.
     """
     image: str | None = None
-    """What the machine is made from, for a backend that ``has_images``; None: as configured."""
+    """Image of the machine, for a backend that ``has_images``; None: as configured."""
     workdir: str | None = None
-    """Where the workspace is in the image; None: the backend's own place. What git tracks there
-    gives way to ``source``; what the image has besides, built extensions and the like, stays.
+    """Path of the workspace in the image; None: the backend's own. Files that git tracks there are
+    replaced by ``source``; others, such as built extensions, stay.
     """
+
+
+TIMED_OUT = 124
+"""Exit code of a command that was killed at its deadline, as of timeout(1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command in a sandbox ended."""
+    """Exit code and output of a command in a sandbox."""
 
     exit_code: int
-    """Negative: killed by that signal; 124 when ``timed_out``. A backend that goes through a shell
-    takes ``exit 137`` for SIGKILL.
+    """Negative: killed by that signal; ``TIMED_OUT`` when ``timed_out``. A backend that starts
+    commands through a shell cannot tell ``exit 137`` from SIGKILL, and reports the signal.
     """
     stdout: bytes
-    """Captured output, cut in the middle beyond ``output_limit``."""
+    """Captured output, cut in the middle beyond ``output_limit`` bytes."""
     stderr: bytes
     duration_s: float
     timed_out: bool = False
 
 
 class Sandbox(Protocol):
-    """One private workspace. Not shared between rollouts; closed exactly once."""
+    """One private workspace, never shared between rollouts."""
 
     spec: SandboxSpec
     workdir: str
@@ -94,19 +102,19 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         output_limit: int = 65536,
     ) -> CommandResult:
-        """Run ``argv`` in ``workdir``; of two at once, one may have to wait.
+        """Run ``argv`` in ``workdir``; of two concurrent commands, one may have to wait.
 
-        At the deadline everything it started is killed and ``timed_out`` is set. Cancellation kills
-        everything too. Raises SandboxError if the sandbox could not run the command at all.
+        At the deadline everything that it started is killed and ``timed_out`` is set. Cancellation
+        kills everything too. Raises SandboxError if the sandbox could not run the command at all.
         """
         ...
 
     def on_host(self, *, leave_out: Collection[str] = ()) -> AbstractAsyncContextManager[Path]:
-        """Yield the workspace as a directory of the host, to be looked at while nothing runs.
+        """Yield the workspace as a directory of the host, to be read while nothing runs.
 
-        It is the workspace or a copy: what is written there may be lost. Entries of its top level
-        that are in ``leave_out`` may be missing. Raises SandboxError, and OversizedError of a
-        workspace that is too large to be copied.
+        It is the workspace or a copy, so writes may be lost. Top-level entries named in
+        ``leave_out`` may be missing. Raises SandboxError, and OversizedError if the workspace is
+        too large to be copied.
         """
         ...
 
@@ -116,22 +124,23 @@ class Sandbox(Protocol):
 
 
 class SandboxBackend(Protocol):
-    """Makes sandboxes; one per run."""
+    """Makes sandboxes; a run has one."""
 
     has_images: bool
-    """It makes a sandbox of the image that its spec names; others refuse one."""
+    """It makes sandboxes from the image that a spec names; other backends refuse such a spec."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Make one; raises SandboxError, and what ``spec.change`` raises."""
+        """Make a sandbox; raises SandboxError, and what ``spec.change`` raises."""
         ...
 
     def guarantees(self) -> dict[str, str]:
-        """Return what holds here, for the user: promise → how it is kept, or why it is not."""
+        """Return the promises for the user to read: promise → how it is kept, or why it is not."""
         ...
 
-    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
-        """End the sandboxes of a dead driver, name → what its ledger says of it; those that are
-        gone are fine. Raises SandboxError.
+    async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:
+        """End the sandboxes of a dead driver, name → facts in the run's ledger.
+
+        Those that are gone already are no error. Raises SandboxError.
         """
         ...
 

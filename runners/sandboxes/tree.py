@@ -1,8 +1,8 @@
-"""Copying and removing directory trees that an agent will write, or has written.
+"""Copy and remove directory trees that an agent will write, or has written.
 
-Invariant: nothing is shared with the source and no symbolic link is followed. Hard links would be
-cheaper, but the agent can write through them; ``copy_file_range`` shares blocks where the file
-system can (btrfs, xfs) and they part on the first write.
+Invariant: nothing is shared with the source, and no symbolic link is followed. Hard links would be
+cheaper, but the agent could write through them to the source; ``copy_file_range`` shares blocks
+where the file system can (btrfs, xfs), and copies a block when it is first written.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 CHUNK = 1 << 30
+"""Bytes copied at once."""
 
 
 def copy_tree(source: Path, target: Path, *, exists: bool = False) -> None:
-    """Copy a directory to a path that does not exist yet, or to an empty directory that ``exists``;
-    without devices, sockets and FIFOs.
+    """Copy a directory, without devices, sockets and FIFOs; raises OSError.
+
+    ``target`` must not exist; with ``exists`` it is an empty directory.
     """
     _copy_directory(os.fspath(source), os.fspath(target), exists=exists)
 
@@ -36,6 +38,7 @@ def _copy_directory(source: str, target: str, *, exists: bool = False) -> None:
                 _copy_directory(entry.path, copy)
             elif entry.is_file():
                 _copy_file(entry.path, copy)
+    # Last, and always writable for us: an agent's read-only directory must be filled and removed.
     os.chmod(target, stat.S_IMODE(os.stat(source).st_mode) | stat.S_IRWXU)  # noqa: PTH101, PTH116
 
 
@@ -49,7 +52,7 @@ def _copy_file(source: str, target: str) -> None:
             left = info.st_size
             while left > 0:
                 left -= (copied := _copy_range(reader, writer, min(left, CHUNK)))
-                if copied == 0:
+                if copied == 0:  # the source was cut meanwhile
                     break
             os.fchmod(writer, stat.S_IMODE(info.st_mode) | stat.S_IWUSR)
         finally:
@@ -68,15 +71,18 @@ def _copy_range(reader: int, writer: int, count: int) -> int:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a tree whatever modes its directories have; a path that is gone is fine."""
+    """Remove a tree whatever modes its directories have; a path that is gone is no error.
+
+    Raises OSError.
+    """
 
     def retry(function: Callable[..., Any], name: str, error: object) -> None:
-        if not os.path.lexists(name):
+        if not os.path.lexists(name):  # a process that just ends removed it
             return
         Path(name).parent.chmod(0o700)
         if not Path(name).is_symlink():
             Path(name).chmod(0o700)
-        if function in (os.open, os.scandir, os.lstat):
+        if function in (os.open, os.scandir, os.lstat):  # it failed to enter, not to remove
             remove_tree(Path(name))
         else:
             function(name)

@@ -1,6 +1,7 @@
-"""A sandbox, and a backend, that pass everything on: for those that change one thing of a real one.
+"""Wrap sandboxes and backends: base classes that forward every call, and the registered backend.
 
-A subclass overrides what it changes and calls ``real`` for the rest.
+A subclass of ``ForwardingSandbox`` or ``ForwardingBackend`` overrides what it changes, and calls
+``real`` there.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ class ForwardingBackend:
         return await self.real.create(spec)
 
     def guarantees(self) -> dict[str, str]:
-        """Return what holds here."""
+        """Return the promises; see the contract."""
         return self.real.guarantees()
 
-    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
+    async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:
         """End the sandboxes of a dead driver."""
-        await self.real.reap(left)
+        await self.real.reap(leaked)
 
     async def close(self) -> None:
         """Remove every sandbox that is left."""
@@ -71,31 +72,31 @@ class ForwardingBackend:
 
 
 class RegisteredBackend(ForwardingBackend):
-    """Makes the sandboxes of another backend, each entered before it exists."""
+    """Registers each sandbox of another backend in the run's ledger before it exists."""
 
-    def __init__(self, real: SandboxBackend, register: ResourceRegistry) -> None:
+    def __init__(self, real: SandboxBackend, registry: ResourceRegistry) -> None:
         super().__init__(real)
-        self._register = register
+        self._registry = registry
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Make one; raises SandboxError, and then there is none."""
-        await self._register.register("sandbox", spec.name)
+        """Make a sandbox; see the contract."""
+        await self._registry.register("sandbox", spec.name)
         try:
             sandbox = await self.real.create(spec)
         except BaseException:
-            await self._register.unregister("sandbox", spec.name)
+            await self._registry.unregister("sandbox", spec.name)
             raise
-        return _Registered(sandbox, self._register)
+        return _RegisteredSandbox(sandbox, self._registry)
 
 
-class _Registered(ForwardingSandbox):
-    """A sandbox that leaves the ledger when it is gone; one that cannot be closed stays in it."""
+class _RegisteredSandbox(ForwardingSandbox):
+    """Unregisters itself when it is closed; one that cannot be closed stays registered."""
 
-    def __init__(self, real: Sandbox, register: ResourceRegistry) -> None:
+    def __init__(self, real: Sandbox, registry: ResourceRegistry) -> None:
         super().__init__(real)
-        self._register = register
+        self._registry = registry
 
     async def close(self) -> None:
         """Kill whatever is left and remove the workspace."""
         await self.real.close()
-        await self._register.unregister("sandbox", self.spec.name)
+        await self._registry.unregister("sandbox", self.spec.name)

@@ -1,8 +1,16 @@
-"""Namespaces with the launcher in them, waiting for the command that they are for.
+"""Spawn namespaces with the launcher in them, which waits for the one command that they are for.
 
-What is booted belongs to no event loop until its command runs, so it can be made ahead. The driver
-is a large process, so the spawn is ``vfork`` (no ``preexec_fn``), and it happens in the event
-loop's thread: a sandbox dies with the thread that spawned it.
+A launcher belongs to no event loop until its command runs, so it can be booted before it is needed
+(``warm_pool``). Two conditions of the spawn:
+
+* It is a vfork, so no ``preexec_fn``: the driver is a large process, and a fork copies its page
+  tables.
+* It happens in the event loop's thread, not in a worker thread: the parent-death signal that
+  bubblewrap and unshare ask for (PR_SET_PDEATHSIG) fires when the *thread* that spawned them ends.
+
+That signal alone does not end a sandbox with its driver: without isolation nobody asks for it, and
+the kernel forgets it when a process changes its credentials. So the launcher also watches the
+status socket, which the kernel closes whatever kills the driver.
 """
 
 from __future__ import annotations
@@ -24,104 +32,119 @@ from runners.processes.process_tags import SANDBOX_TAG
 from runners.sandboxes.contract import SandboxError
 
 START_S = 30.0
-"""From spawn to a launcher that is ready and admitted; takes 20 ms on an idle machine."""
+"""From spawn to a launcher that is ready and limited; takes 20 ms on an idle machine."""
 END_S = 10.0
 """From SIGKILL to the last process gone."""
 CLOSED = -1
+"""In place of a descriptor that is closed."""
 _CREDENTIALS = struct.Struct("3i")
+"""``struct ucred``: pid, uid, gid."""
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """What is booted."""
+class LaunchPlan:
+    """The command line, environment and limits of a launcher to be spawned."""
 
     argv: Callable[[list[str], int], list[str]]
-    """The launcher's arguments, and a descriptor to tell its pid on → the host's command line."""
+    """(the launcher's arguments, the descriptor to report its pid on) → the host's command line."""
     env: dict[str, str]
-    """Of the launcher and all that is around it; the mark of sandboxes is in it."""
+    """Of the launcher and the programs that start it; the sandboxes' tag is in it."""
     cwd: Path | None
     namespaced: bool
     """The launcher is pid 1 of a pid namespace."""
     listens: bool
     """It opens a socket for the gateway."""
-    admit: Callable[[int], None]
-    """Called in a thread with the launcher's pid on the host while it is set up; raises OSError."""
-    limit: Callable[[int], None]
-    """Called with it when the launcher is ready, before it may start anything; raises OSError."""
+    move_to_group: Callable[[int], None]
+    """Called in a thread with the launcher's pid on the host while it starts; raises OSError."""
+    set_limits: Callable[[int], None]
+    """Called with the pid when the launcher is ready, before its command; raises OSError."""
     inherit: tuple[int, ...] = ()
     """More descriptors for the host's command line."""
 
 
 class Launcher:
-    """A launcher that waits; whoever has it runs one command in it or discards it."""
+    """A launcher that waits for its command; its owner runs one in it, or discards it.
 
-    def __init__(self, start: Start) -> None:
+    Mutated by ``boot`` until it is ready, then by the one command run (``command.py``).
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
         """Spawn it; raises OSError."""
-        self.namespaced = start.namespaced
-        self.mark = start.env[SANDBOX_TAG]
-        self.init = CLOSED
-        """Descriptor of the launcher, once it is ready."""
+        self.namespaced = plan.namespaced
+        self.tag = plan.env[SANDBOX_TAG]
+        self.init_pidfd = CLOSED
+        """Of the launcher itself, once it is ready."""
         self.listener = CLOSED
-        """Descriptor of the socket that the gateway is to serve."""
+        """The sandbox's listening socket, which the gateway is to serve."""
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            # SOCK_SEQPACKET keeps messages apart, and reads as closed when the other end is.
+            # With SO_PASSCRED the kernel adds the sender's pid, translated into our pid namespace:
+            # inside its own, the launcher only knows itself as 1.
             self.status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.enter_context(status)
             ours.enter_context(self.status)
             self.status.setblocking(False)
             self.status.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            self.order = os.memfd_create("order")
-            ours.callback(os.close, self.order)
-            ends = [os.pipe() for _ in range(3)]
-            (stdin, self.stdin), (self.stdout, stdout), (self.stderr, stderr) = ends
+            # The command goes through a file in memory: arguments and environment may exceed what
+            # a pipe or a message holds, and they contain secrets that no command line may show.
+            self.command_fd = os.memfd_create("command")
+            ours.callback(os.close, self.command_fd)
+            pipes = [os.pipe() for _ in range(3)]
+            (stdin, self.stdin), (self.stdout, stdout), (self.stderr, stderr) = pipes
             for fd in (stdin, stdout, stderr):
                 theirs.callback(os.close, fd)
             for fd in (self.stdin, self.stdout, self.stderr):
                 ours.callback(os.close, fd)
                 os.set_blocking(fd, False)
-            self.told, tell = os.pipe()
-            theirs.callback(os.close, tell)
-            ours.callback(os.close, self.told)
-            os.set_blocking(self.told, False)
-            handles = [status.fileno(), self.order]
-            tells = [tell] if start.namespaced else []
+            self.pid_fd, pid_fd = os.pipe()
+            theirs.callback(os.close, pid_fd)
+            ours.callback(os.close, self.pid_fd)
+            os.set_blocking(self.pid_fd, False)
+            handles = [status.fileno(), self.command_fd]
+            reports = [pid_fd] if plan.namespaced else []
             self.popen = subprocess.Popen(
-                start.argv([*map(str, handles), str(int(start.listens))], tell),
+                plan.argv([*map(str, handles), str(int(plan.listens))], pid_fd),
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                env=start.env,
-                cwd=start.cwd,
-                pass_fds=[*handles, *tells, *start.inherit],
-                start_new_session=True,
+                env=plan.env,
+                cwd=plan.cwd,
+                pass_fds=[*handles, *reports, *plan.inherit],
+                start_new_session=True,  # a process group to kill; ctrl-C is the driver's to handle
             )
             ours.callback(self.popen.kill)
-            self.outer = os.pidfd_open(self.popen.pid)
+            self.outer_pidfd = os.pidfd_open(self.popen.pid)
+            """Of the process that we spawned: bubblewrap, unshare or the launcher."""
             ours.pop_all()
 
-    def give(self, argv: list[str], env: dict[str, str]) -> None:
+    def send_command(self, argv: list[str], env: dict[str, str]) -> None:
         """Let it start its command; raises OSError if it is gone, ValueError for a zero byte."""
         words = [str(len(argv)), *argv, *(f"{name}={value}" for name, value in env.items())]
         if any("\0" in word for word in words):
             raise ValueError("a zero byte in a command's arguments or environment")
-        with os.fdopen(self.order, "wb") as order:
-            self.order = CLOSED
-            order.write("\0".join(words).encode("utf-8", "surrogateescape"))
+        with os.fdopen(self.command_fd, "wb") as file:
+            self.command_fd = CLOSED
+            file.write("\0".join(words).encode("utf-8", "surrogateescape"))
         self.status.send(b"g")
 
     def kill(self) -> None:
-        """Kill the launcher: with its pid namespace goes everything; its parent reaps and exits."""
+        """Kill the launcher, and with its pid namespace everything in it.
+
+        Its parent, bubblewrap or unshare, reaps it and exits; killing that one first would leave
+        the launcher to the host's init.
+        """
         if self.popen.returncode is not None:
             return  # it ended, and its pid may be another's by now
         with contextlib.suppress(ProcessLookupError):
-            if self.init != CLOSED:
-                signal.pidfd_send_signal(self.init, signal.SIGKILL)
+            if self.init_pidfd != CLOSED:
+                signal.pidfd_send_signal(self.init_pidfd, signal.SIGKILL)
             else:
                 self.popen.kill()
             if not self.namespaced:
                 os.killpg(self.popen.pid, signal.SIGKILL)
 
     def alive(self) -> bool:
-        """Whether it still waits."""
+        """Return whether it still waits."""
         return self.popen.poll() is None
 
     def discard(self) -> None:
@@ -133,63 +156,68 @@ class Launcher:
 
     def close_stdin(self) -> None:
         """Let the command see the end of its input."""
-        self.stdin = _closed(self.stdin)
+        self.stdin = _close(self.stdin)
 
     def close_listener(self) -> None:
-        """Give up our hold on the gateway's socket: it ends with the gateway's."""
-        self.listener = _closed(self.listener)
+        """Close our copy of the sandbox's socket: it then ends when the gateway closes its copy."""
+        self.listener = _close(self.listener)
 
     def close(self) -> None:
-        """Close whatever is open."""
+        """Close every descriptor that is open."""
         self.status.close()
         self.close_stdin()
         self.close_listener()
-        self.init, self.told = _closed(self.init), _closed(self.told)
-        self.order, self.outer = _closed(self.order), _closed(self.outer)
-        self.stdout, self.stderr = _closed(self.stdout), _closed(self.stderr)
+        self.init_pidfd, self.pid_fd = _close(self.init_pidfd), _close(self.pid_fd)
+        self.command_fd, self.outer_pidfd = _close(self.command_fd), _close(self.outer_pidfd)
+        self.stdout, self.stderr = _close(self.stdout), _close(self.stderr)
 
-    async def begun(self) -> int:
-        """Return the launcher's pid while everything around it is still made; raises SandboxError.
+    async def read_pid(self) -> int:
+        """Return the launcher's pid while its surroundings are still set up; raises SandboxError.
 
-        It is told as bubblewrap does (``--info-fd``): an object of JSON with ``child-pid``.
+        It comes as bubblewrap's ``--info-fd`` writes it: a JSON object with ``child-pid``.
         """
         if not self.namespaced:
             return self.popen.pid
-        said = b""
-        while not said.endswith(b"}\n"):
-            await _readable(self.told, self.outer)
+        text = b""
+        while not text.endswith(b"}\n"):
+            await _wait_readable(self.pid_fd, self.outer_pidfd)
             try:
-                part = os.read(self.told, 4096)
+                part = os.read(self.pid_fd, 4096)
             except BlockingIOError:  # it ended, and a process that it left behind holds the pipe
                 part = b""
             if not part:
-                raise self._failure()
-            said += part
-        self.told = _closed(self.told)
+                raise self._start_error()
+            text += part
+        self.pid_fd = _close(self.pid_fd)
         try:
-            return int(json.loads(said)["child-pid"])
+            return int(json.loads(text)["child-pid"])
         except (ValueError, KeyError) as error:
-            raise SandboxError(f"the sandbox told no process id but {said!r}") from error
+            raise SandboxError(f"the sandbox reported no process id but {text!r}") from error
 
-    async def ready(self) -> int:
+    async def wait_ready(self) -> int:
         """Return the launcher's pid when it has announced itself; raises SandboxError."""
-        await _readable(self.status.fileno(), self.outer)
+        await _wait_readable(self.status.fileno(), self.outer_pidfd)
         try:
-            pid = self._announced()
+            pid = self._read_announcement()
         except OSError as error:
             raise SandboxError(f"cannot start a sandbox: {error}") from error
         if pid is None:
-            raise self._failure()
+            raise self._start_error()
         return pid
 
-    def _failure(self) -> SandboxError:
-        """Return what to say of one that ended before it was ready."""
+    def _start_error(self) -> SandboxError:
+        """Return the error for a launcher that ended before it was ready."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(END_S)
-        said = os.read(self.stderr, 1 << 16)[-500:].decode(errors="replace").strip()
-        return SandboxError(f"the sandbox did not start; it said: {said or 'nothing'}")
+        printed = os.read(self.stderr, 1 << 16)[-500:].decode(errors="replace").strip()
+        return SandboxError(f"the sandbox did not start; it printed: {printed or 'nothing'}")
 
-    def _announced(self) -> int | None:
+    def _read_announcement(self) -> int | None:
+        """Return the pid that the kernel attached to ``ready``, and keep the socket sent with it.
+
+        The listening socket comes by SCM_RIGHTS: it stays in the sandbox's network namespace
+        whoever holds it, so the gateway can serve it although no network leads inside or outside.
+        """
         integers = array.array("i")
         space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(integers.itemsize)
         try:
@@ -205,64 +233,65 @@ class Launcher:
                 pid = _CREDENTIALS.unpack(payload)[0]
         if message != b"ready" or pid is None:
             return None
-        self.init = os.pidfd_open(pid)
+        self.init_pidfd = os.pidfd_open(pid)
         return pid
 
 
-def _closed(fd: int) -> int:
-    """Close a descriptor that is open."""
+def _close(fd: int) -> int:
+    """Close a descriptor if it is open; return ``CLOSED``."""
     if fd != CLOSED:
         os.close(fd)
     return CLOSED
 
 
-async def boot(start: Start) -> Launcher:
+async def boot(plan: LaunchPlan) -> Launcher:
     """Return a launcher that waits for its command; raises SandboxError."""
     try:
-        booted = Launcher(start)
+        launcher = Launcher(plan)
     except OSError as error:
         raise SandboxError(f"cannot start a sandbox: {error}") from error
     try:
         async with asyncio.timeout(START_S):
-            await _admit(booted, start)
+            await _wait_until_limited(launcher, plan)
     except TimeoutError:
-        await end(booted)
+        await end(launcher)
         raise SandboxError(f"the sandbox did not start within {START_S:.0f} s") from None
     except OSError as error:
-        await end(booted)
-        raise SandboxError(f"cannot admit a sandbox: {error}") from error
+        await end(launcher)
+        raise SandboxError(f"cannot set the limits of a sandbox: {error}") from error
     except BaseException:
-        await end(booted)
+        await end(launcher)
         raise
-    return booted
+    return launcher
 
 
-async def _admit(booted: Launcher, start: Start) -> None:
-    """Return when the launcher is ready, and where and as limited as its command is to be."""
-    pid = await booted.begun()
-    # Entering a control group may wait for the kernel (RCU) for 10 ms and more: the launcher takes
-    # longer to start.
-    ready, admitted = await asyncio.gather(
-        booted.ready(), asyncio.to_thread(start.admit, pid), return_exceptions=True
+async def _wait_until_limited(launcher: Launcher, plan: LaunchPlan) -> None:
+    """Return when the launcher is ready, in its control group, and limited."""
+    pid = await launcher.read_pid()
+    # Moving a process to another control group may wait for the kernel (RCU) for 10 ms and more.
+    # The launcher takes longer than that to start, so it is moved meanwhile and costs no time.
+    ready, moved = await asyncio.gather(
+        launcher.wait_ready(), asyncio.to_thread(plan.move_to_group, pid), return_exceptions=True
     )
-    for outcome in (ready, admitted):  # first why it did not start, if that is so
+    for outcome in (ready, moved):  # if it did not start, moving it failed for that reason
         if isinstance(outcome, BaseException):
             raise outcome
     if ready != pid:
         raise SandboxError(
-            f"cannot admit a sandbox: {pid} was to be its first process, not {ready}"
+            f"cannot set the limits of a sandbox: its first process is {ready}, not {pid}"
         )
-    start.limit(pid)
+    # Only now: until the launcher is ready, they would bind the set-up too, which is this process.
+    plan.set_limits(pid)
 
 
-async def end(booted: Launcher) -> None:
-    """Discard it; cancelling the caller does not stop this."""
-    booted.kill()  # now, whatever becomes of the rest
-    await asyncio.shield(asyncio.to_thread(booted.discard))
+async def end(launcher: Launcher) -> None:
+    """Discard a launcher; cancelling the caller does not stop this."""
+    launcher.kill()  # now, whatever becomes of the rest
+    await asyncio.shield(asyncio.to_thread(launcher.discard))
 
 
-async def _readable(*handles: int) -> None:
-    """Return when one of them can be read."""
+async def _wait_readable(*handles: int) -> None:
+    """Return when one of them can be read; a pidfd can be when its process has ended."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
     for handle in handles:

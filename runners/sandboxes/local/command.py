@@ -1,7 +1,7 @@
-"""One command in one booted sandbox, from its order to the last process gone.
+"""Run one command in a launcher, from sending it to the end of its last process.
 
-Invariant: when ``execute`` returns or raises, also by cancellation, nothing that it started runs
-(without namespaces: nothing that still carries its mark).
+Invariant: when ``run_command`` returns or raises, also by cancellation, nothing that it started is
+running (without namespaces: nothing that still carries its tag).
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
-from runners.sandboxes.contract import CommandResult, SandboxError
+from runners.sandboxes.contract import TIMED_OUT, CommandResult, SandboxError
 from runners.sandboxes.local.boot import END_S, Launcher
 
-TIMED_OUT = 124
-_reaping: set[asyncio.Task[None]] = set()
+PIPE_BYTES = 65536
+"""Read or written at once: a pipe's capacity on Linux, so one read empties a pipe."""
+_finishing: set[asyncio.Task[None]] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """What ``execute`` runs."""
+class LocalCommand:
+    """A command for a launcher."""
 
     argv: list[str]
     env: dict[str, str]
@@ -35,31 +36,36 @@ class Command:
     """Bytes kept of each output."""
 
 
-async def execute(booted: Launcher, command: Command) -> CommandResult:
-    """Run a command, and end what was booted for it; raises SandboxError if it was not the command
-    that failed.
+async def run_command(launcher: Launcher, command: LocalCommand) -> CommandResult:
+    """Run a command and end the launcher that was booted for it.
+
+    Raises SandboxError if the sandbox failed and not the command.
     """
-    run = _Run(booted, command)
+    run = _CommandRun(launcher, command)
     try:
-        run.begin()
-        result = await run.follow()
+        run.start()
+        duration, timed_out = await run.wait()
     except OSError as error:
         raise SandboxError(f"cannot start a command: {error}") from error
     finally:
-        await _shielded(run.end())
-    return result()
+        await _finish_shielded(run.finish())
+    return run.result(duration, timed_out)
 
 
-async def _shielded(work: Coroutine[None, None, None]) -> None:
-    """Await ``work``; cancelling the caller does not cancel it."""
+async def _finish_shielded(work: Coroutine[None, None, None]) -> None:
+    """Await ``work``; cancelling the caller does not cancel it.
+
+    A cancelled caller goes on at once, so the set holds the task: the event loop keeps only a weak
+    reference to a task.
+    """
     task = asyncio.ensure_future(work)
-    _reaping.add(task)
-    task.add_done_callback(_reaping.discard)
+    _finishing.add(task)
+    task.add_done_callback(_finishing.discard)
     await asyncio.shield(task)
 
 
 @dataclass(slots=True)
-class Output:
+class TruncatedOutput:
     """The beginning and the end of a stream; mutated by the run that reads it."""
 
     limit: int
@@ -68,86 +74,94 @@ class Output:
     left_out: int = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
-        room = max(0, self.limit - self.limit // 2 - len(self.head))
-        self.head += data[:room]
-        self.tail += data[room:]
+        """Add the next bytes."""
+        free = max(0, self.limit - self.limit // 2 - len(self.head))
+        self.head += data[:free]
+        self.tail += data[free:]
         surplus = len(self.tail) - self.limit // 2
         if surplus > 0:
             del self.tail[:surplus]
             self.left_out += surplus
 
     def text(self) -> bytes:
-        """Return what was kept, with a note where the middle is missing."""
+        """Return the bytes kept, with a note where the middle is missing."""
         note = b"\n[%d bytes left out]\n" % self.left_out if self.left_out else b""
         return bytes(self.head) + note + bytes(self.tail)
 
 
-class _Run:
-    """The live state of one ``execute``."""
+class _CommandRun:
+    """The state of one ``run_command``, on the event loop's callbacks.
 
-    def __init__(self, booted: Launcher, command: Command) -> None:
-        self._booted = booted
+    Callbacks instead of asyncio's subprocess: the process existed before this event loop had
+    anything to do with it, and its pipes stay with us until everything inside has ended.
+    """
+
+    def __init__(self, launcher: Launcher, command: LocalCommand) -> None:
+        self._launcher = launcher
         self._command = command
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
         self._exit_code: int | None = None
         self._fds: dict[int, Callable[[], None]] = {}
-        self._outputs = (Output(command.output_limit), Output(command.output_limit))
+        self._outputs = (
+            TruncatedOutput(command.output_limit),
+            TruncatedOutput(command.output_limit),
+        )
         self._unsent = memoryview(command.stdin)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Let the command start; raises OSError."""
-        booted = self._booted
-        booted.close_listener()
-        self._watch(booted.status.fileno(), self._on_status)
-        self._watch(booted.stdin, self._on_stdin, write=True)
-        for number, fd in enumerate((booted.stdout, booted.stderr)):
+        launcher = self._launcher
+        launcher.close_listener()
+        self._watch(launcher.status.fileno(), self._on_status)
+        self._watch(launcher.stdin, self._on_stdin, write=True)
+        for number, fd in enumerate((launcher.stdout, launcher.stderr)):
             self._watch(fd, partial(self._on_output, fd, number))
-        self._watch(booted.outer, self._on_exit)
-        booted.give(self._command.argv, {**self._command.env, SANDBOX_TAG: booted.mark})
+        self._watch(launcher.outer_pidfd, self._on_exit)
+        launcher.send_command(self._command.argv, {**self._command.env, SANDBOX_TAG: launcher.tag})
 
-    async def follow(self) -> Callable[[], CommandResult]:
-        """Wait for the end or the deadline; the result is complete after ``end``."""
+    async def wait(self) -> tuple[float, bool]:
+        """Wait for the end or the deadline; return its seconds, and whether it timed out."""
         started = time.monotonic()
-        timed_out = not await self._within(self._command.deadline_s, self._exited)
-        duration = time.monotonic() - started
-        return lambda: self._result(duration, timed_out)
+        exited = await self._wait_exit(self._command.deadline_s)
+        return time.monotonic() - started, not exited
 
-    async def _within(self, seconds: float, event: asyncio.Event) -> bool:
+    async def _wait_exit(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
-                await event.wait()
+                await self._exited.wait()
         except TimeoutError:
             return False
         return True
 
-    def _result(self, duration: float, timed_out: bool) -> CommandResult:
+    def result(self, duration_s: float, timed_out: bool) -> CommandResult:
+        """Return the result, complete after ``finish``; raises SandboxError."""
         stdout, stderr = (output.text() for output in self._outputs)
         if timed_out:
-            return CommandResult(TIMED_OUT, stdout, stderr, duration, timed_out=True)
+            return CommandResult(TIMED_OUT, stdout, stderr, duration_s, timed_out=True)
         if self._exit_code is None:
-            said = stderr[-500:].decode(errors="replace").strip() or "nothing"
-            raise SandboxError(f"the sandbox was killed from outside; it said: {said}")
-        return CommandResult(self._exit_code, stdout, stderr, duration)
+            printed = stderr[-500:].decode(errors="replace").strip() or "nothing"
+            raise SandboxError(f"the sandbox was killed from outside; it printed: {printed}")
+        return CommandResult(self._exit_code, stdout, stderr, duration_s)
 
-    async def end(self) -> None:
+    async def finish(self) -> None:
         """Kill what is left, read what was written, close everything."""
-        booted = self._booted
-        booted.kill()
-        if not await self._within(END_S, self._exited):
-            booted.popen.kill()
-            await self._within(END_S, self._exited)
-        booted.popen.poll()
-        if not booted.namespaced:
+        launcher = self._launcher
+        launcher.kill()
+        if not await self._wait_exit(END_S):
+            launcher.popen.kill()
+            await self._wait_exit(END_S)
+        launcher.popen.poll()  # reaps it, so that no zombie is left
+        if not launcher.namespaced:
             with contextlib.suppress(TimeoutError):
-                await asyncio.to_thread(kill_tagged, SANDBOX_TAG, booted.mark.__eq__)
+                await asyncio.to_thread(kill_tagged, SANDBOX_TAG, launcher.tag.__eq__)
+        # Only now can nobody write any more: a last read of each pipe gets the rest.
         for fd, callback in list(self._fds.items()):
-            if fd != booted.outer and fd in self._fds:
-                callback()  # what was written in the last moment
+            if fd != launcher.outer_pidfd and fd in self._fds:
+                callback()
         for fd in list(self._fds):
-            self._close(fd)
-        booted.close()
+            self._unwatch(fd)
+        launcher.close()
 
     # --- descriptors ---------------------------------------------------------------------------
 
@@ -155,21 +169,24 @@ class _Run:
         self._fds[fd] = callback
         (self._loop.add_writer if write else self._loop.add_reader)(fd, callback)
 
-    def _close(self, fd: int) -> None:
-        """Stop watching; it is closed when nothing runs any more, but the command's input now."""
+    def _unwatch(self, fd: int) -> None:
+        """Stop watching. Only the command's input is closed here, because the command may wait for
+        the end of it; the launcher closes the others when nothing runs any more.
+        """
         self._loop.remove_reader(fd)
         self._loop.remove_writer(fd)
         del self._fds[fd]
-        if fd == self._booted.stdin:
-            self._booted.close_stdin()
+        if fd == self._launcher.stdin:
+            self._launcher.close_stdin()
 
     def _on_exit(self) -> None:
-        self._close(self._booted.outer)
+        self._unwatch(self._launcher.outer_pidfd)
         self._exited.set()
 
     def _on_status(self) -> None:
+        """Read the command's wait status, the launcher's last message."""
         try:
-            message = self._booted.status.recv(64)
+            message = self._launcher.status.recv(64)
         except BlockingIOError:
             return
         except OSError:
@@ -178,25 +195,25 @@ class _Run:
             with contextlib.suppress(ValueError):
                 self._exit_code = os.waitstatus_to_exitcode(int(message))
         else:
-            self._close(self._booted.status.fileno())
+            self._unwatch(self._launcher.status.fileno())
 
     def _on_stdin(self) -> None:
-        fd = self._booted.stdin
+        fd = self._launcher.stdin
         try:
-            self._unsent = self._unsent[os.write(fd, self._unsent[:65536]) :]
+            self._unsent = self._unsent[os.write(fd, self._unsent[:PIPE_BYTES]) :]
         except BlockingIOError:
             return
-        except BrokenPipeError:
+        except BrokenPipeError:  # the command does not read its input: no error of the sandbox
             self._unsent = self._unsent[:0]
         if not self._unsent:
-            self._close(fd)
+            self._unwatch(fd)
 
-    def _on_output(self, fd: int, which: int) -> None:
+    def _on_output(self, fd: int, number: int) -> None:
         try:
-            data = os.read(fd, 65536)
+            data = os.read(fd, PIPE_BYTES)
         except BlockingIOError:
             return
         if data:
-            self._outputs[which].feed(data)
+            self._outputs[number].feed(data)
         else:
-            self._close(fd)
+            self._unwatch(fd)

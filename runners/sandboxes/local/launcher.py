@@ -1,17 +1,20 @@
-"""The first process of every sandbox: announces itself, waits for its command, starts it, reaps.
+"""The first process of every sandbox: announce itself, wait for its command, start it, reap.
 
-It runs inside as ``python -I -S launcher.py STATUS ORDER LISTENS``:
+It runs inside as ``python -I -S launcher.py STATUS COMMAND LISTENS``:
 
 * STATUS is a socket to the host. ``ready`` goes out (the kernel attaches our pid as the host sees
   it), with LISTENS=1 also a socket that listens on this sandbox's own loopback, for the gateway.
   The host sets limits on that pid, and one byte comes back before anything else happens. Last, the
-  command's wait status goes out. When the host's end closes before that, the driver has died:
-  everything here ends at once.
-* ORDER is a file in memory that the host has written by then: the number of arguments, the
+  command's wait status goes out.
+* COMMAND is a file in memory that the host has written by then: the number of arguments, the
   arguments, ``NAME=VALUE`` of the environment, with a zero byte between two.
 
-As pid 1 of its namespace its end is the end of everything the command started. It imports next to
-nothing: a campaign starts it thousands of times, and ``os`` alone is a tenth of its CPU time.
+Invariant: nothing outlives this process or the driver. As pid 1 of its namespace its end is the end
+of everything the command started; and it ends when the host's end of STATUS closes. The latter is
+the parent-death pipe of sandboxes: it also holds where PR_SET_PDEATHSIG does not (``boot.py``).
+
+The file is mounted into the sandbox alone, so it imports nothing of ours. It also imports next to
+nothing else: a campaign starts it thousands of times, and ``os`` alone is a tenth of its CPU time.
 """
 
 # ruff: noqa: PTH123 (pathlib takes 6 ms to import)
@@ -25,7 +28,7 @@ ENOENT, ENOTDIR = 2, 20
 
 
 def announce(status: int, *, listens: bool) -> None:
-    """Say that we are here, and hand the gateway's listening socket out."""
+    """Report that we are ready, and hand a listening socket for the gateway to the host."""
     if not listens:
         posix.write(status, b"ready")
         return
@@ -35,17 +38,20 @@ def announce(status: int, *, listens: bool) -> None:
     listener.setsockopt(net.SOL_SOCKET, net.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", GATEWAY_PORT))
     listener.listen(64)
+    # SCM_RIGHTS passes the open socket itself. It stays bound in this network namespace, which no
+    # process outside could connect to, so the gateway can answer in here without any route.
     host = net.socket(net.AF_UNIX, net.SOCK_SEQPACKET, 0, status)
     handle = listener.fileno().to_bytes(4, sys.byteorder)
     host.sendmsg([b"ready"], [(net.SOL_SOCKET, net.SCM_RIGHTS, handle)])
-    host.detach()
+    host.detach()  # it is STATUS, which must stay open
     listener.close()
 
 
 def end_with_driver(status: int) -> None:
     """End this process group, and with pid 1 its namespace, when the host's end of STATUS closes.
 
-    The kernel says so by SIGIO; whoever else sends that signal is not believed.
+    The kernel reports that by SIGIO, which interrupts wait(2): this process has no loop that could
+    poll. The command can send SIGIO too, so the handler looks at the socket itself.
     """
     import fcntl
 
@@ -57,6 +63,7 @@ def end_with_driver(status: int) -> None:
         except OSError:  # reset: it had unread data
             gone = True
         if gone:
+            # Without namespaces there is no pid 1 whose end would take the others along.
             posix.kill(0, _signal.SIGKILL)
             posix._exit(1)  # pid 1 is immune to its own signals
 
@@ -67,10 +74,10 @@ def end_with_driver(status: int) -> None:
     look()  # it may have closed before anybody listened
 
 
-def read_order(order: int) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """Return arguments and environment; what holds them is closed, secrets are among them."""
-    words = posix.pread(order, posix.fstat(order).st_size, 0).split(b"\0")
-    posix.close(order)
+def read_command(handle: int) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """Return arguments and environment, and close the file: the command must not inherit it."""
+    words = posix.pread(handle, posix.fstat(handle).st_size, 0).split(b"\0")
+    posix.close(handle)
     end = 1 + int(words[0])
     pairs = [word.partition(b"=") for word in words[end:]]
     return words[1:end], {name: value for name, _, value in pairs}
@@ -78,18 +85,19 @@ def read_order(order: int) -> tuple[list[bytes], dict[bytes, bytes]]:
 
 def main() -> None:
     """Start the command in a child and reap until it ends."""
-    status, order, listens = (int(word) for word in sys.argv[1:])
+    status, handle, listens = (int(word) for word in sys.argv[1:])
     announce(status, listens=bool(listens))
     if posix.read(status, 1) != b"g":
-        posix._exit(1)  # the host went away
+        posix._exit(1)  # the driver died before it sent a command
     end_with_driver(status)
-    argv, environment = read_order(order)
+    argv, environment = read_command(handle)
     child = posix.fork()
     if child == 0:
         _signal.signal(_signal.SIGIO, _signal.SIG_DFL)
         posix.close(status)
         become(argv, environment)
         return
+    # As pid 1 we are also the parent of everything whose parent ended: reap those on the way.
     ended, code = 0, 0
     while ended != child:
         ended, code = posix.wait()
@@ -100,14 +108,14 @@ def main() -> None:
 def become(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
     """Turn this process into the command.
 
-    A command ``python -I -S FILE …`` goes on in this interpreter, which was started with the same
+    A command ``python -I -S FILE …`` is run by this interpreter, which was started with the same
     flags: a second start would cost as much CPU as the rest of the sandbox.
     """
     if argv[:3] != [b"python", b"-I", b"-S"]:
         replace(argv, environment)
     posix.environ.clear()
     posix.environ.update(environment)
-    for name, value in environment.items():
+    for name, value in environment.items():  # for its children too: environ is only a dict
         posix.putenv(name, value)
     path, *_ = words = [word.decode("utf-8", "surrogateescape") for word in argv[3:]]
     program = type(sys)("__main__")
@@ -118,7 +126,7 @@ def become(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
     if path.endswith(".pyc"):
         import marshal
 
-        code = marshal.loads(memoryview(text)[16:])
+        code = marshal.loads(memoryview(text)[16:])  # behind the header of a .pyc (PEP 552)
     else:
         code = compile(text, path, "exec")
     exec(code, program.__dict__)
@@ -136,7 +144,7 @@ def replace(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
             if error.errno not in (ENOENT, ENOTDIR):
                 failure = error
     posix.write(2, argv[0] + b": " + str(failure.strerror).encode() + b"\n")
-    posix._exit(127 if isinstance(failure, FileNotFoundError) else 126)
+    posix._exit(127 if isinstance(failure, FileNotFoundError) else 126)  # as shells do
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Finding out what an isolation really holds on this machine: try to break out, and look.
+"""Find out what an isolation really holds on this machine, by trying to break out of it.
 
-``look`` runs ``probe_inside.py`` in a sandbox and compares what it managed with what the host saw.
+``probe_isolation`` runs ``probe_inside.py`` in a sandbox, and compares what that program reports
+with what the host sees. A kernel, a container or a security module may refuse or weaken a namespace
+without an error, so version checks would prove nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from runners.sandboxes.local.isolation import Isolation
 
 PROBE = Path(__file__).with_name("probe_inside.py")
 PROBE_S = 20.0
+FEW_PROCESSES = 8
+"""More pids than the probe itself can have inside; fewer than any host shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeFindings:
-    """What was seen."""
+    """What the probe could not do, or the host saw not to happen."""
 
     writes_confined: bool
     network_cut: bool
@@ -32,38 +36,46 @@ class ProbeFindings:
     rootless: bool
 
 
-async def look(sandbox: Sandbox, root: Path, isolation: Isolation, processes: int) -> ProbeFindings:
-    """Try an isolation; raises SandboxError if it does not run, or has namespaces that leak."""
+async def probe_isolation(
+    sandbox: Sandbox, root: Path, isolation: Isolation, processes: int
+) -> ProbeFindings:
+    """Try an isolation; raises SandboxError if it does not run, or has namespaces that leak.
+
+    ``root`` is a directory of the host that the sandbox must not reach, ``processes`` its limit.
+    """
     canary = root / f"canary-{secrets.token_hex(8)}"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
+        most = str(processes + FEW_PROCESSES)
         result = await sandbox.run(
-            ["python", "-I", "-S", "/opt/probe/probe.py", str(canary), port, str(processes + 8)],
+            ["python", "-I", "-S", "/opt/probe/probe.py", str(canary), port, most],
             deadline_s=PROBE_S,
         )
     try:
         seen = json.loads(result.stdout)
     except ValueError:
-        said = (result.stderr or result.stdout)[-300:].decode(errors="replace")
-        raise SandboxError(f"the probe failed with code {result.exit_code}: {said}") from None
+        printed = (result.stderr or result.stdout)[-300:].decode(errors="replace")
+        raise SandboxError(f"the probe failed with code {result.exit_code}: {printed}") from None
     if not seen["writes_workspace"]:
         raise SandboxError("the workspace cannot be written from inside")
-    left = await asyncio.to_thread(_running, f"agentrl-probe-{canary.name}")
+    # The probe left a process behind, under a name that is found from the host.
+    left = await asyncio.to_thread(_find_processes, f"agentrl-probe-{canary.name}")
     findings = ProbeFindings(
         writes_confined=not seen["writes_host"] and not canary.exists(),
         network_cut=not seen["reaches_host"],
-        processes_hidden=len(seen["pids"]) < 8 and 1 in seen["pids"],
+        processes_hidden=len(seen["pids"]) < FEW_PROCESSES and 1 in seen["pids"],
         kill_complete=not left,
         processes_limited=seen["forks"] < processes,
         rootless=seen["uid"] != 0 and seen["capabilities"] == 0,
     )
     canary.unlink(missing_ok=True)
     if isolation.namespaced:
-        _must_hold(findings)
+        _require_isolation(findings)
     return findings
 
 
-def _must_hold(findings: ProbeFindings) -> None:
+def _require_isolation(findings: ProbeFindings) -> None:
+    """Raise SandboxError if namespaces do not hold what they are for."""
     kept = {
         "a file outside the workspace was written": findings.writes_confined,
         "the host's network was reached": findings.network_cut,
@@ -75,8 +87,8 @@ def _must_hold(findings: ProbeFindings) -> None:
         raise SandboxError(f"it does not isolate: {', '.join(broken)}")
 
 
-def _running(name: str) -> list[int]:
-    """Return the host's processes whose first argument is ``name``."""
+def _find_processes(name: str) -> list[int]:
+    """Return the pids of the host's processes whose first argument is ``name``."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -89,13 +101,16 @@ def _running(name: str) -> list[int]:
     return found
 
 
-def say(
+def describe_guarantees(
     isolation: str, findings: ProbeFindings, limits: LocalSandboxConfig, *, groups: bool
 ) -> dict[str, str]:
-    """Put the findings into words: promise → how it is kept, or why it is not."""
+    """Return the findings for the user: promise → how it is kept, or why it is not.
+
+    ``groups``: a control group limits the number of processes, and not only RLIMIT_NPROC.
+    """
     how = f"{isolation}, tried at start"
-    how_many = "control group" if groups else "RLIMIT_NPROC"
-    most = f"{limits.processes} per sandbox ({how_many})"
+    by = "control group" if groups else "RLIMIT_NPROC"
+    processes = f"{limits.processes} per sandbox ({by})"
     return {
         "isolation": isolation,
         "no writes outside the workspace": _held(findings.writes_confined, how),
@@ -103,9 +118,9 @@ def say(
         "host processes invisible": _held(findings.processes_hidden, how),
         "complete kill": how
         if isolation != "none"
-        else "by mark only: a process that clears its environment escapes",
+        else "by tag only: a process that clears its environment escapes",
         "no root rights inside": _held(findings.rootless, how),
-        "processes": most if findings.processes_limited else "NOT LIMITED",
+        "processes": processes if findings.processes_limited else "NOT LIMITED",
         "memory": f"{limits.memory_mb} MB of address space per process, not per sandbox",
         "files": f"{limits.file_mb} MB per file, no quota on the sum",
         "cpu": f"{limits.cpu_s} s per process",

@@ -1,7 +1,8 @@
-"""What the probe tries from inside a sandbox; prints what happened as one JSON object.
+"""Try to break out of a sandbox from inside, and print what succeeded as one JSON object.
 
 Runs as ``python -I -S probe.py CANARY PORT PROCESSES``: a host path to write, a host port to reach,
-a number of processes to exceed.
+a number of processes that must not be reached. It is mounted into the sandbox alone, so it imports
+the standard library and nothing of ours.
 """
 
 # ruff: noqa: PTH119, PTH123, PTH208 (pathlib takes 6 ms to import)
@@ -16,7 +17,7 @@ HOST = ("/", "/usr", "/etc", "/dev", "/proc/sys/kernel/panic", "/proc/sysrq-trig
 
 
 def writes(path: str) -> bool:
-    """Whether a file can be made."""
+    """Return whether a file can be made."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
     except OSError:
@@ -25,24 +26,24 @@ def writes(path: str) -> bool:
 
 
 def connects(port: int) -> bool:
-    """Whether the host's loopback answers."""
-    with_host = socket()
-    with_host.settimeout(2)
+    """Return whether a port of the host's loopback answers."""
+    connection = socket()
+    connection.settimeout(2)
     try:
-        with_host.connect(("127.0.0.1", port))
+        connection.connect(("127.0.0.1", port))
     except OSError:
         return False
     return True
 
 
 def capabilities() -> int:
-    """Return the effective capabilities."""
+    """Return the effective capabilities as a bit mask."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1], 16) for line in status if line.startswith("CapEff"))
 
 
 def forks(most: int) -> int:
-    """Start processes that only wait, until it is refused; return how many came."""
+    """Start processes that only wait until fork fails; return how many were started."""
     started = 0
     try:
         while started < most:
@@ -56,17 +57,19 @@ def forks(most: int) -> int:
 
 
 def main() -> None:
-    """Try everything; what was forked is left running in a session of its own."""
+    """Try everything, and leave a process running in a session of its own."""
     canary, port, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     seen = {
         "writes_workspace": writes("probe-file"),
-        # The host's own are only asked about: where nothing isolates, a trial would change them.
+        # access(2) for the host's own files: where nothing isolates, writing would change them.
         "writes_host": writes(canary) or any(os.access(path, os.W_OK) for path in HOST),
         "reaches_host": connects(port),
         "pids": [int(name) for name in os.listdir("/proc") if name.isdigit()],
         "uid": os.getuid(),
         "capabilities": capabilities(),
     }
+    # A daemon (new session, no parent, no open stream) is what outlives a kill of the command's
+    # process group. The host looks for it by its name afterwards.
     if os.fork() == 0:
         os.setsid()
         for stream in range(3):

@@ -1,4 +1,7 @@
-"""A sandbox of this machine: one workspace, and namespaces of their own for each command."""
+"""A sandbox of this machine: one workspace, and for each command namespaces of its own.
+
+Between two commands nothing of the agent runs; what stays is files.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from pathlib import Path
 
 from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
 from runners.sandboxes.local.boot import CLOSED, Launcher, end
-from runners.sandboxes.local.command import Command, execute
-from runners.sandboxes.local.isolation import Place
-from runners.sandboxes.local.rooms import SlotFactory
+from runners.sandboxes.local.command import LocalCommand, run_command
+from runners.sandboxes.local.isolation import SandboxHome
 from runners.sandboxes.local.sandbox_processes import track_sandbox
+from runners.sandboxes.local.warm_pool import SlotFactory
 from runners.sandboxes.tree import copy_tree
 
 GATEWAY_URL = "http://127.0.0.1:8080"
+"""The gateway inside: every sandbox has a loopback, and so a port 8080, of its own."""
 CONTROL_S = 10.0
 """To reach the gateway's control socket."""
 
@@ -27,22 +31,25 @@ class LocalSandbox:
 
     def __init__(
         self,
-        rooms: SlotFactory,
+        factory: SlotFactory,
         spec: SandboxSpec,
-        place: Place,
-        booted: Launcher | None,
-        forget: Callable[[str], None],
+        home: SandboxHome,
+        launcher: Launcher | None,
+        on_close: Callable[[str], None],
     ) -> None:
-        """``booted``: the place is made, and these namespaces wait for the first command."""
+        """With a ``launcher`` from a warm slot the home exists, and it runs the first command.
+
+        ``on_close`` is called with the sandbox's name when it is closed.
+        """
         self.spec = spec
-        self._rooms = rooms
-        self._isolation = rooms.isolation
-        self._place = place
-        self._booted = booted
-        self._made_ahead = booted is not None
-        self._forget = forget
-        self.workspace = place.workspace
-        self.workdir = self._isolation.workdir(place)
+        self._factory = factory
+        self._isolation = factory.isolation
+        self._home = home
+        self._launcher = launcher
+        self._warm = launcher is not None
+        self._on_close = on_close
+        self.workspace = home.workspace
+        self.workdir = self._isolation.workdir(home)
         self.gateway_url: str | None = None
         self._running: set[asyncio.Task[CommandResult]] = set()
         self._closed = False
@@ -60,8 +67,8 @@ class LocalSandbox:
             raise SandboxError(f"cannot make the workspace: {error}") from error
 
     def _make(self) -> None:
-        if not self._made_ahead:
-            self._rooms.make(self._place)
+        if not self._warm:
+            self._factory.make_home(self._home)
         assert self.spec.source is not None
         copy_tree(self.spec.source, self.workspace, exists=True)
         if self.spec.change is not None:
@@ -80,33 +87,34 @@ class LocalSandbox:
         if self._closed:
             raise SandboxError(f"sandbox {self.spec.name} is closed")
         environment = {
-            **self._isolation.environment(self._place),
+            **self._isolation.environment(self._home),
             **self.spec.env,
             **(env or {}),
         }
-        arguments = self._isolation.arguments(self._place, argv)
-        command = Command(arguments, environment, stdin, deadline_s, output_limit)
+        arguments = self._isolation.arguments(self._home, argv)
+        command = LocalCommand(arguments, environment, stdin, deadline_s, output_limit)
+        # A task of its own, so that ``close`` can cancel it without cancelling our caller.
         work = asyncio.ensure_future(self._run(command))
         self._running.add(work)
         work.add_done_callback(self._running.discard)
         return await work
 
-    async def _run(self, command: Command) -> CommandResult:
-        booted, self._booted = self._booted, None
+    async def _run(self, command: LocalCommand) -> CommandResult:
+        launcher, self._launcher = self._launcher, None
         listens = self.spec.network == "gateway" and self._isolation.namespaced
-        if booted is not None and not booted.alive():
-            booted.discard()
-            booted = None
-        if booted is None:
-            booted = await self._rooms.boot(self._place, listens=listens)
-        with track_sandbox(booted.popen.pid, self.spec.name):
+        if launcher is not None and not launcher.alive():
+            launcher.discard()
+            launcher = None
+        if launcher is None:
+            launcher = await self._factory.boot(self._home, listens=listens)
+        with track_sandbox(launcher.popen.pid, self.spec.name):
             try:
-                if booted.listener != CLOSED:
-                    await self._open_door(booted.listener)
+                if launcher.listener != CLOSED:
+                    await self._connect_gateway(launcher.listener)
             except BaseException:
-                await end(booted)
+                await end(launcher)
                 raise
-            return await execute(booted, command)
+            return await run_command(launcher, command)
 
     @asynccontextmanager
     async def on_host(self, *, leave_out: Collection[str] = ()) -> AsyncIterator[Path]:
@@ -114,7 +122,7 @@ class LocalSandbox:
         yield self.workspace
 
     async def close(self) -> None:
-        """Kill whatever is left and remove the workspace."""
+        """Kill whatever is left and remove the workspace; raises SandboxError."""
         self._closed = True
         for work in self._running:
             work.cancel()
@@ -123,18 +131,23 @@ class LocalSandbox:
         try:
             await asyncio.to_thread(self._remove)
         except OSError as error:
-            raise SandboxError(f"cannot remove {self._place.home}: {error}") from error
+            raise SandboxError(f"cannot remove {self._home.directory}: {error}") from error
         finally:
-            self._forget(self.spec.name)
+            self._on_close(self.spec.name)
 
     def _remove(self) -> None:
-        booted, self._booted = self._booted, None
-        if booted is not None:
-            booted.discard()
-        self._rooms.remove(self._place)
+        launcher, self._launcher = self._launcher, None
+        if launcher is not None:
+            launcher.discard()
+        self._factory.remove_home(self._home)
 
-    async def _open_door(self, listener: int) -> None:
-        """Have the gateway serve the socket that listens in here; raises SandboxError."""
+    async def _connect_gateway(self, listener: int) -> None:
+        """Have the gateway serve the sandbox's listening socket; raises SandboxError.
+
+        The socket itself is handed over (SCM_RIGHTS). It belongs to the sandbox's network
+        namespace, so this is the only way in or out of it, and it leads to one session: the gateway
+        accepts the socket only with that session's key.
+        """
         path, loop = self.spec.gateway_control, asyncio.get_running_loop()
         hello = json.dumps({"session_key": self.spec.session_key}).encode() + b"\n"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -1,8 +1,8 @@
-"""Which processes run in a sandbox of this machine, seen from the host: what hangs in there.
+"""List the processes in a sandbox of this machine as the host sees them, to show what hangs there.
 
-Nothing is asked of the sandbox. Its processes are those below the one that was booted for it
-(``track_sandbox``); without namespaces also those whose environment names its directory, and
-carries the mark of sandboxes.
+Nothing runs in the sandbox for this. Its processes are the descendants of the one that was booted
+for it (``track_sandbox``); without namespaces also those that carry the sandboxes' tag and whose
+environment names the sandbox's directory.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from runners.processes.process_tags import SANDBOX_TAG
 
 _COMMAND_LENGTH = 160
 _roots: dict[int, str] = {}
-"""What this process has booted and runs a command in: pid → name of the sandbox."""
+"""Pid → name of the sandbox, for those that this process has booted and that run a command."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxProcess:
-    """A process in a sandbox at one moment."""
+    """A process in a sandbox, at one moment."""
 
     pid: int
     """On the host."""
     parent: int
     command: str
     state: str
-    """As ps says it: sleeping, running, disk-sleep, zombie, …"""
+    """As in ps: sleeping, running, disk-sleep, zombie, …"""
     cpu_s: float
     age_s: float
     waits_in: str
-    """The kernel's function; empty where it runs, or where the kernel does not say."""
+    """The kernel function it sleeps in; empty if it runs, or the kernel does not tell."""
     kernel_stack: str
-    """Innermost first; only the host's root may see it."""
+    """Innermost function first; empty unless we are the host's root."""
 
 
 @contextmanager
 def track_sandbox(pid: int, name: str) -> Iterator[None]:
-    """Let a process of this one's be known as a sandbox for as long as it runs a command."""
+    """Remember for the time of the block that this child process is the sandbox ``name``."""
     _roots[pid] = name
     try:
         yield
@@ -52,22 +52,24 @@ def track_sandbox(pid: int, name: str) -> Iterator[None]:
 
 
 def list_sandbox_processes(name: str) -> list[SandboxProcess]:
-    """Return the processes in the sandbox ``name`` and in those whose name continues it with a
-    dash (a grading), parents first. Takes milliseconds and blocks.
+    """Return the processes in a sandbox, parents first; blocks for some milliseconds.
+
+    Sandboxes whose name continues ``name`` with a dash (its grading) are included.
     """
     ours = psutil.Process().children(recursive=True)
     roots = {pid for pid, of in list(_roots.items()) if of == name or of.startswith(f"{name}-")}
     found: dict[int, psutil.Process] = {}
     for process in ours:  # parents come before their children
-        if process.pid in roots or _parent(process) in found or _marked(process, name):
+        if process.pid in roots or _parent(process) in found or _is_tagged(process, name):
             found[process.pid] = process
-    for process in psutil.process_iter():  # what left its parent
-        if process.pid not in found and _marked(process, name):
+    for process in psutil.process_iter():  # a daemon's parent is init, so it is not below us
+        if process.pid not in found and _is_tagged(process, name):
             found[process.pid] = process
-    return [seen for process in found.values() if (seen := _seen(process)) is not None]
+    described = map(_describe, found.values())
+    return [process for process in described if process is not None]
 
 
-def _names(words: Iterable[str], name: str) -> bool:
+def _mention(words: Iterable[str], name: str) -> bool:
     """Return whether a path among the words has the sandbox's directory in it."""
     directory = re.compile(rf"(?:^|[/\"]){re.escape(name)}(?:-[^/\"]*)?(?:$|[/\"])")
     return any(directory.search(word) for word in words)
@@ -80,21 +82,21 @@ def _parent(process: psutil.Process) -> int | None:
         return None
 
 
-def _marked(process: psutil.Process, name: str) -> bool:
+def _is_tagged(process: psutil.Process, name: str) -> bool:
     environment = _read(process.pid, "environ")
     if SANDBOX_TAG.encode() + b"=" not in environment:
         return False
-    return _names(environment.decode("utf-8", "replace").split("\0"), name)
+    return _mention(environment.decode("utf-8", "replace").split("\0"), name)
 
 
-def _seen(process: psutil.Process) -> SandboxProcess | None:
+def _describe(process: psutil.Process) -> SandboxProcess | None:
     try:
         with process.oneshot():
             used = process.cpu_times()
             return SandboxProcess(
                 pid=process.pid,
                 parent=process.ppid(),
-                command=_short(process.cmdline() or [f"[{process.name()}]"]),
+                command=_shorten(process.cmdline() or [f"[{process.name()}]"]),
                 state=process.status(),
                 cpu_s=used.user + used.system,
                 age_s=max(0.0, time.time() - process.create_time()),
@@ -105,8 +107,8 @@ def _seen(process: psutil.Process) -> SandboxProcess | None:
         return None
 
 
-def _short(words: list[str]) -> str:
-    """Return a command line on one line; of a long one the beginning and the end, what it runs."""
+def _shorten(words: list[str]) -> str:
+    """Return a command line on one line; of a long one its beginning and its end."""
     text = " ".join(" ".join(words).encode("utf-8", "replace").decode().split())
     half = _COMMAND_LENGTH // 2
     return text if len(text) <= _COMMAND_LENGTH else f"{text[:half]} … {text[-half:]}"
@@ -114,8 +116,9 @@ def _short(words: list[str]) -> str:
 
 def _stack(pid: int) -> str:
     lines = _read(pid, "stack").decode("utf-8", "replace").splitlines()
-    places = [line.rpartition("] ")[2].partition("+")[0] for line in lines]
-    return " < ".join(place for place in places if place)
+    # A line is "[<0>] do_wait+0x5d/0xf0".
+    functions = [line.rpartition("] ")[2].partition("+")[0] for line in lines]
+    return " < ".join(function for function in functions if function)
 
 
 def _read(pid: int, what: str) -> bytes:

@@ -1,8 +1,11 @@
-"""System calls that nothing in a sandbox needs, refused by a BPF program (seccomp(2)).
+"""Refuse system calls that nothing in a sandbox needs, by a BPF program (seccomp(2)).
 
-It narrows what the kernel offers to hostile code, and it keeps the processes of one sandbox out of
-each other's memory (the grader's own process is one of them). Refused calls fail with EPERM;
-``clone3`` and io_uring with ENOSYS, so that libraries fall back to what can be judged.
+This makes less of the kernel reachable for hostile code, and keeps the processes of one sandbox out
+of each other's memory; in a grading, one of them is the grader's own.
+
+Refused calls fail with EPERM. ``clone3`` and io_uring fail with ENOSYS, as on an old kernel, so
+that libraries fall back to calls that a filter can check: BPF sees the registers only, and these
+two pass their arguments in memory.
 """
 
 from __future__ import annotations
@@ -16,14 +19,17 @@ from pathlib import Path
 
 EPERM, ENOSYS = 1, 38
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-LOAD, JUMP_EQUAL, JUMP_GE, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+"""SECCOMP_RET_*; an errno goes into the low 16 bits."""
+LOAD_WORD, JUMP_EQUAL, JUMP_GE, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+"""Classic BPF: load a word of seccomp_data, compare it with a constant, return."""
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
 """Offsets in struct seccomp_data (little endian)."""
 NEW_NAMESPACES = 0x7E020080
 """CLONE_NEW* flags of clone(2)."""
 X32 = 0x40000000
+"""Bit of system call numbers of the x32 ABI, which reach the same calls by other numbers."""
 
-AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
 REFUSED = {
     "x86_64": {
@@ -47,29 +53,32 @@ REFUSED = {
         "swapon": 224, "swapoff": 225, "reboot": 142, "acct": 89, "quotactl": 60,
     },
 }  # fmt: skip
-NOT_THERE = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
+MISSING = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
 
 
-def program(machine: str) -> bytes:
-    """Return the BPF program for a machine of ``REFUSED``."""
+def build_filter(machine: str) -> bytes:
+    """Return the BPF program, an array of ``struct sock_filter``, for a machine of ``REFUSED``."""
 
     def step(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
         return struct.pack("<HBBI", code, then, otherwise, value)
 
     steps = [
-        step(LOAD, ARCHITECTURE),
-        step(JUMP_EQUAL, AUDIT[machine], then=1),
+        # First the architecture: int 0x80 in a 64-bit process makes 32-bit calls, whose numbers
+        # mean other calls.
+        step(LOAD_WORD, ARCHITECTURE),
+        step(JUMP_EQUAL, AUDIT_ARCHITECTURE[machine], then=1),
         step(RETURN, KILL),
-        step(LOAD, NUMBER),
+        step(LOAD_WORD, NUMBER),
     ]
     if machine == "x86_64":
         steps += [step(JUMP_GE, X32, otherwise=1), step(RETURN, ERRNO | ENOSYS)]
-    for numbers, error in ((NOT_THERE, ENOSYS), (REFUSED[machine], EPERM)):
+    for numbers, error in ((MISSING, ENOSYS), (REFUSED[machine], EPERM)):
         for number in numbers.values():
             steps += [step(JUMP_EQUAL, number, otherwise=1), step(RETURN, ERRNO | error)]
+    # clone is how threads and children start: refused only with a flag for a new namespace.
     steps += [
         step(JUMP_EQUAL, CLONE[machine], otherwise=3),
-        step(LOAD, FIRST_ARGUMENT),
+        step(LOAD_WORD, FIRST_ARGUMENT),
         step(JUMP_SET, NEW_NAMESPACES, otherwise=1),
         step(RETURN, ERRNO | EPERM),
         step(RETURN, ALLOW),
@@ -79,22 +88,26 @@ def program(machine: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SeccompFilter:
-    """The program as a file, for bubblewrap; None on a machine that it is not written for."""
+    """The BPF program as a file, for bubblewrap and ``unshare_setup.py``."""
 
     path: Path | None
+    """None on a machine whose system call numbers are not in ``REFUSED``."""
 
     @classmethod
     def write(cls, path: Path) -> SeccompFilter:
-        """Write this machine's program."""
+        """Write this machine's program; raises OSError."""
         machine = os.uname().machine
         if machine not in REFUSED:
             return cls(None)
-        path.write_bytes(program(machine))
+        path.write_bytes(build_filter(machine))
         return cls(path)
 
     @contextmanager
-    def opened(self) -> Iterator[int | None]:
-        """Yield a fresh descriptor at the program's start."""
+    def open(self) -> Iterator[int | None]:
+        """Yield a descriptor at the program's start, None if there is no program.
+
+        A fresh one each time: two readers of one descriptor would share its position.
+        """
         if self.path is None:
             yield None
             return

@@ -1,7 +1,7 @@
-"""Workspaces in memory: on disk, each file of a small repository costs more than the sandbox does.
+"""Keep small workspaces in memory: on disk, creating their files costs more than the sandbox does.
 
-A directory below /dev/shm bears the name of its backend (``orphans``), so that the next one removes
-what a killed one left.
+Each backend has a directory below /dev/shm under its process-unique name (``process_names``), so a
+later backend removes what a killed one left.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from runners.sandboxes.tree import remove_tree
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_FREE = 1 << 30
+"""Bytes free in /dev/shm below which it is left to others; containers often have 64 MB."""
 LARGEST_SOURCE = 16 << 20
+"""Bytes of a source that is copied into memory for each sandbox; hundreds may be open at once."""
 MOST_ENTRIES = 4000
 
 
-def claim(name: str) -> Path | None:
-    """Make a directory of that name in memory; None where there is none to execute from, or little
-    room.
+def claim_directory(name: str) -> Path | None:
+    """Make a directory in memory and return it.
+
+    None where /dev/shm is missing, nearly full, or mounted noexec: a workspace holds programs.
     """
     try:
         here = os.statvfs(SHARED_MEMORY)
@@ -34,8 +37,8 @@ def claim(name: str) -> Path | None:
     return directory
 
 
-def fits(source: Path) -> bool:
-    """Whether a source is small enough to be copied into memory for each sandbox."""
+def is_small(source: Path) -> bool:
+    """Return whether a source is small enough to be copied into memory for each sandbox."""
     size = entries = 0
     for directory, names, files in os.walk(source):
         entries += len(names) + len(files)
@@ -46,7 +49,7 @@ def fits(source: Path) -> bool:
     return True
 
 
-def remove_orphans() -> None:
+def remove_stale_directories() -> None:
     """Remove the directories of backends whose process was killed."""
     for directory in SHARED_MEMORY.glob(f"{PREFIX}*"):
         if is_stale(directory.name):

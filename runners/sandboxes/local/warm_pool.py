@@ -1,6 +1,8 @@
-"""SlotFactory made before anybody asks: while an engine computes, there is time to boot.
+"""Make namespace slots, and keep some warm: booted before they are needed, while the engine works.
 
-Nothing is shared: a room is taken once, by a sandbox that has the same mounts.
+A slot is a sandbox's directory with an empty workspace, its control group, and the namespaces of
+its first command. Nothing of an agent is in a warm slot, and it is used once, by a sandbox with the
+same mounts.
 """
 
 from __future__ import annotations
@@ -13,112 +15,181 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
+from conf.sections.sandbox import LocalSandboxConfig
+from runners.processes.process_tags import SANDBOX_TAG
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.local.boot import Launcher
-from runners.sandboxes.local.isolation import Place
-from runners.sandboxes.local.rooms import SlotFactory
+from runners.sandboxes.local.boot import Launcher, LaunchPlan, boot
+from runners.sandboxes.local.isolation import Isolation, SandboxHome
+from runners.sandboxes.local.resource_limits import PidsControlGroup, set_limits
+from runners.sandboxes.local.seccomp import SeccompFilter
+from runners.sandboxes.tree import remove_tree
 
-REST_S = 0.05
-"""Until a taken room is made up for: who took it goes first."""
-KINDS = 4
-"""An agent's, a grader's, and those of a few tasks with other mounts."""
+REFILL_DELAY_S = 0.05
+"""Until a slot that was taken is replaced: the sandbox that took it needs the CPU first."""
+KEYS = 4
+"""Keys with warm slots: an agent's, a grader's, and those of a few tasks with other mounts."""
+
+
+class SlotFactory:
+    """Makes the directories, control groups and namespaces of a backend's sandboxes."""
+
+    def __init__(
+        self,
+        isolation: Isolation,
+        config: LocalSandboxConfig,
+        groups: PidsControlGroup | None,
+        seccomp: SeccompFilter,
+        name: str,
+    ) -> None:
+        """``name`` is the backend's process-unique name; every process is tagged with it."""
+        self.isolation = isolation
+        self._config = config
+        self._groups = groups
+        self._seccomp = seccomp
+        self._name = name
+        self._numbers = itertools.count()
+
+    def make_home(self, home: SandboxHome) -> None:
+        """Make a sandbox's directories with an empty workspace; blocks, and raises OSError."""
+        home.directory.mkdir(parents=True)
+        home.workspace.mkdir()
+        self.isolation.prepare(home)
+        if self._groups is not None:
+            self._groups.add(home.directory.name)
+
+    def remove_home(self, home: SandboxHome) -> None:
+        """Remove them when nothing runs there any more; blocks, and raises OSError."""
+        if self._groups is not None:
+            self._groups.remove(home.directory.name)
+        remove_tree(home.directory)
+
+    async def boot(self, home: SandboxHome, *, listens: bool) -> Launcher:
+        """Return namespaces for one command; raises SandboxError."""
+        namespaced = self.isolation.namespaced
+        tag = f"{self._name}/{next(self._numbers)}"
+
+        def move_to_group(pid: int) -> None:
+            if self._groups is not None:
+                self._groups.move_process(home.directory.name, pid)
+
+        with self._seccomp.open() as handle:
+            # bubblewrap and unshare_setup load the filter; without namespaces nothing would.
+            seccomp_fd = handle if namespaced else None
+            plan = LaunchPlan(
+                argv=lambda launch, pid_fd: self.isolation.command_line(
+                    home, launch, seccomp_fd, pid_fd
+                ),
+                env={**self.isolation.environment(home), SANDBOX_TAG: tag},
+                cwd=None if namespaced else home.workspace,
+                namespaced=namespaced,
+                listens=listens,
+                move_to_group=move_to_group,
+                set_limits=lambda pid: set_limits(pid, self._config, namespaced=namespaced),
+                inherit=() if seccomp_fd is None else (seccomp_fd,),
+            )
+            return await boot(plan)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What must be the same for a room to be used."""
+class SlotKey:
+    """What a sandbox and a warm slot must have in common: namespaces cannot get mounts later."""
 
     mounts: tuple[tuple[str, Path], ...]
     listens: bool
 
     @classmethod
-    def of(cls, spec: SandboxSpec) -> Kind:
-        """Return what a sandbox needs."""
+    def of(cls, spec: SandboxSpec) -> SlotKey:
+        """Return the key of a sandbox."""
         return cls(tuple(spec.mounts.items()), spec.network == "gateway")
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """A place with an empty workspace, and the namespaces of its first command."""
+class NamespaceSlot:
+    """A directory with an empty workspace, and the namespaces of its first command."""
 
-    place: Place
-    booted: Launcher
+    home: SandboxHome
+    launcher: Launcher
 
 
 class WarmSandboxPool:
-    """Keeps ``each`` rooms of each kind that was asked for lately."""
+    """Keeps ``size`` slots warm for each of the keys that were taken lately."""
 
-    def __init__(self, rooms: SlotFactory, directory: Path, each: int) -> None:
-        self._rooms = rooms
+    def __init__(self, factory: SlotFactory, directory: Path, size: int) -> None:
+        self._factory = factory
         self._directory = directory
-        self._each = each
+        self._size = size
         self._numbers = itertools.count()
-        self._ready: dict[Kind, list[Room]] = {}
-        self._making: Counter[Kind] = Counter()
+        self._ready: dict[SlotKey, list[NamespaceSlot]] = {}
+        """In the order of their last use, the latest last."""
+        self._booting: Counter[SlotKey] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def take(self, kind: Kind) -> Room | None:
-        """Return a room that is ready, if there is one; later there will be another."""
-        if not self._each:
+    def take(self, key: SlotKey) -> NamespaceSlot | None:
+        """Return a slot that is ready, None if there is none; either way more will be booted."""
+        if not self._size:
             return None
-        ready = self._ready[kind] = self._ready.pop(kind, [])  # the latest comes last
-        self._begin(self._refill(kind))
+        ready = self._ready[key] = self._ready.pop(key, [])
+        self._start_task(self._refill(key))
         while ready:
-            room = ready.pop(0)
-            if room.booted.alive():
-                return room
-            self._discard(room)
+            slot = ready.pop(0)
+            if slot.launcher.alive():
+                return slot
+            self._discard(slot)
         return None
 
     async def close(self) -> None:
-        """Discard what nobody took."""
-        self._each = 0
+        """Discard the slots that nobody took."""
+        self._size = 0
         loop = asyncio.get_running_loop()
-        making = {task for task in self._tasks if task.get_loop() is loop}
-        for task in making:
+        # A backend may outlive an event loop; that loop's tasks ended with it.
+        booting = {task for task in self._tasks if task.get_loop() is loop}
+        for task in booting:
             task.cancel()
-        await asyncio.gather(*making, return_exceptions=True)
-        left = [room for rooms in self._ready.values() for room in rooms]
+        await asyncio.gather(*booting, return_exceptions=True)
+        left = [slot for slots in self._ready.values() for slot in slots]
         self._ready.clear()
-        await asyncio.gather(*(asyncio.to_thread(self._discard, room) for room in left))
+        await asyncio.gather(*(asyncio.to_thread(self._discard, slot) for slot in left))
 
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        """Work aside. A task, not a timer: a loop that ends cancels its tasks, but runs its timers
-        until its threads have ended, and those can be given nothing any more.
+    def _start_task(self, work: Coroutine[None, None, None]) -> None:
+        """Run ``work`` in a task, and hold the task: the loop keeps only a weak reference.
+
+        A task, not a timer: a loop that shuts down cancels its tasks, but goes on to run timers
+        while it waits for its threads to end, and those accept no more work by then.
         """
-        task = asyncio.get_running_loop().create_task(work, name="ahead")
+        task = asyncio.get_running_loop().create_task(work, name="warm-pool")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _refill(self, kind: Kind) -> None:
-        await asyncio.sleep(REST_S)
-        missing = self._each - len(self._ready.get(kind, ())) - self._making[kind]
+    async def _refill(self, key: SlotKey) -> None:
+        await asyncio.sleep(REFILL_DELAY_S)
+        missing = self._size - len(self._ready.get(key, ())) - self._booting[key]
         for _ in range(missing):
-            self._making[kind] += 1
-            self._begin(self._make(kind))
+            self._booting[key] += 1
+            self._start_task(self._boot_slot(key))
 
-    async def _make(self, kind: Kind) -> None:
-        place = Place(self._directory / f".ahead-{next(self._numbers)}", dict(kind.mounts))
+    async def _boot_slot(self, key: SlotKey) -> None:
+        home = SandboxHome(self._directory / f".warm-{next(self._numbers)}", dict(key.mounts))
         try:
-            await asyncio.to_thread(self._rooms.make, place)
-            room = Room(place, await self._rooms.boot(place, listens=kind.listens))
-        except (OSError, SandboxError):  # who finds none makes one, and tells what is wrong
-            await asyncio.to_thread(self._remove, place)
+            await asyncio.to_thread(self._factory.make_home, home)
+            slot = NamespaceSlot(home, await self._factory.boot(home, listens=key.listens))
+        except (OSError, SandboxError):
+            # Not an error yet: a sandbox that finds no slot boots its own, and raises the reason.
+            await asyncio.to_thread(self._remove, home)
             return
         finally:
-            self._making[kind] -= 1
-        self._ready.setdefault(kind, []).append(room)
-        while len(self._ready) > KINDS:
-            forgotten = self._ready.pop(next(iter(self._ready)))
-            for old in forgotten:  # none lives on if this is cancelled
-                old.booted.kill()
-            for old in forgotten:
+            self._booting[key] -= 1
+        self._ready.setdefault(key, []).append(slot)
+        while len(self._ready) > KEYS:
+            unused = self._ready.pop(next(iter(self._ready)))
+            for old in unused:  # all at once: if this task is cancelled below, none lives on
+                old.launcher.kill()
+            for old in unused:
                 await asyncio.to_thread(self._discard, old)
 
-    def _discard(self, room: Room) -> None:
-        room.booted.discard()
-        self._remove(room.place)
+    def _discard(self, slot: NamespaceSlot) -> None:
+        slot.launcher.discard()
+        self._remove(slot.home)
 
-    def _remove(self, place: Place) -> None:
-        with contextlib.suppress(OSError):  # the backend's directory goes later
-            self._rooms.remove(place)
+    def _remove(self, home: SandboxHome) -> None:
+        with contextlib.suppress(OSError):  # removed with the backend's directory later
+            self._factory.remove_home(home)

@@ -22,8 +22,7 @@ import shlex
 import time
 from dataclasses import dataclass
 
-from runners.sandboxes.contract import CommandResult, SandboxError
-from runners.sandboxes.local.command import TIMED_OUT
+from runners.sandboxes.contract import TIMED_OUT, CommandResult, SandboxError
 from runners.sandboxes.remote.machine import AGENT_ID, STATE, Machine
 
 WAIT_S = 10

@@ -1,4 +1,4 @@
-"""What is booted is where its command is to be before the command can start."""
+"""A launcher is in its control group and limited before its command can start."""
 
 from __future__ import annotations
 
@@ -15,81 +15,91 @@ from runners.processes.process_tags import SANDBOX_TAG
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local import launcher
 from runners.sandboxes.local.backend import LocalBackend
-from runners.sandboxes.local.boot import Start, boot, end
+from runners.sandboxes.local.boot import LaunchPlan, boot, end
 
 LAUNCHER = [sys.executable, "-I", "-S", str(Path(launcher.__file__))]
 
 
-def start(
+def make_plan(
     argv: Callable[[list[str], int], list[str]],
     *,
     namespaced: bool,
-    admit: Callable[[int], None] = lambda pid: None,
-    limit: Callable[[int], None] = lambda pid: None,
-) -> Start:
-    env = {SANDBOX_TAG: "none/0", "PATH": os.defpath}
-    return Start(argv, env, None, namespaced=namespaced, listens=False, admit=admit, limit=limit)
+    move_to_group: Callable[[int], None] = lambda pid: None,
+    set_limits: Callable[[int], None] = lambda pid: None,
+) -> LaunchPlan:
+    return LaunchPlan(
+        argv,
+        {SANDBOX_TAG: "none/0", "PATH": os.defpath},
+        None,
+        namespaced=namespaced,
+        listens=False,
+        move_to_group=move_to_group,
+        set_limits=set_limits,
+    )
 
 
-async def test_what_is_booted_is_admitted_then_limited_then_given_a_command() -> None:
-    seen: list[tuple[str, int]] = []
+async def test_a_launcher_is_moved_to_its_group_and_then_limited() -> None:
+    calls: list[tuple[str, int]] = []
 
-    def admit(pid: int) -> None:
+    def move(pid: int) -> None:
         while psutil.Process(pid).status() != psutil.STATUS_SLEEPING:
             pass  # until it waits for its command
-        seen.append(("admitted", pid))
+        calls.append(("moved", pid))
 
-    booted = await boot(
-        start(
-            lambda launch, tell: [*LAUNCHER, *launch],
+    launcher = await boot(
+        make_plan(
+            lambda launch, pid_fd: [*LAUNCHER, *launch],
             namespaced=False,
-            admit=admit,
-            limit=lambda pid: seen.append(("limited", pid)),
+            move_to_group=move,
+            set_limits=lambda pid: calls.append(("limited", pid)),
         )
     )
-    pid = booted.popen.pid
-    await end(booted)
-    assert seen == [("admitted", pid), ("limited", pid)]
+    pid = launcher.popen.pid
+    await end(launcher)
+    assert calls == [("moved", pid), ("limited", pid)]
 
 
-async def test_what_cannot_be_admitted_is_ended() -> None:
-    tried: list[int] = []
+async def test_a_launcher_that_cannot_be_moved_to_its_group_is_killed() -> None:
+    pids: list[int] = []
 
     def refuse(pid: int) -> None:
-        tried.append(pid)
-        raise OSError("no room in the group")
+        pids.append(pid)
+        raise OSError("the group is full")
 
-    with pytest.raises(SandboxError, match="cannot admit a sandbox: no room in the group"):
-        await boot(start(lambda launch, tell: [*LAUNCHER, *launch], namespaced=False, admit=refuse))
-    assert not psutil.pid_exists(tried[0])
+    plan = make_plan(
+        lambda launch, pid_fd: [*LAUNCHER, *launch], namespaced=False, move_to_group=refuse
+    )
+    with pytest.raises(SandboxError, match="cannot set the limits of a sandbox: the group is full"):
+        await boot(plan)
+    assert not psutil.pid_exists(pids[0])
 
 
-async def test_another_first_process_than_was_told_gets_no_command() -> None:
-    def argv(launch: list[str], tell: int) -> list[str]:
-        script = f'echo \'{{"child-pid": 1}}\' >&{tell}; exec "$@"'
+async def test_a_first_process_other_than_the_reported_one_gets_no_command() -> None:
+    def argv(launch: list[str], pid_fd: int) -> list[str]:
+        script = f'echo \'{{"child-pid": 1}}\' >&{pid_fd}; exec "$@"'
         return ["bash", "-c", script, "bash", *LAUNCHER, *launch]
 
-    with pytest.raises(SandboxError, match="1 was to be its first process, not"):
-        await boot(start(argv, namespaced=True))
+    with pytest.raises(SandboxError, match=r"its first process is \d+, not 1"):
+        await boot(make_plan(argv, namespaced=True))
 
 
-async def test_what_tells_no_process_id_is_quoted() -> None:
-    def argv(launch: list[str], tell: int) -> list[str]:
-        return ["bash", "-c", f"echo '{{}}' >&{tell}; exec sleep 60"]
+async def test_a_report_without_a_process_id_is_quoted() -> None:
+    def argv(launch: list[str], pid_fd: int) -> list[str]:
+        return ["bash", "-c", f"echo '{{}}' >&{pid_fd}; exec sleep 60"]
 
-    with pytest.raises(SandboxError, match="told no process id"):
-        await boot(start(argv, namespaced=True))
-
-
-@pytest.mark.parametrize("left", ["", "sleep 1 >/dev/null 2>&1 & "])
-async def test_what_ends_before_it_tells_its_first_process_is_quoted(left: str) -> None:
-    """``left`` holds the descriptor open for a while."""
-    script = f"{left}echo no namespaces >&2; exit 1"
-    with pytest.raises(SandboxError, match="it said: no namespaces"):
-        await boot(start(lambda launch, tell: ["bash", "-c", script], namespaced=True))
+    with pytest.raises(SandboxError, match="reported no process id"):
+        await boot(make_plan(argv, namespaced=True))
 
 
-async def test_the_group_holds_what_runs_inside_and_nothing_around_it(
+@pytest.mark.parametrize("background", ["", "sleep 1 >/dev/null 2>&1 & "])
+async def test_the_output_of_a_start_that_fails_is_quoted(background: str) -> None:
+    """``background`` holds the descriptor for the pid open for a while."""
+    script = f"{background}echo no namespaces >&2; exit 1"
+    with pytest.raises(SandboxError, match="it printed: no namespaces"):
+        await boot(make_plan(lambda launch, pid_fd: ["bash", "-c", script], namespaced=True))
+
+
+async def test_the_group_holds_the_processes_inside_and_none_outside(
     backend: LocalBackend, source: Path
 ) -> None:
     if "control group" not in backend.guarantees()["processes"]:
@@ -101,9 +111,9 @@ async def test_the_group_holds_what_runs_inside_and_nothing_around_it(
             await asyncio.sleep(0.01)
     first = command[0].parent()
     assert first is not None
-    around = first.parent()
-    assert around is not None
-    assert [_grouped(each.pid) for each in (command[0], first, around)] == [True, True, False]
+    outside = first.parent()
+    assert outside is not None
+    assert [_in_group(each.pid) for each in (command[0], first, outside)] == [True, True, False]
     await sandbox.close()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -114,5 +124,5 @@ def _children(name: str) -> list[psutil.Process]:
     return [each for each in ours if each.name() == name]
 
 
-def _grouped(pid: int) -> bool:
+def _in_group(pid: int) -> bool:
     return "/grouped" in Path(f"/proc/{pid}/cgroup").read_text()

@@ -16,7 +16,7 @@ import pytest
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.sandbox import LocalSandbox
-from runners.sandboxes.local.warm_pool import REST_S
+from runners.sandboxes.local.warm_pool import REFILL_DELAY_S
 from tests.runners.sandboxes.conftest import PROGRAM, settings
 
 pytestmark = pytest.mark.integration
@@ -41,14 +41,14 @@ async def create(backend: LocalBackend, source: Path, **mounts: Path) -> LocalSa
     return await backend.create(spec)
 
 
-def made_ahead(sandbox: LocalSandbox) -> bool:
-    return sandbox.workspace.parent.name.startswith(".ahead")
+def is_warm(sandbox: LocalSandbox) -> bool:
+    return sandbox.workspace.parent.name.startswith(".warm")
 
 
 async def in_a_ready_room(backend: LocalBackend, source: Path, **mounts: Path) -> LocalSandbox:
     """Return a sandbox in a room that was made ahead, as soon as there is one."""
     async with asyncio.timeout(30):
-        while not made_ahead(sandbox := await create(backend, source, **mounts)):
+        while not is_warm(sandbox := await create(backend, source, **mounts)):
             await sandbox.close()
             await asyncio.sleep(0.05)
     return sandbox
@@ -90,7 +90,7 @@ async def test_a_room_with_other_mounts_is_not_taken(
     await (await in_a_ready_room(backend, source)).close()
     await asyncio.sleep(0.5)  # so that there is one again
     other = await create(backend, source, tool=tool)
-    assert not made_ahead(other)
+    assert not is_warm(other)
     await other.close()
     with_tool = await in_a_ready_room(backend, source, tool=tool)
     assert (await with_tool.run(["cat", "/opt/tool"], deadline_s=20)).stdout == b"tool"
@@ -139,7 +139,7 @@ def test_a_loop_that_ends_before_its_backend_is_closed_ends_quietly(
     async def work() -> None:
         await create(backend, source)
         loop = asyncio.get_running_loop()
-        loop.call_later(2 * REST_S, late.set)
+        loop.call_later(2 * REFILL_DELAY_S, late.set)
         loop.run_in_executor(None, late.wait)  # the loop ends when its threads have
 
     asyncio.run(work())
