@@ -1,5 +1,6 @@
-"""The barrier before new weights or a release of memory: nothing is in flight, and the engine says
-so.
+"""Pause all turns before new weights are loaded, and prove that the engine is idle.
+
+Invariant: nothing is generated while weights change, so no completion mixes two versions.
 """
 
 from __future__ import annotations
@@ -13,44 +14,44 @@ from runners.engines.resilient import PauseResult
 from runners.gateway.client import GatewayAdmin
 
 IDLE_DEADLINE_S = 10.0
-"""What an engine gets to take note that its last requests were aborted."""
+"""An engine gets so long to notice that its last requests were aborted."""
 
 POLL_S = 0.02
-POLL_MOST_S = 0.5
+MAX_POLL_S = 0.5
 
 
 @asynccontextmanager
-async def drained(
+async def pause_turns(
     gateway: GatewayAdmin,
     engine: ServedEngine,
     *,
     deadline_s: float,
     idle_s: float = IDLE_DEADLINE_S,
 ) -> AsyncIterator[PauseResult]:
-    """Keep the engine idle inside this context; turns wait, and go on after it, however it ends.
+    """Keep the engine idle inside this context; turns wait, and continue however it ends.
 
     Generations in flight get ``deadline_s`` to finish. Raises GatewayError if the gateway cannot be
     paused or resumed, EngineError if the engine is not idle ``idle_s`` later.
     """
     try:
-        done = await gateway.pause(deadline_s)
-        await _prove_idle(engine, idle_s)
-        yield done
+        paused = await gateway.pause(deadline_s)
+        await _wait_until_idle(engine, idle_s)
+        yield paused
     finally:
         await gateway.resume()
 
 
-async def _prove_idle(engine: ServedEngine, within_s: float) -> None:
-    """Return when the engine has nothing to do; what it still has is nobody's, and aborted."""
+async def _wait_until_idle(engine: ServedEngine, within_s: float) -> None:
+    """Return when the engine has no requests; abort once those that it still has."""
     clock = asyncio.get_running_loop().time
     ends, pause_s = clock() + within_s, POLL_S
     while not (load := await engine.loads()).idle:
         if clock() >= ends:
             raise EngineError(
                 f"the engine still has {load.running} running and {load.waiting} waiting requests "
-                f"{within_s:g} s after they were aborted: does somebody else use it?"
+                f"{within_s:g} s after they were aborted: does another client use it?"
             )
-        if pause_s == POLL_S:
+        if pause_s == POLL_S:  # the first look: the gateway's own requests have ended already
             await engine.abort_all()
         await asyncio.sleep(pause_s)
-        pause_s = min(POLL_MOST_S, 2 * pause_s)
+        pause_s = min(MAX_POLL_S, 2 * pause_s)

@@ -1,9 +1,8 @@
-"""The campaign: sample tasks → roll out groups → advantages → train → sync weights → evaluate →
-checkpoint.
+"""The campaign loop: tasks → rollouts → advantages → training → checkpoint → weights → evaluation.
 
 A step is durable before the next begins: first its rollouts, then the checkpoint (which carries the
-step's metrics), then the step's row. Whatever the instant of a ``kill -9``, a resumed run takes up
-what is there: counting rollouts are kept, a checkpoint without its row is entered, and nothing is
+step's metrics), then the step's row. After a ``kill -9`` at any instant a resumed run continues
+with what is there: final rollouts are kept, a checkpoint without its row is entered, and nothing is
 done twice.
 """
 
@@ -12,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import error_text
 from conf.schema import Config
-from runners.campaign.drain import drained
-from runners.campaign.result import metrics_rows
+from runners.campaign.drain import pause_turns
+from runners.campaign.result import metrics_rows, summarize_evaluation
 from runners.campaign.schedule import (
     evaluation_batch,
     evaluation_due,
@@ -26,15 +26,17 @@ from runners.campaign.schedule import (
 )
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
-from runners.rollouts.context import RolloutSpec
+from runners.rollouts.spec import RolloutSpec
 from runners.runtime.driver import Interrupted
 from runners.runtime.services import Services
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.training import checkpoint
-from runners.training.step_batch import Sessions, make_batch, mean, step_metrics, untrainable_groups
-from runners.trajectory.graph import build_segments
-from runners.trajectory.record import RolloutRecord, Segment
+from runners.training.advantages import StepGroups
+from runners.training.step_metrics import step_metrics
+from runners.training.step_samples import build_samples
+from runners.training.stored_rollout import load_rollout
+from runners.trajectory.record import RolloutRecord
 from runners.trajectory.routing import RoutingShape
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Campaign:
-    """Drives one run from where its store says it is to its last step."""
+    """Drives one run from the state in its store to its last step."""
 
     def __init__(
         self,
@@ -54,7 +56,6 @@ class Campaign:
         resumed: checkpoint.Checkpoint | None,
         tasks: Sequence[Task],
         routing: RoutingShape | None,
-        pad: int,
         progress: Progress,
         metrics: MetricsWriter,
         draining: asyncio.Event,
@@ -69,15 +70,16 @@ class Campaign:
         self._progress = progress
         self._metrics = metrics
         self._draining = draining
-        self._sessions = Sessions(self._chains, store.routing, routing, pad)
-        self._metrics_lag = False
+        self._load = partial(load_rollout, store, routing)
+        self._metrics_outdated = False
+        """Whether a write of the metrics file has failed since it was complete."""
         self._pool = services.make_pool(
             config.rollout, draining=draining, on_done=self._rollout_done
         )
 
     async def run(self) -> None:
         """Run to the last step; raises Interrupted when asked to stop."""
-        done = self._enter_orphaned_step()
+        done = self._enter_unrecorded_step()
         self._write_metrics()
         await self._evaluate(0)
         for step in range(1, self._config.run.steps + 1):
@@ -86,12 +88,12 @@ class Campaign:
                 self._write_metrics(step)
             if await self._evaluate(step):
                 self._write_metrics()
-        if self._metrics_lag:
+        if self._metrics_outdated:
             self._write_metrics()
 
-    def _enter_orphaned_step(self) -> set[int]:
-        """Return the finished steps, after entering one whose checkpoint is there but whose row is
-        not.
+    def _enter_unrecorded_step(self) -> set[int]:
+        """Return the finished steps; first enter the one whose checkpoint was written just before
+        the process was killed.
         """
         done = {row.step for row in self._store.steps() if row.state == "done"}
         saved = self._resumed
@@ -105,14 +107,15 @@ class Campaign:
         self._store.begin_step(step, [spec.task.id for spec in specs if spec.member == 0])
         self._progress.begin_phase("rollouts", len(specs))
         started = time.monotonic()
-        batch = make_batch(await self._groups(step, specs), self._sessions, self._config)
-        note_masked(self._store, "unbuilt", batch.unbuilt)
+        groups = await self._run_groups(step, specs)
+        samples = build_samples(groups, self._load, self._config)
+        note_masked(self._store, "unbuilt", samples.unbuilt)
         rollout_s = time.monotonic() - started
         self._progress.begin_phase("training")
-        trained = await asyncio.to_thread(self._trainer.step, batch.rollouts)
+        trained = await asyncio.to_thread(self._trainer.step, samples.rollouts)
         note_masked(self._store, "routing_refused", self._trainer.refused)
-        metrics = step_metrics(batch, rollout_s) | trained
-        for record in batch.records:
+        metrics = step_metrics(samples, rollout_s) | trained
+        for record in samples.records:
             self._store.put_rollout(record)
         self._progress.begin_phase("checkpoint")
         metrics["time/step_s"] = time.monotonic() - started
@@ -125,16 +128,15 @@ class Campaign:
             keep=self._config.run.keep_checkpoints,
         )
         self._store.finish_step(step, metrics)
+        engine, gateway = self._services.engine, self._services.context.gateway
         drain_s = self._config.rollout.deadlines.drain_s
-        async with drained(
-            self._services.context.gateway, self._services.engine, deadline_s=drain_s
-        ):
-            await self._services.engine.update_weights(saved.path, step)
+        async with pause_turns(gateway, engine, deadline_s=drain_s):
+            await engine.update_weights(saved.path, step)
         show_step(self._progress, step, metrics)
 
     async def _evaluate(self, step: int) -> bool:
-        """Evaluate the policy after ``step`` updates, if that is due and not done yet; returns
-        whether it was.
+        """Evaluate the policy after ``step`` updates if that is due and not done yet; return
+        whether it was done now.
         """
         if not evaluation_due(self._config, step) or step != self._version():
             return False  # a resumed run is past it: the weights are gone, the evaluation is stored
@@ -142,24 +144,18 @@ class Campaign:
             return False
         specs = evaluation_batch(self._config, self._held_out_tasks, step)
         self._progress.begin_phase("evaluation", len(specs))
-        records = await self._rollouts(specs)
-        graded = [record for record in records if record.solved is not None]
-        result = {
-            "solve_rate": mean([float(bool(record.solved)) for record in graded]),
-            "tasks": len(specs),
-            "graded": len(graded),
-            "turns_mean": mean([float(record.turns) for record in graded]),
-        }
+        records = await self._run_rollouts(specs)
+        result = summarize_evaluation(records)
         self._store.finish_evaluation(step, result)
         if result["solve_rate"] is not None:
             self._progress.evaluated(step, result["solve_rate"])
         return True
 
-    async def _groups(self, step: int, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
-        """Run a step's groups, and spare ones for those that cannot be trained."""
-        records, spares = await self._rollouts(specs), 0
+    async def _run_groups(self, step: int, specs: Sequence[RolloutSpec]) -> StepGroups:
+        """Run a step's groups, and spare ones in place of those that cannot be trained."""
+        groups, spares = StepGroups(self._config, await self._run_rollouts(specs)), 0
         while spares < self._config.rollout.spare_groups:
-            lacking = len(untrainable_groups(records, self._config)) - spares
+            lacking = groups.untrainable - spares
             more = min(lacking, self._config.rollout.spare_groups - spares)
             if more <= 0:
                 break
@@ -169,13 +165,14 @@ class Campaign:
                 for spec in spare_group(self._config, self._train_tasks, step, number)
             ]
             self._progress.batch_size += len(extra)
-            records += await self._rollouts(extra)
+            groups.add(await self._run_rollouts(extra))
             spares += more
-        return records
+        return groups
 
-    async def _rollouts(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
-        """Run what is not in the store yet; returns one counting record per spec, in order. Raises
-        Interrupted.
+    async def _run_rollouts(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
+        """Return the final record of each spec, in order; runs those that the store lacks.
+
+        Raises Interrupted when asked to stop.
         """
         if self._draining.is_set():
             raise Interrupted
@@ -196,33 +193,31 @@ class Campaign:
         return [found[spec.rollout_id] for spec in specs]
 
     def _write_metrics(self, step: int | None = None) -> None:
-        """Write the metrics of a step, or of all. They are a copy: the store has them, so a failure
-        is an event and the next writing makes up for it.
+        """Write the metrics of a step, or of all; a failure is an event, never the end of a run.
+
+        The file is a copy of what the store holds, so the next write can make up for a failed one.
         """
         try:
-            if step is None or self._metrics_lag:
+            if step is None or self._metrics_outdated:
                 self._metrics.rewrite(metrics_rows(self._store))
             else:
                 self._metrics.write(metrics_rows(self._store, step)[0])
-            self._metrics_lag = False
-        except (Exception, asyncio.CancelledError) as error:  # never the end of a run
-            self._metrics_lag = True
+            self._metrics_outdated = False
+        except (Exception, asyncio.CancelledError) as error:
+            self._metrics_outdated = True
             text = f"{type(error).__name__}: {error_text(error)}"
             self._store.event("metrics_failed", {"error": text})
 
     def _rollout_done(self, record: RolloutRecord) -> None:
         self._progress.rollout_done(record.outcome.code, record.sampled_tokens)
 
-    def _chains(self, session_id: str) -> list[Segment]:
-        return build_segments(self._store.turns(session_id))
-
     def _version(self) -> int:
-        """Weight version the engine serves now."""
+        """Return the weight version that the engine serves now."""
         return max((row.step for row in self._store.steps() if row.state == "done"), default=0)
 
 
 def note_masked(store: RunStore, kind: str, reasons: Mapping[str, str]) -> None:
-    """Enter rollouts that are not trained though they have a grade: an event of ``kind`` each."""
+    """Store an event of ``kind`` for each rollout that has a grade and is not trained."""
     for rollout_id, reason in reasons.items():
         store.event(kind, {"rollout_id": rollout_id, "reason": reason})
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from conf.errors import ExitCode
 from runners.store.run_store import RunStore, StepRow
+from runners.training.step_metrics import mean
+from runners.trajectory.record import RolloutRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,17 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
         "outcomes": dict(sorted(outcomes.items())),
         "tokens": {"sampled": sampled, "trained": trained},
         **_routing(rows),
+    }
+
+
+def summarize_evaluation(records: Sequence[RolloutRecord]) -> dict[str, Any]:
+    """Return the stored result of an evaluation; the means are over its graded rollouts."""
+    graded = [record for record in records if record.solved is not None]
+    return {
+        "solve_rate": mean([float(bool(record.solved)) for record in graded]),
+        "tasks": len(records),
+        "graded": len(graded),
+        "turns_mean": mean([float(record.turns) for record in graded]),
     }
 
 

@@ -24,7 +24,6 @@ from runners.runtime.services import Policy, captured_shape, start_services
 from runners.store.run_store import RunStore
 from runners.tasks.datasets import load_tasks
 from runners.training import checkpoint
-from runners.training.placeholder import pad_token
 
 if TYPE_CHECKING:
     from runners.training.local import LocalTrainer
@@ -98,7 +97,6 @@ async def _open_campaign(
             resumed=saved,
             tasks=tasks.result(),
             routing=captured_shape(config, policy.weights),
-            pad=pad_token(policy.weights),
             progress=progress,
             metrics=metrics,
             draining=driver.draining,

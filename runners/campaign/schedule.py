@@ -10,8 +10,7 @@ import random
 from collections.abc import Sequence
 
 from conf.schema import Config
-from runners.rollouts.context import RolloutSpec
-from runners.rollouts.seeds import seed_of
+from runners.rollouts.spec import RolloutSpec, derive_seed, make_spec
 from runners.tasks.contract import Task
 
 
@@ -30,7 +29,7 @@ def spare_group(config: Config, tasks: Sequence[Task], step: int, number: int) -
     """
     dealt = {task.id for task in _dealt_to(config, tasks, step)}
     others = [task for task in tasks if task.id not in dealt] or list(tasks)
-    random.Random(seed_of(config.seed, f"spare-{step}")).shuffle(others)
+    random.Random(derive_seed(config.seed, f"spare-{step}")).shuffle(others)
     task = others[number % len(others)]
     return _group(config, step, config.run.tasks_per_step + number, task)
 
@@ -38,7 +37,7 @@ def spare_group(config: Config, tasks: Sequence[Task], step: int, number: int) -
 def evaluation_batch(config: Config, tasks: Sequence[Task], step: int) -> list[RolloutSpec]:
     """Return what evaluates the policy after ``step`` updates: a rollout per held-out task."""
     return [
-        _spec(config, "eval", step, group, 0, task)
+        make_spec(config, "eval", step, group, 0, task)
         for group, task in enumerate(tasks[: config.run.eval_tasks])
     ]
 
@@ -62,30 +61,11 @@ def _dealt_to(config: Config, tasks: Sequence[Task], step: int) -> list[Task]:
 
 def _group(config: Config, step: int, group: int, task: Task) -> list[RolloutSpec]:
     members = range(config.run.rollouts_per_task)
-    return [_spec(config, "train", step, group, member, task) for member in members]
-
-
-def _spec(
-    config: Config, split: str, step: int, group: int, member: int, task: Task
-) -> RolloutSpec:
-    rollout_id = f"{split}-{step:06d}-{group:03d}-{member:02d}"
-    sampling = config.sampling
-    # An evaluation draws the same seeds before and after training: only the policy differs.
-    seeded = f"eval-{group}" if split == "eval" else rollout_id
-    return RolloutSpec(
-        rollout_id=rollout_id,
-        split=split,
-        step=step,
-        group=group,
-        member=member,
-        task=task,
-        seed=seed_of(config.seed, seeded),
-        temperature=sampling.eval_temperature if split == "eval" else sampling.temperature,
-    )
+    return [make_spec(config, "train", step, group, member, task) for member in members]
 
 
 def _dealt(seed: int, tasks: Sequence[Task], index: int) -> Task:
     lap, place = divmod(index, len(tasks))
     order = list(range(len(tasks)))
-    random.Random(seed_of(seed, f"lap-{lap}")).shuffle(order)
+    random.Random(derive_seed(seed, f"lap-{lap}")).shuffle(order)
     return tasks[order[place]]

@@ -13,9 +13,9 @@ from fnmatch import fnmatchcase
 from conf.errors import ConfigError
 from conf.schema import Config
 from runners.evaluation.benchmarks import Benchmark
-from runners.rollouts.context import RolloutSpec
-from runners.rollouts.seeds import seed_of
+from runners.rollouts.spec import RolloutSpec, make_spec
 from runners.tasks.contract import Task
+from runners.trajectory import ids
 
 SPLIT = "eval"
 
@@ -71,7 +71,7 @@ def select(benchmark: Benchmark, config: Config) -> Selection:
 def rollouts(instances: Sequence[Instance], config: Config) -> list[RolloutSpec]:
     """Return the rollouts, every task's first before any's second."""
     return [
-        _rollout(instance, sample, config)
+        make_spec(config, SPLIT, 0, instance.place, sample, instance.task)
         for sample in range(config.eval.attempts_per_task)
         for instance in instances
     ]
@@ -79,19 +79,4 @@ def rollouts(instances: Sequence[Instance], config: Config) -> list[RolloutSpec]
 
 def rollout_id(place: int, sample: int) -> str:
     """Return the id of the rollout that is attempt ``sample`` at the task in that place."""
-    return f"{SPLIT}-000000-{place:03d}-{sample:02d}"
-
-
-def _rollout(instance: Instance, sample: int, config: Config) -> RolloutSpec:
-    # The first attempt draws what the evaluations of a campaign draw.
-    seeded = f"{SPLIT}-{instance.place}" + (f"-{sample}" if sample else "")
-    return RolloutSpec(
-        rollout_id=rollout_id(instance.place, sample),
-        split=SPLIT,
-        step=0,
-        group=instance.place,
-        member=sample,
-        task=instance.task,
-        seed=seed_of(config.seed, seeded),
-        temperature=config.sampling.eval_temperature,
-    )
+    return ids.rollout_id(SPLIT, 0, place, sample)

@@ -23,8 +23,8 @@ from runners.evaluation.benchmarks import BENCHMARKS
 from runners.evaluation.run import rewrite_results
 from runners.observe.dashboard import LiveView
 from runners.observe.progress import Progress
-from runners.rollouts.attempt import verdict_dict
-from runners.rollouts.reward import reward_of
+from runners.rollouts.attempt_record import verdict_to_dict
+from runners.rollouts.reward import compute_reward
 from runners.runtime.services import running_grader
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
@@ -201,20 +201,20 @@ class _Regrade:
                     "solved": record.solved,
                     "verdict": record.verdict,
                 },
-                "verdict": verdict_dict(verdict),
+                "verdict": verdict_to_dict(verdict),
             },
         )
         if record.split == "train" and record.step in self._trained:
             return
-        turns = self._store.turns(record.session_id)
+        totals = self._store.turn_totals(record.session_id)
         self._store.put_rollout(
             replace(
                 record,
                 counts=True,
                 outcome=_agents(record),
                 solved=solved,
-                reward=reward_of(self._config.reward, verdict, turns),
-                verdict=verdict_dict(verdict),
+                reward=compute_reward(self._config.reward, verdict, totals),
+                verdict=verdict_to_dict(verdict),
             )
         )
 

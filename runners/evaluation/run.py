@@ -23,7 +23,7 @@ from runners.evaluation.report import Report
 from runners.evaluation.results import Results, column, finished
 from runners.evaluation.swebench_files import INSTANCES, write_logs
 from runners.observe.dashboard import duration
-from runners.rollouts.context import RolloutSpec
+from runners.rollouts.spec import RolloutSpec
 from runners.runtime.driver import End, Interrupted
 from runners.runtime.services import start_services
 from runners.store.run_store import RunStore

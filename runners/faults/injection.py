@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from conf.fault_table import Boundary, FaultKind
 from runners.faults.plan import Fault, FaultPlan, attempt_of
+from runners.trajectory.ids import session_id
 
 
 class Events(Protocol):
@@ -29,7 +30,7 @@ class Crossings:
     def draw(self, where: Boundary, name: str) -> Fault | None:
         """Count a crossing by the attempt of a session or sandbox; return what happens at it."""
         rollout_id, attempt = attempt_of(name)
-        crossed = where, f"{rollout_id}-a{attempt}"
+        crossed = where, session_id(rollout_id, attempt)
         self._seen[crossed] += 1
         return self.plan.decide(where, rollout_id, attempt, self._seen[crossed])
 

@@ -7,7 +7,6 @@ execution, and a resumed run goes on with the same plan.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,10 +14,10 @@ from hashlib import blake2b
 
 from conf.fault_table import Boundary, FaultKind
 from conf.sections.faults import FaultRule, FaultsConfig
+from runners.trajectory.ids import parse_session_id
 
 MOST = 64
 """Crossings of an attempt that are looked at where a fault must be known before it happens."""
-_ATTEMPT = re.compile(r"(?P<rollout>.+)-a(?P<attempt>\d+)(?:-grade)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,7 @@ def attempt_of(name: str) -> tuple[str, int]:
     """Return rollout id and attempt of a session's or a sandbox's name; any other name is a rollout
     of one attempt.
     """
-    found = _ATTEMPT.fullmatch(name)
-    return (found["rollout"], int(found["attempt"])) if found else (name, 0)
+    return parse_session_id(name.removesuffix("-grade")) or (name, 0)
 
 
 class FaultPlan:

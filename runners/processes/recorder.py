@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from runners.processes.ledger import Ledger, ResourceKind
 from runners.store.run_store import RunStore
-from runners.trajectory.record import RolloutRecord, Turn
+from runners.trajectory.record import RolloutRecord
+from runners.trajectory.turn_totals import TurnTotals
 
 
 class ResourceRegistry(Protocol):
@@ -36,8 +37,8 @@ class RolloutRecorder(ResourceRegistry, Protocol):
         """Append an event to the run's log."""
         ...
 
-    async def turns(self, session_id: str) -> list[Turn]:
-        """Return a session's turns, in order."""
+    async def turn_totals(self, session_id: str) -> TurnTotals:
+        """Return the sums over a session's turns."""
         ...
 
 
@@ -64,6 +65,6 @@ class StoreRecorder:
         """Append an event to the run's log."""
         self._store.event(kind, data)
 
-    async def turns(self, session_id: str) -> list[Turn]:
-        """Return a session's turns, in order."""
-        return self._store.turns(session_id)
+    async def turn_totals(self, session_id: str) -> TurnTotals:
+        """Return the sums over a session's turns."""
+        return self._store.turn_totals(session_id)

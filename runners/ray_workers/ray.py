@@ -30,12 +30,14 @@ from runners.ray_workers.remote_errors import ExecutorError, NodeLost, raised, t
 from runners.ray_workers.repository_cache import packed
 from runners.ray_workers.rpc import Line
 from runners.ray_workers.worker import Order, Question, WorkerSettings
-from runners.rollouts.attempt import bare_record, classify, session_of
-from runners.rollouts.context import AttemptContext, AttemptResult, RolloutSpec
+from runners.rollouts.attempt_record import classify_error, make_record
+from runners.rollouts.context import AttemptContext, AttemptResult
+from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import SandboxBackend, SandboxError
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Task
+from runners.trajectory import ids
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 
@@ -154,7 +156,7 @@ class RayExecutor:
         self, context: AttemptContext, spec: RolloutSpec, number: int, queued_s: float
     ) -> AttemptResult:
         """Run an attempt on some node."""
-        loop, session_id = asyncio.get_running_loop(), session_of(spec, number)
+        loop, session_id = asyncio.get_running_loop(), ids.session_id(spec.rollout_id, number)
         asked, deadlines = loop.time(), context.deadlines
         allowed_s = deadlines.guard_s + 2 * deadlines.teardown_s + self._grace_s
         with context.watch.attempt(session_id) as flight:
@@ -192,7 +194,7 @@ class RayExecutor:
                 text = f"its worker had not ended the attempt after {allowed_s:g} s"
                 return failed(OutcomeCode.INTERNAL_GUARD, text)
             except SandboxError as error:  # the task's repository
-                return failed(classify(error, Stage.QUEUE).code, error_text(error))
+                return failed(classify_error(error, Stage.QUEUE).code, error_text(error))
             if isinstance(answer, AttemptResult):
                 return answer
             trouble = raised(answer)
@@ -214,7 +216,7 @@ class RayExecutor:
         self, spec: RolloutSpec, number: int, flight: Flight, deadline_s: float
     ) -> None:
         """Have a node give an attempt up, and see to it that there is a record of that."""
-        session_id = session_of(spec, number)
+        session_id = ids.session_id(spec.rollout_id, number)
         await self._cancel(session_id, deadline_s)
         if session_id in self._cancelled:
             return
@@ -243,11 +245,11 @@ class RayExecutor:
         node: str | None = None,
     ) -> RolloutRecord:
         """Return the record of an attempt that its worker did not bring."""
-        turns = self._store.turns(session_of(spec, number))
+        totals = self._store.turn_totals(ids.session_id(spec.rollout_id, number))
         timings = flight.timings()
         timings["total"] = sum(timings.values())
         extra = {} if node is None else {"node": node}
-        return replace(bare_record(spec, number, outcome, turns), timings=timings, extra=extra)
+        return replace(make_record(spec, number, outcome, totals), timings=timings, extra=extra)
 
     # What the bridge and the workers ask.
 
@@ -292,8 +294,8 @@ class RayExecutor:
                 return await self._keeper.put_rollout(record)
             case "event":
                 return await self._keeper.event(*arguments)
-            case "turns":
-                return await self._keeper.turns(*arguments)
+            case "turn_totals":
+                return await self._keeper.turn_totals(*arguments)
             case "repository":
                 return await asyncio.to_thread(packed, self._repositories[arguments[0]])
         raise ValueError(f"a keeper knows no {name}")

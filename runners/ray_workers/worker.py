@@ -33,13 +33,16 @@ from runners.processes.process_names import PREFIX, is_stale, make_unique_name
 from runners.ray_workers.relay import Relay
 from runners.ray_workers.remote_errors import ExecutorError, Trouble, raised, trouble_of
 from runners.ray_workers.repository_cache import Parcels
-from runners.rollouts.attempt import Attempt, session_of
-from runners.rollouts.context import AttemptContext, AttemptResult, RolloutSpec
+from runners.rollouts.attempt import Attempt
+from runners.rollouts.context import AttemptContext, AttemptResult
+from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.wrappers import RegisteredBackend
 from runners.tasks.grading import make_grader
 from runners.tasks.task_repositories import TaskRepositories
-from runners.trajectory.record import RolloutRecord, Turn
+from runners.trajectory import ids
+from runners.trajectory.record import RolloutRecord
+from runners.trajectory.turn_totals import TurnTotals
 
 HEARTBEAT_S = 1.0
 """A worker whose questions are asked for answers at least so often, if only to say that it lives.
@@ -138,7 +141,7 @@ class Worker:
     async def run(self, order: bytes, waited_s: float) -> bytes:
         """Run an attempt to its end; returns ``Finished``, or what it raised."""
         told: Order = pickle.loads(order)
-        session_id = session_of(told.spec, told.number)
+        session_id = ids.session_id(told.spec.rollout_id, told.number)
         if session_id in self._called_off:
             return pickle.dumps(trouble_of(asyncio.CancelledError("cancelled before it began")))
         work = asyncio.create_task(self._attempt(told, waited_s), name=session_id)
@@ -277,9 +280,9 @@ class Worker:
         """Record a notable thing."""
         await self._ask("event", kind, data)
 
-    async def turns(self, session_id: str) -> list[Turn]:
-        """Return a session's turns, in order."""
-        found: list[Turn] = await self._ask("turns", session_id)
+    async def turn_totals(self, session_id: str) -> TurnTotals:
+        """Return the sums over a session's turns."""
+        found: TurnTotals = await self._ask("turn_totals", session_id)
         return found
 
     def _tell(self, kind: str, data: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The values that an attempt is given and what it hands back: specification, context, result."""
+"""The context that every attempt works with, and the result it hands back."""
 
 from __future__ import annotations
 
@@ -12,25 +12,11 @@ from runners.concurrency.limits import TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.gateway.client import GatewayAdmin
 from runners.harnesses.contract import Harness
+from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import SandboxBackend
 from runners.tasks.contract import Grader, Task
 from runners.tasks.task_repositories import use_repository_as_is
 from runners.trajectory.record import RolloutRecord
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSpec:
-    """One rollout to run: its place in the run, its task, its seed."""
-
-    rollout_id: str
-    """Unique in the run, e.g. ``train-000012-003-05`` (split, step, group, member)."""
-    split: str
-    step: int
-    group: int
-    member: int
-    task: Task
-    seed: int
-    temperature: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from conf.errors import AgentrlError, ExitCode, error_text
 from runners.concurrency.limits import Admission
 from runners.concurrency.task_group import task_group
-from runners.rollouts.attempt import mark_final
-from runners.rollouts.context import AttemptContext, AttemptResult, Execute, RolloutSpec
+from runners.rollouts.attempt_record import mark_final
+from runners.rollouts.context import AttemptContext, AttemptResult, Execute
+from runners.rollouts.spec import RolloutSpec
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.trajectory.outcome import OutcomeClass

@@ -1,4 +1,4 @@
-"""What slime calls: rollouts by agents, rewards compared within their prompt group, evaluation.
+"""Functions that slime calls: run a rollout, compare rewards in their prompt group, evaluate.
 
     --custom-generate-function-path    runners.slime.entry_points.generate
     --custom-reward-post-process-path  runners.slime.entry_points.post_process_rewards
@@ -8,9 +8,9 @@ The run directory, with the run's ``config.json``, is named by ``AGENTRL_RUN_DIR
 ``agentrl_run_dir`` in slime's ``--custom-config-path``. slime loads this module in its driver too,
 so nothing heavy is imported before the first call, and it may be loaded by its file's path.
 
-Invariant: ``generate`` always returns a list of samples of one shape; what fails becomes a sample
-without weight, never an exception, unless nothing could ever work: a configuration that is wrong, a
-store that cannot keep anything, failures in a row.
+Invariant: ``generate`` always returns a list of samples of one shape. A rollout that fails becomes
+a sample without weight, never an exception, unless no rollout could work: a wrong configuration, a
+store that cannot be written, too many failures in a row.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ async def generate(
 ) -> Samples:
     """Let the agent work on the sample's task; return a sample per segment, one in an evaluation.
 
-    All share the ``rollout_id``; ``metadata["agentrl"]`` says what became of it. Raises
-    AgentrlError if it is no use to go on, and CancelledError when slime gives the rollout up, after
-    its sandbox is gone and its record is stored.
+    All share the ``rollout_id``; ``metadata["agentrl"]`` has the rollout's outcome. Raises
+    AgentrlError if no further rollout could work, and CancelledError when slime cancels the
+    rollout, after its sandbox is closed and its record is stored.
     """
-    _importable()
-    from runners.slime.worker import rig
+    _ensure_importable()
+    from runners.slime.worker import get_worker
 
-    ready = await rig(args, run_dir(args))
-    return await ready.rollout(
+    worker = await get_worker(args, run_dir(args))
+    return await worker.run_rollout(
         sample, temperature=sampling_params["temperature"], evaluation=evaluation
     )
 
@@ -49,35 +49,37 @@ def post_process_rewards(args: Any, samples: Samples) -> tuple[list[float], list
     """Return each sample's raw reward, and what it is trained with: its share of its rollout's
     advantage within the prompt's group.
 
-    slime calls it when a step's rollouts are complete: so the run learns that they are trained now.
+    slime calls it when a step's rollouts are complete, so it also tells the run that their training
+    begins. Raises ValueError for samples that ``generate`` did not make.
     """
-    _importable()
-    from runners.slime.rewards import raw_and_trained
-    from runners.slime.worker import handed_over, read_config
+    _ensure_importable()
+    from runners.slime.rewards import compute_rewards
+    from runners.slime.worker import note_training_started, read_config
 
     trainer = read_config(run_dir(args)).trainer
-    found = raw_and_trained(
+    rewards = compute_rewards(
         samples, min_group=trainer.min_group, normalize_std=trainer.normalize_std
     )
-    handed_over(run_dir(args), samples)
-    return found
+    note_training_started(run_dir(args), samples)
+    return rewards
 
 
 def evaluate(args: Any, rollout_id: int, data_source: Any, evaluation: bool = True) -> Any:
-    """Measure the policy on the held-out tasks of the run; slime's evaluation function.
+    """Measure the policy on the run's held-out tasks; return slime's dictionary of data sets.
 
     Rollouts without a grade are left out of the rewards, and counted as ``agentrl_failed``.
     """
-    _importable()
+    _ensure_importable()
     from slime.utils.async_utils import run
     from slime.utils.types import Sample
 
-    from runners.slime.worker import rig
+    from runners.slime.worker import get_worker
 
-    async def measured() -> dict[str, dict[str, Any]]:
-        return await (await rig(args, run_dir(args))).evaluation(Sample, rollout_id)
+    async def measure() -> dict[str, dict[str, Any]]:
+        worker = await get_worker(args, run_dir(args))
+        return await worker.evaluate(Sample, rollout_id)
 
-    return run(measured())
+    return run(measure())
 
 
 def run_dir(args: Any) -> Path:
@@ -95,7 +97,7 @@ def run_dir(args: Any) -> Path:
     return Path(named)
 
 
-def _importable() -> None:
-    """Make our packages importable where this file was loaded by its path."""
+def _ensure_importable() -> None:
+    """Make our packages importable if this file was loaded by its path."""
     if importlib.util.find_spec("runners") is None:
         sys.path.append(str(Path(__file__).resolve().parents[2]))

@@ -1,10 +1,9 @@
-"""``python -m runners.slime.job check|begin|end RUN [CODE]``: what a job does around slime.
+"""Do a job's steps before and after slime: ``python -m runners.slime.job STEP RUN [CODE]``.
 
-``check`` lets the agent program take one turn: from a sandbox, through a gateway at the address
-that sandboxes use.
-``begin`` reads the tasks and writes the file of prompts that slime deals: the training split only,
-in the one form that slime reads, whatever the dataset's. ``end`` enters how the job ended, when the
-processes that wrote the run's store are gone, and leaves a store that any machine can read.
+``check`` lets the agent program take one turn from a sandbox, through a gateway at the address that
+sandboxes use. ``begin`` writes the file of prompts that slime samples from: the training split, in
+slime's form. ``end`` records how the job ended, once the processes that wrote the run's store are
+gone, and leaves a store that any machine can read.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from runners.tasks.datasets import load_tasks
 
 PROMPTS = "prompts.jsonl"
 SILENCE_S = 30.0
-"""A rig without a heartbeat for so long is gone, even if it could not say so."""
-LEAVE_S = 60.0
+"""A worker without a heartbeat for so long is gone, even if it could not record its end."""
+EXIT_DEADLINE_S = 60.0
 POLL_S = 0.5
 
 
 def check(run_dir: Path) -> None:
-    """Let the agent program of the run take a turn; raises AgentrlError if it cannot."""
+    """Let the run's agent program take a turn; raises AgentrlError if it cannot."""
     from runners.harnesses.registry import install_harness
     from runners.preflight.run_check import check_run
 
@@ -71,10 +70,10 @@ def begin(run_dir: Path) -> None:
 
 
 def end(run_dir: Path, code: int) -> None:
-    """Enter in the run's store that the trainer ended with ``code``; raises StoreError."""
+    """Record in the run's store that the trainer exited with ``code``; raises StoreError."""
     if not (run_dir / STORE_FILE).is_file():
         return  # it ended before its first rollout
-    _wait_for_silence(run_dir)
+    _wait_for_driver_exit(run_dir)
     status = published(run_dir)
     if status is not None and status.get("state") == State.RUNNING:
         publish(run_dir, STATUS_FILE, {**status, "state": State.INTERRUPTED})
@@ -94,8 +93,9 @@ def end(run_dir: Path, code: int) -> None:
         publish(run_dir, STATUS_FILE, status_of(store).to_dict())
 
 
-def _wait_for_silence(run_dir: Path) -> None:
-    until = time.monotonic() + LEAVE_S
+def _wait_for_driver_exit(run_dir: Path) -> None:
+    """Wait until the process that drives the run is gone or silent, at most EXIT_DEADLINE_S."""
+    until = time.monotonic() + EXIT_DEADLINE_S
     while time.monotonic() < until:
         status = published(run_dir) or {}
         silent_s = time.time() - float(status.get("updated_at") or 0.0)

@@ -1,4 +1,4 @@
-"""A rollout as slime's samples.
+"""Convert a rollout to slime's samples.
 
 The response region of a sample begins at the first token that was sampled in its segment; a prefix
 shared with a sibling is prompt. Invariants: ``loss_mask`` and ``rollout_log_probs`` are as long as
@@ -9,7 +9,7 @@ so that every column is there for all or for none.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,65 +18,67 @@ import numpy as np
 from conf.sections.training import FanoutConfig
 from runners.slime.rewards import KEY
 from runners.training.fanout import fan_out
-from runners.training.placeholder import minimal, placeholder
+from runners.training.placeholder import constant_placeholder, prompt_placeholder
 from runners.training.sample import Sample
+from runners.training.stored_rollout import StoredRollout
 from runners.trajectory.outcome import OutcomeClass
-from runners.trajectory.record import RolloutRecord, Segment, Turn
+from runners.trajectory.record import IdArray, RolloutRecord, Segment
 from runners.trajectory.routing import Routing, RoutingShape
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
-    """How samples are made in a run."""
+class SampleConfig:
+    """The settings of a run by which rollouts become samples."""
 
     fanout: FanoutConfig
     train_unfinished: bool
     decode: Callable[[list[int]], str]
+    """The tokenizer's."""
     pad: int
-    """Token of placeholders."""
+    """Token id of placeholders."""
     shape: RoutingShape | None
     """Set if samples carry routing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What is stored of an attempt."""
+def to_slime_samples(
+    base: Any, rollout: StoredRollout, config: SampleConfig, *, evaluation: bool
+) -> list[Any]:
+    """Return the samples of a rollout, copies of slime's ``base``; never an empty list.
 
-    record: RolloutRecord
-    turns: Sequence[Turn]
-    chains: Sequence[Segment]
-    routing: Callable[[Segment], Routing | None]
+    In an evaluation the final segment only, or the last one if there is no final one. A rollout
+    without a grade, or of which no segment is trained, is a placeholder.
+    """
+    record = rollout.record
+    kept: list[Segment] = []
 
+    def routing(segment: Segment) -> Routing | None:
+        kept.append(segment)  # fan_out asks once for each segment that it keeps, in order
+        return rollout.routing(segment)
 
-def made(base: Any, taken: Taken, making: Making, *, evaluation: bool) -> list[Any]:
-    """Return the samples of a rollout, copies of ``base``; in an evaluation its final one only."""
-    record = taken.record
-    chains: list[Segment] = []
-
-    def routing(chain: Segment) -> Routing | None:
-        chains.append(chain)  # asked once for each segment that is kept, in order
-        return taken.routing(chain)
-
-    fan = fan_out(record.rollout_id, taken.chains, 1.0, making.fanout, routing)
-    pairs = list(zip(chains, fan.samples, strict=True))
+    fan = fan_out(record.rollout_id, rollout.segments, 1.0, config.fanout, routing)
+    pairs = list(zip(kept, fan.samples, strict=True))
     if evaluation:
         finals = [pair for pair in pairs if pair[0].kind == "final"]
         pairs = finals or pairs[-1:]
     if not pairs or record.reward is None:
-        prompt = taken.turns[0].prompt_new if taken.turns else None
-        return [stand_in(base, record, making, prompt)]
-    return [_segment(base, taken, chain, sample, making) for chain, sample in pairs]
+        prompt = rollout.turns[0].prompt_new if rollout.turns else None
+        return [placeholder(base, record, config, prompt)]
+    return [_to_sample(base, rollout, segment, row, config) for segment, row in pairs]
 
 
-def stand_in(base: Any, record: RolloutRecord | None, making: Making, prompt: Any = None) -> Any:
-    """Return the sample of a rollout of which nothing is trained; without a prompt a constant one,
-    which cannot fail.
+def placeholder(
+    base: Any, record: RolloutRecord | None, config: SampleConfig, prompt: IdArray | None = None
+) -> Any:
+    """Return the sample of a rollout of which nothing is trained.
+
+    ``prompt``: int32 [n], the rollout's first one; without it the sample is a constant, which
+    needs nothing that could fail.
     """
     name = record.rollout_id if record is not None else ""
     row = (
-        minimal(name, making.pad, making.shape)
+        constant_placeholder(name, config.pad, config.shape)
         if prompt is None
-        else placeholder(name, prompt, making.pad, making.shape)
+        else prompt_placeholder(name, prompt, config.pad, config.shape)
     )
     sample = copy.copy(base)
     graded = record is not None and record.reward is not None
@@ -85,57 +87,63 @@ def stand_in(base: Any, record: RolloutRecord | None, making: Making, prompt: An
     sample.weight_versions = []
     sample.reward = record.reward if record is not None and graded else 0.0
     sample.remove_sample = True
-    about = {"graded": graded, "share": 0.0, "kind": "placeholder"}
+    metadata = {"graded": graded, "share": 0.0, "kind": "placeholder"}
     if record is not None:
-        about |= _about(record)
-    return _with_row(sample, base, row, len(row.tokens) - 1, about)
+        metadata |= _metadata(record)
+    return _fill_columns(sample, base, row, len(row.tokens) - 1, metadata)
 
 
-def _segment(base: Any, taken: Taken, chain: Segment, row: Sample, making: Making) -> Any:
-    record, start = taken.record, int(np.argmax(row.loss_mask))
-    own = [taken.turns[index] for index in chain.own_turns]
+def _to_sample(
+    base: Any, rollout: StoredRollout, segment: Segment, row: Sample, config: SampleConfig
+) -> Any:
+    record, start = rollout.record, int(np.argmax(row.loss_mask))
+    own_turns = [rollout.turns[index] for index in segment.own_turns]
     sample = copy.copy(base)
-    kind = record.outcome.code.outcome_class
-    cut = own[-1].finish_reason == "length" or kind is OutcomeClass.BUDGET
-    sample.status = _status(base, "truncated" if cut else "completed")
-    sample.response = making.decode(row.tokens[start:].tolist())
+    outcome_class = record.outcome.code.outcome_class
+    out_of_budget = outcome_class is OutcomeClass.BUDGET
+    truncated = own_turns[-1].finish_reason == "length" or out_of_budget
+    sample.status = _status(base, "truncated" if truncated else "completed")
+    sample.response = config.decode(row.tokens[start:].tolist())
     sample.reward = record.reward
-    sample.weight_versions = [str(turn.weight_version) for turn in own]
+    sample.weight_versions = [str(turn.weight_version) for turn in own_turns]
+    # slime replays routing for whole samples only: one row that is missing takes the sample out.
     unrouted = row.routing is not None and not row.routing.valid[:-1].all()
-    unfinished = kind is OutcomeClass.BUDGET and not making.train_unfinished
+    unfinished = out_of_budget and not config.train_unfinished
     sample.remove_sample = unrouted or unfinished or not record.outcome.meaning.trained
-    about = {
+    metadata = {
         "graded": True,
         "share": row.advantage,
-        "kind": chain.kind,
-        "segment": chain.index,
-        "thread": chain.thread,
+        "kind": segment.kind,
+        "segment": segment.index,
+        "thread": segment.thread,
         "unrouted": unrouted,
-        **_about(record),
+        **_metadata(record),
     }
-    return _with_row(sample, base, row, start, about)
+    return _fill_columns(sample, base, row, start, metadata)
 
 
-def _with_row(sample: Any, base: Any, row: Sample, start: int, about: dict[str, Any]) -> Any:
+def _fill_columns(sample: Any, base: Any, row: Sample, start: int, metadata: dict[str, Any]) -> Any:
+    """Fill the columns that slime trains on; the response region begins at token ``start``."""
     sample.rollout_id = base.index if getattr(base, "rollout_id", None) is None else base.rollout_id
-    sample.session_id = about.get("session", getattr(base, "session_id", None))
+    sample.session_id = metadata.get("session", getattr(base, "session_id", None))
     sample.tokens = row.tokens.tolist()
     sample.response_length = len(row.tokens) - start
     sample.loss_mask = row.loss_mask[start:].astype(int).tolist()
     sample.rollout_log_probs = row.logprobs[start:].tolist()
-    sample.rollout_routed_experts = _routed(row.routing)
-    sample.metadata = {**(base.metadata or {}), KEY: about}
+    sample.rollout_routed_experts = _routing_array(row.routing)
+    sample.metadata = {**(base.metadata or {}), KEY: metadata}
     return sample
 
 
-def _routed(routing: Routing | None) -> np.ndarray | None:
-    """Return routing in slime's layout: int32, a row for every token but the last, which was
-    sampled and never run.
+def _routing_array(routing: Routing | None) -> np.ndarray | None:
+    """Return routing in slime's layout, int32 [T − 1, layers, top_k].
+
+    The last token was sampled and never run, so it has no row.
     """
     return None if routing is None else routing.experts[:-1].astype(np.int32)
 
 
-def _about(record: RolloutRecord) -> dict[str, Any]:
+def _metadata(record: RolloutRecord) -> dict[str, Any]:
     return {
         "rollout": record.rollout_id,
         "step": record.step,
@@ -147,5 +155,5 @@ def _about(record: RolloutRecord) -> dict[str, Any]:
 
 
 def _status(base: Any, value: str) -> Any:
-    """Return a value of slime's ``Sample.Status``."""
+    """Return a value of slime's ``Sample.Status``, an enumeration that is not imported."""
     return type(base.status)(value)

@@ -33,8 +33,10 @@ from runners.store.run_state import TRANSITIONS, RunState, State, state_from_row
 from runners.store.store_error import StoreError, store_error
 from runners.store.tables import ROUTING_SINCE, check_tables, create_tables, migrate
 from runners.trajectory.counters import rename_counters
+from runners.trajectory.ids import parse_session_id
 from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
+from runners.trajectory.turn_totals import TurnTotals
 
 STORE_FILE = "store.sqlite"
 
@@ -264,6 +266,15 @@ class RunStore:
         rows = self._db.rows("SELECT * FROM rollout WHERE rollout_id = ? AND counts", (rollout_id,))
         return read_rollout(rows[0]) if rows else None
 
+    def turn_totals(self, session_id: str) -> TurnTotals:
+        """Return the sums over a session's turns; reads no tokens."""
+        rows = self._db.rows(
+            "SELECT output_count, malformed_calls FROM turn WHERE session_id = ? "
+            "ORDER BY turn_index",
+            (session_id,),
+        )
+        return TurnTotals.add_up((sampled, malformed) for sampled, malformed in rows)
+
     def next_attempt(self, rollout_id: str) -> int:
         """Return an attempt number that is unused, even by a driver that died before recording."""
         rows = self._db.rows(
@@ -271,7 +282,7 @@ class RunStore:
             "UNION SELECT session_id FROM rollout WHERE rollout_id = ?",
             (f"{rollout_id}-a*", rollout_id),
         )
-        used = [int(tail) for row in rows if (tail := row[0].rpartition("-a")[2]).isdigit()]
+        used = [found[1] for (name,) in rows if (found := parse_session_id(name)) is not None]
         return max(used, default=-1) + 1
 
     def discard_unfinished(self, step: int, split: str | None = None) -> int:

@@ -1,8 +1,8 @@
-"""What stands in a batch for a rollout that cannot be trained: a row without weight.
+"""Placeholders: rows without weight, for rollouts of which nothing can be trained.
 
-Trainers of fixed shape want a row for every rollout. A placeholder is fully masked, has advantage 0
-and counts in no average. There are two layers: one made of the prompt that exists, and, should even
-that fail, a constant one that needs neither tokenizer, nor configuration, nor stored turns.
+slime wants a row for every rollout. A placeholder is fully masked, has advantage 0 and counts in no
+average. There are two kinds: one made of the rollout's prompt, and, should even that fail, a
+constant that needs neither tokenizer, nor configuration, nor stored turns.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from runners.trajectory.record import IdArray
 from runners.trajectory.routing import Routing, RoutingShape, make_unrouted
 
 PROMPT_TOKENS = 512
-"""Of a prompt so many are kept: the row has no weight, but it has a cost."""
+"""Most tokens kept of a prompt: the row has no weight, but the trainer computes it."""
 
 
 def pad_token(model: Path) -> int:
-    """Return the id that fills: ``pad_token_id``, which may be a list, else ``eos_token_id``, else
-    0. Never raises: 0 is a token of every vocabulary.
+    """Return a model's padding token id: ``pad_token_id``, which may be a list, else
+    ``eos_token_id``, else 0, which every vocabulary has. Never raises.
     """
     try:
         whole = json.loads((model / "config.json").read_text("utf-8"))
@@ -38,16 +38,18 @@ def pad_token(model: Path) -> int:
     return 0
 
 
-def placeholder(rollout_id: str, prompt: IdArray, pad: int, routing: RoutingShape | None) -> Sample:
-    """Return a row made of the beginning of a rollout's first prompt, and one token in place of an
-    answer.
+def prompt_placeholder(
+    rollout_id: str, prompt: IdArray, pad: int, routing: RoutingShape | None
+) -> Sample:
+    """Return a row of the first PROMPT_TOKENS of a rollout's first prompt, int32 [n], and ``pad``
+    in place of an answer.
     """
     tokens = np.append(prompt[:PROMPT_TOKENS], pad).astype(np.int32)
     return _row(rollout_id, tokens, make_unrouted(routing, len(tokens)) if routing else None)
 
 
-def minimal(rollout_id: str, pad: int, routing: RoutingShape | None) -> Sample:
-    """Return the constant row: one token of prompt and one of answer."""
+def constant_placeholder(rollout_id: str, pad: int, routing: RoutingShape | None) -> Sample:
+    """Return the constant row: one token of prompt and one of answer, both ``pad``."""
     return _row(
         rollout_id, np.full(2, pad, np.int32), make_unrouted(routing, 2) if routing else None
     )

@@ -15,7 +15,7 @@ import torch
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from runners.campaign.drain import drained
+from runners.campaign.drain import pause_turns
 from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError, SamplingParams
 from runners.engines.embedded.core import EngineCore
@@ -94,7 +94,7 @@ async def test_a_turn_in_flight_keeps_the_old_weights_and_a_turn_asked_meanwhile
     old, new = await bench.agent("old", 400), await bench.agent("new", SHORT)
     first = ask(old)
     await running(bench.core, 1)
-    async with drained(bench.gateway.admin, bench.engine, deadline_s=30) as pause:
+    async with pause_turns(bench.gateway.admin, bench.engine, deadline_s=30) as pause:
         assert pause == PauseResult(finished=1, aborted=0)
         await first
         second = ask(new)
@@ -111,7 +111,7 @@ async def test_a_turn_that_cannot_finish_in_time_is_sampled_again_with_the_new_w
     agent = await bench.agent("s", LONG)
     asking = ask(agent)
     await running(bench.core, 1)
-    async with drained(bench.gateway.admin, bench.engine, deadline_s=0.05) as pause:
+    async with pause_turns(bench.gateway.admin, bench.engine, deadline_s=0.05) as pause:
         assert pause == PauseResult(finished=0, aborted=1)
         await bench.engine.update_weights(bench.weights, 1)
     await asking
@@ -125,7 +125,7 @@ async def test_a_turn_that_cannot_finish_in_time_is_sampled_again_with_the_new_w
 async def test_a_stream_is_pinged_through_a_pause(bench: Bench) -> None:
     agent = await bench.agent("s", SHORT)
     body = {**agent.body([user("fix it")]), "stream": True}
-    async with drained(bench.gateway.admin, bench.engine, deadline_s=1):
+    async with pause_turns(bench.gateway.admin, bench.engine, deadline_s=1):
         response = await bench.gateway.http.post(
             bench.gateway.url + "/v1/messages",
             data=orjson.dumps(body),
@@ -141,7 +141,7 @@ async def test_a_stream_is_pinged_through_a_pause(bench: Bench) -> None:
 
 async def test_admission_opens_again_if_the_update_fails(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"config\.json"):
-        async with drained(bench.gateway.admin, bench.engine, deadline_s=1):
+        async with pause_turns(bench.gateway.admin, bench.engine, deadline_s=1):
             await bench.engine.update_weights(tmp_path, 1)
     await ask(await bench.agent("s", SHORT))
     assert bench.versions("s") == [0]
@@ -151,7 +151,7 @@ async def test_a_client_that_leaves_during_a_pause_leaves_nothing_behind(bench: 
     agent = await bench.agent("s", LONG)
     cut, waiting = ask(agent), ask(await bench.agent("t", SHORT))
     await running(bench.core, 1)
-    async with drained(bench.gateway.admin, bench.engine, deadline_s=0):
+    async with pause_turns(bench.gateway.admin, bench.engine, deadline_s=0):
         for call in (cut, waiting):
             call.cancel()
         await asyncio.wait([cut, waiting])
@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_during_a_pause_leaves_nothing_behind(bench: 
 
 async def test_a_session_is_finished_and_deleted_during_a_pause(bench: Bench) -> None:
     agent = await bench.agent("s", SHORT)
-    async with drained(bench.gateway.admin, bench.engine, deadline_s=1):
+    async with pause_turns(bench.gateway.admin, bench.engine, deadline_s=1):
         asking = asyncio.create_task(agent.post("/v1/messages", agent.body([user("fix it")])))
         while not (await agent.stats())["in_flight"]:
             await asyncio.sleep(0.001)
@@ -177,7 +177,7 @@ async def test_a_session_is_finished_and_deleted_during_a_pause(bench: Bench) ->
 async def test_what_nobody_waits_for_at_the_engine_is_aborted(bench: Bench) -> None:
     stray = asyncio.create_task(bench.engine.generate([1, 2, 3], SamplingParams(LONG), rid="stray"))
     await running(bench.core, 1)
-    async with drained(bench.gateway.admin, bench.engine, deadline_s=30):
+    async with pause_turns(bench.gateway.admin, bench.engine, deadline_s=30):
         assert (await stray).finish_reason == "abort"
         assert (await bench.engine.loads()).idle
 
@@ -194,7 +194,7 @@ async def test_an_engine_that_never_becomes_idle_is_not_updated(bench: Bench) ->
     async with TestServer(app) as server:
         engine = HttpEngine(str(server.make_url("")))
         with pytest.raises(EngineError, match="0 running and 2 waiting requests"):
-            async with drained(bench.gateway.admin, engine, deadline_s=1, idle_s=0.05):
+            async with pause_turns(bench.gateway.admin, engine, deadline_s=1, idle_s=0.05):
                 raise AssertionError("unreachable")
         await engine.close()
     assert asked.count("/abort_request") == 1
@@ -204,7 +204,7 @@ async def test_an_engine_that_never_becomes_idle_is_not_updated(bench: Bench) ->
 async def test_a_gateway_that_is_gone_is_said(bench: Bench) -> None:
     gone = type(bench.gateway.admin)("http://127.0.0.1:9", "key")
     with pytest.raises(GatewayError, match="does not answer POST /admin"):
-        async with drained(gone, bench.engine, deadline_s=1):
+        async with pause_turns(gone, bench.engine, deadline_s=1):
             raise AssertionError("unreachable")
     await gone.close()
 

@@ -23,7 +23,7 @@ from runners.evaluation.report import Official, Report
 from runners.evaluation.results import Results
 from runners.evaluation.run import write_results
 from runners.evaluation.swebench_files import INSTANCES
-from runners.rollouts.attempt import verdict_dict
+from runners.rollouts.attempt_record import verdict_to_dict
 from runners.sandboxes.local.backend import LocalBackend
 from runners.store.run_store import RunStore
 from runners.tasks import builtin
@@ -69,7 +69,7 @@ async def graded(grader: Grader, at: tuple[int, int], task: Task, diff: str) -> 
         task_id=task.id,
         patch=diff,
         solved=verdict.kind == "solved",
-        verdict=verdict_dict(verdict),
+        verdict=verdict_to_dict(verdict),
         extra={},
     )
 

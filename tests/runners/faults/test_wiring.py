@@ -24,8 +24,9 @@ from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
 from runners.processes.service import Service
 from runners.rollouts.attempt import execute_here
-from runners.rollouts.context import AttemptContext, RolloutSpec
+from runners.rollouts.context import AttemptContext
 from runners.rollouts.pool import Pool
+from runners.rollouts.spec import RolloutSpec
 from runners.trajectory.outcome import OutcomeClass, Stage
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.rollout_parts import CallingHarness, FolderBackend, ListedGrader

@@ -17,10 +17,13 @@ from runners.processes.recorder import StoreRecorder
 from runners.ray_workers.ray import RayExecutor
 from runners.ray_workers.remote_errors import ExecutorError
 from runners.ray_workers.worker import Order, Question, Worker, identity
-from runners.rollouts.attempt import bare_record, session_of
-from runners.rollouts.context import AttemptContext, AttemptResult, RolloutSpec
+from runners.rollouts.attempt_record import make_record
+from runners.rollouts.context import AttemptContext, AttemptResult
 from runners.rollouts.pool import BreakerOpen
+from runners.rollouts.spec import RolloutSpec
+from runners.trajectory import ids
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
+from runners.trajectory.turn_totals import TurnTotals
 from tests.fakes.nodes_without_ray import OneNode
 from tests.fakes.scripted_engine import Completion
 from tests.runners.ray_workers.world import SOLUTION, World, use, world
@@ -94,7 +97,9 @@ async def test_the_breaker_counts_a_shared_failure_once(
             context: AttemptContext, spec: RolloutSpec, number: int, queued_s: float
         ) -> AttemptResult:
             outcome = Outcome(OutcomeCode.INFRA_NODE_LOST, Stage.QUEUE)
-            return AttemptResult(bare_record(spec, number, outcome, []), False, shared=shared)
+            return AttemptResult(
+                make_record(spec, number, outcome, TurnTotals()), False, shared=shared
+            )
 
         here.execute = lost
         pool = here.pool(attempts=3, breaker=3)
@@ -112,7 +117,7 @@ async def test_an_attempt_that_its_worker_never_ends_is_given_up(
     shorter = "rollout.deadlines={boot_s:0.1,harness_s:0.1,patch_s:0.1,grade_s:0.1,teardown_s:0.5,"
     asked = f"{shorter}guard_s:1.0}}"
     async with world("node", tmp_path, tokenizer_dir, asked, grace_s=0.0) as here:
-        name = session_of(here.spec(), 0)
+        name = ids.session_id(here.spec().rollout_id, 0)
         here.ledger.register("session", name)
         await here.gateway.admin.create_session(name)
         node, running = await with_a_deaf_worker(here)
@@ -147,7 +152,7 @@ async def test_a_cancelled_attempt_may_still_be_told_of(
 ) -> None:
     async with world("node", tmp_path, tokenizer_dir) as here:
         node, running = await with_a_deaf_worker(here)
-        node.last_words = {session_of(here.spec(), 0): Stage.HARNESS}
+        node.last_words = {ids.session_id(here.spec().rollout_id, 0): Stage.HARNESS}
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -157,7 +162,7 @@ async def test_a_cancelled_attempt_may_still_be_told_of(
 async def test_an_attempt_that_is_cancelled_before_it_comes_never_begins(tmp_path: Path) -> None:
     worker = Worker()
     spec = RolloutSpec("train-000001-000-00", "train", 1, 0, 0, make_task(tmp_path), 0, 1.0)
-    await worker.cancel(session_of(spec, 0))
+    await worker.cancel(ids.session_id(spec.rollout_id, 0))
     trouble = pickle.loads(await worker.run(pickle.dumps(Order(spec, 0, 0.0)), 0.0))
     assert trouble.kind == "cancelled"
 

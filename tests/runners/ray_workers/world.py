@@ -20,8 +20,9 @@ from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
 from runners.ray_workers.ray import GRACE_S, RayExecutor
 from runners.rollouts.attempt import execute_here
-from runners.rollouts.context import AttemptContext, AttemptResult, Execute, RolloutSpec
+from runners.rollouts.context import AttemptContext, AttemptResult, Execute
 from runners.rollouts.pool import Pool
+from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.wrappers import RegisteredBackend
 from runners.store.run_store import RunStore

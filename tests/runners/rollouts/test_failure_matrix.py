@@ -1,12 +1,13 @@
-"""The bad day, place by place and kind by kind: a batch always has a row for every rollout,
-siblings and baselines are untouched, and nothing is left.
+"""Every kind of failure at every boundary: each rollout keeps its record, siblings and baselines
+are untouched, and nothing is left behind.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -21,20 +22,19 @@ from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
 from runners.rollouts.attempt import execute_here
-from runners.rollouts.context import RolloutSpec
 from runners.rollouts.pool import Pool
+from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
-from runners.training.step_batch import Batch, Sessions, make_batch
-from runners.trajectory.graph import build_segments
+from runners.training.advantages import StepGroups
+from runners.training.step_samples import StepSamples, build_samples
+from runners.training.stored_rollout import LoadRollout, StoredRollout, load_rollout
 from runners.trajectory.outcome import OutcomeCode
-from runners.trajectory.record import RolloutRecord, Segment
-from runners.trajectory.routing import RoutingShape, TurnRouting
+from runners.trajectory.record import RolloutRecord
+from runners.trajectory.routing import RoutingShape
 from tests.fakes.hostile import exceptions
 from tests.fakes.rollout_parts import ended
-from tests.runners.rollouts.test_pool import World, task, world
-
-__all__ = ["task"]  # the fixture
+from tests.runners.rollouts.world import World, world
 
 KINDS = ("exception", "cancelled", "timeout", "hostile")
 FATAL: dict[Boundary, set[OutcomeCode]] = {
@@ -48,7 +48,7 @@ FATAL: dict[Boundary, set[OutcomeCode]] = {
     "store": {OutcomeCode.INTERNAL_ERROR},
     "grade": {OutcomeCode.GRADER_ERROR},
 }
-"""Where a failure costs the attempt, and what it may be called."""
+"""Boundaries at which a failure costs the attempt, with its possible outcomes."""
 HARMLESS: tuple[Boundary, ...] = ("deliver", "teardown")
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
 CONFIG = compose([])
@@ -59,7 +59,7 @@ VICTIM = 1
 
 
 class BranchingAgent:
-    """Takes a turn, sends a sub-agent, and sums up its history, as Claude Code says it."""
+    """Takes a turn, sends a sub-agent and compacts its history, with Claude Code's headers."""
 
     def mounts(self) -> dict[str, Path]:
         """Need nothing."""
@@ -122,7 +122,7 @@ def plan(where: Boundary) -> PlannedFaultsConfig:
     )
 
 
-async def rolled_out(here: World, faults: PlannedFaultsConfig) -> list[RolloutRecord]:
+async def run_groups(here: World, faults: PlannedFaultsConfig) -> list[RolloutRecord]:
     """Run three members of a group per kind under a plan, all at once."""
     context = replace(here.context, harness=BranchingAgent(), grader=FirstTwoSolve())
     with driver_faults(faults, here.store) as wiring:
@@ -158,24 +158,25 @@ async def rolled_out(here: World, faults: PlannedFaultsConfig) -> list[RolloutRe
     return sorted(records, key=lambda record: record.rollout_id)
 
 
-def batch_of(here: World, records: list[RolloutRecord], shape: RoutingShape | None) -> Batch:
-    """Make the step's batch from the store."""
-    store = here.store
-    sessions = Sessions(lambda name: build_segments(store.turns(name)), store.routing, shape, pad=3)
-    return make_batch(records, sessions, CONFIG)
+def build(records: list[RolloutRecord], load: LoadRollout) -> StepSamples:
+    """Return the step's samples."""
+    return build_samples(StepGroups(CONFIG, records), load, CONFIG)
 
 
-def check(batch: Batch, victims_advantage: float | None, others: tuple[float, float]) -> None:
+def check(step: StepSamples, victims_advantage: float | None, others: tuple[float, float]) -> None:
     """Compare every group with hand values: the rewards are 1 and 0, less the same penalties."""
-    assert len(batch.rows) == len(batch.records) == 3 * len(KINDS)
-    assert all(batch.rows)
-    for record, samples in zip(batch.records, batch.rows, strict=True):
-        wanted = (others[0], victims_advantage, others[1])[record.member]
-        assert record.advantage == pytest.approx(wanted)
-        if wanted is None:
-            assert not any(sample.loss_mask.any() for sample in samples)
-    with_routing = {sample.routing is not None for samples in batch.rows for sample in samples}
-    assert len(with_routing) == 1, "a column is there for all rows or for none"
+    assert len(step.records) == 3 * len(KINDS)
+    trained = iter(step.rollouts)
+    for record in step.records:
+        expected = (others[0], victims_advantage, others[1])[record.member]
+        assert record.advantage == pytest.approx(expected)
+        samples = [] if expected is None else next(trained)
+        assert all(sample.rollout_id == record.rollout_id for sample in samples)
+        if record.member != VICTIM:
+            assert record.trained_tokens == sum(int(s.loss_mask.sum()) for s in samples) > 0
+    assert next(trained, None) is None
+    with_routing = {sample.routing is not None for samples in step.rollouts for sample in samples}
+    assert len(with_routing) == 1, "a column is there for all samples or for none"
 
 
 @pytest.mark.parametrize("where", FATAL)
@@ -184,7 +185,7 @@ async def test_a_failure_costs_its_own_attempt_and_nothing_else(
 ) -> None:
     faults = plan(where)
     async with world(tmp_path, task, hooks=make_gateway_hooks(faults), engine_attempts=1) as here:
-        records = await rolled_out(here, faults)
+        records = await run_groups(here, faults)
         for record in records:
             if record.member == VICTIM:
                 assert record.outcome.code in FATAL[where], record.outcome
@@ -194,36 +195,26 @@ async def test_a_failure_costs_its_own_attempt_and_nothing_else(
                 assert record.outcome.code is OutcomeCode.POLICY_FINISHED, record.outcome
         assert len(here.store.events("fault")) == len(KINDS)
         for shape in (None, SHAPE):
-            check(batch_of(here, records, shape), None, (1.0, -1.0))
+            check(build(records, partial(load_rollout, here.store, shape)), None, (1.0, -1.0))
 
 
 @pytest.mark.parametrize("where", HARMLESS)
-async def test_a_failure_after_the_fact_costs_nothing(
+async def test_a_failure_after_the_grading_costs_nothing(
     tmp_path: Path, task: Task, where: Boundary
 ) -> None:
     faults = plan(where)
     async with world(tmp_path, task, hooks=make_gateway_hooks(faults)) as here:
-        records = await rolled_out(here, faults)
+        records = await run_groups(here, faults)
         assert {record.outcome.code for record in records} == {OutcomeCode.POLICY_FINISHED}
         assert len(here.store.events("fault")) == len(KINDS)
         kind = {"deliver": "write_failed", "teardown": "teardown_failed"}[where]
         assert len(here.store.events(kind)) == len(KINDS)
         for shape in (None, SHAPE):
-            check(batch_of(here, records, shape), 2**-0.5, (2**-0.5, -(2**0.5)))
-
-
-@dataclass
-class BrokenSessions:
-    """Sessions whose chains, or the first reading of them, cannot be had for the victims."""
-
-    real: Callable[[str], list[Segment]]
-    failure: BaseException
-
-    def chains(self, session_id: str) -> list[Segment]:
-        """Return a session's chains, unless it is a victim's."""
-        if f"-{VICTIM:02d}-a" in session_id:
-            raise self.failure
-        return self.real(session_id)
+            check(
+                build(records, partial(load_rollout, here.store, shape)),
+                2**-0.5,
+                (2**-0.5, -(2**0.5)),
+            )
 
 
 @pytest.mark.parametrize("shape", [None, SHAPE])
@@ -232,23 +223,20 @@ class BrokenSessions:
     [*exceptions(), asyncio.CancelledError(), TimeoutError()],
     ids=lambda failure: type(failure).__name__,
 )
-async def test_samples_and_placeholders_that_cannot_be_built_leave_the_constant_row(
+async def test_rollouts_that_cannot_be_read_train_nothing_and_keep_their_rewards(
     tmp_path: Path, task: Task, failure: BaseException, shape: RoutingShape | None
 ) -> None:
     none = PlannedFaultsConfig(kind="none", seed=0, rules=())
     async with world(tmp_path, task) as here:
-        records = await rolled_out(here, none)
-        store = here.store
-        broken = BrokenSessions(lambda name: build_segments(store.turns(name)), failure)
+        records = await run_groups(here, none)
 
-        def routing(_: str) -> Mapping[int, TurnRouting]:
-            return {}
+        def load(record: RolloutRecord) -> StoredRollout:
+            if record.member == VICTIM:
+                raise failure
+            return load_rollout(here.store, shape, record)
 
-        batch = make_batch(records, Sessions(broken.chains, routing, shape, pad=3), CONFIG)
-        check(batch, 2**-0.5, (2**-0.5, -(2**0.5)))  # its reward was real
-        victims = [rows for rows, r in zip(batch.rows, batch.records, strict=True) if r.member == 1]
-        for [row] in victims:
-            assert row.tokens.tolist() == [3, 3]
-            assert not row.loss_mask.any()
-            assert (row.routing is not None) == (shape is not None)
-        assert len(batch.unbuilt) == len(KINDS)
+        step = build(records, load)
+        check(step, 2**-0.5, (2**-0.5, -(2**0.5)))
+        victims = [record for record in step.records if record.member == VICTIM]
+        assert {record.rollout_id for record in victims} == set(step.unbuilt)
+        assert [record.trained_tokens for record in victims] == [0] * len(KINDS)

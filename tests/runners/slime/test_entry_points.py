@@ -172,16 +172,16 @@ async def test_an_evaluation_before_training_and_one_after_it_are_two(
     tmp_path: Path, model: Path
 ) -> None:
     async with running_job(tmp_path / "run", model) as job:
-        started = await worker.rig(job.args, job.run_dir)
-        first = await started.evaluation(Sample, 0)
+        started = await worker.get_worker(job.args, job.run_dir)
+        first = await started.evaluate(Sample, 0)
         asked = len(job.engine.seen.requests)
-        again = await started.evaluation(Sample, 0)
+        again = await started.evaluate(Sample, 0)
         assert len(job.engine.seen.requests) == asked, "a job that is started anew asks no more"
         assert [len(found["held_out"]["samples"]) for found in (first, again)] == [2, 2]
         groups = groups_of(job.tasks, 2)
         done = [await group_rolled_out(job.args, group, generate) for group in groups]
         train_data(job.args, done, post_process_rewards)
-        await started.evaluation(Sample, 0)
+        await started.evaluate(Sample, 0)
         with job.store() as store:
             assert [row.step for row in store.evaluations()] == [0, 1]
         await worker.close(job.run_dir)
@@ -191,11 +191,31 @@ async def test_an_evaluation_before_training_and_one_after_it_are_two(
 
 
 @in_one_loop
+async def test_a_stored_rollout_that_cannot_be_read_becomes_the_constant_placeholder(
+    tmp_path: Path, model: Path
+) -> None:
+    async with running_job(tmp_path / "run", model) as job:
+        (group,) = groups_of(job.tasks[:1], 2)
+        await group_rolled_out(job.args, group, generate)
+        await worker.close(job.run_dir)
+        (arrays,) = job.run_dir.glob("arrays/turns.bin")
+        arrays.write_bytes(b"\xff" * arrays.stat().st_size)
+        job.engine.seen.requests.clear()
+        for (made,) in await group_rolled_out(job.args, group, generate):
+            assert made.status is Sample.Status.ABORTED
+            assert (made.tokens, made.loss_mask, made.remove_sample) == ([0, 0], [0], True)
+            assert made.metadata["agentrl"]["outcome"] == "policy.gave_up"
+        assert not job.engine.seen.requests, "the stored rollouts are taken, not run again"
+        with job.store() as store:
+            assert len(store.events("unbuilt")) == 2
+
+
+@in_one_loop
 async def test_a_status_that_cannot_be_written_leaves_no_gateway_behind(
     tmp_path: Path, model: Path
 ) -> None:
     async with running_job(tmp_path / "run", model) as job:
-        await worker.rig(job.args, job.run_dir)
+        await worker.get_worker(job.args, job.run_dir)
         gateway = urlsplit(json.loads((job.run_dir / "gateway.json").read_text())["url"])
         (job.run_dir / "status.json").unlink()
         (job.run_dir / "status.json").mkdir()
@@ -349,7 +369,7 @@ def test_it_is_light_and_loads_by_its_path_from_anywhere(tmp_path: Path) -> None
         "plug = importlib.util.module_from_spec(spec); spec.loader.exec_module(plug)\n"
         "heavy = {'runners', 'torch', 'numpy', 'aiohttp', 'pydantic'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        "plug._importable()\n"
+        "plug._ensure_importable()\n"
         "import runners\n"
     )
     subprocess.run([sys.executable, "-S", "-E", "-c", code], cwd=tmp_path, check=True)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
-from runners.slime.rewards import raw_and_trained
-from runners.slime.samples import Making, Taken, made
+from runners.slime.rewards import compute_rewards
+from runners.slime.samples import SampleConfig, to_slime_samples
+from runners.training.stored_rollout import StoredRollout
 from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord, Segment
@@ -22,26 +23,30 @@ SHAPE = RoutingShape(layers=2, top_k=2, experts=4, routed=(0, 1))
 BASE = Sample(group_index=5, index=41, prompt="Fix it.", label="x", metadata={"a": 1})
 
 
-def making(*overrides: str, shape: RoutingShape | None = None) -> Making:
+def sample_config(*overrides: str, shape: RoutingShape | None = None) -> SampleConfig:
     fanout = compose(list(overrides)).fanout
-    return Making(fanout, True, lambda ids: " ".join(map(str, ids)), pad=0, shape=shape)
+    return SampleConfig(fanout, True, lambda ids: " ".join(map(str, ids)), pad=0, shape=shape)
 
 
-def taken(tmp_path: Path, **changes: Any) -> Taken:
-    """A rollout with a side query, a sub-agent, a compaction and two wipes."""
+def branched_rollout(tmp_path: Path, **changes: Any) -> StoredRollout:
+    """Return a rollout with a side query, a sub-agent, a compaction and two wipes."""
     with branched_run(tmp_path / "run") as store:
         record: RolloutRecord = store.rollouts(counts=True)[0]
         turns = store.turns(record.session_id)
-    return Taken(replace(record, **changes), turns, build_segments(turns), lambda chain: None)
+    return StoredRollout(
+        replace(record, **changes), turns, build_segments(turns), lambda segment: None
+    )
 
 
 def test_siblings_share_the_rollout_and_train_each_token_once(tmp_path: Path) -> None:
-    rollout = taken(tmp_path)
-    siblings = made(BASE, rollout, making("fanout.train_compaction=true"), evaluation=False)
+    rollout = branched_rollout(tmp_path)
+    siblings = to_slime_samples(
+        BASE, rollout, sample_config("fanout.train_compaction=true"), evaluation=False
+    )
     kinds = [sibling.metadata["agentrl"]["kind"] for sibling in siblings]
     assert kinds == ["wipe", "subagent", "wipe", "compaction", "final"]
     assert {(sibling.rollout_id, sibling.index) for sibling in siblings} == {(41, 41)}
-    side = sum(int(c.loss_mask.sum()) for c in rollout.chains if c.kind == "side")
+    side = sum(int(c.loss_mask.sum()) for c in rollout.segments if c.kind == "side")
     sampled = sum(len(turn.output_ids) for turn in rollout.turns)
     assert sum(sum(sibling.loss_mask) for sibling in siblings) == sampled - side
     for sibling in siblings:
@@ -53,13 +58,15 @@ def test_siblings_share_the_rollout_and_train_each_token_once(tmp_path: Path) ->
 
 
 def test_an_evaluation_has_the_final_segment_only(tmp_path: Path) -> None:
-    (only,) = made(BASE, taken(tmp_path), making(), evaluation=True)
+    (only,) = to_slime_samples(BASE, branched_rollout(tmp_path), sample_config(), evaluation=True)
     assert only.metadata["agentrl"]["kind"] == "final"
 
 
 def test_a_lost_rollout_is_one_masked_sample_with_routing_of_its_length(tmp_path: Path) -> None:
-    lost = taken(tmp_path, reward=None, outcome=Outcome(OutcomeCode.GRADER_ERROR, Stage.GRADE))
-    (row,) = made(BASE, lost, making(shape=SHAPE), evaluation=False)
+    lost = branched_rollout(
+        tmp_path, reward=None, outcome=Outcome(OutcomeCode.GRADER_ERROR, Stage.GRADE)
+    )
+    (row,) = to_slime_samples(BASE, lost, sample_config(shape=SHAPE), evaluation=False)
     assert row.status is Sample.Status.ABORTED
     assert row.tokens[:-1] == lost.turns[0].prompt_new.tolist()
     assert (row.response_length, row.loss_mask, row.rollout_log_probs) == (1, [0], [0.0])
@@ -69,14 +76,14 @@ def test_a_lost_rollout_is_one_masked_sample_with_routing_of_its_length(tmp_path
 
 
 def test_a_segment_with_a_gap_in_its_routing_is_not_trained(tmp_path: Path) -> None:
-    def routing(chain: Segment) -> Routing:
-        found = make_unrouted(SHAPE, len(chain.tokens))
+    def routing(segment: Segment) -> Routing:
+        found = make_unrouted(SHAPE, len(segment.tokens))
         found.valid[:-1] = True
-        found.valid[3] = chain.kind != "wipe"
+        found.valid[3] = segment.kind != "wipe"
         return found
 
-    rollout = replace(taken(tmp_path), routing=routing)
-    siblings = made(BASE, rollout, making(shape=SHAPE), evaluation=False)
+    rollout = replace(branched_rollout(tmp_path), routing=routing)
+    siblings = to_slime_samples(BASE, rollout, sample_config(shape=SHAPE), evaluation=False)
     removed = {s.metadata["agentrl"]["kind"] for s in siblings if s.remove_sample}
     assert removed == {"wipe"}
 
@@ -84,10 +91,10 @@ def test_a_segment_with_a_gap_in_its_routing_is_not_trained(tmp_path: Path) -> N
 def test_what_ran_out_of_its_budget_is_truncated_and_trained_only_if_asked_for(
     tmp_path: Path,
 ) -> None:
-    cut = taken(tmp_path, outcome=Outcome(OutcomeCode.BUDGET_TURNS, Stage.HARNESS))
+    cut = branched_rollout(tmp_path, outcome=Outcome(OutcomeCode.BUDGET_TURNS, Stage.HARNESS))
     for train in (True, False):
-        how = replace(making(), train_unfinished=train)
-        (only,) = made(BASE, cut, how, evaluation=True)
+        how = replace(sample_config(), train_unfinished=train)
+        (only,) = to_slime_samples(BASE, cut, how, evaluation=True)
         assert only.status is Sample.Status.TRUNCATED
         assert only.remove_sample is not train
 
@@ -105,24 +112,24 @@ def test_rewards_are_compared_within_their_group_however_many_segments_there_are
         *(sample(0, 0, 1.0, 0.5), sample(0, 0, 1.0, 0.5), sample(0, 1, 0.0)),
         *(sample(1, 2, 1.0), sample(1, 3, 1.0), sample(1, 3, 1.0)),
     ]
-    raw, trained = raw_and_trained(samples, min_group=2, normalize_std=False)
+    raw, trained = compute_rewards(samples, min_group=2, normalize_std=False)
     assert raw == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
     assert trained == [0.25, 0.25, -0.5, 0.0, 0.0, 0.0]
 
 
 def test_a_rollout_without_a_grade_is_in_no_baseline() -> None:
     samples = [sample(0, 0, 1.0), sample(0, 1, 0.0), sample(0, 2, None), sample(1, 3, None)]
-    raw, trained = raw_and_trained(samples, min_group=2, normalize_std=True)
+    raw, trained = compute_rewards(samples, min_group=2, normalize_std=True)
     assert trained == pytest.approx([1.0, -1.0, 0.0, 0.0])
     assert raw == [1.0, 0.0, 0.5, 0.5], "slime reports it: it moves no average"
 
 
 def test_a_group_with_too_few_grades_teaches_nothing() -> None:
     samples = [sample(0, 0, 1.0), sample(0, 1, 0.0), sample(0, 2, None)]
-    _, trained = raw_and_trained(samples, min_group=3, normalize_std=False)
+    _, trained = compute_rewards(samples, min_group=3, normalize_std=False)
     assert trained == [0.0, 0.0, 0.0]
 
 
 def test_samples_of_another_generate_function_are_refused() -> None:
     with pytest.raises(ValueError, match="--custom-generate-function-path"):
-        raw_and_trained([Sample(group_index=0, index=7)], min_group=2, normalize_std=False)
+        compute_rewards([Sample(group_index=0, index=7)], min_group=2, normalize_std=False)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runners.observe.status import read_status
-from runners.slime.published import read_published
+from runners.slime.published_status import read_published_status
 from runners.store.published import STATUS_FILE, driven_elsewhere, publish, published
 from runners.store.run_state import REMOTE_SILENCE_S
 from runners.store.run_store import RunStore
@@ -37,7 +37,7 @@ def test_a_store_that_another_machine_drives_is_not_opened_here(run_dir: Path) -
         with pytest.raises(StoreError, match="driven on node7") as caught:
             RunStore.open(run_dir, read_only=read_only)
         assert caught.value.exit_code == 2
-    found = read_published(run_dir)
+    found = read_published_status(run_dir)
     assert found is not None
     assert (found.state, found.driver_host, found.steps) == ("running", "node7", 3)
     assert found.mend is None
@@ -56,14 +56,14 @@ def test_one_that_nobody_else_has_open_is_read_itself(
 ) -> None:
     said(run_dir, **changes)
     assert driven_elsewhere(run_dir) is None
-    assert read_published(run_dir) is None
+    assert read_published_status(run_dir) is None
     RunStore.open(run_dir, read_only=True).close()
 
 
 def test_leaks_and_curves_come_back_as_they_were(run_dir: Path) -> None:
     leak = {"kind": "sandbox", "name": "s", "age_s": 1.0}
     said(run_dir, leaks=[leak], evaluations=[[0, 0.5]], what_a_later_version_adds=1)
-    found = read_published(run_dir)
+    found = read_published_status(run_dir)
     assert found is not None
     assert [asdict(each) for each in found.leaks] == [leak]
     assert [tuple(point) for point in found.evaluations] == [(0, 0.5)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conf.sections.task import TestsRewardConfig
-from runners.rollouts.reward import reward_of
+from runners.rollouts.reward import compute_reward
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import (
@@ -32,6 +32,7 @@ from runners.tasks.graders.logs import TAIL, KeptLogs, log_file
 from runners.tasks.graders.official import build_spec, judge_log, read_report
 from runners.tasks.graders.pytest_ids import judge_run
 from runners.tasks.grading import SandboxGrader
+from runners.trajectory.turn_totals import TurnTotals
 from tests.runners.tasks.pytest_tasks import (
     diff_of,
     grade,
@@ -391,7 +392,7 @@ def test_partial_credit_is_the_share_of_mended_tests(
     reward = TestsRewardConfig(
         kind="tests", solved=1, unsolved=-1, partial=partial, turn_penalty=0, malformed_penalty=0
     )
-    assert reward_of(reward, verdict_of(first, second, timed_out=late), []) == worth
+    assert compute_reward(reward, verdict_of(first, second, timed_out=late), TurnTotals()) == worth
 
 
 async def test_the_log_is_what_the_script_printed(backend: LocalBackend, task: Task) -> None:

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runners.training.placeholder import PROMPT_TOKENS, minimal, pad_token, placeholder
+from runners.training.placeholder import (
+    PROMPT_TOKENS,
+    constant_placeholder,
+    pad_token,
+    prompt_placeholder,
+)
 from runners.trajectory.routing import RoutingShape
 
 
@@ -50,7 +55,7 @@ def test_a_placeholder_has_no_weight_and_routes_to_distinct_experts_that_do_not_
     experts: int,
 ) -> None:
     shape = RoutingShape(layers=3, top_k=4, experts=experts, routed=(0, 1, 2))
-    sample = placeholder("r", np.arange(1000, dtype=np.int32), 7, shape)
+    sample = prompt_placeholder("r", np.arange(1000, dtype=np.int32), 7, shape)
     assert len(sample.tokens) == PROMPT_TOKENS + 1
     assert sample.tokens[-1] == 7
     assert not sample.loss_mask.any()
@@ -63,9 +68,9 @@ def test_a_placeholder_has_no_weight_and_routes_to_distinct_experts_that_do_not_
 
 
 def test_the_constant_row_needs_nothing_and_has_one_captured_row_at_most() -> None:
-    sample = minimal("r", 0, RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1)))
+    sample = constant_placeholder("r", 0, RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1)))
     assert sample.tokens.tolist() == [0, 0]
     assert not sample.loss_mask.any()
     assert sample.routing is not None
     assert len(sample.routing.experts) - 1 == 1, "the last token's routing is never captured"
-    assert minimal("r", 0, None).routing is None
+    assert constant_placeholder("r", 0, None).routing is None

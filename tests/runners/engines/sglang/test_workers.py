@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.campaign.drain import drained
+from runners.campaign.drain import pause_turns
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError, EngineLoad, SamplingParams
@@ -172,10 +172,10 @@ async def test_a_drain_behind_a_router_is_proved_by_the_workers(
     async with Router(servers[0]) as router:
         alone = connect_engine(router.url)
         with pytest.raises(EngineError, match=r"list the servers behind it in engine\.workers"):
-            async with drained(gateway, alone, deadline_s=1):
+            async with pause_turns(gateway, alone, deadline_s=1):
                 raise AssertionError
         fleet = connect_engine(router.url, [server.url for server in servers])
-        async with drained(gateway, fleet, deadline_s=1):
+        async with pause_turns(gateway, fleet, deadline_s=1):
             pass
         await alone.close()
         await fleet.close()

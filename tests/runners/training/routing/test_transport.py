@@ -18,18 +18,20 @@ from conf.schema import Config
 from runners.engines.contract import SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.store.run_store import RunStore
+from runners.training.advantages import StepGroups
 from runners.training.fanout import fan_out
 from runners.training.micro_batches import micro_batches
+from runners.training.placeholder import constant_placeholder
 from runners.training.routing.shape import routing_shape
 from runners.training.sample import Sample
-from runners.training.step_batch import Batch, Sessions, make_batch
+from runners.training.step_samples import StepSamples, build_samples
+from runners.training.stored_rollout import StoredRollout
 from runners.trajectory.graph import TurnGraph, build_segments
-from runners.trajectory.record import RolloutRecord
+from runners.trajectory.record import RolloutRecord, Segment
 from runners.trajectory.routing import (
     Routing,
     RoutingError,
     RoutingShape,
-    TurnRouting,
     build_segment_routing,
     build_turn_routing,
 )
@@ -93,7 +95,7 @@ def played(
     lost: Mapping[int, Set[int]] | None = None,
     config: Config = CONFIGS["stop"],
     swap: bool = False,
-) -> Batch:
+) -> StepSamples:
     """Return the batch of a group: four rollouts with rewards 1, 0, 1, 0 and one whose sandbox was
     lost before its first turn. ``swap``: the first two rollouts have each other's routing.
     """
@@ -114,11 +116,16 @@ def played(
         store.add_session(failed.session_id, {})
         others = {records[0].session_id: records[1].session_id} if swap else {}
 
-        def routing(session_id: str) -> dict[int, TurnRouting]:
-            return store.routing(others.get(session_id, session_id))
+        def load(record: RolloutRecord) -> StoredRollout:
+            turns = store.turns(record.session_id)
+            captured = store.routing(others.get(record.session_id, record.session_id))
 
-        sessions = Sessions(lambda name: build_segments(store.turns(name)), routing, shape)
-        return make_batch([*records, failed], sessions, config)
+            def routing(segment: Segment) -> Routing:
+                return build_segment_routing(segment, captured, shape)
+
+            return StoredRollout(record, turns, build_segments(turns), routing)
+
+        return build_samples(StepGroups(config, [*records, failed]), load, config)
 
 
 def test_rows_that_were_fetched_reach_the_gradient(
@@ -175,7 +182,7 @@ def test_a_failed_sample_beside_normal_ones_has_rows_that_a_dispatcher_takes_and
 ) -> None:
     """Its routing was missing, or zeros: the whole batch could not be put together."""
     batch = played(weights, shape, tmp_path / "run")
-    placeholder = batch.rows[-1][0]
+    placeholder = constant_placeholder("failed", 0, shape)
     assert placeholder.routing is not None
     assert (np.diff(np.sort(placeholder.routing.experts, axis=-1), axis=-1) > 0).all()
     without = make_trainer(weights, routing=r3())
@@ -187,7 +194,7 @@ def test_a_failed_sample_beside_normal_ones_has_rows_that_a_dispatcher_takes_and
     ), "it counts as a rollout of the average, and adds nothing to it"
 
 
-def untouched(batch: Batch, index: int) -> list[list[Sample]]:
+def untouched(batch: StepSamples, index: int) -> list[list[Sample]]:
     """Return the batch with one sample's routing taken away: None among others."""
     found = [list(samples) for samples in batch.rollouts]
     found[index] = [replace(found[index][0], routing=None)]

@@ -1,4 +1,4 @@
-"""A run's status as its driver on another machine has published it."""
+"""Read the status that a run's driver on another machine has published."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from runners.observe.status import Leak, Status
 from runners.store.published import driven_elsewhere, published
 
 
-def read_published(run_dir: Path) -> Status | None:
+def read_published_status(run_dir: Path) -> Status | None:
     """Return the published status of a run that another machine drives, whose store cannot be read
-    here; None of any other.
+    here; None for any other run.
     """
     document = published(run_dir)
     if document is None or driven_elsewhere(run_dir) is None:

@@ -1,7 +1,8 @@
-"""A step's batch: the group decides what a rollout is worth, the fan-out where that goes."""
+"""A step's samples: the group decides a rollout's advantage, the fan-out which tokens get it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from runners.training.step_batch import (
-    Batch,
-    Sessions,
-    make_batch,
-    step_metrics,
-    untrainable_groups,
-)
+from runners.training.advantages import StepGroups
+from runners.training.step_metrics import step_metrics
+from runners.training.step_samples import StepSamples, build_samples
+from runners.training.stored_rollout import StoredRollout
 from runners.trajectory.counters import SUMMED_COUNTERS
 from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
-from runners.trajectory.record import RolloutRecord, Segment, Turn
-from runners.trajectory.routing import RoutingShape
+from runners.trajectory.record import RolloutRecord, Turn
 from tests.runners.export.records import a_rollout, a_turn
 
 CONFIGS = {
@@ -72,17 +69,29 @@ def rollouts(*rewards: float | None, group: int = 0, sampled: int = 6) -> list[R
     ]  # fmt: skip
 
 
-def batch_of(
-    records: list[RolloutRecord], turns: list[Turn], line: str = "fanout=segments"
-) -> Batch:
-    def chains(session_id: str) -> list[Segment]:
-        return build_segments([replace(turn, session_id=session_id) for turn in turns])
+def build(
+    records: list[RolloutRecord],
+    turns_of: Callable[[str], list[Turn]],
+    line: str = "fanout=segments",
+) -> StepSamples:
+    """Return the samples of records whose sessions have these turns."""
 
-    return make_batch(records, Sessions(chains), CONFIGS[line])
+    def load(record: RolloutRecord) -> StoredRollout:
+        turns = turns_of(record.session_id)
+        return StoredRollout(record, turns, build_segments(turns), lambda segment: None)
+
+    return build_samples(StepGroups(CONFIGS[line], records), load, CONFIGS[line])
+
+
+def samples_of(
+    records: list[RolloutRecord], turns: list[Turn], line: str = "fanout=segments"
+) -> StepSamples:
+    """Return the samples of records whose sessions all have the same turns."""
+    return build(records, lambda name: [replace(turn, session_id=name) for turn in turns], line)
 
 
 def test_every_sampled_token_of_a_linear_rollout_is_trained_with_its_rollout_s_advantage() -> None:
-    batch = batch_of(rollouts(1.0, 0.0), LINEAR)
+    batch = samples_of(rollouts(1.0, 0.0), LINEAR)
     assert [record.advantage for record in batch.records] == [1.0, -1.0]
     assert [record.trained_tokens for record in batch.records] == [6, 6]
     assert [[s.advantage for s in samples] for samples in batch.rollouts] == [[1.0], [-1.0]]
@@ -92,8 +101,8 @@ def test_every_sampled_token_of_a_linear_rollout_is_trained_with_its_rollout_s_a
     assert metrics["fanout/segments_mean"] == 1.0
 
 
-def test_what_a_branched_step_trains_is_told_by_kind() -> None:
-    metrics = step_metrics(batch_of(rollouts(1.0, 0.0, sampled=10), BRANCHED), 1.0)
+def test_trained_tokens_of_a_branched_step_are_counted_by_kind() -> None:
+    metrics = step_metrics(samples_of(rollouts(1.0, 0.0, sampled=10), BRANCHED), 1.0)
     wanted = {
         "fanout/segments_mean": 4.0,
         "fanout/dropped_long": 0,
@@ -112,7 +121,7 @@ def test_what_a_branched_step_trains_is_told_by_kind() -> None:
 
 
 def test_a_segment_without_a_share_is_not_counted_as_trained() -> None:
-    batch = batch_of(rollouts(1.0, 0.0, sampled=10), BRANCHED, "fanout.reward=final_only")
+    batch = samples_of(rollouts(1.0, 0.0, sampled=10), BRANCHED, "fanout.reward=final_only")
     assert [record.trained_tokens for record in batch.records] == [2, 2]
     assert [len(samples) for samples in batch.rollouts] == [4, 4]
 
@@ -120,21 +129,20 @@ def test_a_segment_without_a_share_is_not_counted_as_trained() -> None:
 @pytest.mark.parametrize("line", [line for line in CONFIGS if line != "rollout.replace_flat=true"])
 @pytest.mark.parametrize("reward", [0.0, 0.94, 1.0])
 def test_a_group_of_equal_rewards_has_advantage_exactly_zero(line: str, reward: float) -> None:
-    batch = batch_of(rollouts(reward, None, reward, reward), BRANCHED, line)
+    batch = samples_of(rollouts(reward, None, reward, reward), BRANCHED, line)
     samples = [sample for samples in batch.rollouts for sample in samples]
     assert samples
     assert {sample.advantage for sample in samples} == {0.0}
-    assert batch.flat_groups == [0]
+    assert batch.groups.flat == [0]
     assert [record.trained_tokens > 0 for record in batch.records] == [True, False, True, True]
 
 
 def test_a_rollout_of_which_nothing_is_left_stays_in_its_baseline_and_in_the_average() -> None:
-    def chains(session_id: str) -> list[Segment]:
+    def turns(session_id: str) -> list[Turn]:
         long = "-02-" in session_id  # the third member
-        return build_segments([chain(0, 1001 if long else 1000, session_id=session_id)])
+        return [chain(0, 1001 if long else 1000, session_id=session_id)]
 
-    records = rollouts(1.0, 1.0, 0.0)
-    batch = make_batch(records, Sessions(chains), CONFIGS["fanout.max_segment_tokens=1000"])
+    batch = build(rollouts(1.0, 1.0, 0.0), turns, "fanout.max_segment_tokens=1000")
     advantages = [record.advantage for record in batch.records]
     assert advantages == pytest.approx([2**-0.5, 2**-0.5, -(2**0.5)])
     assert [record.trained_tokens for record in batch.records] == [2, 2, 0]
@@ -147,16 +155,16 @@ def test_a_rollout_of_which_nothing_is_left_stays_in_its_baseline_and_in_the_ave
 
 def test_an_ungraded_rollout_is_neither_in_the_baseline_nor_fanned_out() -> None:
     records = rollouts(1.0, None, 0.0) + rollouts(1.0, None, group=1)
-    batch = batch_of(records, LINEAR)
+    batch = samples_of(records, LINEAR)
     assert [record.advantage for record in batch.records] == [1.0, None, -1.0, None, None]
     assert len(batch.rollouts) == 2
-    assert batch.dropped_groups == [1]
+    assert batch.groups.without_baseline == [1]
     metrics = step_metrics(batch, 1.0)
     assert metrics["rollout/ungraded"] == 2
     assert metrics["tokens/trained_share"] == pytest.approx(12 / 18)  # one graded in vain
 
 
-def test_what_is_wrong_with_sessions_is_summed_up_and_nothing_that_is_not_graded() -> None:
+def test_session_counters_are_summed_over_graded_rollouts_only() -> None:
     told = [
         {"parser_fallbacks": 2, "routing_missing": 1},
         {"parser_fallbacks": 3},
@@ -166,7 +174,7 @@ def test_what_is_wrong_with_sessions_is_summed_up_and_nothing_that_is_not_graded
         replace(record, extra={"session": figures})
         for record, figures in zip(rollouts(1.0, 0.0, None), told, strict=True)
     ]
-    metrics = step_metrics(batch_of(records, LINEAR), 1.0)
+    metrics = step_metrics(samples_of(records, LINEAR), 1.0)
     assert [metrics[f"rollout/{name}"] for name in SUMMED_COUNTERS] == [0, 0, 0, 5, 1, 0, 0]
 
 
@@ -178,55 +186,49 @@ def test_the_advantage_does_not_depend_on_the_fan_out(
     rewards: list[float | None], line: str
 ) -> None:
     records = rollouts(*rewards)
-    wanted = [record.advantage for record in batch_of(records, LINEAR).records]
-    batch = batch_of(records, BRANCHED, line)
+    wanted = [record.advantage for record in samples_of(records, LINEAR).records]
+    batch = samples_of(records, BRANCHED, line)
     assert [record.advantage for record in batch.records] == wanted
     assert batch.trained.total() == sum(record.trained_tokens for record in batch.records)
 
 
 def test_every_step_has_the_same_metrics() -> None:
-    full = step_metrics(batch_of(rollouts(1.0, 0.0), BRANCHED), 1.0)
+    full = step_metrics(samples_of(rollouts(1.0, 0.0), BRANCHED), 1.0)
     for records in ([], rollouts(None, None), rollouts(1.0)):
-        assert step_metrics(batch_of(records, LINEAR), 0.0).keys() == full.keys()
-    assert step_metrics(batch_of([], LINEAR), 0.0)["tokens/trained_share"] is None
+        assert step_metrics(samples_of(records, LINEAR), 0.0).keys() == full.keys()
+    assert step_metrics(samples_of([], LINEAR), 0.0)["tokens/trained_share"] is None
 
 
-@pytest.mark.parametrize("routing", [None, RoutingShape(2, 2, 8, routed=(0, 1))])
-def test_a_batch_has_a_row_for_every_rollout_and_failed_ones_weigh_nothing(
-    routing: RoutingShape | None,
-) -> None:
-    def chains(session_id: str) -> list[Segment]:
-        if "-01-" in session_id:
-            return []  # it never took a turn
-        return build_segments([replace(turn, session_id=session_id) for turn in LINEAR])
-
+def test_a_failed_rollout_stays_among_the_records_and_weighs_nothing() -> None:
     records = rollouts(1.0, None, None, 0.0)
-    batch = make_batch(records, Sessions(chains, shape=routing, pad=3), DEFAULT)
+    batch = samples_of(records, LINEAR)
+    assert [record.rollout_id for record in batch.records] == [one.rollout_id for one in records]
     assert [record.advantage for record in batch.records] == [1.0, None, None, -1.0]
-    assert [len(samples) for samples in batch.rows] == [1, 1, 1, 1]
-    assert [rows[0].rollout_id for rows in batch.rows] == [one.rollout_id for one in records]
-    never_began, ungraded = batch.rows[1][0], batch.rows[2][0]
-    assert never_began.tokens.tolist() == [3, 3]
-    prompt = LINEAR[0].prompt_new.tolist()
-    assert ungraded.tokens.tolist() == [*prompt, 3]
-    for sample in (never_began, ungraded):
-        assert not sample.loss_mask.any()
-        assert sample.advantage == 0.0
-        assert (sample.routing is not None) == (routing is not None)
-    assert len(batch.rollouts) == 2, "a placeholder counts in no average"
+    assert len(batch.rollouts) == 2, "a failed rollout counts in no average"
+
+
+def test_a_rollout_is_read_once_and_one_without_an_advantage_never() -> None:
+    read: list[str] = []
+
+    def turns(session_id: str) -> list[Turn]:
+        read.append(session_id)
+        return [replace(turn, session_id=session_id) for turn in LINEAR]
+
+    records = rollouts(1.0, None, 0.0)
+    build(records, turns)
+    assert read == [record.session_id for record in records if record.reward is not None]
 
 
 def test_a_rollout_whose_turns_cannot_be_read_is_masked_and_its_siblings_are_untouched() -> None:
-    def chains(session_id: str) -> list[Segment]:
+    def turns(session_id: str) -> list[Turn]:
         if "-00-00-" in session_id:
             raise ValueError("torn {} %s \udcff")
-        return build_segments([replace(turn, session_id=session_id) for turn in LINEAR])
+        return [replace(turn, session_id=session_id) for turn in LINEAR]
 
-    batch = make_batch(rollouts(1.0, 0.0), Sessions(chains), DEFAULT)
+    batch = build(rollouts(1.0, 0.0), turns)
     assert [record.advantage for record in batch.records] == [1.0, -1.0], "its reward was real"
     assert [record.trained_tokens for record in batch.records] == [0, 6]
     assert [len(samples) for samples in batch.rollouts] == [0, 1]
-    assert [len(samples) for samples in batch.rows] == [1, 1]
     [reason] = batch.unbuilt.values()
     assert reason == "ValueError: torn {} %s ?"
     assert step_metrics(batch, 1.0)["rollout/unbuilt"] == 1
@@ -236,8 +238,8 @@ def test_an_unfinished_rollout_can_be_left_out_of_the_loss_but_not_of_the_baseli
     late = Outcome(OutcomeCode.BUDGET_TURNS, Stage.HARNESS)
     first, *others = rollouts(0.0, 1.0)
     records = [replace(first, outcome=late), *others]
-    trained = batch_of(records, LINEAR)
-    masked = batch_of(records, LINEAR, "trainer.train_unfinished=false")
+    trained = samples_of(records, LINEAR)
+    masked = samples_of(records, LINEAR, "trainer.train_unfinished=false")
     assert [r.advantage for r in trained.records] == [r.advantage for r in masked.records]
     assert [record.trained_tokens for record in trained.records] == [6, 6]
     assert [record.trained_tokens for record in masked.records] == [0, 6]
@@ -246,10 +248,19 @@ def test_an_unfinished_rollout_can_be_left_out_of_the_loss_but_not_of_the_baseli
 
 def test_flat_groups_are_left_out_of_the_average_where_they_are_replaced() -> None:
     records = rollouts(1.0, 1.0) + rollouts(1.0, 0.0, group=1) + rollouts(1.0, None, group=2)
-    assert untrainable_groups(records, DEFAULT) == [2]
-    assert len(batch_of(records, LINEAR).rollouts) == 4
-    line = "rollout.replace_flat=true"
-    assert untrainable_groups(records, CONFIGS[line]) == [0, 2]
-    batch = batch_of(records, LINEAR, line)
+    groups = samples_of(records, LINEAR).groups
+    assert (groups.without_baseline, groups.flat, groups.untrainable) == ([2], [0], 1)
+    assert len(samples_of(records, LINEAR).rollouts) == 4
+    batch = samples_of(records, LINEAR, "rollout.replace_flat=true")
+    assert batch.groups.untrainable == 2
     assert len(batch.rollouts) == 2
-    assert [len(samples) for samples in batch.rows] == [1] * 6
+    assert len(batch.records) == 6
+
+
+def test_groups_that_come_later_leave_the_advantages_of_earlier_ones_as_they_are() -> None:
+    first, second = rollouts(1.0, 0.0), rollouts(0.0, 0.0, 1.0, group=1)
+    groups = StepGroups(DEFAULT, first)
+    earlier = list(groups.advantages)
+    groups.add(second)
+    assert groups.advantages[: len(first)] == earlier
+    assert groups.advantages == StepGroups(DEFAULT, [*first, *second]).advantages

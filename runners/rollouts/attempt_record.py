@@ -1,0 +1,77 @@
+"""The record of an attempt: its fields, the outcome of an exception, the mark of the final one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conf.errors import error_text
+from runners.gateway.client import GatewayError
+from runners.rollouts.spec import RolloutSpec
+from runners.sandboxes.contract import SandboxError
+from runners.tasks.contract import Verdict
+from runners.trajectory import ids
+from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
+from runners.trajectory.record import RolloutRecord
+from runners.trajectory.turn_totals import TurnTotals
+
+
+def make_record(
+    spec: RolloutSpec, attempt: int, outcome: Outcome, totals: TurnTotals
+) -> RolloutRecord:
+    """Return the record of an attempt without a grade; it is not final."""
+    return RolloutRecord(
+        rollout_id=spec.rollout_id,
+        attempt=attempt,
+        step=spec.step,
+        split=spec.split,
+        group=spec.group,
+        member=spec.member,
+        task_id=spec.task.id,
+        session_id=ids.session_id(spec.rollout_id, attempt),
+        counts=False,
+        outcome=outcome,
+        reward=None,
+        solved=None,
+        advantage=None,
+        turns=totals.turns,
+        sampled_tokens=totals.sampled_tokens,
+        trained_tokens=0,
+        final_message="",
+        patch="",
+        verdict=None,
+        timings={},
+    )
+
+
+def mark_final(record: RolloutRecord) -> RolloutRecord:
+    """Return the record marked as the one attempt of its rollout that counts."""
+    return replace(record, counts=True)
+
+
+def classify_error(error: BaseException, stage: Stage) -> Outcome:
+    """Return the outcome of an attempt that ended with an exception in a stage."""
+    if stage is Stage.GRADE:
+        code = OutcomeCode.GRADER_ERROR
+    elif isinstance(error, GatewayError):
+        code = OutcomeCode.INFRA_GATEWAY
+    elif isinstance(error, SandboxError):
+        booting = stage is Stage.BOOT
+        code = OutcomeCode.INFRA_SANDBOX_START if booting else OutcomeCode.INFRA_SANDBOX_LOST
+    else:
+        code = OutcomeCode.INTERNAL_ERROR
+    return Outcome(code, stage, f"{type(error).__name__}: {error_text(error)}")
+
+
+def verdict_to_dict(verdict: Verdict | None) -> dict[str, object] | None:
+    """Return a verdict in the form that is stored with a record."""
+    if verdict is None:
+        return None
+    return {
+        "kind": verdict.kind.value,
+        "reason": verdict.reason,
+        "fail_to_pass": [verdict.fail_to_pass_passed, verdict.fail_to_pass_total],
+        "pass_to_pass": [verdict.pass_to_pass_passed, verdict.pass_to_pass_total],
+        "timed_out": verdict.timed_out,
+        "duration_s": verdict.duration_s,
+        "log": verdict.log,
+    }

@@ -1,0 +1,95 @@
+"""The training samples of a step: advantages → segments → samples, rollout by rollout.
+
+A rollout is compared with its group before its segments are looked at: how many there are, or
+whether any is left, does not touch the baseline. A rollout that cannot be read trains nothing, and
+its siblings are trained as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from conf.errors import ExitCode, error_text
+from conf.schema import Config
+from conf.sections.training import RoutingRolloutConfig
+from runners.store.store_error import StoreError
+from runners.training.advantages import StepGroups
+from runners.training.fanout import DropReason, FanOut, fan_out
+from runners.training.sample import Sample
+from runners.training.stored_rollout import LoadRollout
+from runners.trajectory.outcome import OutcomeClass
+from runners.trajectory.record import RolloutRecord, SegmentKind
+from runners.trajectory.routing import RoutingError
+
+
+@dataclass(frozen=True, slots=True)
+class StepSamples:
+    """The rollouts of a step and what is trained of them."""
+
+    records: list[RolloutRecord]
+    """Final records of the step with their advantages and trained tokens."""
+    rollouts: list[list[Sample]]
+    """Samples of each rollout that has an advantage; empty if none of its segments is trained."""
+    groups: StepGroups
+    unbuilt: dict[str, str]
+    """Rollouts whose samples could not be built, with the reason; their rewards still count."""
+    trained: Counter[SegmentKind]
+    """Trained tokens, by kind of their segment."""
+    dropped: Counter[DropReason]
+    """Segments of ``rollouts`` that did not become samples."""
+
+
+def build_samples(groups: StepGroups, load: LoadRollout, config: Config) -> StepSamples:
+    """Return the samples of a step's final rollouts; each that has an advantage is loaded once.
+
+    Raises StoreError if the disk is gone, and RoutingError if captured routing belongs to other
+    tokens and ``routing_replay.on_fault`` is "stop".
+    """
+    records: list[RolloutRecord] = []
+    fans: list[FanOut] = []
+    unbuilt: dict[str, str] = {}
+    for record, advantage in groups.advantages:
+        trained = 0
+        if advantage is not None:
+            fan = _fan_out(record, advantage, load, config, unbuilt)
+            trained = fan.trained.total()
+            fans.append(fan)
+        records.append(replace(record, advantage=advantage, trained_tokens=trained))
+    return StepSamples(
+        records=records,
+        rollouts=[fan.samples for fan in fans],
+        groups=groups,
+        unbuilt=unbuilt,
+        trained=sum((fan.trained for fan in fans), Counter()),
+        dropped=sum((fan.dropped for fan in fans), Counter()),
+    )
+
+
+def _fan_out(
+    record: RolloutRecord,
+    advantage: float,
+    load: LoadRollout,
+    config: Config,
+    unbuilt: dict[str, str],
+) -> FanOut:
+    """Return a rollout's samples; of one that cannot be read none, and note it in ``unbuilt``."""
+    unfinished = record.outcome.outcome_class is OutcomeClass.BUDGET
+    if unfinished and not config.trainer.train_unfinished:
+        return FanOut([], Counter(), Counter(("unfinished",)))
+    try:
+        stored = load(record)
+        return fan_out(record.rollout_id, stored.segments, advantage, config.fanout, stored.routing)
+    except (Exception, CancelledError) as error:  # one rollout's damage is not its siblings'
+        if isinstance(error, StoreError) and error.exit_code is ExitCode.SERVICE_GONE:
+            raise  # the disk's, not the rollout's
+        if isinstance(error, RoutingError) and _stops_at_bad_routing(config):
+            raise
+        unbuilt[record.rollout_id] = f"{type(error).__name__}: {error_text(error)}"
+        return FanOut([], Counter(), Counter())
+
+
+def _stops_at_bad_routing(config: Config) -> bool:
+    mode = config.routing_replay
+    return isinstance(mode, RoutingRolloutConfig) and mode.on_fault == "stop"

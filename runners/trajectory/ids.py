@@ -1,0 +1,27 @@
+"""The names of rollouts and of their attempts: formatted and parsed here only.
+
+``train-000012-003-05-a1`` is the second attempt (``a1``) of member 5 of group 3 in training step
+12. The numbers are padded so that names sort as rollouts are ordered.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ATTEMPT = re.compile(r"(?P<rollout>.+)-a(?P<attempt>\d+)", re.ASCII)
+
+
+def rollout_id(split: str, step: int, group: int, member: int) -> str:
+    """Return the name of a rollout: ``("eval", 0, 3, 1)`` gives ``eval-000000-003-01``."""
+    return f"{split}-{step:06d}-{group:03d}-{member:02d}"
+
+
+def session_id(rollout_id: str, attempt: int) -> str:
+    """Return the name of an attempt: of its gateway session and of its sandbox."""
+    return f"{rollout_id}-a{attempt}"
+
+
+def parse_session_id(name: str) -> tuple[str, int] | None:
+    """Return rollout and attempt of a session's name; None if it has another form."""
+    found = _ATTEMPT.fullmatch(name)
+    return (found["rollout"], int(found["attempt"])) if found else None
