@@ -10,7 +10,6 @@ from conf.suggestions import suggest
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
 
 _EXPECTED = {
     "int_type": "must be a whole number",
@@ -69,7 +68,7 @@ def _dotted_key(loc: Iterable[int | str], tree: Mapping[str, Any]) -> str:
     return key
 
 
-def _explain(key: str, detail: ErrorDetails, tree: Mapping[str, Any]) -> str:
+def _explain(key: str, detail: Mapping[str, Any], tree: Mapping[str, Any]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return unknown_key(key, _without(tree, key))

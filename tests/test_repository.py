@@ -1,0 +1,214 @@
+"""Conventions of the repository that hold for every file: its layout, its words, its imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"cli", "conf", "launch", "runners"}
+FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "base"}
+README_LINES = 40
+WITHOUT_README = {
+    *("campaign", "concurrency", "diagnostics", "engines", "evaluation", "export", "faults"),
+    *("gateway", "harnesses", "observe", "preflight", "ray_workers", "replay", "report"),
+    *("rollouts", "runtime", "sandboxes", "slime", "store", "tasks", "training", "trajectory"),
+}
+"""Folders of ``runners/`` whose README is still to be written."""
+IMPORTING_TESTS = {
+    f"tests/runners/{folder}"
+    for folder in ("export", "gateway", "rollouts", "sandboxes", "tasks", "training")
+}
+"""Folders whose tests still import other tests."""
+NOT_PLAIN_YET = {"conf/sections", "conf/fault_table.py", "cli", "runners"}
+"""Folders whose docstrings are still to be rewritten."""
+REPEATED_CLASSES = {"Block", "Command", "Driver", "Line", "Part", "Place", "Run", "Step", "Trouble"}
+"""Class names with several meanings that are still to be renamed."""
+RUNS_ELSEWHERE = {"slime", "minisweagent", "native"}
+"""Modules of the program inside which a file runs: slime, mini-swe-agent, our agent's sandbox."""
+PART_OF = {"pydantic_core": "pydantic", "connectrpc": "e2b"}
+"""Modules whose types are in the public interface of a declared package, which pins their version."""
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    """Return what git tracks or would track."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    found = (ROOT / name for name in listed.stdout.split("\0") if name)
+    return tuple(path for path in found if path.is_file())
+
+
+@cache
+def modules() -> dict[Path, ast.Module]:
+    """Return the syntax tree of every Python file, by its path below the root."""
+    return {
+        path.relative_to(ROOT): ast.parse(path.read_text("utf-8"))
+        for path in files()
+        if path.suffix == ".py"
+    }
+
+
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    """Yield the modules of the source packages."""
+    return ((path, tree) for path, tree in modules().items() if path.parts[0] in PACKAGES)
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text("utf-8").splitlines()
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def distribution(requirement: str) -> str:
+    """Return the normalized name in a requirement such as ``"e2b>=2,<3"``."""
+    return re.split(r"[<>=!~\[ ]", requirement)[0].lower().replace("_", "-")
+
+
+def test_there_are_four_packages_and_no_fifth() -> None:
+    tops = {path.relative_to(ROOT).parts[0] for path in files() if path.suffix == ".py"}
+    assert tops == PACKAGES | {"tests"}
+
+
+def test_the_build_and_the_import_contract_know_all_packages() -> None:
+    tools = project()["tool"]
+    found = tools["setuptools"]["packages"]["find"]["include"]
+    assert {pattern.rstrip("*") for pattern in found} == PACKAGES
+    assert set(tools["importlinter"]["root_packages"]) == PACKAGES
+
+
+def test_every_package_has_a_readme() -> None:
+    for package in PACKAGES | {"tests"}:
+        assert (ROOT / package / "README.md").is_file(), package
+
+
+def test_every_folder_of_the_runners_has_a_short_readme() -> None:
+    folders = {
+        path.parts[1] for path, _ in sources() if len(path.parts) > 2 and path.parts[0] == "runners"
+    }
+    for folder in sorted(folders - WITHOUT_README):
+        readme = ROOT / "runners" / folder / "README.md"
+        assert readme.is_file(), folder
+        assert len(lines(readme)) <= README_LINES, folder
+
+
+def test_the_readme_is_short_enough_to_be_read() -> None:
+    assert len(lines(ROOT / "README.md")) <= 200
+
+
+def test_the_readme_names_every_dependency() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for requirement in project()["project"]["dependencies"]:
+        name = distribution(requirement)
+        assert f"`{name}`" in readme, name
+
+
+def test_there_are_a_changelog_and_a_licence() -> None:
+    assert lines(ROOT / "CHANGELOG.md")[0] == "# Changelog"
+    assert "Apache License" in (ROOT / "LICENSE").read_text("utf-8")
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    """A question word ("What …", "Whether …") names a thing without saying what it is or does."""
+    question = re.compile(r"(What|How|Which|Where|Whose|Who|Whether)\b")
+    found = [
+        f"{path}:{node.lineno}: {node.value.value.strip()}"
+        for path, tree in sources()
+        if not any(path.is_relative_to(folder) for folder in NOT_PLAIN_YET)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and question.match(node.value.value.strip())
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places = defaultdict(list)
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path))
+    repeated = {name: where for name, where in places.items() if len(where) > 1}
+    assert not {name: where for name, where in repeated.items() if name not in REPEATED_CLASSES}
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules that a file imports, late imports too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    tables = project()["project"]
+    extras = tables["optional-dependencies"]
+    declared = {distribution(line) for line in tables["dependencies"]}
+    for name, extra in extras.items():
+        declared |= {distribution(line) for line in extra} if name != "dev" else set()
+    owners = packages_distributions()
+    known = PACKAGES | RUNS_ELSEWHERE | sys.stdlib_module_names
+    undeclared = {
+        f"{path} imports {top}"
+        for path, tree in sources()
+        for top in {name.partition(".")[0] for name in imported(tree)} - known
+        if not {distribution(name) for name in owners.get(top, [top])} & declared
+        and PART_OF.get(top) not in declared
+    }
+    assert not undeclared
+
+
+def test_tests_do_not_import_tests() -> None:
+    found = {
+        f"{path} imports {name}"
+        for path, tree in modules().items()
+        if not any(path.is_relative_to(folder) for folder in IMPORTING_TESTS)
+        for name in imported(tree)
+        if name.startswith("tests.") and name.rpartition(".")[2].startswith("test_")
+    }
+    assert not found
+
+
+def test_no_file_names_a_directory_of_somebody_s_machine() -> None:
+    private = re.compile(rb"/(?:home|work|root|Users)/[A-Za-z0-9_.-]+/")
+    for path in files():
+        content = path.read_bytes()
+        found = private.search(content) if b"\0" not in content else None
+        assert found is None, f"{path.relative_to(ROOT)}: {found and found.group()!r}"
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    for path in files():
+        names = {*path.relative_to(ROOT).parts[:-1], path.stem}
+        assert not names & FORBIDDEN_NAMES, path
+
+
+def test_yaml_has_no_tabs_and_ends_with_a_newline() -> None:
+    for path in files():
+        if path.suffix == ".yaml":
+            text = path.read_text("utf-8")
+            assert "\t" not in text, path
+            assert text.endswith("\n"), path
