@@ -38,7 +38,7 @@ REPEATED_CLASSES = {"Block", "Command", "Driver", "Line", "Part", "Place", "Run"
 RUNS_ELSEWHERE = {"slime", "minisweagent", "native"}
 """Modules of the program inside which a file runs: slime, mini-swe-agent, our agent's sandbox."""
 PART_OF = {"pydantic_core": "pydantic", "connectrpc": "e2b"}
-"""Modules whose types are in the public interface of a declared package, which pins their version."""
+"""Modules in the public interface of a declared package, which pins their version."""
 
 
 @cache
