@@ -64,7 +64,7 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
 
     from cli.invocation import report_warning
     from runners.diagnostics.diagnostics import diagnostics
-    from runners.faults.process import make_gateway_hooks
+    from runners.faults.wiring import make_gateway_hooks
     from runners.gateway.service import serve
     from runners.gateway.settings import GatewaySettings
     from runners.runtime.services import captured_shape, start_engine

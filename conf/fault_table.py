@@ -1,4 +1,4 @@
-"""Which faults a plan may inject where: the closed lists and the one table."""
+"""Declare boundaries and kinds of faults, and which kind is allowed at which boundary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Boundary = Literal[
     "weights",
     "dump",
 ]
-"""A boundary that a rollout or its run crosses; ``runners/faults/README.md`` says which call."""
+"""A call that a rollout or its run makes; ``docs/fault_plans.md`` says which."""
 
 FaultKind = Literal[
     "error",
@@ -41,36 +41,36 @@ FaultKind = Literal[
     "disk_full",
     "clock_jump",
 ]
-"""What happens there; ``runners/faults/README.md`` says how."""
+"""A kind of fault; ``docs/fault_plans.md`` describes each."""
 
 
-def _set(*what: FaultKind) -> frozenset[FaultKind]:
+def _kinds(*what: FaultKind) -> frozenset[FaultKind]:
     return frozenset(what)
 
 
-_RAISED = _set("error", "exception", "cancelled", "timeout", "hostile")
-_ANY = _RAISED | _set("hang", "delay")
-_ENGINE = _ANY | _set("status", "cut", "abort", "garbage", "disconnect")
-_WRITE = _RAISED | _set("delay", "disk_full")  # it blocks: a hang there could not be cancelled
+_RAISED = _kinds("error", "exception", "cancelled", "timeout", "hostile")
+_ANY = _RAISED | _kinds("hang", "delay")
+_ENGINE = _ANY | _kinds("status", "cut", "abort", "garbage", "disconnect")
+_WRITE = _RAISED | _kinds("delay", "disk_full")  # a hang that blocks cannot be cancelled
 
 ALLOWED: dict[Boundary, frozenset[FaultKind]] = {
-    "session": _ANY | _set("status", "cut", "clock_jump"),
-    "sandbox_boot": _ANY | _set("status", "disk_full"),
-    "exec": _ANY | _set("death", "garbage"),
-    "tool": _ANY - _set("cancelled") | _set("garbage", "disk_full"),
-    "turn": _ENGINE | _set("death", "weight_update", "clock_jump"),
+    "session": _ANY | _kinds("status", "cut", "clock_jump"),
+    "sandbox_boot": _ANY | _kinds("status", "disk_full"),
+    "exec": _ANY | _kinds("death", "garbage"),
+    "tool": _ANY - _kinds("cancelled") | _kinds("garbage", "disk_full"),
+    "turn": _ENGINE | _kinds("death", "weight_update", "clock_jump"),
     "subagent": _ENGINE,
     "compaction": _ENGINE,
-    "finish": _ANY | _set("status", "cut", "garbage"),
-    "patch": _ANY | _set("disk_full"),
-    "grade": _ANY | _set("death", "garbage"),
+    "finish": _ANY | _kinds("status", "cut", "garbage"),
+    "patch": _ANY | _kinds("disk_full"),
+    "grade": _ANY | _kinds("death", "garbage"),
     "teardown": _ANY,
     "store": _WRITE,
     "deliver": _WRITE,
-    "weights": _ANY | _set("status", "cut"),
+    "weights": _ANY | _kinds("status", "cut"),
     "dump": _WRITE,
 }
-"""The one table: what can happen where."""
+"""Kinds of faults that a plan may inject at each boundary."""
 
 _TIMED: tuple[FaultKind, ...] = ("delay", "clock_jump", "death")
 
@@ -78,7 +78,7 @@ _TIMED: tuple[FaultKind, ...] = ("delay", "clock_jump", "death")
 def validate_rule(
     where: Boundary, what: FaultKind, seconds: float | None, status: int | None
 ) -> str | None:
-    """Return what is wrong with a rule, and the mend; None if nothing is."""
+    """Return the error in a rule, with its fix; None if there is none."""
     if what not in ALLOWED[where]:
         known = ", ".join(name for name in get_args(FaultKind) if name in ALLOWED[where])
         return f"cannot be: {what} does not happen at {where}; there it is one of {known}"

@@ -12,12 +12,12 @@ from conf.sections.section import Section
 
 
 class FaultWhen(Section):
-    """Which crossings of a boundary a rule hits; all that is given must hold."""
+    """Select hits (calls at a boundary); all that is given must hold."""
 
     probability: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of each crossing; drawn by a hash, so that neither timing nor order decides."""
+    """Of each hit; drawn by a hash, so that neither timing nor order changes it."""
     k: PositiveInt | None = None
-    """Only the k-th crossing of this boundary in an attempt."""
+    """Only the k-th hit of this boundary in an attempt."""
     attempts: PositiveInt | None = None
     """Only the first so many attempts of a rollout."""
     rollouts: str = "*"
@@ -25,43 +25,43 @@ class FaultWhen(Section):
 
 
 class FaultRule(Section):
-    """One kind of fault; ``conf/fault_table.py`` says what can happen where."""
+    """One kind of fault at one boundary; ``conf/fault_table.py`` has the allowed pairs."""
 
     where: Boundary
     when: FaultWhen = FaultWhen()
     what: FaultKind
     seconds: float | None = None
-    """How long a ``delay`` is, how far a ``clock_jump`` goes, and when ``death`` comes."""
+    """Length of a ``delay``, distance of a ``clock_jump``, time until a ``death``."""
     status: int | None = None
-    """HTTP status of a ``status``."""
+    """HTTP status of a fault of kind ``status``."""
 
     @model_validator(mode="after")
-    def _can_happen(self) -> FaultRule:
-        fault = validate_rule(self.where, self.what, self.seconds, self.status)
-        if fault is not None:
-            raise ValueError(fault)
+    def _validate(self) -> FaultRule:
+        error = validate_rule(self.where, self.what, self.seconds, self.status)
+        if error is not None:
+            raise ValueError(error)
         return self
 
 
 class PlannedFaultsConfig(Section):
-    """A fault plan of ours. Of the rules that fit a crossing, the first happens."""
+    """A fault plan that comes with agentrl. The first rule that applies to a hit wins."""
 
     kind: Literal["none", "flaky_sandbox", "flaky_engine", "slow", "chaos"]
     seed: Annotated[int, Field(ge=0)]
-    """Decides, with the rollout's id, which crossings are hit."""
+    """Decides, with the rollout's id, which hits meet a fault."""
     rules: tuple[FaultRule, ...]
 
 
 class FileFaultsConfig(Section):
-    """A fault plan of the user's own file, which is read once: the run keeps its rules."""
+    """A fault plan of the user's own file; it is read once, and the run keeps its rules."""
 
     kind: Literal["file"]
     path: Path
     """YAML file with ``seed`` and ``rules``."""
     seed: Annotated[int, Field(ge=0)] | None
-    """null: the file's, or 0."""
+    """null: the file's seed, or 0."""
     rules: tuple[FaultRule, ...] | None
-    """null: the file's."""
+    """null: the rules of the file."""
 
 
 FaultsConfig = Annotated[PlannedFaultsConfig | FileFaultsConfig, Field(discriminator="kind")]

@@ -1,4 +1,7 @@
-"""The client of SGLang's HTTP API, for the embedded engine and for a real SGLang server alike."""
+"""The client of SGLang's HTTP API, for the embedded engine and a real SGLang server alike.
+
+Invariant: a generation that is given up is aborted at the engine: nothing runs without a caller.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,20 @@ import asyncio
 import base64
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import aiohttp
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
 from runners.concurrency.limits import backoff_s
+from runners.engines.connection import (
+    Connection,
+    HttpConnection,
+    late_error,
+    unreadable_error,
+)
 from runners.engines.contract import (
     EngineError,
     EngineLoad,
@@ -26,22 +32,19 @@ from runners.engines.contract import (
 )
 
 ABORT_DEADLINE_S = 5.0
-"""An abort is a courtesy: the closed connection already is one."""
+"""Short, because an abort is only a hint: closing the connection already aborts the request."""
 
 HEALTH_DEADLINE_S = 5.0
+LOADS_DEADLINE_S = 10.0
 ROUTING_KEY = "X-SMG-Routing-Key"
-"""By it a router keeps the calls of a session at one worker; a server takes no notice."""
+"""Header by which a router keeps the calls of a session at one worker; a server ignores it."""
 
 UNNUMBERED_VERSION = "default"
-"""What SGLang reports until weights have been updated once."""
+"""Weight version that SGLang reports until weights have been updated once."""
 
-LOADS_DEADLINE_S = 10.0
+UPDATE_PATH = "/update_weights_from_disk"
 UPDATE_ATTEMPTS = 3
-"""An update that is done twice is the same update."""
-
-RETRYABLE_STATUS = frozenset({408, 429, 500, 502, 503, 504})
-PUSHED_BACK_STATUS = frozenset({429, 503})
-_DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
+"""Retrying is safe: the same update twice is the same update."""
 
 
 class HttpEngine:
@@ -54,27 +57,39 @@ class HttpEngine:
         deadline_s: float = 600.0,
         update_deadline_s: float = 300.0,
         abort: Callable[[str], Coroutine[Any, Any, None]] | None = None,
+        connection: Connection | None = None,
     ) -> None:
         """Remember the address; nothing is opened before the first call.
 
-        ``deadline_s`` bounds one generation, queueing included; ``update_deadline_s`` one change of
-        weights. ``abort``: aborts a request where it runs, if that is not at ``url``.
+        ``deadline_s`` bounds one generation, queueing included; ``update_deadline_s`` one update of
+        the weights, retries included. ``abort`` aborts a request where it runs, if that is not at
+        ``url``. ``connection`` replaces the one to ``url``.
         """
-        self._abort = abort or self.abort
-        self._socket = url.removeprefix("unix:") if url.startswith("unix:") else None
-        self._url = "http://engine" if self._socket else url.rstrip("/")
         self.name = url
-        """What it is called in errors: its address."""
+        """Its address; names it in errors."""
+        self.connection = connection or HttpConnection(url)
+        self._abort = abort or self.abort
         self._deadline_s = deadline_s
         self._update_deadline_s = update_deadline_s
-        self._session: aiohttp.ClientSession | None = None
         self._aborts: set[asyncio.Task[None]] = set()
+
+    def with_connection(self, connection: Connection) -> HttpEngine:
+        """Return a client like this one that sends its requests over ``connection``."""
+        return HttpEngine(
+            self.name,
+            deadline_s=self._deadline_s,
+            update_deadline_s=self._update_deadline_s,
+            abort=self._abort,
+            connection=connection,
+        )
 
     async def generate(
         self, input_ids: list[int], params: SamplingParams, *, rid: str
     ) -> Generation:
-        """Sample a continuation; raises EngineError. Cancelling the call aborts the request at the
-        engine.
+        """Sample a continuation of ``input_ids``; see ``Engine.generate``.
+
+        The ids are those that the logprobs belong to, int32 [m], stop token included; logprobs are
+        float32 [m]; routing is int32 [rows · layers · top_k], decoded from base64.
         """
         body = {
             "rid": rid,
@@ -86,42 +101,46 @@ class HttpEngine:
             body["return_routed_experts"] = True
             body["routed_experts_start_len"] = params.routing_start
         try:
-            key = routing_key(rid)
-            answer = await self._post("/generate", body, self._deadline_s, headers=key)
+            answer = await self.request_json(
+                "/generate", body, deadline_s=self._deadline_s, headers=routing_key(rid)
+            )
         except asyncio.CancelledError:
-            self._abort_soon(rid)
+            self._abort_in_background(rid)
             raise
         except EngineError as error:
             refused = error.pushed_back or error.status in range(400, 500)
-            if not refused:  # perhaps it still runs there
-                self._abort_soon(rid)
+            if not refused:  # the reply is lost or late: the request may still run there
+                self._abort_in_background(rid)
             raise
-        return self._generation(answer)
+        return self._parse_generation(answer)
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """Load safetensors weights from a directory, flush the cache, and report ``version`` from
-        then on; a failure that may pass is tried again.
+        """Load safetensors weights from a directory; see ``Engine.update_weights``.
+
+        A failure that may pass is retried within the deadline.
         """
         body = {"model_path": str(path), "weight_version": str(version)}
         clock = asyncio.get_running_loop().time
-        ends, tries = clock() + self._update_deadline_s, 0
+        ends, failures = clock() + self._update_deadline_s, 0
         while True:
             try:
-                answer = await self._post("/update_weights_from_disk", body, ends - clock())
+                answer = await self.request_json(UPDATE_PATH, body, deadline_s=ends - clock())
                 break
             except EngineError as error:
-                tries += 1
-                pause = error.retry_after_s + backoff_s(tries)
-                if not error.retryable or tries == UPDATE_ATTEMPTS or clock() + pause >= ends:
+                failures += 1
+                pause = error.retry_after_s + backoff_s(failures)
+                out_of_time = clock() + pause >= ends
+                if not error.retryable or failures == UPDATE_ATTEMPTS or out_of_time:
                     raise
                 await asyncio.sleep(pause)
         if not answer.get("success"):
             raise EngineError(f"engine {self.name}: {answer.get('message')}", status=400)
 
     async def loads(self) -> EngineLoad:
-        """Return what it has to do (``/v1/loads``)."""
+        """Return the requests that run and wait, over all data-parallel ranks (``/v1/loads``)."""
+        path = "/v1/loads?include=core"
         try:
-            raw = await self._request("GET", "/v1/loads?include=core", None, LOADS_DEADLINE_S)
+            raw = await self._request("GET", path, None, LOADS_DEADLINE_S)
         except EngineError as error:
             if error.status != 404:
                 raise
@@ -137,21 +156,19 @@ class HttpEngine:
                 waiting=sum(int(row["num_waiting_reqs"]) for row in rows),
             )
         except (KeyError, TypeError, ValueError) as error:
-            self._refuse("/v1/loads", error)
+            raise unreadable_error(self.name, "/v1/loads", error) from error
 
     async def abort(self, rid: str) -> None:
-        """Abort a request; never raises: an engine that cannot be told anything runs nothing for
-        us.
-        """
+        """Abort a request; never raises: an engine that cannot be reached runs nothing for us."""
         with suppress(EngineError):
             await self.post("/abort_request", {"rid": rid}, deadline_s=ABORT_DEADLINE_S)
 
     async def abort_all(self) -> None:
-        """Abort every request, whoever made it."""
+        """Abort every request of every client; raises EngineError."""
         await self.post("/abort_request", {"abort_all": True}, deadline_s=ABORT_DEADLINE_S)
 
     async def post(self, path: str, body: Mapping[str, Any], *, deadline_s: float) -> None:
-        """POST ``body``, whatever is answered; raises EngineError."""
+        """POST ``body`` and ignore the answer's content; raises EngineError."""
         await self._request("POST", path, orjson.dumps(body), deadline_s)
 
     async def request_json(
@@ -162,15 +179,22 @@ class HttpEngine:
         deadline_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Return the JSON object that answers a POST of ``body``, or a GET without one; raises
-        EngineError.
+        """POST ``body``, or GET without one, and return the JSON object that answers it.
+
+        Raises EngineError, also for an answer that is no JSON object.
         """
-        if body is not None:
-            return await self._post(path, body, deadline_s, headers)
-        return self._object(path, await self._request("GET", path, None, deadline_s))
+        method, data = ("GET", None) if body is None else ("POST", orjson.dumps(body))
+        raw = await self._request(method, path, data, deadline_s, headers)
+        try:
+            answer = orjson.loads(raw)
+            if not isinstance(answer, dict):
+                raise TypeError("not a JSON object")
+        except (orjson.JSONDecodeError, TypeError) as error:
+            raise unreadable_error(self.name, path, error) from error
+        return answer
 
     async def healthy(self) -> bool:
-        """Whether it answers."""
+        """Return whether it answers."""
         try:
             await self.check_health()
         except EngineError:
@@ -178,35 +202,14 @@ class HttpEngine:
         return True
 
     async def check_health(self) -> None:
-        """Return if it answers; raises EngineError with what is wrong."""
+        """Return if it answers; raises EngineError with the reason if not."""
         await self._request("GET", "/health", None, HEALTH_DEADLINE_S)
 
     async def close(self) -> None:
-        """Close the client's connections (not the engine)."""
+        """Close the client's connections (not the engine), after its last aborts are sent."""
         if self._aborts:
             await asyncio.wait(self._aborts)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    async def _post(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        deadline_s: float,
-        headers: Mapping[str, str] | None = None,
-    ) -> dict[str, Any]:
-        raw = await self._request("POST", path, orjson.dumps(body), deadline_s, headers)
-        return self._object(path, raw)
-
-    def _object(self, path: str, raw: bytes) -> dict[str, Any]:
-        try:
-            answer = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            self._refuse(path, error)
-        if not isinstance(answer, dict):
-            self._refuse(path, TypeError("not a JSON object"))
-        return answer
+        await self.connection.close()
 
     async def _request(
         self,
@@ -216,74 +219,17 @@ class HttpEngine:
         deadline_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        if self._session is None:
-            self._session = self._open()
-        headers = {"Content-Type": "application/json", **(headers or {})}
         try:
-            async with (
-                asyncio.timeout(deadline_s),
-                self._session.request(
-                    method, self._url + path, data=body, headers=headers
-                ) as response,
-            ):
-                raw = await response.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            self._refuse(path, error, deadline_s=deadline_s)
-        if response.status != 200:
-            self._refuse(path, None, response.status, raw, headers=response.headers)
-        return raw
+            async with asyncio.timeout(deadline_s):
+                return await self.connection.request(method, path, body, headers)
+        except TimeoutError as error:
+            raise late_error(self.name, path, deadline_s) from error
 
-    def _open(self) -> aiohttp.ClientSession:
-        connector: aiohttp.BaseConnector
-        if self._socket:
-            connector = aiohttp.UnixConnector(self._socket, limit=0)
-        else:
-            connector = aiohttp.TCPConnector(limit=0)
-        # deadlines are per call; proxies of the environment are for the outside world, not for an
-        # engine
-        return aiohttp.ClientSession(
-            connector=connector, trust_env=False, timeout=aiohttp.ClientTimeout(total=None)
-        )
-
-    def _refuse(
-        self,
-        path: str,
-        cause: Exception | None,
-        status: int | None = None,
-        raw: bytes = b"",
-        *,
-        headers: Mapping[str, str] | None = None,
-        deadline_s: float = 0.0,
-    ) -> NoReturn:
-        """Turn whatever went wrong into EngineError: the one place that reads statuses and
-        exceptions.
-        """
-        what = f"engine {self.name} {path}: "
-        if status is not None:
-            raise EngineError(
-                f"{what}HTTP {status}: {_error_text(raw)}",
-                status=status,
-                retryable=status in RETRYABLE_STATUS,
-                pushed_back=status in PUSHED_BACK_STATUS,
-                retry_after_s=_retry_after_s(headers or {}),
-            ) from cause
-        if isinstance(cause, TimeoutError):
-            raise EngineError(f"{what}no answer within {deadline_s:g} s", retryable=True) from cause
-        if isinstance(cause, aiohttp.ClientError | OSError):
-            raise EngineError(
-                f"{what}unreachable: {str(cause) or type(cause).__name__}",
-                retryable=True,
-                dropped=isinstance(cause, _DROPPED)
-                and not isinstance(cause, aiohttp.ClientConnectorError),
-                unreachable=isinstance(cause, aiohttp.ClientConnectorError),
-            ) from cause
-        raise EngineError(f"{what}unreadable answer: {cause}", status=200) from cause
-
-    def _generation(self, answer: dict[str, Any]) -> Generation:
+    def _parse_generation(self, answer: dict[str, Any]) -> Generation:
         try:
             meta = answer["meta_info"]
             finish = meta["finish_reason"]
-            # the ids that the logprobs belong to, whatever was trimmed from ``output_ids``
+            # not ``output_ids``: old servers trim the stop token there, and its logprob stays
             items = meta["output_token_logprobs"]
             version = meta.get("weight_version")
             return Generation(
@@ -295,14 +241,14 @@ class HttpEngine:
                 cached_tokens=meta["cached_tokens"],
                 weight_version=0 if version in (None, UNNUMBERED_VERSION) else int(version),
                 engine_s=float(meta["e2e_latency"]),
-                routing=_routing(meta.get("routed_experts")),
+                routing=_decode_routing(meta.get("routed_experts")),
                 queue_s=float(meta.get("queue_time") or 0.0),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            self._refuse("/generate", error)
+            raise unreadable_error(self.name, "/generate", error) from error
 
-    def _abort_soon(self, rid: str) -> None:
-        """Abort in the background: the caller that was cancelled must not wait for it."""
+    def _abort_in_background(self, rid: str) -> None:
+        """Start an abort: a caller that was cancelled must not wait for it."""
         task = asyncio.create_task(self._abort(rid), name=f"abort-{rid}")
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
@@ -319,6 +265,7 @@ def _sampling_body(params: SamplingParams) -> dict[str, Any]:
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k,
+        # ids must be exactly what was sampled: nothing trimmed, skipped or inserted
         "no_stop_trim": True,
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
@@ -332,39 +279,8 @@ def _sampling_body(params: SamplingParams) -> dict[str, Any]:
     return body
 
 
-def _routing(encoded: str | None) -> NDArray[np.int32] | None:
-    """Decode SGLang's ``routed_experts``: base64 of little-endian int32, without a shape."""
+def _decode_routing(encoded: str | None) -> NDArray[np.int32] | None:
+    """Decode SGLang's ``routed_experts``: base64 of little-endian int32, flat, without a shape."""
     if encoded is None:
         return None
     return np.frombuffer(base64.b64decode(encoded, validate=True), "<i4")
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float:
-    """Return what ``Retry-After`` asks for, in seconds or as a date (RFC 9110, 10.2.3); else 0."""
-    asked = headers.get("Retry-After", "").strip()
-    if asked.isascii() and asked.isdigit():
-        return float(asked)
-    try:
-        until = parsedate_to_datetime(asked)
-    except ValueError:
-        return 0.0
-    return max(0.0, (until.astimezone(UTC) - datetime.now(UTC)).total_seconds())
-
-
-def _error_text(raw: bytes) -> str:
-    """Find the message of an error body.
-
-    SGLang's ``{"error": {"message"}}``, FastAPI's ``{"detail"}``, ``{"message"}``, or plain text.
-    """
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return raw.decode("utf-8", "replace").strip()[:500]
-    if isinstance(body, dict):
-        error = body.get("error")
-        if isinstance(error, dict) and "message" in error:
-            return str(error["message"])
-        for key in ("message", "detail"):
-            if key in body:
-                return str(body[key])
-    return str(body)[:500]

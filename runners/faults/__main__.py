@@ -1,8 +1,8 @@
-"""``python -m runners.faults``: ``python -m runners.gateway`` under a fault plan."""
+"""Serve a gateway under a fault plan: ``python -m runners.faults``, like ``runners.gateway``."""
 
 from __future__ import annotations
 
-from runners.faults.process import pop_gateway_hooks
+from runners.faults.wiring import pop_gateway_hooks
 from runners.gateway.__main__ import main
 
 if __name__ == "__main__":

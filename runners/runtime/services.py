@@ -35,8 +35,7 @@ from runners.engines.client import HttpEngine
 from runners.engines.contract import ServedEngine
 from runners.engines.sglang.launch import make_server_settings
 from runners.engines.sglang.workers import WorkerEngine, connect_engine
-from runners.faults.process import choose_gateway_module
-from runners.faults.wiring import driver_faults
+from runners.faults.wiring import choose_gateway_module, driver_faults
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.gateway.settings import GatewaySettings
 from runners.harnesses.registry import make_harness

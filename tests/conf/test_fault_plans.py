@@ -1,4 +1,4 @@
-"""Fault plans as configuration: what is legal, files of the user's own, resuming."""
+"""Fault plans as configuration: allowed pairs, the user's own files, resuming."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def faults(overrides: list[str]) -> list[str]:
     return caught.value.faults
 
 
-def sensible(what: FaultKind) -> tuple[float | None, int | None]:
+def default_fields(what: FaultKind) -> tuple[float | None, int | None]:
     return (1.0 if what in ("delay", "clock_jump") else None), (503 if what == "status" else None)
 
 
-def test_the_table_says_something_of_every_boundary_and_of_every_fault() -> None:
+def test_the_table_has_every_boundary_and_every_kind() -> None:
     assert set(ALLOWED) == set(get_args(Boundary))
     assert set().union(*ALLOWED.values()) == set(get_args(FaultKind))
 
 
-def test_exactly_what_the_table_names_is_legal() -> None:
+def test_exactly_the_pairs_of_the_table_are_allowed() -> None:
     for where, what in itertools.product(get_args(Boundary), get_args(FaultKind)):
-        fault = validate_rule(where, what, *sensible(what))
+        fault = validate_rule(where, what, *default_fields(what))
         assert (fault is None) == (what in ALLOWED[where]), (where, what)
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_plan_of_ours_composes_and_says_its_name(plan: str) -> None:
+def test_every_plan_that_comes_with_agentrl_composes(plan: str) -> None:
     section = compose([f"faults={plan}"]).faults
     assert section.kind == plan
     assert bool(section.rules) == (plan != "none")
@@ -58,7 +58,7 @@ def test_chaos_mixes_most_kinds_of_faults_at_most_boundaries() -> None:
     assert {rule.what for rule in rules} == set(get_args(FaultKind))
 
 
-def test_all_faults_of_a_file_are_reported_at_once_and_name_their_rules(tmp_path: Path) -> None:
+def test_all_errors_of_a_file_are_reported_at_once_with_their_rules(tmp_path: Path) -> None:
     text = """
 seed: 3
 rules:
@@ -100,18 +100,18 @@ rules:
         ("rules: []\nfoo: 1\n", "has foo: a plan is a seed and rules"),
     ],
 )
-def test_a_file_that_is_no_plan_is_refused_by_name(tmp_path: Path, text: str, fault: str) -> None:
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, fault: str) -> None:
     (found,) = faults(with_file(tmp_path / "plan.yaml", text))
     assert found.startswith(f"faults.path={tmp_path / 'plan.yaml'} ")
     assert fault in found
 
 
-def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     (found,) = faults(["faults=file", f"faults.path={tmp_path / 'none.yaml'}"])
     assert "cannot be read: [Errno 2] No such file" in found
 
 
-def test_a_fault_elsewhere_does_not_hide_those_of_the_file(tmp_path: Path) -> None:
+def test_an_error_elsewhere_does_not_hide_those_of_the_file(tmp_path: Path) -> None:
     plan = with_file(tmp_path / "plan.yaml", "rules: [{where: dump, what: abort}]")
     assert len(faults([*plan, "seed=-1"])) == 2
 
@@ -127,7 +127,7 @@ def test_a_run_keeps_the_rules_of_its_file(tmp_path: Path) -> None:
     assert from_json(to_json(config), source="test") == config
 
 
-def test_a_copy_of_a_plan_of_ours_is_a_plan(tmp_path: Path) -> None:
+def test_a_copy_of_a_plan_is_a_plan_file(tmp_path: Path) -> None:
     ours = compose(["faults=slow"]).faults
     text = (Path(__file__).parents[2] / "conf" / "faults" / "slow.yaml").read_text()
     assert compose(with_file(tmp_path / "plan.yaml", text)).faults.rules == ours.rules

@@ -1,4 +1,4 @@
-"""What the boundaries of this room's tests are made of."""
+"""Fixtures for the tests of fault injection."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from conf.sections.sandbox import LocalSandboxConfig
-from runners.faults import clock
+from runners.faults.proxy import restore_clock
 from runners.sandboxes.local.backend import LocalBackend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
-from tests.runners.faults.boundaries import Places
+from tests.runners.faults.run_parts import RunParts
 from tests.runners.tasks.repositories import make_task
 
 
@@ -32,7 +32,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 @pytest.fixture(scope="session")
 def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
-    """Sandboxes that work on any machine and need no running gateway."""
+    """Local sandboxes that work on any machine and need no running gateway."""
     settings = LocalSandboxConfig(
         kind="local", isolation="none", memory_mb=1024, processes=4096, file_mb=8, cpu_s=20, warm=0
     )
@@ -42,10 +42,10 @@ def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend
 
 
 @pytest.fixture
-def places(
+def parts(
     tmp_path: Path, tokenizer_dir: Path, task: Task, sandboxes: LocalBackend
-) -> Iterator[Places]:
-    """A run's store, and everything that boundaries are made of."""
+) -> Iterator[RunParts]:
+    """A run's store and the parts around it."""
     with RunStore.create(tmp_path / "run", {}) as store:
-        yield Places(tmp_path, tokenizer_dir, task, sandboxes, store)
-    clock.restore()
+        yield RunParts(tmp_path, tokenizer_dir, task, sandboxes, store)
+    restore_clock()

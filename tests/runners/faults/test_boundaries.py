@@ -1,4 +1,4 @@
-"""What every boundary can suffer: raising, hanging, being late; each is kept in the store."""
+"""Faults that every boundary can meet: raise, hang, delay; each is recorded in the store."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import pytest
 from conf.errors import error_text
 from conf.fault_table import ALLOWED, Boundary, FaultKind
 from runners.engines.contract import EngineError
-from runners.faults.clock import jump, restore
-from runners.faults.grader import GraderCrash
-from runners.faults.inject import hostile
+from runners.faults.boundaries import GraderCrash
 from runners.faults.plan import Fault
+from runners.faults.proxy import jump_clock, make_hostile, restore_clock
 from runners.gateway.client import GatewayError
 from runners.sandboxes.contract import SandboxError
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Verdict, VerdictKind
-from tests.runners.faults.boundaries import ROLLOUT, Places, plan_of
+from tests.runners.faults.run_parts import ROLLOUT, RunParts, make_plan
 
-OWN: dict[Boundary, type[Exception]] = {
+ERRORS: dict[Boundary, type[Exception]] = {
     "session": GatewayError,
     "sandbox_boot": SandboxError,
     "exec": SandboxError,
@@ -41,7 +40,7 @@ RAISED: dict[FaultKind, type[BaseException]] = {
     "timeout": TimeoutError,
     "hostile": Exception,
 }
-PARTICULAR: set[tuple[Boundary, FaultKind]] = {
+SPECIAL: set[tuple[Boundary, FaultKind]] = {
     *(("session", what) for what in ("status", "cut", "clock_jump")),
     *(("finish", what) for what in ("status", "cut", "garbage")),
     *(("sandbox_boot", what) for what in ("status", "disk_full")),
@@ -57,65 +56,63 @@ PARTICULAR: set[tuple[Boundary, FaultKind]] = {
     *(("weights", what) for what in ALLOWED["weights"]),
     *(("tool", what) for what in ALLOWED["tool"]),
 }
-"""What is tested in ``test_driver_faults``, ``test_engine_faults`` and ``test_tool_faults``."""
+"""Pairs tested in ``test_driver_faults``, ``test_engine_faults`` and ``test_tool_faults``."""
 PAIRS = [
     (where, what)
-    for where in OWN
+    for where in ERRORS
     for what in get_args(FaultKind)
     if what in ALLOWED[where] and what in ("error", "hang", "delay", *RAISED)
 ]
 
 
-def test_every_legal_fault_is_tested_here_or_apart() -> None:
-    legal = {(where, what) for where, whats in ALLOWED.items() for what in whats}
-    assert legal == set(PAIRS) | PARTICULAR
+def test_every_allowed_fault_has_a_test() -> None:
+    allowed = {(where, what) for where, whats in ALLOWED.items() for what in whats}
+    assert allowed == set(PAIRS) | SPECIAL
 
 
 @pytest.mark.parametrize(("where", "what"), PAIRS)
-async def test_a_fault_happens_once_is_kept_and_then_the_boundary_is_as_ever(
-    places: Places, where: Boundary, what: FaultKind
+async def test_a_fault_happens_once_and_is_recorded_and_the_next_call_is_normal(
+    parts: RunParts, where: Boundary, what: FaultKind
 ) -> None:
-    async with places.boundary(where, plan_of(where, what, k=1)) as cross:
-        await outcome(cross, where, what)
+    async with parts.boundary(where, make_plan(where, what, k=1)) as hit:
+        await hit_and_check(hit, where, what)
         k = 1
-        assert places.injected() == [
-            (where, what, "step-000001" if where == "dump" else ROLLOUT, k)
-        ]
-        if where not in ("sandbox_boot", "session", "finish"):  # those cross once
-            await cross()
-        assert len(places.injected()) == 1
+        assert parts.injected() == [(where, what, "step-000001" if where == "dump" else ROLLOUT, k)]
+        if where not in ("sandbox_boot", "session", "finish"):  # those are called once
+            await hit()
+        assert len(parts.injected()) == 1
 
 
-async def outcome(cross: Any, where: Boundary, what: FaultKind) -> None:
-    """Cross a boundary once and hold what comes of it to the fault that is planned."""
+async def hit_and_check(hit: Any, where: Boundary, what: FaultKind) -> None:
+    """Hit a boundary once and check that the planned fault happens."""
     if what == "hang":
-        hanging = asyncio.create_task(cross())
+        hanging = asyncio.create_task(hit())
         done, _ = await asyncio.wait({hanging}, timeout=0.1)
         assert not done
         hanging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await hanging
     elif what == "delay":
-        await cross()
+        await hit()
     elif (where, what) == ("grade", "error"):
-        verdict = await cross()
+        verdict = await hit()
         assert isinstance(verdict, Verdict)
         assert verdict.kind is VerdictKind.INFRA
     else:
-        with pytest.raises(OWN[where] if what == "error" else RAISED[what]) as caught:
-            await cross()
+        with pytest.raises(ERRORS[where] if what == "error" else RAISED[what]) as caught:
+            await hit()
         text = error_text(caught.value)
         assert text.encode()
         assert what == "hostile" or f"injected {what} at {where} 1 (rule 0)" in text
 
 
-def test_a_hostile_exception_has_broken_text_or_none_and_is_expected_or_not() -> None:
-    def own(fault: Fault) -> Exception:
+def test_hostile_exceptions_come_in_all_four_variants() -> None:
+    def make_error(fault: Fault) -> Exception:
         return SandboxError(str(fault))
 
     kinds = set()
-    for dice in range(4):
-        error = hostile(Fault(0, "exec", "hostile", "r", 0, 1, dice=dice), own)
+    for bits in range(4):
+        error = make_hostile(Fault(0, "exec", "hostile", "r", 0, 1, random_bits=bits), make_error)
         try:
             readable = "{}" in str(error)
         except ValueError:
@@ -125,15 +122,15 @@ def test_a_hostile_exception_has_broken_text_or_none_and_is_expected_or_not() ->
     assert kinds == {(True, True), (True, False), (False, True), (False, False)}
 
 
-def test_the_clock_jumps_for_the_wall_and_not_for_deadlines() -> None:
+def test_a_clock_jump_moves_the_wall_clock_and_not_deadlines() -> None:
     import time
 
     before, steady = time.time(), time.monotonic()
     try:
-        jump(3600)
-        jump(-7200)
+        jump_clock(3600)
+        jump_clock(-7200)
         assert -3601 < time.time() - before < -3500
         assert time.monotonic() - steady < 100
     finally:
-        restore()
+        restore_clock()
     assert abs(time.time() - before) < 100

@@ -1,4 +1,4 @@
-"""What only a model call can suffer, each with the effect that the real trouble has."""
+"""Faults that are special to model calls, each with the effect of the real failure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from conf.fault_table import FaultKind
 from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.engines.contract import EngineError, SamplingParams
-from runners.faults.process import make_gateway_hooks
+from runners.faults.wiring import make_gateway_hooks
 from tests.fakes.running_gateway import running_gateway
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
-from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places, plan_of
+from tests.runners.faults.run_parts import ROLLOUT, SESSION, RunParts, make_plan
 
 EngineCall = Literal["turn", "subagent", "compaction"]
 CALLS: dict[EngineCall, str] = {
@@ -25,11 +25,11 @@ PARAMS = SamplingParams(max_new_tokens=50)
 
 
 @pytest.mark.parametrize("where", CALLS)
-async def test_a_boundary_of_the_engine_is_crossed_by_its_own_turns_only(
-    places: Places, where: EngineCall
+async def test_a_boundary_of_the_engine_is_hit_by_its_own_turns_only(
+    parts: RunParts, where: EngineCall
 ) -> None:
     for branch in ("main", "subagent", "compaction", "side"):
-        async with places.engine(plan_of(where, "error")) as (engine, _):
+        async with parts.engine(make_plan(where, "error")) as (engine, _):
             call = engine.generate([1], PARAMS, rid=f"{SESSION}:{branch}:0-001")
             if where in ("turn", branch):
                 with pytest.raises(EngineError):
@@ -40,10 +40,10 @@ async def test_a_boundary_of_the_engine_is_crossed_by_its_own_turns_only(
 
 @pytest.mark.parametrize("where", CALLS)
 @pytest.mark.parametrize(("status", "pushed_back"), [(429, True), (503, True), (500, False)])
-async def test_a_status_of_the_engine_is_its_error(
-    places: Places, where: EngineCall, status: int, pushed_back: bool
+async def test_a_status_of_the_engine_becomes_an_engine_error(
+    parts: RunParts, where: EngineCall, status: int, pushed_back: bool
 ) -> None:
-    async with places.engine(plan_of(where, "status", status=status)) as (engine, scripted):
+    async with parts.engine(make_plan(where, "status", status=status)) as (engine, scripted):
         with pytest.raises(EngineError) as caught:
             await engine.generate([1], PARAMS, rid=f"{SESSION}:{CALLS[where]}:0")
         error = caught.value
@@ -53,10 +53,10 @@ async def test_a_status_of_the_engine_is_its_error(
 
 @pytest.mark.parametrize("where", CALLS)
 @pytest.mark.parametrize(("what", "retryable"), [("cut", True), ("garbage", False)])
-async def test_a_reply_that_is_lost_was_sampled(
-    places: Places, where: EngineCall, what: FaultKind, retryable: bool
+async def test_the_engine_sampled_although_the_reply_was_lost(
+    parts: RunParts, where: EngineCall, what: FaultKind, retryable: bool
 ) -> None:
-    async with places.engine(plan_of(where, what)) as (engine, scripted):
+    async with parts.engine(make_plan(where, what)) as (engine, scripted):
         with pytest.raises(EngineError) as caught:
             await engine.generate([1], PARAMS, rid=f"{SESSION}:{CALLS[where]}:0")
         assert caught.value.retryable is retryable
@@ -64,8 +64,8 @@ async def test_a_reply_that_is_lost_was_sampled(
 
 
 @pytest.mark.parametrize("where", CALLS)
-async def test_an_aborted_generation_is_a_part_of_one(places: Places, where: EngineCall) -> None:
-    async with places.engine(plan_of(where, "abort", k=1)) as (engine, _):
+async def test_an_aborted_generation_is_the_first_half(parts: RunParts, where: EngineCall) -> None:
+    async with parts.engine(make_plan(where, "abort", k=1)) as (engine, _):
         cut = await engine.generate([1], PARAMS, rid=f"{SESSION}:{CALLS[where]}:0")
         whole = await engine.generate([1], PARAMS, rid=f"{SESSION}:{CALLS[where]}:1")
         assert (cut.finish_reason, whole.finish_reason) == ("abort", "stop")
@@ -73,8 +73,8 @@ async def test_an_aborted_generation_is_a_part_of_one(places: Places, where: Eng
         assert 0 < len(cut.output_ids) == len(cut.logprobs) < len(whole.output_ids)
 
 
-async def test_weights_that_change_in_mid_turn_show_in_its_version(places: Places) -> None:
-    async with places.engine(plan_of("turn", "weight_update", k=2)) as (engine, _):
+async def test_a_weight_update_during_a_turn_raises_its_version(parts: RunParts) -> None:
+    async with parts.engine(make_plan("turn", "weight_update", k=2)) as (engine, _):
         versions = [
             (await engine.generate([1], PARAMS, rid=f"{SESSION}:main:{n}")).weight_version
             for n in range(3)
@@ -83,8 +83,8 @@ async def test_weights_that_change_in_mid_turn_show_in_its_version(places: Place
 
 
 @pytest.mark.parametrize("where", CALLS)
-async def test_a_client_that_goes_away_aborts_its_turn_and_may_come_again(
-    places: Places, where: EngineCall
+async def test_a_client_that_disconnects_aborts_its_turn_and_may_retry(
+    parts: RunParts, where: EngineCall
 ) -> None:
     hints: dict[str, str] = {} if where == "turn" else {"x-claude-code-request-class": where}
     if where == "subagent":
@@ -95,8 +95,8 @@ async def test_a_client_that_goes_away_aborts_its_turn_and_may_come_again(
         ScriptedEngine() as engine,
         running_gateway(
             engine.url,
-            places.tokenizer,
-            places.tmp_path / "run",
+            parts.tokenizer,
+            parts.tmp_path / "run",
             make_run=False,
             hooks=make_gateway_hooks(section),
         ) as gateway,
@@ -110,4 +110,4 @@ async def test_a_client_that_goes_away_aborts_its_turn_and_may_come_again(
         assert status == 200
         stats = await agent.stats()
         assert (stats["turns"], stats["aborted"]) == (1, 1)
-    assert places.injected() == [(where, "disconnect", ROLLOUT, 1)]
+    assert parts.injected() == [(where, "disconnect", ROLLOUT, 1)]

@@ -1,4 +1,4 @@
-"""A plan's decisions: a pure function of the crossing, fair, and bounded by ``when``."""
+"""Decisions of a plan: a pure function of the hit, fair, and bounded by ``when``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from conf.fault_table import Boundary
 from conf.sections.faults import FaultRule
-from runners.faults.injection import Crossings
-from runners.faults.plan import MOST, Fault, FaultPlan, attempt_of
+from runners.faults.plan import MAX_FORESEEN, Fault, FaultPlan, Injection, parse_attempt
 
-Crossing = tuple[Boundary, str, int, int]
+Hit = tuple[Boundary, str, int, int]
 
 
 def rule(where: str = "turn", what: str = "error", **when: Any) -> FaultRule:
@@ -31,23 +30,23 @@ rules = st.builds(
     st.none() | st.integers(1, 5),
     st.none() | st.integers(1, 3),
 )
-crossings = st.tuples(wheres, st.text(max_size=12), st.integers(0, 5), st.integers(1, 9))
+hits = st.tuples(wheres, st.text(max_size=12), st.integers(0, 5), st.integers(1, 9))
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**40),
     given_rules=st.lists(rules, max_size=5),
-    asked=st.lists(crossings, max_size=20, unique=True),
+    drawn=st.lists(hits, max_size=20, unique=True),
     shuffle=st.randoms(use_true_random=False),
 )
-def test_the_same_plan_decides_the_same_in_any_order(
-    seed: int, given_rules: list[FaultRule], asked: list[Crossing], shuffle: random.Random
+def test_a_plan_decides_the_same_in_any_order(
+    seed: int, given_rules: list[FaultRule], drawn: list[Hit], shuffle: random.Random
 ) -> None:
-    first = {crossing: FaultPlan(seed, given_rules).decide(*crossing) for crossing in asked}
+    first = {hit: FaultPlan(seed, given_rules).decide(*hit) for hit in drawn}
     again = FaultPlan(seed, given_rules)
-    shuffle.shuffle(asked)
-    assert {crossing: again.decide(*crossing) for crossing in asked} == first
+    shuffle.shuffle(drawn)
+    assert {hit: again.decide(*hit) for hit in drawn} == first
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,13 +60,13 @@ def test_what_is_foreseen_is_what_happens(
     seed: int, given_rules: list[FaultRule], rollout_id: str, attempt: int
 ) -> None:
     plan = FaultPlan(seed, given_rules)
-    decided = {k: plan.decide("turn", rollout_id, attempt, k) for k in range(1, MOST + 1)}
+    decided = {k: plan.decide("turn", rollout_id, attempt, k) for k in range(1, MAX_FORESEEN + 1)}
     expected = {k: fault for k, fault in decided.items() if fault is not None}
     assert plan.foresee("turn", rollout_id, attempt) == expected
 
 
 @pytest.mark.parametrize("probability", [0.01, 0.2, 0.5, 0.97])
-def test_a_probability_is_kept_over_many_draws(probability: float) -> None:
+def test_the_share_of_hits_follows_the_probability(probability: float) -> None:
     plan = FaultPlan(11, [rule(probability=probability)])
     draws = 10_000
     hits = sum(
@@ -78,7 +77,7 @@ def test_a_probability_is_kept_over_many_draws(probability: float) -> None:
     assert abs(hits - draws * probability) < margin
 
 
-def test_each_rule_boundary_rollout_attempt_crossing_and_seed_draws_by_itself() -> None:
+def test_seed_rule_rollout_and_attempt_each_change_the_draw() -> None:
     half = rule(probability=0.5)
     base = FaultPlan(0, [half])
 
@@ -95,7 +94,7 @@ def test_each_rule_boundary_rollout_attempt_crossing_and_seed_draws_by_itself() 
     assert all(one != other for i, one in enumerate(patterns) for other in patterns[:i])
 
 
-def test_when_names_the_crossing_the_attempts_and_the_rollouts() -> None:
+def test_when_restricts_hit_attempts_and_rollouts() -> None:
     plan = FaultPlan(0, [rule(k=2, attempts=2, rollouts="train-000001-*")])
     hit = [
         (rollout_id, attempt, k)
@@ -107,7 +106,7 @@ def test_when_names_the_crossing_the_attempts_and_the_rollouts() -> None:
     assert hit == [("train-000001-000-00", 0, 2), ("train-000001-000-00", 1, 2)]
 
 
-def test_the_first_rule_that_hits_is_what_happens() -> None:
+def test_the_first_rule_that_applies_wins() -> None:
     plan = FaultPlan(0, [rule("grade"), rule(what="cut", k=3), rule(what="abort")])
     what = [fault.what for k in (1, 2, 3, 4) if (fault := plan.decide("turn", "r", 0, k))]
     assert what == ["abort", "abort", "cut", "abort"]
@@ -128,22 +127,29 @@ def test_an_empty_plan_is_no_plan() -> None:
         ("", ("", 0)),
     ],
 )
-def test_a_session_and_its_sandboxes_belong_to_one_attempt(
+def test_names_of_sessions_and_sandboxes_give_their_attempt(
     name: str, owner: tuple[str, int]
 ) -> None:
-    assert attempt_of(name) == owner
+    assert parse_attempt(name) == owner
 
 
-def test_crossings_are_counted_for_each_attempt_and_boundary() -> None:
-    counted = Crossings(FaultPlan(0, [rule(k=2), rule("grade", k=1)]))
-    crossed: list[tuple[Boundary, str]] = [
+class NoEvents:
+    """An ``Events`` that keeps nothing."""
+
+    def event(self, kind: str, data: dict[str, Any]) -> None:
+        """Ignore it."""
+
+
+def test_hits_are_counted_for_each_attempt_and_boundary() -> None:
+    injection = Injection(FaultPlan(0, [rule(k=2), rule("grade", k=1)]), NoEvents())
+    hits: list[tuple[Boundary, str]] = [
         ("turn", "r-a0"),
         ("turn", "r-a1"),
         ("grade", "r-a0-grade"),
         ("turn", "r-a0"),
         ("turn", "r-a0"),
     ]
-    drawn = [counted.draw(where, name) for where, name in crossed]
+    drawn = [injection.draw(where, name) for where, name in hits]
     assert [fault and (fault.where, fault.attempt, fault.k) for fault in drawn] == [
         None,
         None,
@@ -153,9 +159,9 @@ def test_crossings_are_counted_for_each_attempt_and_boundary() -> None:
     ]
 
 
-def test_a_fault_is_stored_with_what_a_report_compares() -> None:
+def test_the_event_of_a_fault_has_the_fields_that_a_report_compares() -> None:
     fault = Fault(3, "turn", "status", "train-000001-000-00", 1, 2, status=503)
-    assert fault.event() == {
+    assert fault.to_event() == {
         "rule": 3,
         "where": "turn",
         "what": "status",

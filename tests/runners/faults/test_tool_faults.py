@@ -11,9 +11,8 @@ from conf.fault_table import FaultKind
 from conf.sections.harness import NativeHarnessConfig
 from conf.sections.sandbox import LocalSandboxConfig
 from conf.sections.scenario import LinearScenarioConfig
-from runners.faults.injection import Injection
-from runners.faults.plan import FaultPlan
-from runners.faults.tools import FaultyHarness
+from runners.faults.native_tools import FaultyToolsHarness
+from runners.faults.plan import FaultPlan, Injection
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.native import NativeHarness
 from runners.sandboxes.contract import SandboxSpec
@@ -21,39 +20,42 @@ from runners.sandboxes.local.backend import LocalBackend
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.running_gateway import running_gateway
 from tests.fakes.scripted_engine import ScriptedEngine, spoken
-from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places, plan_of
+from tests.runners.faults.run_parts import ROLLOUT, SESSION, RunParts, make_plan
 
 pytestmark = pytest.mark.integration
 
 
 def agent_settings() -> NativeHarnessConfig:
-    """Return the agent's settings as they are in the YAML, with room for an answer."""
+    """Return the agent's settings of the YAML, with enough tokens for an answer."""
     section = compose(["harness.max_tokens=500"]).harness
     assert isinstance(section, NativeHarnessConfig)
     return section
 
 
-async def worked(
-    places: Places, plan: FaultPlan, isolation: str = "none", deadline_s: float = 30.0
+async def run_agent(
+    parts: RunParts, plan: FaultPlan, isolation: str = "none", deadline_s: float = 30.0
 ) -> tuple[HarnessResult, list[str]]:
-    """Run the native agent, which reads a file and submits; return its end and what it was told."""
+    """Run the native agent, which reads a file and submits.
+
+    Returns its result, and the tool results that it read.
+    """
     read = [{"type": "tool_use", "name": "Read", "input": {"path": "calc/add.py"}}]
     submit = [{"type": "tool_use", "name": "Submit", "input": {"message": "done"}}]
-    harness = FaultyHarness(
+    harness = FaultyToolsHarness(
         NativeHarness(agent_settings(), LinearScenarioConfig(kind="linear")),
-        Injection(plan, places.store),
+        Injection(plan, parts.store),
     )
     async with (
         ScriptedEngine() as engine,
         running_gateway(
-            engine.url, places.tokenizer, places.tmp_path / "run", make_run=False
+            engine.url, parts.tokenizer, parts.tmp_path / "run", make_run=False
         ) as gateway,
     ):
         engine.say(spoken(read), spoken(submit))
         agent = await gateway.session(SESSION)
-        backend = places.sandboxes if isolation == "none" else isolated(places.tmp_path)
+        backend = parts.sandboxes if isolation == "none" else isolated(parts.tmp_path)
         spec = SandboxSpec(
-            SESSION, places.task.repo, "gateway", gateway.url, Path(gateway.control), agent.key,
+            SESSION, parts.task.repo, "gateway", gateway.url, Path(gateway.control), agent.key,
             harness.mounts(),
         )  # fmt: skip
         sandbox = await backend.create(spec)
@@ -62,7 +64,7 @@ async def worked(
             result = await harness.run(sandbox, context)
         finally:
             await sandbox.close()
-            if backend is not places.sandboxes:
+            if backend is not parts.sandboxes:
                 await backend.close()
         told = [
             message["content"]
@@ -91,42 +93,42 @@ def isolated(root: Path) -> LocalBackend:
         ("delay", "def add"),
     ],
 )
-async def test_a_tool_that_fails_is_the_policy_s_to_read(
-    places: Places, what: FaultKind, told: str
+async def test_the_policy_reads_the_failure_of_a_tool(
+    parts: RunParts, what: FaultKind, told: str
 ) -> None:
-    result, said = await worked(places, plan_of("tool", what, k=1))
+    result, texts = await run_agent(parts, make_plan("tool", what, k=1))
     assert (result.code, result.final_message) == (OutcomeCode.POLICY_FINISHED, "done")
-    assert [text.startswith(told) for text in said] == [True], said
-    assert places.injected() == [("tool", what, ROLLOUT, 1)]
+    assert [text.startswith(told) for text in texts] == [True], texts
+    assert parts.injected() == [("tool", what, ROLLOUT, 1)]
 
 
-async def test_a_tool_fails_in_an_isolated_sandbox_too(places: Places) -> None:
-    result, said = await worked(places, plan_of("tool", "error", k=1), isolation="auto")
-    assert (result.code, said) == (OutcomeCode.POLICY_FINISHED, ["Error: injected"])
+async def test_a_tool_also_fails_in_an_isolated_sandbox(parts: RunParts) -> None:
+    result, texts = await run_agent(parts, make_plan("tool", "error", k=1), isolation="auto")
+    assert (result.code, texts) == (OutcomeCode.POLICY_FINISHED, ["Error: injected"])
 
 
-async def test_an_agent_that_a_tool_crashes_is_infrastructure(places: Places) -> None:
-    result, said = await worked(places, plan_of("tool", "exception", k=1))
-    assert (result.code, said) == (OutcomeCode.INFRA_HARNESS, [])
-    assert places.injected() == [("tool", "exception", ROLLOUT, 1)]
+async def test_a_tool_that_crashes_the_agent_is_an_infrastructure_failure(parts: RunParts) -> None:
+    result, texts = await run_agent(parts, make_plan("tool", "exception", k=1))
+    assert (result.code, texts) == (OutcomeCode.INFRA_HARNESS, [])
+    assert parts.injected() == [("tool", "exception", ROLLOUT, 1)]
 
 
-async def test_a_hostile_tool_ends_the_agent_and_is_infrastructure(places: Places) -> None:
-    """It crashes the agent, or says what no JSON parser takes."""
-    result, said = await worked(places, plan_of("tool", "hostile", k=1))
+async def test_a_hostile_tool_is_an_infrastructure_failure(parts: RunParts) -> None:
+    """It crashes the agent, or prints what no JSON parser accepts."""
+    result, texts = await run_agent(parts, make_plan("tool", "hostile", k=1))
     assert result.code in (OutcomeCode.INFRA_HARNESS, OutcomeCode.INFRA_GATEWAY)
-    assert said == []
-    assert places.injected() == [("tool", "hostile", ROLLOUT, 1)]
+    assert texts == []
+    assert parts.injected() == [("tool", "hostile", ROLLOUT, 1)]
 
 
-async def test_a_tool_that_hangs_meets_the_agent_s_deadline(places: Places) -> None:
-    result, said = await worked(places, plan_of("tool", "hang", k=1), deadline_s=3.0)
-    assert (result.code, said) == (OutcomeCode.BUDGET_WALL, [])
-    assert places.injected() == [("tool", "hang", ROLLOUT, 1)]
+async def test_a_tool_that_hangs_ends_at_the_agent_s_deadline(parts: RunParts) -> None:
+    result, texts = await run_agent(parts, make_plan("tool", "hang", k=1), deadline_s=3.0)
+    assert (result.code, texts) == (OutcomeCode.BUDGET_WALL, [])
+    assert parts.injected() == [("tool", "hang", ROLLOUT, 1)]
 
 
-async def test_an_agent_without_planned_faults_starts_as_ever(places: Places) -> None:
-    result, said = await worked(places, plan_of("tool", "error", k=2))
+async def test_an_agent_without_planned_faults_starts_normally(parts: RunParts) -> None:
+    result, texts = await run_agent(parts, make_plan("tool", "error", k=2))
     assert result.code is OutcomeCode.POLICY_FINISHED
-    assert "def add" in said[0]
-    assert places.injected() == []
+    assert "def add" in texts[0]
+    assert parts.injected() == []

@@ -1,4 +1,4 @@
-"""A plan wiring the stack of a driver and its gateway: a bad day for whole rollouts."""
+"""A fault plan around the services of a driver and its gateway: faults for whole rollouts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.engines.client import HttpEngine
-from runners.faults.process import choose_gateway_module, make_gateway_hooks, pop_gateway_hooks
-from runners.faults.wiring import driver_faults, metrics_faults
+from runners.faults.wiring import (
+    choose_gateway_module,
+    driver_faults,
+    make_gateway_hooks,
+    metrics_faults,
+    pop_gateway_hooks,
+)
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.server import GatewayServer
 from runners.observe.metrics import MetricsWriter
@@ -32,12 +37,12 @@ from runners.trajectory.record import RolloutRecord
 from tests.fakes.rollout_parts import CallingHarness, FolderBackend, ListedGrader
 from tests.fakes.running_gateway import Gateway, running_gateway, settings_for
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
-from tests.runners.faults.boundaries import ROLLOUT, SESSION, Places
+from tests.runners.faults.run_parts import ROLLOUT, SESSION, RunParts
 
 pytestmark = pytest.mark.integration
 
 NONE = PlannedFaultsConfig(kind="none", seed=0, rules=())
-BAD_DAY: list[tuple[dict[str, Any], OutcomeClass | None, Stage | None]] = [
+PLANNED: list[tuple[dict[str, Any], OutcomeClass | None, Stage | None]] = [
     ({"where": "session", "what": "error"}, OutcomeClass.INFRA, Stage.SESSION),
     ({"where": "session", "what": "cut"}, OutcomeClass.INFRA, Stage.SESSION),
     ({"where": "sandbox_boot", "what": "status", "status": 429}, OutcomeClass.INFRA, Stage.BOOT),
@@ -47,7 +52,7 @@ BAD_DAY: list[tuple[dict[str, Any], OutcomeClass | None, Stage | None]] = [
     ({"where": "turn", "what": "abort", "when": {"k": 1}}, None, None),
     ({"where": "finish", "what": "garbage"}, OutcomeClass.INTERNAL, Stage.FINISH),
     ({"where": "finish", "what": "hang"}, OutcomeClass.INFRA, Stage.FINISH),
-    # The agent of these tests looks first: it writes its answer from the host.
+    # k=2: the agent of these tests opens the workspace first, to write its answer.
     (
         {"where": "patch", "what": "cancelled", "when": {"k": 2}},
         OutcomeClass.INTERNAL,
@@ -67,17 +72,17 @@ def rollout_id(number: int) -> str:
     return f"train-000001-000-{number:02d}"
 
 
-def bad_day() -> PlannedFaultsConfig:
+def make_section() -> PlannedFaultsConfig:
     rules = [
         FaultRule.model_validate(
             rule | {"when": {"attempts": 1, "rollouts": rollout_id(number)} | rule.get("when", {})}
         )
-        for number, (rule, _, _) in enumerate(BAD_DAY)
+        for number, (rule, _, _) in enumerate(PLANNED)
     ]
     return PlannedFaultsConfig(kind="chaos", seed=0, rules=tuple(rules))
 
 
-def make_context(places: Places, gateway: Gateway, backend: FolderBackend) -> AttemptContext:
+def make_context(parts: RunParts, gateway: Gateway, backend: FolderBackend) -> AttemptContext:
     """Return a context of fakes that keep their contracts, and of a real gateway."""
     short = compose(["rollout.deadlines={boot_s:3,turn_s:3,teardown_s:5}"])
     return AttemptContext(
@@ -95,28 +100,28 @@ def make_context(places: Places, gateway: Gateway, backend: FolderBackend) -> At
     )
 
 
-async def test_a_bad_day_harms_each_rollout_once_and_is_told_whole(places: Places) -> None:
-    section, backend = bad_day(), places.folders()
+async def test_each_rollout_meets_its_fault_once_and_is_solved_in_the_end(parts: RunParts) -> None:
+    section, backend = make_section(), parts.folders()
     done: list[RolloutRecord] = []
     async with (
         ScriptedEngine() as engine,
         running_gateway(
             engine.url,
-            places.tokenizer,
-            places.tmp_path / "run",
+            parts.tokenizer,
+            parts.tmp_path / "run",
             make_run=False,
             hooks=make_gateway_hooks(section),
             engine_attempts=3,
         ) as gateway,
     ):
         engine.always = Completion("I am done.<|im_end|>")
-        with driver_faults(section, places.store) as wiring:
-            context = wiring.wrap_context(make_context(places, gateway, backend))
-            store = wiring.wrap_store(places.store)
+        with driver_faults(section, parts.store) as wiring:
+            context = wiring.wrap_context(make_context(parts, gateway, backend))
+            store = wiring.wrap_store(parts.store)
             pool = Pool(
                 replace(context, backend=wiring.wrap_backend(backend)),
                 store,
-                execute_here(StoreRecorder(store, Ledger(places.store))),
+                execute_here(StoreRecorder(store, Ledger(parts.store))),
                 admission=Admission(5, adaptive=False),
                 attempts=3,
                 breaker=100,
@@ -125,55 +130,57 @@ async def test_a_bad_day_harms_each_rollout_once_and_is_told_whole(places: Place
             )
             await pool.run(
                 [
-                    RolloutSpec(rollout_id(n), "train", 1, 0, n, places.task, n, 1.0)
-                    for n in range(len(BAD_DAY))
+                    RolloutSpec(rollout_id(n), "train", 1, 0, n, parts.task, n, 1.0)
+                    for n in range(len(PLANNED))
                 ]
             )
         async with gateway.http.get(f"{gateway.url}/health") as answer:
             assert (await answer.json())["sessions"] == 0
     assert not backend.alive
-    assert len(done) == len(BAD_DAY)
+    assert len(done) == len(PLANNED)
     assert all(record.solved for record in done)
-    first = {record.member: record for record in places.store.rollouts() if not record.attempt}
-    for number, (_, outcome_class, stage) in enumerate(BAD_DAY):
+    first = {record.member: record for record in parts.store.rollouts() if not record.attempt}
+    for number, (_, outcome_class, stage) in enumerate(PLANNED):
         record = first[number]
         assert record.counts == (stage is None), record.outcome
         assert stage in (None, record.outcome.stage), record.outcome
         assert outcome_class in (None, record.outcome.outcome_class), record.outcome
     planned = {
-        (rule["where"], rule["what"], rollout_id(n)) for n, (rule, _, _) in enumerate(BAD_DAY)
+        (rule["where"], rule["what"], rollout_id(n)) for n, (rule, _, _) in enumerate(PLANNED)
     }
-    assert {(where, what, name) for where, what, name, _ in places.injected()} == planned
+    assert {(where, what, name) for where, what, name, _ in parts.injected()} == planned
 
 
-async def test_without_a_plan_everything_stays_what_it_is(places: Places) -> None:
-    client, backend = HttpEngine("http://127.0.0.1:9"), places.folders()
-    metrics = MetricsWriter(places.store.run_dir, tensorboard=False)
-    with driver_faults(NONE, places.store) as wiring:
+async def test_without_a_plan_every_part_is_returned_itself(parts: RunParts) -> None:
+    client, backend = HttpEngine("http://127.0.0.1:9"), parts.folders()
+    metrics = MetricsWriter(parts.store.run_dir, tensorboard=False)
+    with driver_faults(NONE, parts.store) as wiring:
         assert wiring.wrap_backend(backend) is backend
         assert wiring.wrap_engine(client) is client
-    assert metrics_faults(NONE, places.store, metrics) is metrics
+    assert metrics_faults(NONE, parts.store, metrics) is metrics
     assert make_gateway_hooks(NONE).server_class is GatewayServer
     assert choose_gateway_module(NONE, {"host": "h"}) == ("runners.gateway", {"host": "h"})
 
 
-def test_the_gateway_s_process_takes_the_plan_out_of_its_settings() -> None:
-    module, settings = choose_gateway_module(bad_day(), {"host": "h"})
+def test_the_gateway_process_removes_the_plan_from_its_settings() -> None:
+    module, settings = choose_gateway_module(make_section(), {"host": "h"})
     assert module == "runners.faults"
     assert pop_gateway_hooks(settings).server_class is not GatewayServer
     assert settings == {"host": "h"}
 
 
-async def test_the_gateway_of_a_run_with_a_plan_injects_it_and_keeps_it(places: Places) -> None:
+async def test_the_gateway_of_a_run_with_a_plan_injects_and_records_it(
+    parts: RunParts,
+) -> None:
     rule = FaultRule.model_validate({"where": "turn", "what": "status", "status": 500})
     section = PlannedFaultsConfig(kind="chaos", seed=0, rules=(rule,))
     async with ScriptedEngine() as engine:
         engine.always = Completion("I am done.<|im_end|>")
-        run_dir = places.tmp_path / "run"
+        run_dir = parts.tmp_path / "run"
         module, settings = choose_gateway_module(
-            section, settings_for(engine.url, places.tokenizer, run_dir).model_dump(mode="json")
+            section, settings_for(engine.url, parts.tokenizer, run_dir).model_dump(mode="json")
         )
-        log = places.tmp_path / "gateway.log"
+        log = parts.tmp_path / "gateway.log"
         service = await Service.start("gateway", module, settings, log=log, deadline_s=60)
         admin = GatewayAdmin(service.info["url"], service.info["admin_key"])
         try:
@@ -187,5 +194,5 @@ async def test_the_gateway_of_a_run_with_a_plan_injects_it_and_keeps_it(places: 
         finally:
             await admin.close()
             await service.stop()
-    assert places.injected() == [("turn", "status", ROLLOUT, 1)]
+    assert parts.injected() == [("turn", "status", ROLLOUT, 1)]
     assert not engine.seen.requests

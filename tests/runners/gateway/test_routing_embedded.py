@@ -68,7 +68,7 @@ async def gateway(
     shape = routing_shape(models[0])
     assert shape is not None
     async with running_gateway(
-        engine._url,
+        engine.name,
         tokenizer_dir,
         tmp_path / "run",
         routing=asdict(shape),

@@ -16,8 +16,7 @@ import pytest
 from conf.compose import compose
 from conf.fault_table import Boundary
 from conf.sections.faults import FaultRule, PlannedFaultsConfig
-from runners.faults.process import make_gateway_hooks
-from runners.faults.wiring import driver_faults
+from runners.faults.wiring import driver_faults, make_gateway_hooks
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder

@@ -1,6 +1,4 @@
-"""Every boundary with a fault plan around it, ready to be crossed: real parts, or fakes that keep
-their contracts.
-"""
+"""Build the parts of a run with a fault plan around them: real ones, or fakes of the contract."""
 
 from __future__ import annotations
 
@@ -13,14 +11,18 @@ from typing import Any
 from conf.fault_table import Boundary
 from conf.sections.faults import FaultRule, FaultWhen
 from runners.engines.client import HttpEngine
-from runners.engines.contract import SamplingParams
-from runners.faults.engine import FaultyEngine, FaultyUpdates
-from runners.faults.gateway import FaultyAdmin
-from runners.faults.grader import FaultyGrader
-from runners.faults.injection import Injection
-from runners.faults.plan import Fault, FaultPlan
-from runners.faults.sandbox import FaultyBackend
-from runners.faults.store import FaultyMetrics, FaultyStore
+from runners.engines.contract import Engine, SamplingParams
+from runners.faults.boundaries import (
+    wrap_backend,
+    wrap_engine,
+    wrap_gateway,
+    wrap_grader,
+    wrap_metrics,
+    wrap_store,
+    wrap_updates,
+)
+from runners.faults.plan import FaultPlan, Injection
+from runners.gateway.client import GatewayAdmin
 from runners.observe.metrics import MetricsWriter
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
@@ -35,16 +37,17 @@ from tests.runners.export.records import a_rollout
 ROLLOUT = "train-000001-000-00"
 SESSION = f"{ROLLOUT}-a0"
 PATCH = Patch(diff=b"", sha256="", files=(), tampered=())
-Cross = Callable[[], Awaitable[Any]]
+Hit = Callable[[], Awaitable[Any]]
+"""Makes the call of a boundary once."""
 
 
-async def captured(task: Task, sandbox: Sandbox) -> Patch:
+async def capture_patch(task: Task, sandbox: Sandbox) -> Patch:
     """Take the patch out of a sandbox."""
     async with sandbox.on_host() as workspace:
         return await diff_workspace(task, workspace)
 
 
-def plan_of(where: Boundary, what: str, *, k: int | None = None, **more: Any) -> FaultPlan:
+def make_plan(where: Boundary, what: str, *, k: int | None = None, **more: Any) -> FaultPlan:
     """Return a plan of one rule; ``more``: its ``seconds`` or ``status``."""
     if what in ("delay", "clock_jump"):
         more.setdefault("seconds", 0.01)
@@ -57,8 +60,8 @@ def plan_of(where: Boundary, what: str, *, k: int | None = None, **more: Any) ->
 
 
 @dataclass
-class Places:
-    """What boundaries are made of."""
+class RunParts:
+    """The parts of a run, each wrapped with a plan on request."""
 
     tmp_path: Path
     tokenizer: Path
@@ -67,20 +70,20 @@ class Places:
     store: RunStore
 
     def injected(self) -> list[tuple[str, str, str, int]]:
-        """Return what the store says was injected: where, what, rollout, k."""
+        """Return the injected faults of the store: where, what, rollout, k."""
         return [
             (event.data["where"], event.data["what"], event.data["rollout_id"], event.data["k"])
             for event in self.store.events("fault")
         ]
 
     def spec(self, *, grading: bool = False) -> SandboxSpec:
-        """Return what a sandbox of the attempt, or its grader's, is made from."""
+        """Return the spec of the attempt's sandbox, or of its grader's."""
         if grading:
             return SandboxSpec(f"{SESSION}-grade", self.task.repo, "none")
         return SandboxSpec(SESSION, self.task.repo, "gateway", "http://127.0.0.1:9", Path("none"))
 
     def folders(self) -> FolderBackend:
-        """Return a backend of mere folders."""
+        """Return a backend whose sandboxes are plain folders."""
         root = self.tmp_path / "folders"
         root.mkdir(exist_ok=True)
         return FolderBackend(root)
@@ -90,53 +93,49 @@ class Places:
         plan: FaultPlan,
         real: SandboxBackend | None = None,
         turns: Callable[[str], int] = lambda name: 0,
-    ) -> FaultyBackend:
-        """Return a faulty backend around a real one."""
+    ) -> SandboxBackend:
+        """Return a wrapped backend; ``turns`` counts the turns of a session."""
 
-        async def taken(name: str) -> int:
+        async def count_turns(name: str) -> int:
             return turns(name)
 
-        return FaultyBackend(real or self.sandboxes, Injection(plan, self.store), taken)
+        return wrap_backend(real or self.sandboxes, Injection(plan, self.store), count_turns)
 
     @asynccontextmanager
-    async def admin(self, plan: FaultPlan) -> AsyncIterator[FaultyAdmin]:
-        """Yield a faulty client of a running gateway; ``_real`` is the other one."""
+    async def admin(self, plan: FaultPlan) -> AsyncIterator[GatewayAdmin]:
+        """Yield a wrapped client of a running gateway."""
         async with (
             ScriptedEngine() as engine,
             running_gateway(
                 engine.url, self.tokenizer, self.tmp_path / "run", make_run=False
             ) as gateway,
         ):
-            yield FaultyAdmin(gateway.admin, Injection(plan, self.store))
+            yield wrap_gateway(gateway.admin, Injection(plan, self.store))
 
     @asynccontextmanager
-    async def engine(self, plan: FaultPlan) -> AsyncIterator[tuple[FaultyEngine, ScriptedEngine]]:
-        """Yield a faulty engine around a client of a scripted one, and that one."""
-
-        async def keep(fault: Fault) -> None:
-            self.store.event("fault", fault.event())
-
+    async def engine(self, plan: FaultPlan) -> AsyncIterator[tuple[Engine, ScriptedEngine]]:
+        """Yield a wrapped client of a scripted engine, and the engine."""
         async with ScriptedEngine() as scripted:
             scripted.always = Completion("I am done.<|im_end|>")
             client = HttpEngine(scripted.url)
             try:
-                yield FaultyEngine(client, plan, keep), scripted
+                yield wrap_engine(client, Injection(plan, self.store)), scripted
             finally:
                 await client.close()
 
     @asynccontextmanager
     async def weights(self, plan: FaultPlan) -> AsyncIterator[tuple[HttpEngine, ScriptedEngine]]:
-        """Yield a driver's faulty client of a scripted engine, and the engine."""
+        """Yield a driver's wrapped client of a scripted engine, and the engine."""
         async with ScriptedEngine() as scripted:
             client = HttpEngine(scripted.url)
             try:
-                yield FaultyUpdates(client, Injection(plan, self.store)), scripted
+                yield wrap_updates(client, Injection(plan, self.store)), scripted
             finally:
                 await client.close()
 
     @asynccontextmanager
-    async def boundary(self, where: Boundary, plan: FaultPlan) -> AsyncIterator[Cross]:
-        """Yield what crosses a boundary once, with a plan around it."""
+    async def boundary(self, where: Boundary, plan: FaultPlan) -> AsyncIterator[Hit]:
+        """Yield the call of a boundary, with a plan around it."""
         injection = Injection(plan, self.store)
         if where in ("session", "finish"):
             async with self.admin(plan) as admin:
@@ -167,42 +166,27 @@ class Places:
         elif where == "patch":
             sandbox = await self.backend(plan).create(self.spec())
             try:
-                yield lambda: captured(self.task, sandbox)
+                yield lambda: capture_patch(self.task, sandbox)
             finally:
                 await sandbox.close()
         elif where == "grade":
-            grader = FaultyGrader(ListedGrader(), injection)
+            grader = wrap_grader(ListedGrader(), injection)
             name = f"{SESSION}-grade"
             yield lambda: grader.grade(self.task, PATCH, name=name, deadline_s=5)
+        elif where == "dump":
+            run_dir = self.store.run_dir
+            metrics = wrap_metrics(MetricsWriter(run_dir, tensorboard=False), injection, run_dir)
+            yield make_async(lambda: metrics.write({"step": 1}))
         else:
-            with self._writes(where, injection) as cross:
-                yield cross
-
-    def _writes(self, where: Boundary, injection: Injection) -> _Writes:
-        return _Writes(self, where, injection)
+            store = wrap_store(self.store, injection)
+            record = a_rollout(ROLLOUT, counts=where == "deliver")
+            yield make_async(lambda: store.put_rollout(record))
 
 
-class _Writes:
-    """A context that yields what makes one of the driver's writes."""
+def make_async(write: Callable[[], None]) -> Hit:
+    """Return a write of the driver as a coroutine function."""
 
-    def __init__(self, places: Places, where: Boundary, injection: Injection) -> None:
-        self._places = places
-        self._where = where
-        self._injection = injection
-        self._store = FaultyStore.over(places.store, injection)
+    async def hit() -> None:
+        write()
 
-    def __enter__(self) -> Cross:
-        run_dir = self._places.store.run_dir
-        metrics = FaultyMetrics(MetricsWriter(run_dir, tensorboard=False), self._injection, run_dir)
-        record = a_rollout(ROLLOUT, counts=self._where == "deliver")
-
-        async def write() -> None:
-            if self._where == "dump":
-                metrics.write({"step": 1})
-            else:
-                self._store.put_rollout(record)
-
-        return write
-
-    def __exit__(self, *_: object) -> None:
-        self._store.close()
+    return hit

@@ -1,0 +1,160 @@
+"""Send HTTP requests to one engine server and classify what goes wrong.
+
+Invariant: a request returns the body of an answer with status 200, or raises EngineError. Nobody
+else reads a status code or an exception of the HTTP library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Protocol
+
+import aiohttp
+import orjson
+
+from runners.engines.contract import EngineError
+
+RETRYABLE_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+PUSHED_BACK_STATUS = frozenset({429, 503})
+"""Statuses that say: too much to do, come later."""
+_DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
+
+
+class Connection(Protocol):
+    """What a client needs of the way to its server."""
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Return the body of the answer; raises EngineError. It has no deadline of its own."""
+        ...
+
+    async def close(self) -> None:
+        """Close the sockets; another request opens them again."""
+        ...
+
+
+class HttpConnection:
+    """A pool of connections to ``http://host:port`` or ``unix:/path/to/socket``."""
+
+    def __init__(self, url: str) -> None:
+        """Remember the address; nothing is opened before the first request."""
+        self._name = url
+        self._socket = url.removeprefix("unix:") if url.startswith("unix:") else None
+        self._url = "http://engine" if self._socket else url.rstrip("/")
+        self._session: aiohttp.ClientSession | None = None
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """See ``Connection.request``."""
+        if self._session is None:
+            self._session = self._open()
+        headers = {"Content-Type": "application/json", **(headers or {})}
+        try:
+            async with self._session.request(
+                method, self._url + path, data=body, headers=headers
+            ) as response:
+                raw = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, TimeoutError):  # an OSError too: the caller's deadline
+                raise
+            raise lost_connection_error(self._name, path, error) from error
+        if response.status != 200:
+            raise status_error(self._name, path, response.status, raw, response.headers)
+        return raw
+
+    async def close(self) -> None:
+        """See ``Connection.close``."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        connector: aiohttp.BaseConnector
+        if self._socket:
+            connector = aiohttp.UnixConnector(self._socket, limit=0)
+        else:
+            connector = aiohttp.TCPConnector(limit=0)
+        # trust_env=False: proxies of the environment are for the outside world, not for an engine.
+        # timeout: the caller has a deadline for each call; aiohttp's own default is five minutes.
+        return aiohttp.ClientSession(
+            connector=connector, trust_env=False, timeout=aiohttp.ClientTimeout(total=None)
+        )
+
+
+def status_error(
+    name: str, path: str, status: int, raw: bytes, headers: Mapping[str, str]
+) -> EngineError:
+    """Classify an answer with a status other than 200; ``raw`` is its body."""
+    return EngineError(
+        f"engine {name} {path}: HTTP {status}: {_read_message(raw)}",
+        status=status,
+        retryable=status in RETRYABLE_STATUS,
+        pushed_back=status in PUSHED_BACK_STATUS,
+        retry_after_s=_read_retry_after(headers),
+    )
+
+
+def lost_connection_error(name: str, path: str, cause: Exception) -> EngineError:
+    """Classify a connection that could not be made, or ended before the answer did."""
+    connecting = isinstance(cause, aiohttp.ClientConnectorError)
+    return EngineError(
+        f"engine {name} {path}: unreachable: {str(cause) or type(cause).__name__}",
+        retryable=True,
+        # ClientConnectorError is a ClientOSError as well, but nothing was sent
+        dropped=isinstance(cause, _DROPPED) and not connecting,
+        unreachable=connecting,
+    )
+
+
+def late_error(name: str, path: str, deadline_s: float) -> EngineError:
+    """Return the error for an answer that did not come in time."""
+    return EngineError(f"engine {name} {path}: no answer within {deadline_s:g} s", retryable=True)
+
+
+def unreadable_error(name: str, path: str, cause: Exception) -> EngineError:
+    """Return the error for an answer with status 200 that cannot be parsed; it is not retried."""
+    return EngineError(f"engine {name} {path}: unreadable answer: {cause}", status=200)
+
+
+def _read_retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds that ``Retry-After`` asks for (RFC 9110, 10.2.3: a number or a date)."""
+    value = headers.get("Retry-After", "").strip()
+    if value.isascii() and value.isdigit():
+        return float(value)
+    try:
+        until = parsedate_to_datetime(value)
+    except ValueError:
+        return 0.0
+    return max(0.0, (until.astimezone(UTC) - datetime.now(UTC)).total_seconds())
+
+
+def _read_message(raw: bytes) -> str:
+    """Return the message of an error body.
+
+    Servers and routers differ: SGLang's ``{"error": {"message"}}``, FastAPI's ``{"detail"}``,
+    ``{"message"}``, or plain text.
+    """
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return raw.decode("utf-8", "replace").strip()[:500]
+    if isinstance(body, dict):
+        error = body.get("error")
+        if isinstance(error, dict) and "message" in error:
+            return str(error["message"])
+        for key in ("message", "detail"):
+            if key in body:
+                return str(body[key])
+    return str(body)[:500]
