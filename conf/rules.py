@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.sections.cluster import ClusterLaunchConfig, SlimeTrainerConfig
+from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.engine import EmbeddedEngineConfig, EngineConfig
 from conf.sections.executor import ExecutorConfig, RayExecutorConfig
 from conf.sections.faults import FaultsConfig
@@ -31,7 +31,7 @@ from conf.sections.task import (
     SwebenchTaskConfig,
     TaskConfig,
 )
-from conf.sections.training import FanoutConfig, TrainerConfig
+from conf.sections.training import FanoutConfig, SlimeTrainerConfig, TrainerConfig
 
 Rule = tuple[bool, str]
 """True if the rule is broken; the message for that case."""

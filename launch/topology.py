@@ -12,8 +12,9 @@ from typing import Any
 
 from conf.errors import ConfigError
 from conf.schema import Config
-from conf.sections.cluster import ClusterLaunchConfig, SlimeTrainerConfig
+from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.moe import LatentAttention, MoeModel
+from conf.sections.training import SlimeTrainerConfig
 
 
 @dataclass(frozen=True, slots=True)

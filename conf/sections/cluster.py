@@ -1,4 +1,4 @@
-"""A campaign on a cluster: the trainer slime, and the launchers that start it."""
+"""The launchers that start a campaign on a cluster."""
 
 from __future__ import annotations
 
@@ -13,40 +13,6 @@ FixedPort = Annotated[int, Field(ge=1, le=65535)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Assignment = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*=")]
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$")]
-_Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class SlimeTrainerConfig(Section):
-    """slime on Ray: Megatron trains, SGLang samples; ``model.layout`` spreads both over GPUs."""
-
-    kind: Literal["slime"]
-    estimator: Literal["grpo", "gspo"]
-    learning_rate: PositiveFloat
-    betas: tuple[_Beta, _Beta]
-    weight_decay: Annotated[float, Field(ge=0)]
-    clip_low: PositiveFloat
-    clip_high: PositiveFloat
-    grad_clip: PositiveFloat
-    minibatches: PositiveInt
-    """Optimizer updates per step: the step's rollouts are split into this many parts."""
-    normalize_std: bool
-    """Divide advantages by the group's standard deviation (GRPO); false: Dr. GRPO."""
-    min_group: Annotated[int, Field(ge=2)]
-    """Least number of valid rollouts for a baseline; a smaller group is dropped and counted."""
-    train_unfinished: bool
-    """Train rollouts that ran out of turns, tokens or time; false: they only enter the baseline."""
-    importance_cap: PositiveFloat | None
-    """Largest weight of truncated importance sampling per token; null: no importance sampling."""
-    rollout_nodes: Annotated[int, Field(ge=0)]
-    """Nodes that only sample; 0: engines and training share all GPUs and take turns."""
-    recompute: Literal["full", "selective"]
-    """Activations that are recomputed in the backward pass."""
-    optimizer_offload: bool
-    """Keep the optimizer's state in the nodes' main memory."""
-    logits_chunk: PositiveInt
-    """Tokens whose logprobs are computed at once."""
-    save_every: PositiveInt
-    """Steps between checkpoints. A job that is lost repeats the steps since the last one."""
 
 
 class ClusterLaunchConfig(Section):

@@ -1,4 +1,4 @@
-"""What rollouts become, and how the policy learns from them."""
+"""Fan-out of rollouts into samples, routing replay, and the trainers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from conf.sections.cluster import SlimeTrainerConfig
 from conf.sections.section import Section
 
 RewardShare = Literal["copy", "uniform", "token_share", "final_only", "root_only"]
@@ -17,20 +16,20 @@ class SegmentsFanoutConfig(Section):
 
     kind: Literal["segments"]
     reward: RewardShare
-    """What each of the K kept segments gets of the rollout's advantage A: ``copy`` A; ``uniform``
+    """Part of the rollout's advantage A for each of its K kept segments: ``copy`` A; ``uniform``
     A / K; ``token_share`` A · n / Σn, n being its sampled tokens; ``final_only`` A on the final
     segment, 0 on the others; ``root_only`` A on the main thread's, 0 on sub-agents'.
     """
     max_segment_tokens: PositiveInt | None
-    """A longer segment is dropped whole; null: no cap."""
+    """Tokens; a longer segment is dropped whole. null: no cap."""
     max_segments: PositiveInt | None
-    """Of more, the final one and the first others are kept; null: no cap."""
+    """Of more segments, the final one and the first others are kept; null: no cap."""
     train_compaction: bool
-    """Train the summaries that replaced a history."""
+    """Train the summaries that replaced a conversation's history."""
     train_subagents: bool
-    """Train what sub-agents sampled: their wipes and summaries too."""
+    """Train the segments of sub-agents, also those that ended in a summary."""
     train_side: bool
-    """Train titles, topics and other requests aside."""
+    """Train side requests: titles, topics, probes."""
 
 
 class CollapseFanoutConfig(Section):
@@ -38,7 +37,7 @@ class CollapseFanoutConfig(Section):
 
     kind: Literal["collapse"]
     max_segment_tokens: PositiveInt | None
-    """A longer segment is dropped whole; null: no cap."""
+    """Tokens; a longer segment is dropped whole. null: no cap."""
 
 
 FanoutConfig = Annotated[SegmentsFanoutConfig | CollapseFanoutConfig, Field(discriminator="kind")]
@@ -61,13 +60,12 @@ class RoutingRolloutConfig(Section):
 
     kind: Literal["rollout"]
     on_fault: Literal["stop", "mask"]
-    """A sample whose routing cannot be true stops the run, or is left out of the loss and counted.
-    """
+    """A sample whose routing is impossible stops the run, or is masked in the loss and counted."""
     shadow_every: Annotated[int, Field(ge=0)]
-    """Every so many steps one forward more, without replay: what it is worth; 0: never."""
+    """Steps between extra forward passes without replay, which measure its effect; 0: never."""
     alarm_disagreement: Annotated[float, Field(gt=0, le=1)]
-    """Share of a layer's choices that training would not have made, from which on they are another
-    token's or another layer's: the run stops, since no single sample is at fault.
+    """Share of a layer's replayed choices that training itself would not make. Above it the rows
+    belong to other tokens or layers, and the run stops, since no single sample is at fault.
     """
 
 
@@ -77,46 +75,78 @@ RoutingReplayConfig = Annotated[
 
 
 class CorrectionConfig(Section):
-    """What is done about rollouts whose logprobs training does not reproduce."""
+    """Correction of the loss where training does not reproduce the rollout's logprobs."""
 
     truncate: Literal["none", "token", "sequence"]
-    """Truncated importance sampling (TIS): weigh each token by train / rollout probability, its own
-    or its sequence's, at most ``cap``.
+    """Truncated importance sampling (TIS): multiply each token's loss by its ratio of training to
+    rollout probability, or by its sequence's, at most ``cap``.
     """
     cap: PositiveFloat
     reject_outside: tuple[PositiveFloat, PositiveFloat] | None
-    """Leave out a sequence whose geometric mean of the tokens' ratios lies outside; null: none."""
+    """Leave out a sequence whose geometric mean of the tokens' ratios lies outside [low, high];
+    null: none.
+    """
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class LocalTrainerConfig(Section):
+class PolicyGradientConfig(Section):
+    """Keys of the algorithm that both trainers share."""
+
+    kind: str
+    learning_rate: PositiveFloat
+    betas: tuple[_Beta, _Beta]
+    """Adam's decay rates of the first and second moment."""
+    weight_decay: Annotated[float, Field(ge=0)]
+    """Decoupled from the gradient (AdamW, arXiv 1711.05101)."""
+    clip_low: PositiveFloat
+    """The probability ratio is clipped below at 1 − clip_low."""
+    clip_high: PositiveFloat
+    """The probability ratio is clipped above at 1 + clip_high (DAPO's clip-higher)."""
+    grad_clip: PositiveFloat
+    """Largest norm of the gradient."""
+    minibatches: PositiveInt
+    """Optimizer updates per pass: the step's rollouts are split into this many parts."""
+    normalize_std: bool
+    """Divide advantages by the group's standard deviation (GRPO); false: Dr. GRPO."""
+    min_group: Annotated[int, Field(ge=2)]
+    """Least number of graded rollouts for a baseline; a smaller group is dropped and counted."""
+    train_unfinished: bool
+    """Train rollouts that ran out of turns, tokens or time; false: they only enter the baseline."""
+
+
+class LocalTrainerConfig(PolicyGradientConfig):
     """GRPO in plain torch in the driver's process."""
 
     kind: Literal["local"]
     device: Literal["auto", "cpu", "cuda"]
-    learning_rate: PositiveFloat
-    betas: tuple[_Beta, _Beta]
-    weight_decay: Annotated[float, Field(ge=0)]
-    clip_low: PositiveFloat
-    clip_high: PositiveFloat
-    grad_clip: PositiveFloat
-    minibatches: PositiveInt
-    """Optimizer updates per step (the step's rollouts are split into so many)."""
     epochs: PositiveInt
     """Passes over the step's rollouts."""
     tokens_per_microbatch: PositiveInt
-    """Padded tokens in one forward; a prompt that its rows share counts once."""
-    normalize_std: bool
-    """Divide advantages by the group's standard deviation (GRPO); false: Dr. GRPO."""
-    min_group: Annotated[int, Field(ge=2)]
-    """Fewest valid rollouts for a baseline; a smaller group is dropped and counted."""
-    train_unfinished: bool
-    """Train rollouts that ran out of turns, tokens or time; false: they only enter the baseline."""
+    """Padded tokens in one forward pass; a prompt that its rows share counts once."""
     threads: Annotated[int, Field(ge=0)]
     """Torch threads; 0: one per core."""
     correction: CorrectionConfig
+
+
+class SlimeTrainerConfig(PolicyGradientConfig):
+    """slime on Ray: Megatron trains, SGLang samples; ``model.layout`` spreads both over GPUs."""
+
+    kind: Literal["slime"]
+    estimator: Literal["grpo", "gspo"]
+    importance_cap: PositiveFloat | None
+    """Largest weight of truncated importance sampling per token; null: no importance sampling."""
+    rollout_nodes: Annotated[int, Field(ge=0)]
+    """Nodes that only sample; 0: engines and training share all GPUs and take turns."""
+    recompute: Literal["full", "selective"]
+    """Activations that are recomputed in the backward pass."""
+    optimizer_offload: bool
+    """Keep the optimizer's state in the nodes' main memory."""
+    logits_chunk: PositiveInt
+    """Tokens whose logprobs are computed at once."""
+    save_every: PositiveInt
+    """Steps between checkpoints. A job that is lost repeats the steps since the last one."""
 
 
 TrainerConfig = Annotated[LocalTrainerConfig | SlimeTrainerConfig, Field(discriminator="kind")]
