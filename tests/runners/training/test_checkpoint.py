@@ -15,8 +15,8 @@ import pytest
 from conf.errors import ExitCode
 from runners.training import checkpoint
 from runners.training.checkpoint import CheckpointError
+from tests.fakes.local_trainer import VOCAB, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
-from tests.runners.training.test_local import VOCAB, make_trainer
 
 
 @pytest.fixture(scope="module")

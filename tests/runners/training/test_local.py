@@ -8,70 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from conf.sections.training import LocalTrainerConfig, RoutingReplayConfig
 from runners.training import checkpoint
 from runners.training.checkpoint import CheckpointError
-from runners.training.local import NATIVE, LocalTrainer, TrainingError
-from runners.training.sample import Sample
+from runners.training.local import LocalTrainer, TrainingError
+from tests.fakes.local_trainer import VOCAB, logprobs, make_rollouts, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
-
-VOCAB = 96
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random tiny policy."""
     return write_tiny_model(tmp_path_factory.mktemp("policy"), vocab_size=VOCAB)
-
-
-def make_trainer(
-    weights: Path, *, seed: int = 0, routing: RoutingReplayConfig = NATIVE, **changes: object
-) -> LocalTrainer:
-    """A trainer with the laptop's settings."""
-    settings: dict[str, object] = {
-        "kind": "local", "device": "cpu", "learning_rate": 1e-3, "betas": (0.9, 0.95),
-        "weight_decay": 0.0, "clip_low": 0.2,
-        "clip_high": 0.28, "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
-        "tokens_per_microbatch": 512, "normalize_std": True, "min_group": 2, "threads": 1,
-        "train_unfinished": True,
-        "correction": {"truncate": "none", "cap": 2.0, "reject_outside": None},
-    } | changes  # fmt: skip
-    return LocalTrainer(
-        LocalTrainerConfig.model_validate(settings),
-        weights=weights,
-        temperature=0.7,
-        seed=seed,
-        routing=routing,
-    )
-
-
-def logprobs(trainer: LocalTrainer, tokens: np.ndarray) -> np.ndarray:
-    """Logprob of each token given those before it, after temperature; 0 for the first."""
-    with torch.no_grad():
-        logits = (
-            trainer.model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
-            / trainer.temperature
-        )
-    chosen = logits.log_softmax(-1)[:-1].gather(
-        1, torch.from_numpy(tokens[1:].astype(np.int64))[:, None]
-    )[:, 0]
-    return np.concatenate([[0.0], chosen.numpy()]).astype(np.float32)
-
-
-def make_rollouts(
-    trainer: LocalTrainer, count: int, *, advantage: float | None = None
-) -> list[list[Sample]]:
-    """On-policy rollouts of one sample of random tokens, half of them good and half bad."""
-    rng = np.random.default_rng(1)
-    rollouts = []
-    for index in range(count):
-        tokens = rng.integers(0, VOCAB, int(rng.integers(8, 24))).astype(np.int32)
-        mask = np.zeros(len(tokens), dtype=bool)
-        mask[len(tokens) // 2 :] = True
-        worth = advantage if advantage is not None else (1.0 if index % 2 else -1.0)
-        sampled = logprobs(trainer, tokens) * mask
-        rollouts.append([Sample(f"r{index}", tokens, mask, sampled, worth)])
-    return rollouts
 
 
 def test_on_policy_samples_have_no_mismatch(weights: Path) -> None:
@@ -172,3 +119,37 @@ def test_a_damaged_checkpoint_is_refused_by_name(weights: Path, tmp_path: Path) 
 def test_weights_that_are_not_there_are_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="cannot load the policy"):
         make_trainer(tmp_path / "nowhere")
+
+
+def gradients(trainer: LocalTrainer) -> list[torch.Tensor]:
+    """Return the gradients of the last update, as the optimizer used them."""
+    return [each.grad for each in trainer.model.parameters() if each.grad is not None]
+
+
+def test_the_gradient_is_clipped_to_its_largest_norm(weights: Path) -> None:
+    trainer = make_trainer(weights, grad_clip=1e-3)
+    metrics = trainer.step(make_rollouts(trainer, 4))
+    assert metrics["policy/grad_norm"] > 1e-2, "the metric is the norm before the clip"
+    norm = torch.stack([grad.norm() for grad in gradients(trainer)]).norm().item()
+    assert norm == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_optimizer_s_moments_decay_at_the_configured_rates(weights: Path) -> None:
+    trainer = make_trainer(weights, betas=(0.5, 0.75))
+    trainer.step(make_rollouts(trainer, 4))
+    states = [state for state in trainer.optimizer.state.values() if state]
+    assert len(states) == len(gradients(trainer)) > 0
+    for state, grad in zip(states, gradients(trainer), strict=True):
+        torch.testing.assert_close(state["exp_avg"], 0.5 * grad)
+        torch.testing.assert_close(state["exp_avg_sq"], 0.25 * grad.square())
+
+
+def test_weight_decay_is_decoupled_from_the_gradient(weights: Path) -> None:
+    without, decayed = make_trainer(weights), make_trainer(weights, weight_decay=0.5)
+    before = [parameter.detach().clone() for parameter in without.model.parameters()]
+    rollouts = make_rollouts(without, 4)
+    without.step(rollouts)
+    decayed.step(rollouts)
+    trained = zip(before, without.model.parameters(), decayed.model.parameters(), strict=True)
+    for start, plain, shrunk in trained:
+        torch.testing.assert_close(shrunk, plain - 1e-3 * 0.5 * start)

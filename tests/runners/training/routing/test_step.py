@@ -10,22 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from conf.sections.training import RoutingRecomputeConfig, RoutingReplayConfig, RoutingRolloutConfig
+from conf.sections.training import RoutingRecomputeConfig, RoutingReplayConfig
 from runners.training.local import LocalTrainer
 from runners.training.routing.step import ReplayedStep
 from runners.training.sample import Sample
 from runners.trajectory.routing import Routing, RoutingError, RoutingShape
+from tests.fakes.local_trainer import VOCAB, logprobs, make_trainer
+from tests.fakes.routing_replay import corrupt, r3
 from tests.fakes.tiny_model import write_tiny_model
-from tests.runners.training.test_local import VOCAB, logprobs, make_trainer
 
-SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
 R2 = RoutingRecomputeConfig(kind="recompute")
-
-
-def r3(**changes: object) -> RoutingRolloutConfig:
-    """R3's settings."""
-    settings = {"on_fault": "stop", "shadow_every": 1, "alarm_disagreement": 0.5, **changes}
-    return RoutingRolloutConfig.model_validate({"kind": "rollout", **settings})
 
 
 @pytest.fixture(scope="module")
@@ -152,22 +146,6 @@ def test_samples_without_routing_are_routed_natively_among_others(
     metrics = make_trainer(weights, routing=r3()).step(mixed)
     assert metrics["r3/captured"] == metrics["r3/replayed"] == pytest.approx(7 / 8)
     assert metrics["r3/invalid_rows"] == 31.0
-
-
-def corrupt(kind: str, sample: Sample, other: Sample) -> Sample:
-    """Return the sample with routing that is not its own."""
-    assert sample.routing is not None
-    assert other.routing is not None
-    own = sample.routing.experts
-    rng = np.random.default_rng(0)
-    experts = {
-        "shifted by a token": np.roll(own, 1, axis=0),
-        "shifted by a layer": np.roll(own, 1, axis=1),
-        "zeros": np.zeros_like(own),
-        "random": rng.random((*own.shape[:2], SHAPE.experts)).argsort(-1)[..., :2].astype(np.uint8),
-        "another turn's": other.routing.experts,
-    }[kind]
-    return replace(sample, routing=replace(sample.routing, experts=experts))
 
 
 @pytest.mark.parametrize(

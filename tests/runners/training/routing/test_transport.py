@@ -35,10 +35,10 @@ from runners.trajectory.routing import (
     build_segment_routing,
     build_turn_routing,
 )
+from tests.fakes.local_trainer import VOCAB, make_trainer
+from tests.fakes.routing_replay import corrupt, r3
 from tests.fakes.tiny_model import write_tiny_model
 from tests.runners.export.records import CONFIG, LOST, a_rollout, a_turn, branched_turns
-from tests.runners.training.routing.test_step import corrupt, r3
-from tests.runners.training.test_local import VOCAB, make_trainer
 
 TURNS, NEW, SAMPLED = 3, 6, 12
 CONFIGS = {kind: compose(["routing_replay=rollout", f"routing_replay.on_fault={kind}"])

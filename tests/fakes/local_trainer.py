@@ -1,0 +1,64 @@
+"""A local trainer of a random tiny policy, and rollouts to train it on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from conf.sections.training import LocalTrainerConfig, RoutingReplayConfig
+from runners.training.local import NATIVE, LocalTrainer
+from runners.training.sample import Sample
+
+VOCAB = 96
+
+
+def make_trainer(
+    weights: Path, *, seed: int = 0, routing: RoutingReplayConfig = NATIVE, **changes: object
+) -> LocalTrainer:
+    """A trainer with the laptop's settings."""
+    settings: dict[str, object] = {
+        "kind": "local", "device": "cpu", "learning_rate": 1e-3, "betas": (0.9, 0.95),
+        "weight_decay": 0.0, "clip_low": 0.2,
+        "clip_high": 0.28, "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
+        "tokens_per_microbatch": 512, "normalize_std": True, "min_group": 2, "threads": 1,
+        "train_unfinished": True,
+        "correction": {"truncate": "none", "cap": 2.0, "reject_outside": None},
+    } | changes  # fmt: skip
+    return LocalTrainer(
+        LocalTrainerConfig.model_validate(settings),
+        weights=weights,
+        temperature=0.7,
+        seed=seed,
+        routing=routing,
+    )
+
+
+def logprobs(trainer: LocalTrainer, tokens: np.ndarray) -> np.ndarray:
+    """Logprob of each token given those before it, after temperature; 0 for the first."""
+    with torch.no_grad():
+        logits = (
+            trainer.model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
+            / trainer.temperature
+        )
+    chosen = logits.log_softmax(-1)[:-1].gather(
+        1, torch.from_numpy(tokens[1:].astype(np.int64))[:, None]
+    )[:, 0]
+    return np.concatenate([[0.0], chosen.numpy()]).astype(np.float32)
+
+
+def make_rollouts(
+    trainer: LocalTrainer, count: int, *, advantage: float | None = None
+) -> list[list[Sample]]:
+    """On-policy rollouts of one sample of random tokens, half of them good and half bad."""
+    rng = np.random.default_rng(1)
+    rollouts = []
+    for index in range(count):
+        tokens = rng.integers(0, VOCAB, int(rng.integers(8, 24))).astype(np.int32)
+        mask = np.zeros(len(tokens), dtype=bool)
+        mask[len(tokens) // 2 :] = True
+        worth = advantage if advantage is not None else (1.0 if index % 2 else -1.0)
+        sampled = logprobs(trainer, tokens) * mask
+        rollouts.append([Sample(f"r{index}", tokens, mask, sampled, worth)])
+    return rollouts

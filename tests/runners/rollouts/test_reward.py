@@ -1,0 +1,41 @@
+"""The reward of a graded rollout, term by term."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.sections.task import TestsRewardConfig
+from runners.rollouts.reward import compute_reward
+from runners.tasks.contract import Verdict, VerdictKind
+from runners.trajectory.turn_totals import TurnTotals
+
+CONFIG = TestsRewardConfig(
+    kind="tests", solved=1, unsolved=-1, partial=False, turn_penalty=0.02, malformed_penalty=0.25
+)
+
+
+def make_verdict(kind: VerdictKind) -> Verdict:
+    return Verdict(kind, int(kind is VerdictKind.SOLVED), 1, 1, 1, "", "", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "totals", "reward"),
+    [
+        (VerdictKind.SOLVED, TurnTotals(), 1.0),
+        (VerdictKind.UNSOLVED, TurnTotals(), -1.0),
+        (VerdictKind.SOLVED, TurnTotals(turns=3), 0.94),
+        (VerdictKind.SOLVED, TurnTotals(turns=3, malformed_turns=1), 0.69),
+        (VerdictKind.SOLVED, TurnTotals(turns=3, malformed_turns=2), 0.69),
+        (VerdictKind.UNSOLVED, TurnTotals(turns=1, malformed_turns=1), -1.27),
+    ],
+)
+def test_turns_cost_each_and_malformed_calls_once(
+    kind: VerdictKind, totals: TurnTotals, reward: float
+) -> None:
+    assert compute_reward(CONFIG, make_verdict(kind), totals) == pytest.approx(reward)
+
+
+def test_the_totals_of_turns_count_malformed_turns_and_look_at_the_last() -> None:
+    assert TurnTotals.add_up([(5, 0), (3, 2), (1, 0)]) == TurnTotals(3, 9, 1, ends_malformed=False)
+    assert TurnTotals.add_up([(5, 0), (3, 2)]).ends_malformed
+    assert TurnTotals.add_up([]) == TurnTotals()
