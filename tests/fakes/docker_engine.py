@@ -1,4 +1,4 @@
-"""A Docker engine without images and without containers: what a program asks that only looks."""
+"""The HTTP API of a Docker engine without images and containers, for programs that only list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backends that this machine can run, each made the same way for the conformance tests."""
+"""Sandbox backends for tests: all that this machine can run, their settings, their processes."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pathlib import Path
 
 import pytest
 
-from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig
+from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
-from tests.fakes.docker.installed import docker_program
-from tests.fakes.docker.installed import works as docker_works
+from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.e2b.box import boxes_work
 from tests.fakes.e2b.server import KEY, E2bServer
 from tests.fakes.e2b.threaded import threaded_e2b_server
-from tests.runners.sandboxes.conftest import PROGRAM, settings
 
+PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
+"""The program that an isolation needs."""
 NAMES = ("bubblewrap", "unshare", "none", "e2b", "docker_program", "docker")
-"""docker_program: the backend with a stand-in for the ``docker`` program. It shows that the calls
-and the rights that they ask for are enough, not what an engine makes of the limits.
+"""docker_program: the docker backend with a stand-in for the ``docker`` program. It shows that the
+calls and the capabilities are sufficient, not that an engine enforces the limits.
 """
 
 
 @dataclass(frozen=True)
-class Place:
+class BackendUnderTest:
     """A backend, and what it promises beyond the contract."""
 
     name: str
@@ -39,18 +39,34 @@ class Place:
     server: E2bServer | None = None
 
     @property
-    def apart(self) -> bool:
-        """Commands have no network, no root rights, and only their own files to write."""
+    def isolated(self) -> bool:
+        """Commands have no network and no root rights, and can write only their own files."""
         return self.name != "none"
 
     @property
-    def elsewhere(self) -> bool:
-        """It outlives its driver."""
+    def remote(self) -> bool:
+        """Its sandboxes outlive their driver."""
         return self.name in ("e2b", "docker_program", "docker")
 
 
+def local_settings(**changes: object) -> LocalSandboxConfig:
+    """Return the settings of a local backend, with small limits."""
+    values = {
+        "kind": "local", "isolation": "bubblewrap", "memory_mb": 512, "processes": 24,
+        "file_mb": 4, "cpu_s": 2, "warm": 0, **changes,
+    }  # fmt: skip
+    return LocalSandboxConfig.model_validate(values)
+
+
+def skip_without(isolation: str) -> None:
+    """Skip the test if the program of an isolation is not installed."""
+    program = PROGRAMS.get(isolation)
+    if program is not None and shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+
+
 def e2b_settings(server: E2bServer, **changes: object) -> E2bSandboxConfig:
-    """Return the configuration that leads to a service on loopback."""
+    """Return a configuration for an E2B service on loopback."""
     values = {
         **{"kind": "e2b", "template": "base", "image_key": None, "size": None, "boots": 64},
         **{"lifetime_s": 3600, "attempts": 3, "api_url": server.url, "sandbox_url": server.url},
@@ -67,22 +83,22 @@ def docker_settings() -> DockerSandboxConfig:
 
 
 @asynccontextmanager
-async def place(name: str, root: Path) -> AsyncIterator[Place]:
-    """Yield a backend, or skip the test."""
+async def open_backend(name: str, root: Path) -> AsyncIterator[BackendUnderTest]:
+    """Yield a backend of ``NAMES``, or skip the test if it cannot run here."""
     if name == "e2b":
         if not boxes_work():
             pytest.skip("this machine cannot make the boxes that stand for E2B's machines")
         with api_key(), threaded_e2b_server(root / "boxes") as server:
             backend = make_backend(e2b_settings(server), root / "driver")
-            yield Place(name, backend, root, server)
+            yield BackendUnderTest(name, backend, root, server)
             await backend.close()
         return
     if name == "docker_program":
-        if not docker_works():
+        if not can_stand_in():
             pytest.skip("this machine cannot stand in for a docker engine")
         with docker_program(root / "bin"):
             backend = make_backend(docker_settings(), root / "driver")
-            yield Place(name, backend, root)
+            yield BackendUnderTest(name, backend, root)
             await backend.close()
         return
     if name == "docker":
@@ -90,11 +106,10 @@ async def place(name: str, root: Path) -> AsyncIterator[Place]:
             pytest.skip("no docker engine answers")
         backend = make_backend(docker_settings(), root / "driver")
     else:
-        if name in PROGRAM and shutil.which(PROGRAM[name]) is None:
-            pytest.skip(f"{PROGRAM[name]} is not installed")
-        local = settings(isolation=name, file_mb=16, warm=1)
+        skip_without(name)
+        local = local_settings(isolation=name, file_mb=16, warm=1)
         backend = await asyncio.to_thread(make_backend, local, root / "driver")
-    yield Place(name, backend, root)
+    yield BackendUnderTest(name, backend, root)
     await backend.close()
 
 
@@ -104,7 +119,7 @@ def _fails(*argv: str) -> bool:
 
 @contextmanager
 def api_key() -> Iterator[None]:
-    """Have the key of the service on loopback in the environment, as users have theirs."""
+    """Set the API key of the service on loopback in the environment, as users do."""
     before = os.environ.get("E2B_API_KEY")
     os.environ["E2B_API_KEY"] = KEY
     try:
@@ -113,3 +128,29 @@ def api_key() -> Iterator[None]:
         del os.environ["E2B_API_KEY"]
         if before is not None:
             os.environ["E2B_API_KEY"] = before
+
+
+def find_processes(word: str) -> list[str]:
+    """Return the pids of the host's processes that have ``word`` in their command line."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                line = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if word.encode() in line.split(b"\0"):
+                found.append(process.name)
+    return found
+
+
+async def wait_gone(word: str) -> bool:
+    """Return whether soon no process has ``word`` in its command line.
+
+    The processes of a namespace that was reaped may take a moment to leave /proc.
+    """
+    for _ in range(100):
+        if not find_processes(word):
+            return True
+        await asyncio.sleep(0.02)
+    return False

@@ -1,16 +1,17 @@
-"""Commands on a machine that answers only short calls, each of which may be lost or made twice.
+"""Run commands on a machine that answers only short calls, each of which may be lost or repeated.
 
 The host writes the command into a directory of its own and calls ``ATTEND`` until the exit code is
-there; the first call starts it, since only one ``mkdir`` succeeds. ``SUPERVISE`` is started with it
-and is root's. It runs the command as the agent in a session of its own, kills at the deadline even
-if nobody calls any more, and writes the exit code last, however the command ended.
+there. The first call starts the command: of two calls only one succeeds in ``mkdir``. ``SUPERVISE``
+runs the command. It belongs to root, starts the command as the agent's user in a new session, kills
+it at the deadline even if the host calls no more, and writes the exit code last, however the
+command ended.
 
-Invariant: an exit code is written when nothing of the agent's user runs any more. Whatever it did
-(a new session, an emptied environment, a fork bomb), ``kill -1`` reaches it and root's processes
-not. So a machine runs one command at a time.
+Invariant: the exit code is written when no process of the agent's user is left. Whatever a process
+did (a new session, an empty environment, a fork bomb), ``kill -1`` by its user reaches it, and none
+of root's. So a machine runs one command at a time.
 
-Only ``sh``, coreutils and util-linux are needed inside. A shell cannot tell ``exit 137`` from a
-SIGKILL; it is taken for the signal.
+Only ``sh``, coreutils and util-linux are needed inside. A shell cannot tell ``exit 137`` from
+SIGKILL; 137 is taken for the signal.
 """
 
 from __future__ import annotations
@@ -26,25 +27,28 @@ from runners.sandboxes.contract import TIMED_OUT, CommandResult, SandboxError
 from runners.sandboxes.remote.machine import AGENT_ID, STATE, Machine
 
 WAIT_S = 10
-"""A call waits so long inside for the command's end, looking every 20 to 200 ms."""
+"""Time for which one call waits inside for the command to end, checking every 20 to 200 ms."""
 CALL_S = 30.0
-"""Beyond its wait, a call is lost after this."""
+"""Time after its wait at which a call counts as lost."""
 LATE_S = 60.0
-"""The supervisor ends a command at its deadline; after this much more, the machine is lost."""
+"""Time after a command's deadline at which the machine counts as lost: its supervisor is gone."""
 SUPERVISE_AT = f"{STATE}/supervise"
-_MARK = b"agentrl-report\n"
-"""What login profiles print comes before it."""
+_REPORT_START = b"agentrl-report\n"
+"""First line of a report; login profiles may print something before it."""
 _SIGNALS = range(129, 129 + 64)
-_ending: set[asyncio.Task[bytes]] = set()
+"""Exit codes by which a shell says that a signal ended a command: 128 + its number."""
+_abandoning: set[asyncio.Task[bytes]] = set()
 
 DROP = (
     f"setpriv --reuid={AGENT_ID} --regid={AGENT_ID} --clear-groups "
     "--no-new-privs --bounding-set=-all --inh-caps=-all"
 )
-"""For good: with no_new_privs not even sudo gives rights back."""
+"""Become the agent's user for good: with no_new_privs, not even sudo gives rights back."""
 
 KILL_ALL = f"{DROP} sh -c 'kill -KILL -1' 2>/dev/null"
-"""Linux signals all at once, so that a fork bomb cannot run away, and spares the caller."""
+"""Kill everything of the agent's user. kill(-1) signals all processes in one system call, so a fork
+bomb cannot outrun it, and Linux spares the caller.
+"""
 
 SUPERVISE = f"""\
 #!/bin/sh
@@ -63,7 +67,7 @@ trap 'end lost' EXIT
 trap 'exit 1' HUP INT TERM
 cd -- "$workdir" || end 'no workdir'
 [ -f "$directory/stdin" ] || : > "$directory/stdin"
-# The watch is in the background, not the command: see --fork.
+# The watchdog is in the background, not the command: see --fork in ATTEND.
 (
     trap - EXIT HUP INT TERM
     sleep "$deadline"
@@ -73,7 +77,8 @@ cd -- "$workdir" || end 'no workdir'
 (
     trap - EXIT HUP INT TERM
     umask 022
-    # The command's environment is not root's: its PATH may lead to programs of the agent.
+    # The command sets its environment itself, after the drop: its PATH may lead to programs that
+    # the agent wrote, and no process of root must look there.
     exec setsid {DROP} -- sh -c 'eval "$(cat <&3)"; exec "$@" 3<&-'
 ) < "$directory/stdin" > "$directory/stdout" 2> "$directory/stderr" 3< "$directory/command"
 end $?
@@ -126,8 +131,8 @@ true
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """What is run."""
+class DetachedCommand:
+    """A command for a machine; fields as in ``Sandbox.run``."""
 
     argv: list[str]
     env: dict[str, str]
@@ -137,21 +142,21 @@ class Command:
     output_limit: int
 
 
-async def execute(machine: Machine, command: Command) -> CommandResult:
+async def run_detached(machine: Machine, command: DetachedCommand) -> CommandResult:
     """Run a command to its end or deadline; cancellation kills it. Raises SandboxError."""
     directory = f"{STATE}/runs/{secrets.token_hex(8)}"
     try:
-        await machine.put(f"{directory}/command", _source(command))
+        await machine.write_file(f"{directory}/command", _source(command))
         if command.stdin:
-            await machine.put(f"{directory}/stdin", command.stdin)
+            await machine.write_file(f"{directory}/stdin", command.stdin)
         return await _attend(machine, command, directory)
     except BaseException:
         await _abandon(machine, directory)
         raise
 
 
-async def _attend(machine: Machine, command: Command, directory: str) -> CommandResult:
-    """Call until there is a result."""
+async def _attend(machine: Machine, command: DetachedCommand, directory: str) -> CommandResult:
+    """Call ``ATTEND`` until there is a result."""
     tail = command.output_limit // 2
     script = ATTEND.format(
         directory=directory,
@@ -165,54 +170,60 @@ async def _attend(machine: Machine, command: Command, directory: str) -> Command
     )
     started = time.monotonic()
     while True:
-        said = await machine.sh(script, deadline_s=WAIT_S + CALL_S)
-        spent = time.monotonic() - started
-        result = read_report(said, spent)
+        report = await machine.run_script(script, deadline_s=WAIT_S + CALL_S)
+        elapsed = time.monotonic() - started
+        result = read_report(report, elapsed)
         if result is not None:
             return result
-        if spent > command.deadline_s + LATE_S:
+        if elapsed > command.deadline_s + LATE_S:
             raise SandboxError(f"a command did not end {LATE_S:.0f} s after its deadline")
 
 
 async def _abandon(machine: Machine, directory: str) -> None:
-    """Kill a command that nobody waits for; cancelling the caller does not stop this."""
+    """Kill a command that nobody waits for any more; cancelling the caller does not stop this."""
     script = ABANDON.format(directory=directory, kill_all=KILL_ALL)
-    task = asyncio.ensure_future(machine.sh(script, deadline_s=CALL_S))
-    _ending.add(task)
-    task.add_done_callback(_ending.discard)
+    task = asyncio.ensure_future(machine.run_script(script, deadline_s=CALL_S))
+    _abandoning.add(task)
+    task.add_done_callback(_abandoning.discard)
     try:
         await asyncio.shield(task)
     except SandboxError:
-        return  # whoever closes the sandbox ends the machine
+        return  # the sandbox will be closed, and that ends the machine
 
 
-def _source(command: Command) -> bytes:
-    """Return what the agent's shell reads: environment and arguments, secrets among them."""
+def _source(command: DetachedCommand) -> bytes:
+    """Return the text that the agent's shell evaluates: environment and arguments.
+
+    It goes by a file, not an argument: secrets are in it, and arguments are visible in /proc.
+    """
     exports = [f"export {name}={shlex.quote(value)}" for name, value in command.env.items()]
     text = "\n".join([*exports, f"set -- {shlex.join(command.argv)}", ""])
     return text.encode("utf-8", "surrogateescape")
 
 
-def read_report(said: bytes, spent_s: float) -> CommandResult | None:
-    """Return what ``ATTEND`` says of a command, None while it runs; raises SandboxError."""
-    lines = said.partition(_MARK)[2].decode("ascii", "replace").split("\n")
+def read_report(output: bytes, duration_s: float) -> CommandResult | None:
+    """Return the result in what ``ATTEND`` printed, None while the command runs.
+
+    Raises SandboxError if the supervisor is gone, or the report is cut off.
+    """
+    lines = output.partition(_REPORT_START)[2].decode("ascii", "replace").split("\n")
     if lines == [""]:
         return None
     if not lines[0].isdigit():
-        raise SandboxError(f"a command's supervisor says: {lines[0] or 'nothing'}")
+        raise SandboxError(f"a command's supervisor reports: {lines[0] or 'nothing'}")
     try:
         code, ending, *streams, _ = lines
-        stdout, stderr = _output(*streams[:3]), _output(*streams[3:])
+        stdout, stderr = _decode_output(*streams[:3]), _decode_output(*streams[3:])
     except (ValueError, TypeError) as error:
-        raise SandboxError(f"a command's report is cut short after {len(said)} bytes") from error
+        raise SandboxError(f"a command's report is cut short after {len(output)} bytes") from error
     if ending == "timed_out":
-        return CommandResult(TIMED_OUT, stdout, stderr, spent_s, timed_out=True)
+        return CommandResult(TIMED_OUT, stdout, stderr, duration_s, timed_out=True)
     exit_code = int(code)
     exit_code = 128 - exit_code if exit_code in _SIGNALS else exit_code
-    return CommandResult(exit_code, stdout, stderr, spent_s)
+    return CommandResult(exit_code, stdout, stderr, duration_s)
 
 
-def _output(size: str, head: str, tail: str) -> bytes:
+def _decode_output(size: str, head: str, tail: str) -> bytes:
     kept = [base64.b64decode(part, validate=True) for part in (head, tail)]
     left_out = int(size) - sum(map(len, kept))
     note = b"\n[%d bytes left out]\n" % left_out if left_out else b""

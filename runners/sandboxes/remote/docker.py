@@ -1,7 +1,7 @@
-"""The ``docker`` backend: containers of an engine that the ``docker`` program reaches.
+"""The ``docker`` backend: containers of the engine that the ``docker`` program reaches.
 
-A container's root keeps the rights that ``remote`` needs (users, owners, kill) and no others; the
-agent has none, and ``no-new-privileges`` keeps it so.
+Invariant: a container's root has only the capabilities that our set-up needs (users, owners, kill).
+The agent has none, and ``no-new-privileges`` keeps it so.
 """
 
 from __future__ import annotations
@@ -17,53 +17,55 @@ from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.remote.sandbox import RemoteSandbox, load_run_tag, make_transfer_directory
 from runners.sandboxes.tree import remove_tree
 
-RUN = "agentrl_run"
-NAME = "agentrl_name"
-"""Labels of a container."""
-RIGHTS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
+RUN_LABEL = "agentrl_run"
+NAME_LABEL = "agentrl_name"
+"""Labels of a container: the run's tag, the sandbox's name."""
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
 PULL_S = 600.0
-"""To start a container whose image may have to be fetched first."""
+"""To start a container; its image may have to be pulled first."""
 CALL_S = 60.0
 COPY_S = 300.0
-GONE = "No such container"
+NOT_FOUND = "No such container"
+"""In the error for a container that is gone; ``docker`` has no exit code of its own for it."""
 
 
-def run_argv(config: DockerSandboxConfig, spec: SandboxSpec, mark: str) -> list[str]:
-    """Return what starts a container that waits."""
+def run_argv(config: DockerSandboxConfig, spec: SandboxSpec, tag: str) -> list[str]:
+    """Return the command that starts a container, which then only waits."""
     network = config.network if spec.network == "gateway" else "none"
-    labels = {RUN: mark, NAME: spec.name}
+    labels = {RUN_LABEL: tag, NAME_LABEL: spec.name}
     return [
-        *("docker", "run", "--detach", "--init", "--name", container(mark, spec.name)),
+        *("docker", "run", "--detach", "--init", "--name", container_name(tag, spec.name)),
         *(word for name, value in labels.items() for word in ("--label", f"{name}={value}")),
         *("--network", network, "--user", "0", "--workdir", "/"),
+        # Equal to --memory: memory and swap together, so no swap.
         *("--memory", f"{config.memory_mb}m", "--memory-swap", f"{config.memory_mb}m"),
         *("--pids-limit", str(config.processes), "--cpus", f"{config.cpus:g}"),
         *("--security-opt", "no-new-privileges", "--cap-drop", "ALL"),
-        *(word for right in RIGHTS for word in ("--cap-add", right)),
+        *(word for capability in CAPABILITIES for word in ("--cap-add", capability)),
         *("--entrypoint", "sleep", spec.image or config.image, "infinity"),
     ]
 
 
 def exec_argv(name: str, script: str, *, stdin: bool = False) -> list[str]:
-    """Return what runs a script in a container as root."""
-    reads = ["--interactive"] if stdin else []
-    return ["docker", "exec", *reads, "--user", "0", name, "sh", "-c", script]
+    """Return the command that runs a script in a container as root."""
+    interactive = ["--interactive"] if stdin else []
+    return ["docker", "exec", *interactive, "--user", "0", name, "sh", "-c", script]
 
 
-def list_argv(mark: str) -> list[str]:
-    """Return what lists a run's containers: id and sandbox name, a line each."""
-    line = f'{{{{.ID}}}} {{{{.Label "{NAME}"}}}}'
-    return ["docker", "ps", "--all", "--filter", f"label={RUN}={mark}", "--format", line]
+def list_argv(tag: str) -> list[str]:
+    """Return the command that lists a run's containers: id and sandbox name, a line each."""
+    line = f'{{{{.ID}}}} {{{{.Label "{NAME_LABEL}"}}}}'
+    return ["docker", "ps", "--all", "--filter", f"label={RUN_LABEL}={tag}", "--format", line]
 
 
 def remove_argv(name: str) -> list[str]:
-    """Return what ends and removes a container."""
+    """Return the command that ends and removes a container."""
     return ["docker", "rm", "--force", "--volumes", name]
 
 
-def container(mark: str, name: str) -> str:
+def container_name(tag: str, name: str) -> str:
     """Return the name of a sandbox's container."""
-    return f"agentrl-{mark[:12]}-{name}"
+    return f"agentrl-{tag[:12]}-{name}"
 
 
 class DockerBackend:
@@ -72,16 +74,17 @@ class DockerBackend:
     has_images = True
 
     def __init__(self, config: DockerSandboxConfig, root: Path) -> None:
-        """``root`` keeps the run's mark, and what is on its way."""
+        """``root`` keeps the run's tag, and archives in transfer."""
         self._config = config
-        self._mark = load_run_tag(root)
+        self._tag = load_run_tag(root)
         self._scratch = make_transfer_directory(root)
 
     async def create(self, spec: SandboxSpec) -> RemoteSandbox:
-        """Start a container and bring the workspace there; see the contract."""
-        sandbox = RemoteSandbox(spec, _Container(container(self._mark, spec.name)), self._scratch)
+        """Start a container and copy the workspace there; see the contract."""
+        container = _Container(container_name(self._tag, spec.name))
+        sandbox = RemoteSandbox(spec, container, self._scratch)
         try:
-            await call(run_argv(self._config, spec, self._mark), deadline_s=PULL_S)
+            await run_docker(run_argv(self._config, spec, self._tag), deadline_s=PULL_S)
             await sandbox.open()
         except BaseException:
             await sandbox.close()
@@ -89,7 +92,7 @@ class DockerBackend:
         return sandbox
 
     def guarantees(self) -> dict[str, str]:
-        """Return what containers promise; nothing of it is probed."""
+        """Return the promises of containers; none of them is probed."""
         network = self._config.network
         return {
             "isolation": "a container each, on the engine's kernel",
@@ -101,9 +104,9 @@ class DockerBackend:
             "memory": f"{self._config.memory_mb} MB per sandbox",
         }
 
-    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
+    async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:
         """Remove the containers of a dead driver of this run."""
-        await self._remove(set(left))
+        await self._remove(set(leaked))
 
     async def close(self) -> None:
         """Remove every container of this run."""
@@ -111,10 +114,11 @@ class DockerBackend:
         await asyncio.to_thread(remove_tree, self._scratch)
 
     async def _remove(self, names: set[str] | None) -> None:
-        said = await call(list_argv(self._mark), deadline_s=CALL_S)
-        found = [line.partition(" ") for line in said.decode().splitlines()]
-        left = [there for there, _, name in found if names is None or name in names]
-        await asyncio.gather(*(_Container(there).end() for there in left))
+        """Remove this run's containers of these names, or all."""
+        listing = await run_docker(list_argv(self._tag), deadline_s=CALL_S)
+        found = [line.partition(" ") for line in listing.decode().splitlines()]
+        ids = [container_id for container_id, _, name in found if names is None or name in names]
+        await asyncio.gather(*(_Container(container_id).terminate() for container_id in ids))
 
 
 class _Container:
@@ -123,46 +127,48 @@ class _Container:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    async def sh(self, script: str, *, deadline_s: float) -> bytes:
+    async def run_script(self, script: str, *, deadline_s: float) -> bytes:
         """Run a script as root; see the contract."""
-        return await call(exec_argv(self._name, script), deadline_s=deadline_s)
+        return await run_docker(exec_argv(self._name, script), deadline_s=deadline_s)
 
-    async def put(self, path: str, content: bytes | Path) -> None:
+    async def write_file(self, path: str, content: bytes | Path) -> None:
         """Write a file as root; see the contract."""
-        there = shlex.quote(path)
-        script = f"mkdir -p {shlex.quote(path.rpartition('/')[0])} && cat > {there}"
+        script = f"mkdir -p {shlex.quote(path.rpartition('/')[0])} && cat > {shlex.quote(path)}"
         argv = exec_argv(self._name, script, stdin=True)
         if isinstance(content, bytes):
-            await call(argv, stdin=content, deadline_s=COPY_S)
+            await run_docker(argv, stdin=content, deadline_s=COPY_S)
             return
         with content.open("rb") as file:
-            await call(argv, stdin=file, deadline_s=COPY_S)
+            await run_docker(argv, stdin=file, deadline_s=COPY_S)
 
-    async def get(self, path: str, target: Path) -> None:
+    async def read_file(self, path: str, target: Path) -> None:
         """Stream a file to the host; see the contract."""
         with target.open("wb") as file:
             argv = exec_argv(self._name, f"cat {shlex.quote(path)}")
-            await call(argv, stdout=file, deadline_s=COPY_S)
+            await run_docker(argv, stdout=file, deadline_s=COPY_S)
 
-    async def end(self) -> None:
+    async def terminate(self) -> None:
         """Remove it; see the contract."""
         try:
-            await call(remove_argv(self._name), deadline_s=CALL_S)
+            await run_docker(remove_argv(self._name), deadline_s=CALL_S)
         except SandboxError as error:
-            if GONE not in str(error):
+            if NOT_FOUND not in str(error):
                 raise
 
 
-async def call(
+async def run_docker(
     argv: list[str],
     *,
     deadline_s: float,
     stdin: bytes | IO[bytes] = b"",
     stdout: IO[bytes] | None = None,
 ) -> bytes:
-    """Run the ``docker`` program and return its output; raises SandboxError."""
+    """Run the ``docker`` program and return its output; raises SandboxError.
+
+    A file as ``stdin`` or ``stdout`` is passed to the program, so its content is not read here.
+    """
     pipe = asyncio.subprocess.PIPE
-    given = stdin if isinstance(stdin, bytes) else None
+    data = stdin if isinstance(stdin, bytes) else None
     what = " ".join(argv[:2])
     try:
         process = await asyncio.create_subprocess_exec(
@@ -175,14 +181,15 @@ async def call(
         raise SandboxError(f"cannot run {argv[0]}: {error.strerror}; install docker") from error
     try:
         async with asyncio.timeout(deadline_s):
-            out, err = await process.communicate(given)
+            out, err = await process.communicate(data)
     except TimeoutError as error:
         raise SandboxError(f"{what} took longer than {deadline_s:g} s") from error
     finally:
         if process.returncode is None:
             process.kill()
+            # Shielded: a cancelled caller must not leave a zombie.
             await asyncio.shield(process.wait())
     if process.returncode:
-        said = err.decode(errors="replace").strip()[-500:] or "nothing"
-        raise SandboxError(f"{what} ended with {process.returncode} and said: {said}")
+        printed = err.decode(errors="replace").strip()[-500:] or "nothing"
+        raise SandboxError(f"{what} ended with {process.returncode} and printed: {printed}")
     return out or b""

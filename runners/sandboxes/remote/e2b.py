@@ -1,7 +1,8 @@
 """The ``e2b`` backend: sandboxes of E2B's cloud, or of a service that speaks its API.
 
-All that this run has there bears the run's mark, so that any later driver of the run finds it. The
-API key is the environment's; it is given to the SDK and written nowhere.
+Invariant: every sandbox there bears the run's tag in its metadata, so any later driver of the run
+finds what is left. The API key comes from the environment, is given to the SDK, and is written
+nowhere.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -22,16 +24,31 @@ from e2b.sandbox.sandbox_api import SandboxNetworkOpts
 
 from conf.sections.sandbox import E2bSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.remote.e2b_calls import Calls, Gone
-from runners.sandboxes.remote.e2b_machine import ANSWER_S, CALL_S, E2bMachine
-from runners.sandboxes.remote.sandbox import RemoteSandbox, load_run_tag, make_transfer_directory
+from runners.sandboxes.remote.e2b_calls import E2bCalls, SandboxGoneError
+from runners.sandboxes.remote.sandbox import (
+    RemoteSandbox,
+    load_run_tag,
+    make_transfer_directory,
+)
 from runners.sandboxes.tree import remove_tree
 
-KEY = "E2B_API_KEY"
-RUN = "agentrl_run"
-NAME = "agentrl_name"
-"""Of a sandbox's metadata at E2B."""
+API_KEY = "E2B_API_KEY"
+"""The environment variable."""
+RUN_KEY = "agentrl_run"
+NAME_KEY = "agentrl_name"
+"""Keys of a sandbox's metadata at E2B: the run's tag, the sandbox's name."""
 EVERYTHING = "0.0.0.0/0"
+ROOT = "root"
+ANSWER_S = 60.0
+"""For a call of the control plane, with the SDK's own retries; a longer Retry-After is not waited
+for.
+"""
+CALL_S = ANSWER_S + 5.0
+"""Our deadline for the same, longer than the SDK's own."""
+TRANSFER_S = 300.0
+"""For a file."""
+MARGIN_S = 60
+"""The lifetime is renewed if a call could end this close to its end."""
 T = TypeVar("T")
 
 
@@ -41,14 +58,14 @@ class E2bBackend:
     has_images = True
 
     def __init__(self, config: E2bSandboxConfig, root: Path) -> None:
-        """``root`` keeps the run's mark, and what is on its way."""
-        key = os.environ.get(KEY)
+        """``root`` keeps the run's tag, and archives in transfer. Raises SandboxError."""
+        key = os.environ.get(API_KEY)
         if not key:
-            raise SandboxError(f"sandbox=e2b needs an API key: set {KEY} in the environment")
+            raise SandboxError(f"sandbox=e2b needs an API key: set {API_KEY} in the environment")
         self._config = config
-        self._mark = load_run_tag(root)
+        self._tag = load_run_tag(root)
         self._scratch = make_transfer_directory(root)
-        self._calls = Calls(config.attempts, key)
+        self._calls = E2bCalls(config.attempts, key)
         self._boots = asyncio.Semaphore(config.boots)
         self._open: dict[str, _E2bSandbox] = {}
         self._api: ApiParams = {
@@ -62,7 +79,7 @@ class E2bBackend:
             self._api["sandbox_url"] = config.sandbox_url
 
     async def create(self, spec: SandboxSpec) -> RemoteSandbox:
-        """Boot one and bring the workspace there; raises SandboxError."""
+        """Boot a sandbox and copy the workspace there; see the contract."""
         if spec.name in self._open:
             raise SandboxError(f"there is a sandbox {spec.name} already")
         async with self._boots:
@@ -76,30 +93,30 @@ class E2bBackend:
         return sandbox
 
     async def _boot(self, spec: SandboxSpec) -> E2bMachine:
-        """Ask for a sandbox until there is one, and then for no second one."""
+        """Request a sandbox until there is one, and never get a second one for it."""
         config = self._config
-        call = partial(
+        create = partial(
             AsyncSandbox.create,
-            metadata={RUN: self._mark, NAME: spec.name, **self._routing(spec)},
+            metadata={RUN_KEY: self._tag, NAME_KEY: spec.name, **self._image_metadata(spec)},
             template=config.template if config.image_key else spec.image or config.template,
             timeout=config.lifetime_s,
             network=egress(spec),
-            # An answer may be lost: with the same key, E2B gives the same sandbox again.
+            # An answer may be lost: for the same key, E2B returns the same sandbox again.
             idempotency_key=str(uuid.uuid4()),
             **self._api,
         )
         try:
-            sandbox = await self._control("boot a sandbox", call)
+            sandbox = await self._control("boot a sandbox", create)
         except BaseException:
-            with contextlib.suppress(SandboxError):  # its lifetime ends it
+            # The request may have succeeded without its answer. If ending it fails too, its
+            # lifetime ends it. Shielded: a cancelled caller must not leave it running.
+            with contextlib.suppress(SandboxError):
                 await asyncio.shield(self._end({spec.name}))
             raise
         return E2bMachine(sandbox, self._calls, config.lifetime_s)
 
-    def _routing(self, spec: SandboxSpec) -> dict[str, str]:
-        """Return the metadata by which a service of images, not templates, picks one and its
-        size.
-        """
+    def _image_metadata(self, spec: SandboxSpec) -> dict[str, str]:
+        """Return the metadata that names image and size, for a service that has no templates."""
         key, image, size = self._config.image_key, spec.image, self._config.size
         if key is None:
             return {}
@@ -108,18 +125,18 @@ class E2bBackend:
         return {**({key: image} if image else {}), **sized}
 
     def guarantees(self) -> dict[str, str]:
-        """Return what E2B promises; nothing of it is probed."""
+        """Return the promises of E2B; none of them is probed."""
         return {
             "isolation": "a virtual machine each, at E2B",
-            "no network but the gateway": "asked of E2B, not tried",
+            "no network but the gateway": "requested from E2B, not tried",
             "complete kill": "by user id, and with the machine",
             "no root rights inside": "a user of our own, with no_new_privs",
             "end": f"at most {self._config.lifetime_s} s after its last use, also without us",
         }
 
-    async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
+    async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:
         """End the sandboxes of a dead driver of this run."""
-        await self._end(set(left))
+        await self._end(set(leaked))
 
     async def close(self) -> None:
         """End every sandbox of this run."""
@@ -128,33 +145,34 @@ class E2bBackend:
 
     async def _end(self, names: set[str] | None) -> None:
         """End this run's sandboxes of these names, or all."""
-        pages = AsyncSandbox.list(query=SandboxQuery(metadata={RUN: self._mark}), **self._api)
+        pages = AsyncSandbox.list(query=SandboxQuery(metadata={RUN_KEY: self._tag}), **self._api)
         while pages.has_next:
             page = await self._control("list sandboxes", pages.next_items)
-            left = [
+            ids = [
                 info.sandbox_id
                 for info in page
-                if names is None or info.metadata.get(NAME) in names
+                if names is None or info.metadata.get(NAME_KEY) in names
             ]
-            await asyncio.gather(*(self._kill(sandbox_id) for sandbox_id in left))
+            await asyncio.gather(*(self._kill(sandbox_id) for sandbox_id in ids))
 
     async def _kill(self, sandbox_id: str) -> None:
-        call = partial(AsyncSandbox.kill, sandbox_id, **self._api)
+        kill = partial(AsyncSandbox.kill, sandbox_id, **self._api)
         try:
-            await self._control("end a sandbox", call)
-        except Gone:
+            await self._control("end a sandbox", kill)
+        except SandboxGoneError:
             return
 
-    async def _control(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        return await self._calls.make(what, call, deadline_s=CALL_S, retried=True)
+    async def _control(self, what: str, function: Callable[[], Awaitable[T]]) -> T:
+        """Call the control plane."""
+        return await self._calls.call(what, function, deadline_s=CALL_S, sdk_retries=True)
 
     def forget(self, name: str) -> None:
-        """Take a closed sandbox off the list."""
+        """Remove a closed sandbox from the list."""
         self._open.pop(name, None)
 
 
 class _E2bSandbox(RemoteSandbox):
-    """One that its backend knows of until it is closed."""
+    """A sandbox that its backend lists until it is closed."""
 
     def __init__(
         self, backend: E2bBackend, spec: SandboxSpec, machine: E2bMachine, scratch: Path
@@ -168,8 +186,83 @@ class _E2bSandbox(RemoteSandbox):
         self._backend.forget(self.spec.name)
 
 
+class E2bMachine:
+    """An E2B sandbox as a machine; its lifetime is renewed as long as it is used.
+
+    Scripts go through its process service, files through its file service.
+    """
+
+    def __init__(self, sandbox: AsyncSandbox, calls: E2bCalls, lifetime_s: int) -> None:
+        self._sandbox = sandbox
+        self._calls = calls
+        self._lifetime_s = lifetime_s
+        self._ends_at = time.monotonic() + lifetime_s
+
+    @property
+    def id(self) -> str:
+        """E2B's name for it."""
+        return self._sandbox.sandbox_id
+
+    async def run_script(self, script: str, *, deadline_s: float) -> bytes:
+        """Run a script as root; see the contract."""
+        await self._renew(deadline_s)
+
+        async def run() -> bytes:
+            # Each attempt has a stream of its own; if it is cut, what the script started goes on.
+            done = await self._sandbox.commands.run(script, user=ROOT, timeout=deadline_s)
+            return done.stdout.encode()
+
+        return await self._calls.call("run a script", run, deadline_s=deadline_s)
+
+    async def write_file(self, path: str, content: bytes | Path) -> None:
+        """Write a file as root; see the contract."""
+        await self._renew(TRANSFER_S)
+
+        async def write() -> None:
+            if isinstance(content, bytes):
+                await self._sandbox.files.write(path, content, user=ROOT)
+                return
+            with content.open("rb") as file:
+                await self._sandbox.files.write(path, file, user=ROOT)
+
+        await self._calls.call(f"write {path}", write, deadline_s=TRANSFER_S)
+
+    async def read_file(self, path: str, target: Path) -> None:
+        """Stream a file to the host; see the contract."""
+        await self._renew(TRANSFER_S)
+
+        async def read() -> None:
+            stream = await self._sandbox.files.read(path, format="stream", user=ROOT)
+            async with stream:
+                with target.open("wb") as file:
+                    async for chunk in stream:
+                        file.write(chunk)
+
+        await self._calls.call(f"read {path}", read, deadline_s=TRANSFER_S)
+
+    async def terminate(self) -> None:
+        """Kill it; see the contract."""
+        try:
+            await self._calls.call(
+                "end a sandbox", self._sandbox.kill, deadline_s=CALL_S, sdk_retries=True
+            )
+        except SandboxGoneError:
+            return
+
+    async def _renew(self, needed_s: float) -> None:
+        """Make sure that it lives for ``needed_s`` from now."""
+        if time.monotonic() + needed_s + MARGIN_S < self._ends_at:
+            return
+
+        async def renew() -> None:
+            await self._sandbox.set_timeout(self._lifetime_s)
+
+        await self._calls.call("renew a sandbox", renew, deadline_s=CALL_S, sdk_retries=True)
+        self._ends_at = time.monotonic() + self._lifetime_s
+
+
 def egress(spec: SandboxSpec) -> SandboxNetworkOpts:
-    """Return what E2B is to let out: what goes to the gateway, or nothing."""
+    """Return the network rules for E2B: to the gateway's host alone, or to nothing."""
     host = urlsplit(spec.gateway_url or "").hostname
     if spec.network == "none":
         return {"deny_out": [EVERYTHING]}

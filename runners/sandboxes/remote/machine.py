@@ -1,4 +1,8 @@
-"""A machine that sandboxes are made of elsewhere: a virtual machine, a container."""
+"""The contract of machines elsewhere in which sandboxes are made: virtual machines, containers.
+
+Invariant: every call can be repeated. A call whose answer is lost is retried, so a script may run
+twice, even at the same time.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,26 @@ from typing import Protocol
 
 AGENT = "agent"
 AGENT_ID = 61000
-"""User and group id of commands inside: one that no image gives to anybody else."""
+"""User and group id of commands inside; high, so that no image uses it for another user."""
 STATE = "/var/lib/agentrl"
-"""Directory inside for our own files; root's alone."""
+"""Directory inside for our own files; only root can read it."""
 
 
 class Machine(Protocol):
-    """What a backend knows of a machine: short calls with root rights, all safe to repeat.
+    """Short calls to a machine, all with root rights."""
 
-    A call whose answer is lost is made again, so a script may be run twice, also at once.
-    """
-
-    async def sh(self, script: str, *, deadline_s: float) -> bytes:
+    async def run_script(self, script: str, *, deadline_s: float) -> bytes:
         """Run a short script as root and return its output; raises SandboxError."""
         ...
 
-    async def put(self, path: str, content: bytes | Path) -> None:
+    async def write_file(self, path: str, content: bytes | Path) -> None:
         """Write a file as root, making its directories; a Path is streamed. Raises SandboxError."""
         ...
 
-    async def get(self, path: str, target: Path) -> None:
-        """Stream a file to the host; raises SandboxError."""
+    async def read_file(self, path: str, target: Path) -> None:
+        """Stream a file to ``target`` on the host; raises SandboxError."""
         ...
 
-    async def end(self) -> None:
-        """End it with everything in it; one that is gone is fine. Raises SandboxError."""
+    async def terminate(self) -> None:
+        """End the machine and everything in it; does nothing if it is gone. Raises SandboxError."""
         ...

@@ -1,7 +1,7 @@
 """A sandbox on a machine elsewhere: the workspace goes there and comes back as a tar file.
 
-The machine's root is ours alone. Commands run as a user made for them, who owns the workspace and
-his home, can read the mounts, and has no way to other rights.
+Invariant: the agent never gets the machine's root. Commands run as a user made for them, who owns
+the workspace and a home, can read the mounts, and cannot gain other rights.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ WORKDIR = "/workspace"
 HOME = f"/home/{AGENT}"
 ARCHIVE = f"{STATE}/source.tar.gz"
 SETUP_S = 120.0
-"""To unpack a workspace."""
+"""To unpack a workspace there."""
 FETCH_S = 120.0
-"""To pack one."""
+"""To pack one there."""
 
 ENVIRONMENT = {
     "HOME": HOME,
@@ -40,9 +40,10 @@ ENVIRONMENT = {
     "GIT_COMMITTER_NAME": "agent",
     "GIT_COMMITTER_EMAIL": "agent@sandbox",
 }
-"""Beside what the image gives: its PATH finds its tools."""
+"""Besides the image's own environment: PATH is not here, because the image's finds its tools."""
 
-# A second call waits for the first: two must not unpack over each other.
+# The call may be repeated while the first one runs: mkdir lets one through, the other waits, since
+# two must not unpack over each other.
 SETUP = """\
 umask 022
 state={state} workdir={workdir}
@@ -63,13 +64,13 @@ done
 grep -q '^{agent}:' /etc/passwd ||
     echo '{agent}:x:{id}:{id}::{home}:/bin/sh' >> /etc/passwd
 grep -q '^{agent}:' /etc/group || echo '{agent}:x:{id}:' >> /etc/group
-# The workspace has another owner than who looks at it, which git refuses by itself.
+# root and the agent both use the repository, and git refuses one that another user owns.
 printf '[safe]\\n\\tdirectory = *\\n' >> /etc/gitconfig
 if ! command -v python >/dev/null && command -v python3 >/dev/null; then
     ln -s "$(command -v python3)" /usr/local/bin/python
 fi
-# The image's own repository gives way to ours, the future in its history too; what git does not
-# track, built extensions and the like, stays.
+# The image's repository is replaced by ours: its history may contain the fix of the task. Files
+# that git does not track, such as built extensions, stay.
 if [ -n "{replaced}" ] && [ -e "$workdir/.git" ]; then
     command -v git >/dev/null || {{ echo "the image has no git" >&2; exit 1; }}
     (cd "$workdir" && git ls-files -z > "$state/tracked" && xargs -0 rm -rf -- < "$state/tracked")
@@ -84,9 +85,10 @@ chown {id}:{id} {home}
 """
 
 OVERSIZED = "agentrl-oversized"
-"""``FETCH`` says so of a workspace that was cut."""
+"""Printed by ``FETCH`` if it cut the workspace off at the limit."""
 
-# Beside the archive first, so that a second call does not write into what the first has written.
+# Written under a name of its own and then renamed: a repeated call must not write into a file that
+# is being read.
 FETCH = """\
 set -e
 tar -C {workdir} {leave_out} -cf - . |
@@ -97,32 +99,33 @@ mv {target}.$$ {target}
 
 
 class RemoteSandbox:
-    """A workspace on a machine."""
+    """A workspace on a machine; one command runs at a time."""
 
     def __init__(self, spec: SandboxSpec, machine: Machine, scratch: Path) -> None:
-        """``scratch`` is a directory of the host for what is on its way."""
+        """``scratch`` is a directory of the host for archives in transfer."""
         self.spec = spec
         self.workdir = spec.workdir or WORKDIR
         self.gateway_url = spec.gateway_url if spec.network == "gateway" else None
         self._machine = machine
         self._scratch = scratch
-        self._mounts = dict(_as_source(inside, host) for inside, host in spec.mounts.items())
-        self._renamed = {
-            inside: _as_source(inside, host)[0] for inside, host in spec.mounts.items()
+        self._mounts = dict(_with_source(inside, host) for inside, host in spec.mounts.items())
+        self._mount_paths = {
+            inside: _with_source(inside, host)[0] for inside, host in spec.mounts.items()
         }
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
+        """Held while a command runs: its end kills everything of the agent's user."""
         self._running: set[asyncio.Task[CommandResult]] = set()
         self._closed = False
 
     async def open(self) -> None:
-        """Bring the workspace, the mounts and the supervisor there; raises SandboxError."""
+        """Copy the workspace, the mounts and the supervisor to the machine; raises SandboxError."""
         with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
             archive = Path(directory) / "source.tar.gz"
             try:
                 await asyncio.to_thread(self._pack, archive)
             except OSError as error:
                 raise SandboxError(f"cannot pack {self.spec.source}: {error}") from error
-            await self._machine.put(ARCHIVE, archive)
+            await self._machine.write_file(ARCHIVE, archive)
         script = SETUP.format(
             state=STATE,
             workdir=shlex.quote(self.workdir),
@@ -133,7 +136,7 @@ class RemoteSandbox:
             owners="-R" if self.spec.workdir is not None else "",
             replaced="yes" if self.spec.source is not None else "",
         )
-        await self._machine.sh(script, deadline_s=SETUP_S)
+        await self._machine.run_script(script, deadline_s=SETUP_S)
 
     def _pack(self, archive: Path) -> None:
         with ArchiveWriter(archive) as pack:
@@ -161,18 +164,19 @@ class RemoteSandbox:
         output_limit: int = 65536,
     ) -> CommandResult:
         """Run a command in the workspace; a second one waits for the first. See the contract."""
-        command = detached.Command(
-            argv=[self._renamed.get(word, word) for word in argv],
+        command = detached.DetachedCommand(
+            argv=[self._mount_paths.get(word, word) for word in argv],
             env={**ENVIRONMENT, **self.spec.env, **(env or {})},
             workdir=self.workdir,
             stdin=stdin,
             deadline_s=deadline_s,
             output_limit=output_limit,
         )
-        async with self._turn:
+        async with self._lock:
             if self._closed:
                 raise SandboxError(f"sandbox {self.spec.name} is closed")
-            work = asyncio.ensure_future(detached.execute(self._machine, command))
+            # A task of its own, so that ``close`` can cancel it without cancelling our caller.
+            work = asyncio.ensure_future(detached.run_detached(self._machine, command))
             self._running.add(work)
             work.add_done_callback(self._running.discard)
             return await work
@@ -190,11 +194,11 @@ class RemoteSandbox:
         )
         home = Path(tempfile.mkdtemp(dir=self._scratch))
         try:
-            async with self._turn:
-                said = await self._machine.sh(script, deadline_s=FETCH_S)
-            if OVERSIZED.encode() in said.split():
+            async with self._lock:
+                printed = await self._machine.run_script(script, deadline_s=FETCH_S)
+            if OVERSIZED.encode() in printed.split():
                 raise oversized_error()
-            await self._machine.get(there, home / "workspace.tar.gz")
+            await self._machine.read_file(there, home / "workspace.tar.gz")
             workspace = home / "workspace"
             workspace.mkdir()
             await asyncio.to_thread(unpack, home / "workspace.tar.gz", workspace)
@@ -207,13 +211,17 @@ class RemoteSandbox:
         self._closed = True
         for work in self._running:
             work.cancel()
-        await self._machine.end()
+        await self._machine.terminate()
         if self._running:
             await asyncio.wait(self._running)
 
 
 def load_run_tag(root: Path) -> str:
-    """Return what marks the machines of the run that keeps this directory, for all its drivers."""
+    """Return the tag of the run's machines, the same for all drivers of the run.
+
+    It is kept in the file ``mark`` of ``root``, so that a resumed run finds what an earlier driver
+    left.
+    """
     file = root / "mark"
     root.mkdir(parents=True, exist_ok=True)
     if not file.exists():
@@ -222,14 +230,17 @@ def load_run_tag(root: Path) -> str:
 
 
 def make_transfer_directory(root: Path) -> Path:
-    """Return an empty directory of the host for what is on its way."""
+    """Return an empty directory of the host for archives in transfer."""
     scratch = root / "transit"
     remove_tree(scratch)
     scratch.mkdir(parents=True)
     return scratch
 
 
-def _as_source(inside: str, host: Path) -> tuple[str, Path]:
-    """Return where a mount goes and what it is: compiled programs fit one version of Python."""
+def _with_source(inside: str, host: Path) -> tuple[str, Path]:
+    """Return a mount's path inside and on the host; of a compiled program, those of its source.
+
+    A compiled program fits one version of Python, and the image may have another.
+    """
     source = find_source(host)
     return (inside, host) if source is None else (inside.removesuffix(".pyc") + ".py", source)

@@ -1,4 +1,4 @@
-"""The stand-in found as ``docker`` on PATH."""
+"""Put the stand-in for ``docker`` on PATH."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 NEEDED = ("bwrap", "nsenter", "setpriv")
 
 
-def works() -> bool:
-    """Whether this machine can stand in for an engine."""
+def can_stand_in() -> bool:
+    """Return whether this machine can stand in for an engine."""
     return os.geteuid() == 0 and all(shutil.which(name) for name in NEEDED)
 
 
 @contextmanager
 def docker_program(directory: Path, *, image: str = "") -> Iterator[None]:
-    """Put it there; ``image`` is a script that makes what its image has."""
+    """Put the stand-in on PATH; ``image`` is a script that makes the files of its image."""
     directory.mkdir()
     program = directory / "docker"
     text = Path(__file__).with_name("program.py").read_text()

@@ -1,10 +1,10 @@
 """A stand-in for the ``docker`` program, without an engine: each container is a bubblewrap with a
 root of its own, and real processes with the rights that ``--cap-add`` names.
 
-It takes the flags that it knows, as docker's documentation has them, and refuses all others. What
-it does not do: fetch images (every name is the same one, whose ``/etc/start`` is run if the test
-wrote one), limit memory, processes and CPU time, or lead a network anywhere but to this machine's.
-Root alone can enter a container. It keeps its state beside itself.
+It accepts the flags of docker's documentation that it knows, and refuses all others. It does not
+pull images (every name is the same image, which the test's script made), does not limit memory,
+processes and CPU time, and has no networks but this machine's and none. Only root can enter a
+container. Its state lies beside the program.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ REMOVE = {"--force": 0, "--volumes": 0}
 Flags = dict[str, list[str]]
 
 
-def refuse(said: str, code: int = 125) -> NoReturn:
-    """End as docker does when it cannot."""
-    print(f"docker: {said}", file=sys.stderr)
+def refuse(message: str, code: int = 125) -> NoReturn:
+    """End as docker does when it refuses."""
+    print(f"docker: {message}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -57,7 +57,7 @@ def parse(words: list[str], known: dict[str, int]) -> tuple[Flags, list[str]]:
     return flags, words
 
 
-def found(name: str) -> dict[str, Any]:
+def find_container(name: str) -> dict[str, Any]:
     """Return a container by its name or id; ends the program if there is none."""
     for file in STATE.glob("*/facts.json"):
         facts: dict[str, Any] = json.loads(file.read_text())
@@ -67,8 +67,8 @@ def found(name: str) -> dict[str, Any]:
     sys.exit(1)
 
 
-def furnish(root: Path) -> None:
-    """Make what an image has of its own."""
+def make_root(root: Path) -> None:
+    """Make the directories and files that an image has of its own."""
     for name in ("etc", "home", "opt", "proc", "dev", "root", "tmp", "usr", "var/lib"):
         (root / name).mkdir(parents=True)
     (root / PREFIX.relative_to("/")).mkdir(parents=True, exist_ok=True)
@@ -84,8 +84,8 @@ def furnish(root: Path) -> None:
             shutil.copy2(host, root / "etc" / name)
 
 
-def mounted(pid: int, own: Path) -> bool:
-    """Whether a container's first process has the container's root."""
+def is_mounted(pid: int, own: Path) -> bool:
+    """Return whether a container's first process has the container's root."""
     try:
         return own.samefile(Path(f"/proc/{pid}/root") / "etc" / "passwd")
     except OSError:
@@ -96,13 +96,13 @@ def run(words: list[str]) -> None:
     """Start a container and print its id."""
     flags, words = parse(words, RUN)
     if "--detach" not in flags or "--init" not in flags or not words:
-        refuse("the stand-in runs containers with --detach and --init alone")
+        refuse("the stand-in only runs containers with --detach and --init")
     name = flags["--name"][0]
     if any(json.loads(f.read_text())["name"] == name for f in STATE.glob("*/facts.json")):
         refuse(f'Conflict. The container name "/{name}" is already in use.')
     container = secrets.token_hex(32)
     root = STATE / container / "root"
-    furnish(root)
+    make_root(root)
     binds = ["--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev"]
     for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
         if Path(path).is_symlink():
@@ -113,27 +113,27 @@ def run(words: list[str]) -> None:
         binds += ["--ro-bind", str(PREFIX), str(PREFIX)]
     if flags["--network"] == ["none"]:
         binds.append("--unshare-net")
-    told, tell = os.pipe()
+    reader, pid_fd = os.pipe()
     bubblewrap = ["bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--cap-add", "ALL"]
     subprocess.Popen(
-        [*bubblewrap, *binds, "--info-fd", str(tell), "--", flags["--entrypoint"][0], *words[1:]],
-        pass_fds=[tell],
+        [*bubblewrap, *binds, "--info-fd", str(pid_fd), "--", flags["--entrypoint"][0], *words[1:]],
+        pass_fds=[pid_fd],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=(STATE / container / "log").open("wb"),
         start_new_session=True,
     )
-    os.close(tell)
-    with os.fdopen(told) as file:
+    os.close(pid_fd)
+    with os.fdopen(reader) as file:
         pid = json.load(file)["child-pid"]
     facts = {
         **{"id": container, "name": name, "pid": pid, "image": words[0]},
         "labels": dict(label.split("=", 1) for label in flags["--label"]),
-        "rights": flags.get("--cap-add", []),
+        "capabilities": flags.get("--cap-add", []),
     }
     (STATE / container / "facts.json").write_text(json.dumps(facts))
     until = time.monotonic() + 20
-    while not mounted(pid, root / "etc/passwd"):
+    while not is_mounted(pid, root / "etc/passwd"):
         if time.monotonic() > until:
             refuse("the container does not start")
         time.sleep(0.001)
@@ -145,11 +145,11 @@ def run(words: list[str]) -> None:
 
 
 def inside(facts: dict[str, Any], words: list[str]) -> list[str]:
-    """Return what runs a command in a container, with its rights and no others."""
-    rights = ",".join(f"+{right.lower()}" for right in facts["rights"])
+    """Return the command line that runs a command in a container, with its capabilities alone."""
+    capabilities = ",".join(f"+{name.lower()}" for name in facts["capabilities"])
     return [
         *("nsenter", "--target", str(facts["pid"]), "--mount", "--pid", "--net", "--ipc", "--uts"),
-        *("setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set=-all,{rights}"),
+        *("setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set=-all,{capabilities}"),
         *("env", "-i", f"PATH={PATH}", "HOME=/root", *words),
     ]
 
@@ -168,23 +168,23 @@ def execute(words: list[str]) -> None:
     """Run a command in a container; it goes on if this program is killed, its streams do not."""
     flags, words = parse(words, EXEC)
     if flags["--user"] != ["0"]:
-        refuse("the stand-in knows root alone")
-    facts = found(words[0])
+        refuse("the stand-in only runs commands as root")
+    facts = find_container(words[0])
     pipe = subprocess.PIPE
     process = subprocess.Popen(inside(facts, words[1:]), stdin=pipe, stdout=pipe, stderr=pipe)
     assert process.stdin
     assert process.stdout
     assert process.stderr
-    given = os.dup(process.stdin.fileno())
+    stdin = os.dup(process.stdin.fileno())
     process.stdin.close()
     if "--interactive" in flags:
-        threading.Thread(target=pump, args=(0, given), kwargs={"close": True}, daemon=True).start()
+        threading.Thread(target=pump, args=(0, stdin), kwargs={"close": True}, daemon=True).start()
     else:
-        os.close(given)
-    said = threading.Thread(target=pump, args=(process.stderr.fileno(), 2))
-    said.start()
+        os.close(stdin)
+    errors = threading.Thread(target=pump, args=(process.stderr.fileno(), 2))
+    errors.start()
     pump(process.stdout.fileno(), 1)
-    said.join()
+    errors.join()
     sys.stdout.flush()
     os._exit(process.wait())
 
@@ -194,7 +194,7 @@ def remove(words: list[str]) -> None:
     flags, words = parse(words, REMOVE)
     assert "--force" in flags
     for name in words:
-        facts = found(name)
+        facts = find_container(name)
         folder = STATE / facts["id"]
         (folder / "facts.json").unlink()
         with contextlib.suppress(ProcessLookupError):
@@ -206,17 +206,17 @@ def remove(words: list[str]) -> None:
 
 
 def show(words: list[str]) -> None:
-    """List containers by a label, in the one format that is asked for."""
+    """List containers by a label, in the format of the one caller."""
     flags, _ = parse(words, LIST)
     (wanted,) = flags["--filter"]
     (line,) = flags["--format"]
     for file in STATE.glob("*/facts.json"):
         facts = json.loads(file.read_text())
         if wanted in {f"label={name}={value}" for name, value in facts["labels"].items()}:
-            said = line.replace("{{.ID}}", facts["id"][:12])
+            shown = line.replace("{{.ID}}", facts["id"][:12])
             for name, value in facts["labels"].items():
-                said = said.replace(f'{{{{.Label "{name}"}}}}', value)
-            print(said)
+                shown = shown.replace(f'{{{{.Label "{name}"}}}}', value)
+            print(shown)
 
 
 if __name__ == "__main__":

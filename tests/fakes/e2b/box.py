@@ -1,4 +1,4 @@
-"""A box: what stands for one of E2B's virtual machines, with real processes and real users.
+"""A box in place of one of E2B's virtual machines, with real processes and real users.
 
 It is bubblewrap with a writable root of its own, and with the rights that a root inside needs to
 make users, change owners and kill. Where this process has no such rights to give, it gets them in a
@@ -30,7 +30,7 @@ AS_ROOT = [] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--map-aut
 
 @functools.cache
 def boxes_work() -> bool:
-    """Whether this machine can make boxes."""
+    """Return whether this machine can make boxes."""
     if shutil.which("bwrap") is None or shutil.which("setpriv") is None:
         return False
     change = ["setpriv", "--reuid=61000", "--regid=61000", "--clear-groups", "--no-new-privs"]
@@ -69,7 +69,7 @@ class Box:
 
     async def boot(self) -> None:
         """Start it."""
-        await asyncio.to_thread(self._furnish)
+        await asyncio.to_thread(self._make_root)
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
         with theirs:
@@ -79,13 +79,13 @@ class Box:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        asyncio.get_running_loop().add_reader(self._channel, self._told)
+        asyncio.get_running_loop().add_reader(self._channel, self._on_message)
 
-    def _furnish(self) -> None:
+    def _make_root(self) -> None:
         for name in ("etc", "home/user", "opt", "proc", "dev", "root", "run", "tmp", "usr", "var"):
             (self.root / name).mkdir(parents=True)
         prefix = Path(sys.base_prefix).resolve()
-        # Bubblewrap would make the way there for root alone.
+        # Bubblewrap would make these directories accessible to root alone.
         (self.root / prefix.relative_to("/")).mkdir(parents=True, exist_ok=True)
         (self.root / "tmp").chmod(0o1777)
         (self.root / "root").chmod(0o755)
@@ -136,17 +136,17 @@ class Box:
         return process
 
     def kill(self, pid: int, number: int) -> bool:
-        """Send a signal; returns whether there is such a process."""
+        """Send a signal; return whether there is such a process."""
         if pid not in self._processes:
             return False
         self._channel.send(json.dumps({"pid": pid, "signal": number}).encode())
         return True
 
     def processes(self) -> list[Process]:
-        """Return what the server started and still runs."""
+        """Return the processes that the server started and that still run."""
         return list(self._processes.values())
 
-    def _told(self) -> None:
+    def _on_message(self) -> None:
         try:
             message: dict[str, Any] = json.loads(self._channel.recv(4096) or b"{}")
         except OSError:
@@ -158,7 +158,7 @@ class Box:
             process.pid = message["pid"]
             self._processes[process.pid] = process
             process.started.set()
-        elif message["pid"] in self._processes:  # the others are orphans
+        elif message["pid"] in self._processes:  # not one that the init adopted
             process = self._processes.pop(message["pid"])
             process.status = message["status"]
             process.ended.set()

@@ -1,4 +1,4 @@
-"""First process of a box: starts programs for the server, tells when they end, reaps orphans.
+"""The first process of a box: start programs for the server, report their end, reap the others.
 
 Runs inside as ``python -I -S box_init.py FD``. Each message on the socket is a JSON object and, to
 start a program, its three standard descriptors.
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def start(request: dict[str, Any], handles: list[int]) -> int:
-    """Start a program as a user; returns its process id."""
+    """Start a program as a user; return its process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -40,14 +40,15 @@ def start(request: dict[str, Any], handles: list[int]) -> int:
 
 
 def serve(channel: socket.socket) -> None:
-    """Serve until the server goes away."""
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(woken, False)
+    """Serve until the server's end of the socket closes."""
+    wakeup_reader, wakeup_writer = os.pipe()
+    os.set_blocking(wakeup_writer, False)
+    os.set_blocking(wakeup_reader, False)
+    # With a handler, even an empty one, SIGCHLD writes to the pipe, and select returns.
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
     while True:
-        ready, _, _ = select.select([channel.fileno(), woken], [], [])
+        ready, _, _ = select.select([channel.fileno(), wakeup_reader], [], [])
         if channel.fileno() in ready:
             space = socket.CMSG_SPACE(3 * 4)
             try:
@@ -68,8 +69,8 @@ def serve(channel: socket.socket) -> None:
             for handle in handles:
                 os.close(handle)
             channel.send(json.dumps({"id": request["id"], "pid": pid}).encode())
-        if woken in ready:
-            os.read(woken, 4096)
+        if wakeup_reader in ready:
+            os.read(wakeup_reader, 4096)
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 channel.send(json.dumps({"pid": ended[0], "status": ended[1]}).encode())

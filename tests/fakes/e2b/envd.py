@@ -1,4 +1,4 @@
-"""What runs inside E2B's machines and answers the SDK: processes over Connect, files over HTTP.
+"""envd, the service inside E2B's machines: processes over Connect, files over HTTP.
 
 Streams are Connect's: one flag byte, four bytes of length, JSON; the last frame has the flag 2.
 """
@@ -21,7 +21,7 @@ from tests.fakes.e2b.faults import Faults
 
 
 class Service(Protocol):
-    """What the server around this says."""
+    """The part of the server that envd uses."""
 
     faults: Faults
     keeps_deadlines: bool
@@ -32,21 +32,21 @@ CHUNK = 1 << 16
 Send = Callable[[int, dict[str, Any]], Any]
 
 
-def user_of(request: web.Request) -> str:
-    """Return who a call is for; the SDK says it as HTTP basic authentication or in the query."""
+def get_user(request: web.Request) -> str:
+    """Return the user of a call, from HTTP basic authentication or the query."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme == "Basic":
         return base64.b64decode(token).decode().partition(":")[0]
     return request.query.get("username", "user")
 
 
-def refusal(status: int, code: str, message: str) -> web.Response:
-    """Return an error as envd says it."""
+def error_response(status: int, code: str, message: str) -> web.Response:
+    """Return an error in envd's format."""
     return web.json_response({"code": code, "message": message}, status=status)
 
 
 async def unary(box: Box, method: str, body: dict[str, Any]) -> web.Response:
-    """Answer a call of the process service that is one request, one reply."""
+    """Answer a unary call of the process service."""
     if method == "List":
         running = [
             {"config": {"cmd": process.argv[0], "args": process.argv[1:]}, "pid": process.pid}
@@ -56,16 +56,16 @@ async def unary(box: Box, method: str, body: dict[str, Any]) -> web.Response:
     if method == "SendSignal":
         number = {"SIGNAL_SIGKILL": 9, "SIGNAL_SIGTERM": 15}[body["signal"]]
         if not box.kill(body["process"]["pid"], number):
-            return refusal(404, "not_found", "no such process")
+            return error_response(404, "not_found", "no such process")
         return web.json_response({})
-    return refusal(501, "unimplemented", method)
+    return error_response(501, "unimplemented", method)
 
 
 async def start(box: Box, request: web.Request) -> web.StreamResponse:
-    """Run a program and stream what it prints; it goes on when the client is gone."""
+    """Run a program and stream its output; the program goes on if the client disconnects."""
     frame = await request.content.readexactly(5)
-    asked = json.loads(await request.content.readexactly(int.from_bytes(frame[1:], "big")))
-    config = asked["process"]
+    request_body = json.loads(await request.content.readexactly(int.from_bytes(frame[1:], "big")))
+    config = request_body["process"]
     response = web.StreamResponse(headers={"Content-Type": "application/connect+json"})
     await response.prepare(request)
 
@@ -73,9 +73,9 @@ async def start(box: Box, request: web.Request) -> web.StreamResponse:
         data = json.dumps(message).encode()
         await response.write(bytes([flag]) + len(data).to_bytes(4, "big") + data)
 
-    async with _started(box, config, user_of(request)) as (process, outputs):
+    async with _run(box, config, get_user(request)) as (process, outputs):
         await send(0, {"event": {"start": {"pid": process.pid}}})
-        if request.app[SERVER].faults.strikes(request, "cut"):
+        if request.app[SERVER].faults.match(request, "cut"):
             assert request.transport is not None
             request.transport.abort()
             return response
@@ -106,10 +106,10 @@ def _end(status: int) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def _started(
+async def _run(
     box: Box, config: dict[str, Any], user: str
 ) -> AsyncIterator[tuple[Process, dict[str, asyncio.StreamReader]]]:
-    """Start a program with pipes of ours."""
+    """Start a program; yield it and readers of its output."""
     readers: dict[str, asyncio.StreamReader] = {}
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -165,9 +165,9 @@ async def _chunks(part: Any) -> AsyncIterator[bytes]:
 async def _write(
     box: Box, request: web.Request, path: str, chunks: AsyncIterator[bytes]
 ) -> dict[str, str]:
-    user = user_of(request)
-    there = shlex.quote(path)
-    script = f"mkdir -p $(dirname {there}) && cat > {there}"
+    user = get_user(request)
+    quoted = shlex.quote(path)
+    script = f"mkdir -p $(dirname {quoted}) && cat > {quoted}"
     reading, writing = os.pipe()
     nothing = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -187,15 +187,15 @@ async def _write(
 async def read(box: Box, request: web.Request) -> web.StreamResponse:
     """Stream a file."""
     config = {"cmd": "cat", "args": ["--", request.query["path"]]}
-    async with _started(box, config, user_of(request)) as (process, outputs):
+    async with _run(box, config, get_user(request)) as (process, outputs):
         first = await outputs["stdout"].read(CHUNK)
         if not first:
             await process.ended.wait()
             if process.status:
-                return refusal(404, "not_found", f"{request.query['path']} is not there")
+                return error_response(404, "not_found", f"{request.query['path']} does not exist")
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         await response.prepare(request)
-        if request.app[SERVER].faults.strikes(request, "cut"):
+        if request.app[SERVER].faults.match(request, "cut"):
             assert request.transport is not None
             request.transport.abort()
             return response

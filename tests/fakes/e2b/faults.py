@@ -1,4 +1,4 @@
-"""What goes wrong at the E2B service, planned by tests."""
+"""Faults of the E2B service that tests plan."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Literal
 from aiohttp import web
 
 What = Literal["status", "drop", "lose", "cut", "slow"]
-"""status: an answer; drop: the connection goes before anything is done, lose: after it; cut: in the
-middle of the answer; slow: ``seconds`` later.
+"""status: an error is answered; drop: the connection is closed before anything is done, lose: after
+it is done, cut: in the middle of the answer; slow: everything happens ``seconds`` later.
 """
 
 
 @dataclass
 class Fault:
-    """The next ``times`` requests that fit go wrong."""
+    """A fault of the next ``times`` requests that match."""
 
     route: str
     """Glob of method and path, e.g. ``POST */Start``."""
@@ -26,20 +26,20 @@ class Fault:
     message: str = "injected"
     seconds: float = 0.0
     retry_after_s: int | None = None
-    """What a ``status`` tells to wait."""
+    """Seconds in the ``Retry-After`` header of a ``status``."""
 
 
 @dataclass
 class Faults:
-    """What will go wrong."""
+    """The planned faults."""
 
     planned: list[Fault] = field(default_factory=list)
 
-    def strikes(self, request: web.Request, *kinds: What) -> Fault | None:
-        """Return the fault of one of these kinds that a request meets, and count it."""
+    def match(self, request: web.Request, *kinds: What) -> Fault | None:
+        """Return the planned fault of these kinds for a request, if any, and count it."""
         for fault in self.planned:
-            fits = fnmatch.fnmatch(f"{request.method} {request.path}", fault.route)
-            if fault.what in kinds and fits and fault.times > 0:
+            matches = fnmatch.fnmatch(f"{request.method} {request.path}", fault.route)
+            if fault.what in kinds and matches and fault.times > 0:
                 fault.times -= 1
                 return fault
         return None

@@ -1,8 +1,8 @@
-"""A service that speaks E2B's API on loopback: control plane and, for all sandboxes at one URL,
-envd. The real SDK is pointed at it by ``api_url`` and ``sandbox_url``; processes are real.
+"""A service that speaks E2B's API on loopback: the control plane, and envd for all sandboxes.
 
-What the SDK sends and reads is in the wire notes of e2b 2.63; ``connect-timeout-ms`` is kept only
-when ``keeps_deadlines`` is set, as a server may forget it.
+The real SDK (e2b 2.63) is pointed at it by ``api_url`` and ``sandbox_url``; processes are real. The
+header ``connect-timeout-ms`` is obeyed only if ``keeps_deadlines`` is set: a real server may ignore
+it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Machine:
-    """A sandbox, as the control plane knows it."""
+    """A sandbox in the control plane."""
 
     box: Box
     created: dict[str, Any]
-    """The body that it was created with."""
+    """The body of the request that created it."""
     renewed: list[int] = field(default_factory=list)
-    """Lifetimes that were asked for later."""
+    """Lifetimes that were requested later."""
 
 
 class E2bServer:
@@ -49,9 +49,9 @@ class E2bServer:
         self.requests: list[str] = []
         """Method and path of each request."""
         self.times: list[float] = []
-        """When each came, on the monotonic clock."""
+        """Arrival of each, on the monotonic clock."""
         self.most_at_once: Counter[str] = Counter()
-        """Of equal requests, how many were answered at one time."""
+        """Largest number of requests in progress at one time, by method and path."""
         self._at_once: Counter[str] = Counter()
         self.url = ""
         self._root = root
@@ -61,7 +61,7 @@ class E2bServer:
         self.app = web.Application(middlewares=[self._middleware()], client_max_size=1 << 30)
         self.keeps_deadlines = True
         self.profile = "echo a profile that prints\n"
-        """What login shells of new machines run."""
+        """Script that login shells of new machines run."""
         self.app[envd.SERVER] = self
         self.app.add_routes(
             [
@@ -80,7 +80,7 @@ class E2bServer:
         )
 
     def plan(self, route: str, what: What, **more: Any) -> None:
-        """Let the next requests that fit go wrong."""
+        """Plan a fault for the next requests that match."""
         self.faults.planned.append(Fault(route, what, **more))
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ class E2bServer:
         if key not in self._keys:
             self._keys[key] = asyncio.create_task(self._boot(body))
         sandbox_id = await asyncio.shield(self._keys[key])
-        return web.json_response(self._said(sandbox_id), status=201)
+        return web.json_response(self._summary(sandbox_id), status=201)
 
     async def _boot(self, body: dict[str, Any]) -> str:
         sandbox_id = f"sb{next(self._numbers):08}"
@@ -107,7 +107,7 @@ class E2bServer:
         self.machines[sandbox_id] = Machine(box, body)
         return sandbox_id
 
-    def _said(self, sandbox_id: str) -> dict[str, Any]:
+    def _summary(self, sandbox_id: str) -> dict[str, Any]:
         return {
             "templateID": self.machines[sandbox_id].created["templateID"],
             "sandboxID": sandbox_id,
@@ -118,7 +118,7 @@ class E2bServer:
 
     def _details(self, sandbox_id: str) -> dict[str, Any]:
         return {
-            **self._said(sandbox_id),
+            **self._summary(sandbox_id),
             "startedAt": "2026-01-01T00:00:00Z",
             "endAt": "2030-01-01T00:00:00Z",
             "cpuCount": 1,
@@ -141,26 +141,26 @@ class E2bServer:
     async def _get(self, request: web.Request) -> web.Response:
         sandbox_id = request.match_info["id"]
         if sandbox_id not in self.machines:
-            return envd.refusal(404, "404", "sandbox not found")
+            return envd.error_response(404, "404", "sandbox not found")
         return web.json_response(self._details(sandbox_id))
 
     async def _connect(self, request: web.Request) -> web.Response:
         sandbox_id = request.match_info["id"]
         if sandbox_id not in self.machines:
-            return envd.refusal(404, "404", "sandbox not found")
-        return web.json_response(self._said(sandbox_id))
+            return envd.error_response(404, "404", "sandbox not found")
+        return web.json_response(self._summary(sandbox_id))
 
     async def _delete(self, request: web.Request) -> web.Response:
         sandbox_id = request.match_info["id"]
         if sandbox_id not in self.machines:
-            return envd.refusal(404, "404", "sandbox not found")
+            return envd.error_response(404, "404", "sandbox not found")
         await self._end(sandbox_id)
         return web.Response(status=204)
 
     async def _timeout(self, request: web.Request) -> web.Response:
         machine = self.machines.get(request.match_info["id"])
         if machine is None:
-            return envd.refusal(404, "404", "sandbox not found")
+            return envd.error_response(404, "404", "sandbox not found")
         machine.renewed.append((await request.json())["timeout"])
         return web.Response(status=204)
 
@@ -197,32 +197,32 @@ class E2bServer:
         box = self._box(request)
         return await envd.unary(box, request.match_info["method"], await request.json())
 
-    # --- what goes wrong -----------------------------------------------------------------------
+    # --- faults ----------------------------------------------------------------------------------
 
     def _middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
         @web.middleware
         async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-            asked = f"{request.method} {request.path}"
-            self.requests.append(asked)
+            route = f"{request.method} {request.path}"
+            self.requests.append(route)
             self.times.append(time.monotonic())
-            self._at_once[asked] += 1
-            self.most_at_once[asked] = max(self.most_at_once[asked], self._at_once[asked])
+            self._at_once[route] += 1
+            self.most_at_once[route] = max(self.most_at_once[route], self._at_once[route])
             try:
                 return await respond(request, handler)
             finally:
-                self._at_once[asked] -= 1
+                self._at_once[route] -= 1
 
         async def respond(request: web.Request, handler: Handler) -> web.StreamResponse:
             if "sandboxes" in request.path and request.headers.get("x-api-key") != KEY:
-                return envd.refusal(401, "401", "unknown key")
-            fault = self.faults.strikes(request, "status", "drop", "lose", "slow")
+                return envd.error_response(401, "401", "unknown key")
+            fault = self.faults.match(request, "status", "drop", "lose", "slow")
             if fault is None:
                 return await handler(request)
             if fault.what == "status":
-                refused = envd.refusal(fault.status, str(fault.status), fault.message)
+                response = envd.error_response(fault.status, str(fault.status), fault.message)
                 if fault.retry_after_s is not None:
-                    refused.headers["Retry-After"] = str(fault.retry_after_s)
-                return refused
+                    response.headers["Retry-After"] = str(fault.retry_after_s)
+                return response
             if fault.what == "slow":
                 await asyncio.sleep(fault.seconds)
                 return await handler(request)

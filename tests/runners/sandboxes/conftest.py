@@ -1,23 +1,19 @@
-"""Backends of every isolation that this machine has."""
+"""Local backends of every isolation with namespaces that this machine has."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import pytest
 
-from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.sandbox import LocalSandbox
-
-Isolation = Literal["auto", "bubblewrap", "unshare", "none"]
-PROGRAM = {"bubblewrap": "bwrap", "unshare": "unshare"}
+from tests.fakes.sandbox_backends import local_settings, skip_without
 
 
 class Opener(Protocol):
@@ -26,15 +22,6 @@ class Opener(Protocol):
     def __call__(self) -> AbstractAsyncContextManager[LocalSandbox]:
         """Open one."""
         ...
-
-
-def settings(**changes: object) -> LocalSandboxConfig:
-    """Return settings with small limits."""
-    values = {
-        "kind": "local", "isolation": "bubblewrap", "memory_mb": 512, "processes": 24,
-        "file_mb": 4, "cpu_s": 2, "warm": 0, **changes,
-    }  # fmt: skip
-    return LocalSandboxConfig.model_validate(values)
 
 
 @pytest.fixture
@@ -52,9 +39,8 @@ def backend(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalBackend]:
     name: str = request.param
-    if shutil.which(PROGRAM[name]) is None:
-        pytest.skip(f"{PROGRAM[name]} is not installed")
-    backend = LocalBackend(settings(isolation=name), tmp_path_factory.mktemp(name) / "root")
+    skip_without(name)
+    backend = LocalBackend(local_settings(isolation=name), tmp_path_factory.mktemp(name) / "root")
     yield backend
     asyncio.run(backend.close())
 

@@ -1,4 +1,4 @@
-"""What every backend promises, asked of each that this machine can run."""
+"""The contract of sandbox backends, checked on every backend that this machine can run."""
 
 from __future__ import annotations
 
@@ -17,31 +17,38 @@ import pytest
 import pytest_asyncio
 
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
-from tests.fakes.sandbox_backends import NAMES, Place, place
-from tests.runners.sandboxes.local.test_isolation import gone, running
+from tests.fakes.sandbox_backends import (
+    NAMES,
+    BackendUnderTest,
+    find_processes,
+    open_backend,
+    wait_gone,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 _names = (f"conformance-{number}" for number in itertools.count())
 ARGUMENTS = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 
 
-PLACES = [
+BACKENDS = [
     pytest.param(name, marks=pytest.mark.slow if name == "docker_program" else ()) for name in NAMES
 ]
-"""A program is started for each call of docker's: forty seconds."""
+"""The stand-in is slow, forty seconds: each call of docker starts a program."""
 
 
-@pytest_asyncio.fixture(params=PLACES, scope="module", loop_scope="module")
-async def there(
+@pytest_asyncio.fixture(params=BACKENDS, scope="module", loop_scope="module")
+async def tested(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Place]:
-    async with place(request.param, tmp_path_factory.mktemp(request.param)) as there:
-        yield there
+) -> AsyncIterator[BackendUnderTest]:
+    async with open_backend(request.param, tmp_path_factory.mktemp(request.param)) as tested:
+        yield tested
 
 
 @asynccontextmanager
-async def opened(there: Place, source: Path, **more: Any) -> AsyncIterator[Sandbox]:
-    sandbox = await there.backend.create(SandboxSpec(next(_names), source, "none", **more))
+async def open_sandbox(
+    tested: BackendUnderTest, source: Path, **more: Any
+) -> AsyncIterator[Sandbox]:
+    sandbox = await tested.backend.create(SandboxSpec(next(_names), source, "none", **more))
     try:
         yield sandbox
     finally:
@@ -52,13 +59,13 @@ async def sh(sandbox: Sandbox, script: str, *, deadline_s: float = 30) -> Comman
     return await sandbox.run(["bash", "-c", script], deadline_s=deadline_s)
 
 
-def word() -> str:
-    """Return an argument for ``sleep`` to find it by."""
+def unique_number() -> str:
+    """Return an argument for ``sleep`` by which it is found in /proc."""
     return f"1{secrets.randbelow(10**8):08}"
 
 
-async def test_a_workspace_is_a_private_copy(there: Place, source: Path) -> None:
-    async with opened(there, source) as one, opened(there, source) as other:
+async def test_a_workspace_is_a_private_copy(tested: BackendUnderTest, source: Path) -> None:
+    async with open_sandbox(tested, source) as one, open_sandbox(tested, source) as other:
         result = await sh(one, "cat a.txt; ./run.sh; echo two > a.txt; echo new > b.txt; pwd")
         assert result.exit_code == 0, result
         assert result.stdout.decode().splitlines() == ["one", "ran", one.workdir]
@@ -70,10 +77,12 @@ async def test_a_workspace_is_a_private_copy(there: Place, source: Path) -> None
     assert not (source / "b.txt").exists()
 
 
-async def test_arguments_and_environment_arrive_as_they_are(there: Place, source: Path) -> None:
+async def test_arguments_and_environment_arrive_unchanged(
+    tested: BackendUnderTest, source: Path
+) -> None:
     words = ["", "a b", "'\"$HOME`", "*", "-n", "é\n\\n", "x" * 50_000]
     env = {"KEY": "a 'b' $c", "EMPTY": "", "LINES_": "1\n2\n"}
-    async with opened(there, source) as sandbox:
+    async with open_sandbox(tested, source) as sandbox:
         command = ["python", "-c", ARGUMENTS, *words]
         result = await sandbox.run(command, deadline_s=30, env=env, output_limit=1 << 20)
         argv, environment = json.loads(result.stdout)
@@ -83,17 +92,19 @@ async def test_arguments_and_environment_arrive_as_they_are(there: Place, source
     assert b"KEY=" not in second.stdout
 
 
-async def test_the_environment_of_the_host_stays_outside(
-    there: Place, source: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_environment_of_the_host_is_not_inherited(
+    tested: BackendUnderTest, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOST_SECRET", "secret")
-    async with opened(there, source) as sandbox:
+    async with open_sandbox(tested, source) as sandbox:
         assert b"HOST_SECRET" not in (await sandbox.run(["env"], deadline_s=30)).stdout
 
 
-async def test_input_larger_than_a_pipe_arrives_whole(there: Place, source: Path) -> None:
+async def test_input_larger_than_a_pipe_arrives_whole(
+    tested: BackendUnderTest, source: Path
+) -> None:
     data = os.urandom(1 << 20)
-    async with opened(there, source) as sandbox:
+    async with open_sandbox(tested, source) as sandbox:
         command = ["bash", "-c", "cat; echo -n end"]
         result = await sandbox.run(command, deadline_s=30, stdin=data, output_limit=1 << 22)
         nothing = await sandbox.run(["cat"], deadline_s=30)
@@ -101,9 +112,11 @@ async def test_input_larger_than_a_pipe_arrives_whole(there: Place, source: Path
     assert (nothing.stdout, nothing.exit_code) == (b"", 0)
 
 
-async def test_a_flood_of_output_is_cut_in_the_middle(there: Place, source: Path) -> None:
+async def test_a_flood_of_output_is_cut_in_the_middle(
+    tested: BackendUnderTest, source: Path
+) -> None:
     flood = "head -c 3000000 /dev/zero | tr '\\0' x"
-    async with opened(there, source) as sandbox:
+    async with open_sandbox(tested, source) as sandbox:
         command = ["bash", "-c", f"echo first; {flood}; echo last; ({flood}) >&2"]
         result = await sandbox.run(command, deadline_s=30, output_limit=1000)
         whole = await sandbox.run(command, deadline_s=30, output_limit=4_000_000)
@@ -119,106 +132,112 @@ async def test_a_flood_of_output_is_cut_in_the_middle(there: Place, source: Path
     ("script", "code"),
     [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", -9), ("kill -TERM $$", -15), ("exit 255", 255)],
 )
-async def test_exit_codes_and_signals_are_told_apart(
-    there: Place, source: Path, script: str, code: int
+async def test_exit_codes_and_signals_are_distinguished(
+    tested: BackendUnderTest, source: Path, script: str, code: int
 ) -> None:
-    async with opened(there, source) as sandbox:
+    async with open_sandbox(tested, source) as sandbox:
         result = await sh(sandbox, f"echo out; echo err >&2; {script}")
     assert (result.exit_code, result.timed_out) == (code, False)
     assert (result.stdout, result.stderr) == (b"out\n", b"err\n")
 
 
-async def test_a_command_that_is_not_there_is_a_result(there: Place, source: Path) -> None:
-    async with opened(there, source) as sandbox:
+async def test_a_missing_command_has_exit_code_127(tested: BackendUnderTest, source: Path) -> None:
+    async with open_sandbox(tested, source) as sandbox:
         result = await sandbox.run(["no-such-program"], deadline_s=30)
     assert result.exit_code == 127
     assert b"no-such-program" in result.stderr
 
 
-async def test_a_command_can_be_interrupted(there: Place, source: Path) -> None:
-    """A shell that starts one in the background makes it ignore SIGINT, for good."""
-    async with opened(there, source) as sandbox:
+async def test_a_command_can_be_interrupted(tested: BackendUnderTest, source: Path) -> None:
+    """A command that a shell starts in the background would ignore SIGINT for good."""
+    async with open_sandbox(tested, source) as sandbox:
         assert (await sh(sandbox, "kill -INT $$; sleep 5; exit 4")).exit_code == -2
 
 
-async def test_what_a_command_leaves_running_dies_with_it(there: Place, source: Path) -> None:
-    name = word()
+async def test_background_processes_die_with_the_command(
+    tested: BackendUnderTest, source: Path
+) -> None:
+    name = unique_number()
     script = f"setsid nohup sleep {name} >/dev/null 2>&1 & (setsid sleep {name} &); exit 3"
-    async with opened(there, source) as sandbox:
+    async with open_sandbox(tested, source) as sandbox:
         assert (await sh(sandbox, script)).exit_code == 3
-        assert await gone(name)
+        assert await wait_gone(name)
 
 
-async def test_what_empties_its_environment_dies_too(there: Place, source: Path) -> None:
-    if not there.apart:
+async def test_a_process_with_an_empty_environment_dies_too(
+    tested: BackendUnderTest, source: Path
+) -> None:
+    if not tested.isolated:
         pytest.skip("without isolation such a process cannot be found")
-    name = word()
-    async with opened(there, source) as sandbox:
+    name = unique_number()
+    async with open_sandbox(tested, source) as sandbox:
         await sh(sandbox, f"env -i setsid sleep {name} & sleep 0.2")
-        assert await gone(name)
+        assert await wait_gone(name)
 
 
-async def test_at_the_deadline_everything_dies(there: Place, source: Path) -> None:
-    name = word()
+async def test_at_the_deadline_everything_dies(tested: BackendUnderTest, source: Path) -> None:
+    name = unique_number()
     script = f"trap '' TERM INT HUP; setsid sleep {name} & echo begun; sleep {name}; sleep {name}"
-    async with opened(there, source) as sandbox:
+    async with open_sandbox(tested, source) as sandbox:
         result = await sh(sandbox, script, deadline_s=0.5)
         assert (result.timed_out, result.exit_code) == (True, 124)
         assert result.stdout == b"begun\n"
-        assert await gone(name)
+        assert await wait_gone(name)
         assert (await sh(sandbox, "echo still usable")).stdout == b"still usable\n"
 
 
-async def test_cancelling_kills_everything(there: Place, source: Path) -> None:
-    name = word()
-    async with opened(there, source) as sandbox:
+async def test_cancelling_kills_everything(tested: BackendUnderTest, source: Path) -> None:
+    name = unique_number()
+    async with open_sandbox(tested, source) as sandbox:
         work = asyncio.ensure_future(sh(sandbox, f"(setsid sleep {name} &); sleep {name}"))
-        while not running(name):
+        while not find_processes(name):
             await asyncio.sleep(0.02)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
-        assert await gone(name)
+        assert await wait_gone(name)
 
 
-async def test_two_commands_at_once_both_end(there: Place, source: Path) -> None:
-    async with opened(there, source) as sandbox:
+async def test_two_commands_at_once_both_end(tested: BackendUnderTest, source: Path) -> None:
+    async with open_sandbox(tested, source) as sandbox:
         results = await asyncio.gather(*(sh(sandbox, f"echo {each}") for each in range(3)))
     assert [result.stdout for result in results] == [b"0\n", b"1\n", b"2\n"]
 
 
-async def test_closing_ends_what_runs_and_can_be_done_twice(there: Place, source: Path) -> None:
-    name = word()
-    async with opened(there, source) as sandbox:
+async def test_closing_ends_a_command_and_can_be_repeated(
+    tested: BackendUnderTest, source: Path
+) -> None:
+    name = unique_number()
+    async with open_sandbox(tested, source) as sandbox:
         work = asyncio.ensure_future(sh(sandbox, f"sleep {name}", deadline_s=300))
-        while not running(name):
+        while not find_processes(name):
             await asyncio.sleep(0.02)
         await sandbox.close()
-        assert await gone(name)
+        assert await wait_gone(name)
         await asyncio.wait([work])
         await sandbox.close()
         with pytest.raises(SandboxError):
             await sh(sandbox, "true")
-    if there.server is not None:
-        assert not there.server.machines
+    if tested.server is not None:
+        assert not tested.server.machines
 
 
-async def test_the_grader_has_no_network(there: Place, source: Path) -> None:
-    if not there.apart:
+async def test_the_grader_has_no_network(tested: BackendUnderTest, source: Path) -> None:
+    if not tested.isolated:
         pytest.skip("not promised without isolation")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        async with opened(there, source) as sandbox:
+        async with open_sandbox(tested, source) as sandbox:
             reach = f"(echo > /dev/tcp/127.0.0.1/{port}) && echo host; (echo > /dev/tcp/1.1.1.1/80)"
             result = await sh(sandbox, f"{reach} && echo world; echo tried")
     assert result.stdout == b"tried\n"
 
 
-async def test_commands_have_no_root_rights(there: Place, source: Path) -> None:
-    if not there.apart:
+async def test_commands_have_no_root_rights(tested: BackendUnderTest, source: Path) -> None:
+    if not tested.isolated:
         pytest.skip("not promised without isolation")
     script = "id -u; grep -E 'Cap(Eff|Prm)|NoNewPrivs' /proc/self/status; echo > /etc/x"
-    async with opened(there, source) as sandbox:
+    async with open_sandbox(tested, source) as sandbox:
         result = await sh(sandbox, script)
     words = result.stdout.decode().split()
     assert words[0] != "0"
@@ -228,7 +247,7 @@ async def test_commands_have_no_root_rights(there: Place, source: Path) -> None:
 
 
 async def test_mounts_can_be_read_and_not_written(
-    there: Place, source: Path, tmp_path: Path
+    tested: BackendUnderTest, source: Path, tmp_path: Path
 ) -> None:
     tree = tmp_path / "tree"
     (tree / "deep").mkdir(parents=True)
@@ -236,12 +255,12 @@ async def test_mounts_can_be_read_and_not_written(
     program = tmp_path / "program.py"
     program.write_text("import sys; print('program', sys.argv[1:])")
     mounts = {"/opt/agentrl/tree": tree, "/opt/agentrl/program.py": program}
-    async with opened(there, source, mounts=mounts) as sandbox:
+    async with open_sandbox(tested, source, mounts=mounts) as sandbox:
         ran = await sandbox.run(["python", "/opt/agentrl/program.py", "x"], deadline_s=30)
         assert ran.stdout == b"program ['x']\n", ran
         read = await sandbox.run(["cat", "/opt/agentrl/tree/deep/data"], deadline_s=30)
         assert read.stdout == bytes(range(256))
-        if there.apart:
+        if tested.isolated:
             script = "for f in tree/deep/data tree/new program.py; do echo > /opt/agentrl/$f; done"
             await sh(sandbox, script)
             again = await sandbox.run(["cat", "/opt/agentrl/tree/deep/data"], deadline_s=30)
@@ -249,7 +268,9 @@ async def test_mounts_can_be_read_and_not_written(
     assert sorted(path.name for path in tree.rglob("*")) == ["data", "deep"]
 
 
-async def test_files_of_every_kind_go_there_and_come_back(there: Place, source: Path) -> None:
+async def test_files_of_every_kind_are_copied_in_and_out(
+    tested: BackendUnderTest, source: Path
+) -> None:
     (source / "é ü\n'x").write_bytes(bytes(range(256)))
     (source / "empty").mkdir()
     (source / "outside").symlink_to("/etc/passwd")
@@ -261,7 +282,7 @@ async def test_files_of_every_kind_go_there_and_come_back(there: Place, source: 
         "cp *x copy; ln copy hard; ln -s copy soft; mkfifo pipe; chmod 755 copy; "
         "mkdir -p shut/in; echo deep > shut/in/file; chmod 0 shut; rm .hidden; echo w >> locked"
     )
-    async with opened(there, source) as sandbox:
+    async with open_sandbox(tested, source) as sandbox:
         result = await sh(sandbox, script)
         assert result.exit_code == 0, result
         async with sandbox.on_host() as workspace:
@@ -278,24 +299,28 @@ async def test_files_of_every_kind_go_there_and_come_back(there: Place, source: 
             assert (workspace / "shut" / "in" / "file").read_text() == "deep\n"
 
 
-async def test_git_works_on_the_workspace(there: Place, source: Path) -> None:
+async def test_git_works_on_the_workspace(tested: BackendUnderTest, source: Path) -> None:
     script = "git init -q . && git add . && git commit -qm one && git log --oneline | wc -l"
-    async with opened(there, source) as sandbox:
+    async with open_sandbox(tested, source) as sandbox:
         assert (await sh(sandbox, script)).stdout.strip() == b"1"
         async with sandbox.on_host(leave_out=(".git",)) as workspace:
             assert (workspace / "a.txt").exists()
 
 
-async def test_a_workspace_can_be_changed_before_anything_runs(there: Place, source: Path) -> None:
+async def test_a_workspace_can_be_changed_before_anything_runs(
+    tested: BackendUnderTest, source: Path
+) -> None:
     def change(workspace: Path) -> None:
         (workspace / "a.txt").write_text("changed\n")
 
-    async with opened(there, source, change=change) as sandbox:
+    async with open_sandbox(tested, source, change=change) as sandbox:
         assert (await sh(sandbox, "cat a.txt")).stdout == b"changed\n"
     assert (source / "a.txt").read_text() == "one\n"
 
 
-async def test_a_change_that_fails_leaves_no_sandbox(there: Place, source: Path) -> None:
+async def test_a_change_that_fails_leaves_no_sandbox(
+    tested: BackendUnderTest, source: Path
+) -> None:
     class RefusedError(Exception):
         pass
 
@@ -304,39 +329,41 @@ async def test_a_change_that_fails_leaves_no_sandbox(there: Place, source: Path)
 
     spec = SandboxSpec("refused", source, "none", change=change)
     with pytest.raises(RefusedError):
-        await there.backend.create(spec)
-    sandbox = await there.backend.create(SandboxSpec("refused", source, "none"))
+        await tested.backend.create(spec)
+    sandbox = await tested.backend.create(SandboxSpec("refused", source, "none"))
     await sandbox.close()
-    if there.server is not None:
-        assert not there.server.machines
+    if tested.server is not None:
+        assert not tested.server.machines
 
 
-async def test_a_dead_drivers_sandboxes_are_ended_by_name(there: Place, source: Path) -> None:
-    if not there.elsewhere:
-        pytest.skip("what a dead driver left here is ended when the next backend is made")
-    name = word()
-    async with opened(there, source) as left, opened(there, source) as kept:
+async def test_a_dead_drivers_sandboxes_are_ended_by_name(
+    tested: BackendUnderTest, source: Path
+) -> None:
+    if not tested.remote:
+        pytest.skip("the constructor of the next backend ends what a dead driver left here")
+    name = unique_number()
+    async with open_sandbox(tested, source) as left, open_sandbox(tested, source) as kept:
         work = asyncio.ensure_future(sh(left, f"sleep {name}", deadline_s=300))
-        while not running(name):
+        while not find_processes(name):
             await asyncio.sleep(0.02)
-        await there.backend.reap({left.spec.name: {}, "never-existed": {}})
-        assert await gone(name)
+        await tested.backend.reap({left.spec.name: {}, "never-existed": {}})
+        assert await wait_gone(name)
         with pytest.raises(SandboxError):
             await work
         assert (await sh(kept, "echo alive")).stdout == b"alive\n"
 
 
-async def test_many_sandboxes_boot_at_once(there: Place, source: Path) -> None:
+async def test_many_sandboxes_boot_at_once(tested: BackendUnderTest, source: Path) -> None:
     async def one(number: int) -> bytes:
-        async with opened(there, source) as sandbox:
+        async with open_sandbox(tested, source) as sandbox:
             return (await sh(sandbox, f"echo {number}")).stdout
 
-    count = 16 if there.elsewhere else 64  # e2b/test_boots.py boots 64
+    count = 16 if tested.remote else 64  # test_boots.py boots 64 on E2B
     said = await asyncio.gather(*(one(number) for number in range(count)))
     assert said == [b"%d\n" % number for number in range(count)]
 
 
-async def test_what_it_promises_is_said(there: Place) -> None:
-    promises = there.backend.guarantees()
+async def test_the_guarantees_name_the_promises(tested: BackendUnderTest) -> None:
+    promises = tested.backend.guarantees()
     said = {"isolation", "no network but the gateway", "complete kill", "no root rights inside"}
     assert said <= set(promises)

@@ -1,6 +1,4 @@
-"""What a rollout does with a sandbox, on every backend: the agent works, its patch is captured and
-graded.
-"""
+"""A rollout on every backend: the agent works, its patch is captured and graded."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from runners.tasks.contract import Patch, VerdictKind
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import diff_workspace
 from runners.trajectory.outcome import OutcomeCode
-from tests.fakes.sandbox_backends import NAMES, Place, place
+from tests.fakes.sandbox_backends import NAMES, BackendUnderTest, open_backend
 from tests.fakes.scripted_gateway import Reply, scripted_gateway, use
 from tests.runners.tasks.repositories import FIX, make_task
 
@@ -31,15 +29,17 @@ HARNESS = NativeHarness(
 
 
 @pytest_asyncio.fixture(params=NAMES, scope="module", loop_scope="module")
-async def there(
+async def tested(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Place]:
-    async with place(request.param, tmp_path_factory.mktemp(request.param)) as there:
-        yield there
+) -> AsyncIterator[BackendUnderTest]:
+    async with open_backend(request.param, tmp_path_factory.mktemp(request.param)) as tested:
+        yield tested
 
 
-async def test_an_agents_fix_is_captured_and_solves_the_task(there: Place, tmp_path: Path) -> None:
-    if there.name == "docker":
+async def test_an_agents_fix_is_captured_and_graded_as_solved(
+    tested: BackendUnderTest, tmp_path: Path
+) -> None:
+    if tested.name == "docker":
         pytest.skip("containers do not reach a gateway on this machine's loopback")
     task = make_task(tmp_path / "task")
     script = [
@@ -56,7 +56,7 @@ async def test_an_agents_fix_is_captured_and_solves_the_task(there: Place, tmp_p
             session_key="key",
             mounts=HARNESS.mounts(),
         )
-        sandbox = await there.backend.create(spec)
+        sandbox = await tested.backend.create(spec)
         try:
             context = HarnessContext("Fix it.", "key", "policy", deadline_s=30)
             result = await HARNESS.run(sandbox, context)
@@ -66,16 +66,18 @@ async def test_an_agents_fix_is_captured_and_solves_the_task(there: Place, tmp_p
         finally:
             await sandbox.close()
     assert patch.files == ("calc/add.py",)
-    grader = SandboxGrader(there.backend)
+    grader = SandboxGrader(tested.backend)
     verdict = await grader.grade(task, patch, name="agent-grade", deadline_s=30)
     assert verdict.kind is VerdictKind.SOLVED, verdict
 
 
-async def test_a_patch_that_does_not_apply_is_unsolved(there: Place, tmp_path: Path) -> None:
+async def test_a_patch_that_does_not_apply_is_unsolved(
+    tested: BackendUnderTest, tmp_path: Path
+) -> None:
     task = make_task(tmp_path / "task")
     diff = b"diff --git a/no b/no\n--- a/no\n+++ b/no\n@@ -1 +1 @@\n-x\n+y\n"
     broken = Patch(diff, sha256="x", files=("no",), tampered=())
-    verdict = await SandboxGrader(there.backend).grade(task, broken, name="g", deadline_s=30)
+    verdict = await SandboxGrader(tested.backend).grade(task, broken, name="g", deadline_s=30)
     assert (verdict.kind, verdict.reason) == (VerdictKind.UNSOLVED, "patch does not apply")
-    if there.server is not None:
-        assert not there.server.machines
+    if tested.server is not None:
+        assert not tested.server.machines

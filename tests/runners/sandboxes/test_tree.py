@@ -1,4 +1,4 @@
-"""Copying and removing trees."""
+"""Trees are copied and removed safely; small ones are copied into memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_target_that_exists_is_refused(tmp_path: Path) -> None:
         copy_tree(tmp_path / "source", tmp_path / "target")
 
 
-def test_removing_follows_no_link_and_minds_no_mode(tmp_path: Path) -> None:
+def test_removing_follows_no_link_and_ignores_modes(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").write_text("x")
@@ -76,7 +76,7 @@ def test_only_a_small_source_is_copied_into_memory(tmp_path: Path) -> None:
     assert not shared_memory.is_small(source)
 
 
-def test_memory_of_a_killed_run_is_given_back() -> None:
+def test_directories_in_memory_of_a_killed_run_are_removed() -> None:
     if (ours := shared_memory.claim_directory(make_unique_name())) is None:
         pytest.skip("no shared memory to execute from")
     namespace, _, started, number = make_unique_name().removeprefix(PREFIX).split("-")

@@ -1,4 +1,4 @@
-"""The local backend: choosing an isolation, the gateway's socket, names, and cleaning up."""
+"""The local backend: choosing an isolation, the gateway's socket, names, removal."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
+from tests.fakes.sandbox_backends import local_settings
 from tests.fakes.scripted_gateway import Reply, ScriptedGateway, say, scripted_gateway
-from tests.runners.sandboxes.conftest import settings
 
 ASK = """
 import sys, urllib.request
@@ -69,7 +69,7 @@ async def test_the_gateway_is_reached_through_a_socket_passed_out(
         await sandbox.close()
 
 
-async def test_proxies_of_the_host_are_not_the_sandboxes(
+async def test_the_proxies_of_the_host_are_not_used_inside(
     backend: LocalBackend,
     gateway: ScriptedGateway,
     source: Path,
@@ -86,7 +86,7 @@ async def test_proxies_of_the_host_are_not_the_sandboxes(
         await sandbox.close()
 
 
-async def test_a_session_the_gateway_does_not_know_is_a_lost_sandbox(
+async def test_a_session_that_the_gateway_does_not_know_is_a_sandbox_error(
     backend: LocalBackend, gateway: ScriptedGateway, source: Path
 ) -> None:
     sandbox = await backend.create(with_gateway(gateway, source, key="stranger"))
@@ -97,7 +97,7 @@ async def test_a_session_the_gateway_does_not_know_is_a_lost_sandbox(
         await sandbox.close()
 
 
-async def test_a_gateway_that_is_gone_is_a_lost_sandbox(
+async def test_a_gateway_that_is_gone_is_a_sandbox_error(
     backend: LocalBackend, tmp_path: Path, source: Path
 ) -> None:
     spec = SandboxSpec("agent", source, "gateway", gateway_control=tmp_path / "nowhere")
@@ -185,18 +185,18 @@ async def test_many_sandboxes_at_once_keep_apart(backend: LocalBackend, source: 
     assert outputs == [b"%d\n" % number for number in range(8)]
 
 
-def test_what_holds_is_said(backend: LocalBackend) -> None:
-    said = backend.guarantees()
-    assert said["isolation"] in ("bubblewrap", "unshare")
-    assert "NOT KEPT" not in said.values()
+def test_the_guarantees_say_what_holds(backend: LocalBackend) -> None:
+    guarantees = backend.guarantees()
+    assert guarantees["isolation"] in ("bubblewrap", "unshare")
+    assert "NOT KEPT" not in guarantees.values()
 
 
-def test_an_isolation_that_is_not_installed_is_refused_with_its_mend(
+def test_an_isolation_that_is_not_installed_is_refused_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_these_programs(tmp_path / "bin", monkeypatch)
     with pytest.raises(SandboxError, match="apt install bubblewrap"):
-        LocalBackend(settings(isolation="bubblewrap"), tmp_path / "root")
+        LocalBackend(local_settings(isolation="bubblewrap"), tmp_path / "root")
     assert not (tmp_path / "root").exists()
     assert not list(Path("/dev/shm").glob(f"agentrl-{os.getpid()}-*/*"))
 
@@ -204,30 +204,30 @@ def test_an_isolation_that_is_not_installed_is_refused_with_its_mend(
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SandboxError, match=str(tmp_path / "file" / "root")):
-        LocalBackend(settings(), tmp_path / "file" / "root")
+        LocalBackend(local_settings(), tmp_path / "file" / "root")
 
 
-async def test_without_bubblewrap_unshare_is_taken(
+async def test_without_bubblewrap_unshare_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_these_programs(tmp_path / "bin", monkeypatch, "unshare")
-    backend = LocalBackend(settings(isolation="auto"), tmp_path / "root")
+    backend = LocalBackend(local_settings(isolation="auto"), tmp_path / "root")
     assert backend.guarantees()["isolation"] == "unshare"
     await backend.close()
 
 
-async def test_with_neither_it_works_and_says_loudly_what_is_missing(
+async def test_with_neither_it_works_and_warns(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     source: Path,
 ) -> None:
     only_these_programs(tmp_path / "bin", monkeypatch)
-    backend = LocalBackend(settings(isolation="auto"), tmp_path / "root")
+    backend = LocalBackend(local_settings(isolation="auto"), tmp_path / "root")
     monkeypatch.undo()
     assert "NOT isolated" in capfd.readouterr().err
-    said = backend.guarantees()
-    assert said["no network but the gateway"] == "NOT KEPT"
+    guarantees = backend.guarantees()
+    assert guarantees["no network but the gateway"] == "NOT KEPT"
     tool = tmp_path / "tool.py"
     tool.write_text("print('tool')\n")
     spec = SandboxSpec("plain", source, "none", mounts={"/opt/tool/tool.py": tool})
@@ -238,10 +238,10 @@ async def test_with_neither_it_works_and_says_loudly_what_is_missing(
     assert not (tmp_path / "root").exists()
 
 
-async def test_without_namespaces_what_detaches_itself_is_found_by_its_mark(
+async def test_without_namespaces_a_daemon_is_found_by_its_tag(
     tmp_path: Path, source: Path
 ) -> None:
-    backend = LocalBackend(settings(isolation="none"), tmp_path / "root")
+    backend = LocalBackend(local_settings(isolation="none"), tmp_path / "root")
     sandbox = await backend.create(SandboxSpec("plain", source, "none"))
     script = "(setsid bash -c 'while :; do date > alive; sleep 0.01; done' >/dev/null 2>&1 &); "
     result = await sandbox.run(
@@ -256,10 +256,10 @@ async def test_without_namespaces_what_detaches_itself_is_found_by_its_mark(
     await backend.close()
 
 
-async def test_without_namespaces_the_gateway_is_its_own_address(
+async def test_without_namespaces_the_gateway_is_reached_at_its_own_address(
     tmp_path: Path, source: Path, gateway: ScriptedGateway
 ) -> None:
-    backend = LocalBackend(settings(isolation="none"), tmp_path / "root")
+    backend = LocalBackend(local_settings(isolation="none"), tmp_path / "root")
     sandbox = await backend.create(with_gateway(gateway, source))
     assert sandbox.gateway_url == gateway.url
     result = await sandbox.run([sys.executable, "-c", ASK, gateway.url], deadline_s=20)
@@ -270,7 +270,7 @@ async def test_without_namespaces_the_gateway_is_its_own_address(
 async def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     left = tmp_path / "root" / "open" / "old"
     left.mkdir(parents=True)
-    backend = LocalBackend(settings(isolation="none"), tmp_path / "root")
+    backend = LocalBackend(local_settings(isolation="none"), tmp_path / "root")
     assert not left.exists()
     await backend.close()
 

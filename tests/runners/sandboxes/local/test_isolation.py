@@ -1,4 +1,4 @@
-"""What holds inside a sandbox with namespaces, tried in real ones."""
+"""The limits of a sandbox with namespaces, tried in real ones."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from runners.sandboxes.contract import CommandResult
 from runners.sandboxes.local.sandbox import LocalSandbox
+from tests.fakes.sandbox_backends import find_processes, wait_gone
 from tests.runners.sandboxes.conftest import Opener
 
 pytestmark = pytest.mark.integration
@@ -21,29 +22,6 @@ pytestmark = pytest.mark.integration
 
 async def sh(sandbox: LocalSandbox, script: str, *, deadline_s: float = 20) -> CommandResult:
     return await sandbox.run(["bash", "-c", script], deadline_s=deadline_s)
-
-
-def running(word: str) -> list[str]:
-    """Return the host's processes whose command line has a word."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and int(process.name) != os.getpid():
-            try:
-                line = (process / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if word.encode() in line.split(b"\0"):
-                found.append(process.name)
-    return found
-
-
-async def gone(word: str) -> bool:
-    """Whether no process has the word; a reaped namespace may take a moment to leave /proc."""
-    for _ in range(100):
-        if not running(word):
-            return True
-        await asyncio.sleep(0.02)
-    return False
 
 
 async def test_a_command_works_in_a_copy_of_the_source(opened: Opener, source: Path) -> None:
@@ -143,7 +121,7 @@ async def test_what_detaches_itself_dies_with_its_command(opened: Opener) -> Non
     async with opened() as sandbox:
         result = await sh(sandbox, script)
         assert result.exit_code == 3
-        assert await gone(word)
+        assert await wait_gone(word)
 
 
 async def test_at_the_deadline_everything_dies(opened: Opener) -> None:
@@ -153,19 +131,19 @@ async def test_at_the_deadline_everything_dies(opened: Opener) -> None:
         result = await sh(sandbox, script, deadline_s=0.5)
         assert (result.timed_out, result.exit_code) == (True, 124)
         assert result.stdout == b"begun\n"
-        assert await gone(word)
+        assert await wait_gone(word)
 
 
 async def test_cancelling_kills_everything(opened: Opener) -> None:
     word = f"1{secrets.randbelow(10**8):08}"
     async with opened() as sandbox:
         work = asyncio.ensure_future(sh(sandbox, f"(setsid sleep {word} &); sleep {word}"))
-        while not running(word):
+        while not find_processes(word):
             await asyncio.sleep(0.02)
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
-        assert await gone(word)
+        assert await wait_gone(word)
 
 
 async def test_a_child_that_keeps_the_pipe_does_not_delay_the_end(opened: Opener) -> None:

@@ -1,9 +1,8 @@
-"""Which processes run in a sandbox is seen from the host, whatever isolates it."""
+"""The processes in a sandbox are listed from the host, under every isolation."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,16 +13,15 @@ from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.sandbox import LocalSandbox
 from runners.sandboxes.local.sandbox_processes import SandboxProcess, list_sandbox_processes
-from tests.runners.sandboxes.conftest import PROGRAM, settings
+from tests.fakes.sandbox_backends import local_settings, skip_without
 
 
 @pytest.fixture(params=["bubblewrap", "unshare", "none"])
 async def sandboxes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LocalBackend]:
     isolation: str = request.param
-    if isolation in PROGRAM and shutil.which(PROGRAM[isolation]) is None:
-        pytest.skip(f"{PROGRAM[isolation]} is not installed")
+    skip_without(isolation)
     backend = await asyncio.to_thread(
-        LocalBackend, settings(isolation=isolation), tmp_path / "root"
+        LocalBackend, local_settings(isolation=isolation), tmp_path / "root"
     )
     yield backend
     await backend.close()
@@ -39,25 +37,25 @@ async def running(sandbox: LocalSandbox, *argv: str) -> AsyncIterator[None]:
         await asyncio.wait([work])
 
 
-async def seen(name: str, command: str) -> list[SandboxProcess]:
-    """Return the processes of a sandbox as soon as the command among them waits."""
+async def wait_for(name: str, command: str) -> list[SandboxProcess]:
+    """Return the processes of a sandbox as soon as the command among them sleeps."""
     async with asyncio.timeout(20):
         while True:
             found = list_sandbox_processes(name)
             asleep = (each.state == "sleeping" for each in found if each.command == command)
-            if any(asleep):  # not on its way there
+            if any(asleep):  # and is not just starting
                 return found
             await asyncio.sleep(0.02)
 
 
-async def test_the_command_is_seen_with_its_state_and_only_in_its_own_sandbox(
+async def test_a_command_is_listed_with_its_state_in_its_own_sandbox_alone(
     sandboxes: LocalBackend, source: Path
 ) -> None:
     one = await sandboxes.create(SandboxSpec("train-1-a1", source, "none"))
     other = await sandboxes.create(SandboxSpec("train-1-a10", source, "none"))
     async with running(one, "sleep", "1000"), running(other, "sleep", "2000"):
-        found = await seen("train-1-a1", "sleep 1000")
-        await seen("train-1-a10", "sleep 2000")
+        found = await wait_for("train-1-a1", "sleep 1000")
+        await wait_for("train-1-a10", "sleep 2000")
     (process,) = (each for each in found if each.command == "sleep 1000")
     assert process.state == "sleeping"
     assert process.cpu_s < 10
@@ -69,21 +67,19 @@ async def test_the_command_is_seen_with_its_state_and_only_in_its_own_sandbox(
     await other.close()
 
 
-async def test_the_grading_of_an_attempt_belongs_to_it(
+async def test_the_grading_of_an_attempt_is_listed_with_it(
     sandboxes: LocalBackend, source: Path
 ) -> None:
     sandbox = await sandboxes.create(SandboxSpec("train-1-a1-grade", source, "none"))
     async with running(sandbox, "sleep", "1000"):
-        assert await seen("train-1-a1", "sleep 1000")
+        assert await wait_for("train-1-a1", "sleep 1000")
     await sandbox.close()
 
 
-async def test_a_process_that_left_its_parent_is_seen(
-    sandboxes: LocalBackend, source: Path
-) -> None:
+async def test_a_daemon_is_listed(sandboxes: LocalBackend, source: Path) -> None:
     sandbox = await sandboxes.create(SandboxSpec("one", source, "none"))
     script = "(setsid sleep 1000 &) ; exec sleep 2000"
     async with running(sandbox, "sh", "-c", script):
-        await seen("one", "sleep 2000")
-        assert await seen("one", "sleep 1000")
+        await wait_for("one", "sleep 2000")
+        assert await wait_for("one", "sleep 1000")
     await sandbox.close()

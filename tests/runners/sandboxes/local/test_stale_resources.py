@@ -1,8 +1,7 @@
-"""What ``kill -9`` of a driver leaves of its sandboxes: in the end nothing."""
+"""Nothing is left of the sandboxes of a driver that was killed by ``kill -9``."""
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.resource_limits import HIERARCHIES
 from runners.sandboxes.local.shared_memory import SHARED_MEMORY
-from tests.runners.sandboxes.conftest import PROGRAM, settings
+from tests.fakes.sandbox_backends import local_settings, skip_without
 
 pytestmark = pytest.mark.integration
 
@@ -27,13 +26,13 @@ import asyncio, sys
 from pathlib import Path
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
-from tests.runners.sandboxes.conftest import settings
+from tests.fakes.sandbox_backends import local_settings
 
 SCRIPT = "setsid -f sleep 1000; env -i setsid -f sleep 1000; touch ready; sleep 1000"
 
 async def main():
     root, isolation = Path(sys.argv[1]), sys.argv[2]
-    backend = LocalBackend(settings(isolation=isolation), root)
+    backend = LocalBackend(local_settings(isolation=isolation), root)
     sandbox = await backend.create(SandboxSpec("work", Path(sys.argv[3]), "none"))
     work = asyncio.ensure_future(sandbox.run(["bash", "-c", SCRIPT], deadline_s=900))
     while not (sandbox.workspace / "ready").exists():
@@ -45,8 +44,8 @@ asyncio.run(main())
 """
 
 
-def killed_driver(root: Path, isolation: str, source: Path) -> str:
-    """Kill a driver while a command runs in its sandbox; returns its backend's name."""
+def kill_a_driver(root: Path, isolation: str, source: Path) -> str:
+    """Kill a driver while a command runs in its sandbox; return its backend's name."""
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(root), isolation, str(source)],
         stdout=subprocess.PIPE,
@@ -60,8 +59,8 @@ def killed_driver(root: Path, isolation: str, source: Path) -> str:
     return name
 
 
-def marked(name: str) -> list[int]:
-    """Return the processes that bear the mark of a backend."""
+def tagged_processes(name: str) -> list[int]:
+    """Return the processes with the tag of a backend."""
     found = []
     for process in Path("/proc").iterdir():
         try:
@@ -72,7 +71,7 @@ def marked(name: str) -> list[int]:
     return found
 
 
-def grouped(name: str) -> list[str]:
+def group_members(name: str) -> list[str]:
     """Return the processes in the control groups of a backend."""
     return [
         pid
@@ -82,8 +81,8 @@ def grouped(name: str) -> list[str]:
     ]
 
 
-def left_outside(name: str) -> list[Path]:
-    """Return what a backend has outside its run directory."""
+def resources_outside(name: str) -> list[Path]:
+    """Return the directories and groups that a backend has outside its run directory."""
     places = [SHARED_MEMORY, *map(Path, HIERARCHIES)]
     return [place / name for place in places if (place / name).exists()]
 
@@ -99,28 +98,26 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_with_namespaces_everything_dies_with_its_driver(
     tmp_path: Path, source: Path, isolation: str
 ) -> None:
-    if shutil.which(PROGRAM[isolation]) is None:
-        pytest.skip(f"{PROGRAM[isolation]} is not installed")
-    name = killed_driver(tmp_path / "root", isolation, source)
-    wait_until(lambda: not marked(name) and not grouped(name))
+    skip_without(isolation)
+    name = kill_a_driver(tmp_path / "root", isolation, source)
+    wait_until(lambda: not tagged_processes(name) and not group_members(name))
 
 
 @pytest.mark.parametrize("isolation", ["bubblewrap", "unshare", "none"])
-async def test_the_next_backend_leaves_nothing_of_a_killed_driver(
+async def test_the_next_backend_removes_everything_of_a_killed_driver(
     tmp_path: Path, source: Path, isolation: str
 ) -> None:
-    if isolation != "none" and shutil.which(PROGRAM[isolation]) is None:
-        pytest.skip(f"{PROGRAM[isolation]} is not installed")
+    skip_without(isolation)
     root = tmp_path / "root"
-    name = killed_driver(root, isolation, source)
+    name = kill_a_driver(root, isolation, source)
     assert is_stale(name)
     if isolation == "none":
-        assert marked(name), "what left its process group lives on"
-    backend = LocalBackend(settings(isolation=isolation), root)  # as a resume makes it
+        assert tagged_processes(name), "a process that left the process group lives on"
+    backend = LocalBackend(local_settings(isolation=isolation), root)  # as a resume makes it
     try:
-        assert marked(name) == []
-        assert grouped(name) == [], "what cleared its environment too"
-        assert left_outside(name) == []
+        assert tagged_processes(name) == []
+        assert group_members(name) == [], "a process that cleared its environment is killed too"
+        assert resources_outside(name) == []
         assert not (root / "open" / "work").exists()
         sandbox = await backend.create(SandboxSpec("work", source, "none"))
         assert (await sandbox.run(["true"], deadline_s=20)).exit_code == 0
@@ -128,18 +125,20 @@ async def test_the_next_backend_leaves_nothing_of_a_killed_driver(
         await backend.close()
 
 
-async def test_a_backend_leaves_those_of_living_drivers_alone(tmp_path: Path, source: Path) -> None:
-    first = LocalBackend(settings(isolation="none"), tmp_path / "one")
+async def test_a_backend_does_not_touch_the_sandboxes_of_living_drivers(
+    tmp_path: Path, source: Path
+) -> None:
+    first = LocalBackend(local_settings(isolation="none"), tmp_path / "one")
     try:
         sandbox = await first.create(SandboxSpec("work", source, "none"))
-        await LocalBackend(settings(isolation="none"), tmp_path / "two").close()
+        await LocalBackend(local_settings(isolation="none"), tmp_path / "two").close()
         assert sandbox.workspace.exists()
         assert (await sandbox.run(["true"], deadline_s=20)).exit_code == 0
     finally:
         await first.close()
 
 
-async def test_a_command_cannot_end_its_sandbox_by_pretending_that_the_driver_died(
+async def test_a_command_cannot_end_its_sandbox_by_sending_sigio(
     backend: LocalBackend, source: Path
 ) -> None:
     sandbox = await backend.create(SandboxSpec("liar", source, "none"))
@@ -150,7 +149,7 @@ async def test_a_command_cannot_end_its_sandbox_by_pretending_that_the_driver_di
         await sandbox.close()
 
 
-def test_a_name_that_is_no_backend_s_is_nobody_s_orphan() -> None:
+def test_only_names_of_dead_processes_are_stale() -> None:
     own = make_unique_name()
     assert not is_stale(own)
     namespace, pid, started, _ = own.removeprefix(PREFIX).split("-")
@@ -159,14 +158,14 @@ def test_a_name_that_is_no_backend_s_is_nobody_s_orphan() -> None:
         assert not is_stale(name)
 
 
-def test_only_what_bears_the_very_mark_is_killed() -> None:
+def test_only_processes_with_exactly_the_tag_are_killed() -> None:
     sleeper = ["sleep", "100"]
     with (
         subprocess.Popen(sleeper, env={SANDBOX_TAG: "test-kill/1"}) as ours,
         subprocess.Popen(sleeper, env={SANDBOX_TAG: "test-kill/11"}) as longer,
         subprocess.Popen(sleeper, env={f"X{SANDBOX_TAG}": "test-kill/1"}) as other,
     ):
-        wait_until(lambda: len(marked("test-kill")) == 3)
+        wait_until(lambda: len(tagged_processes("test-kill")) == 3)
         assert kill_tagged(SANDBOX_TAG, "test-kill/1".__eq__) == 1
         assert ours.wait() == -signal.SIGKILL
         assert (longer.poll(), other.poll()) == (None, None)

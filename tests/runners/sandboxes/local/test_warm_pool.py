@@ -17,7 +17,7 @@ from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.sandbox import LocalSandbox
 from runners.sandboxes.local.warm_pool import REFILL_DELAY_S
-from tests.runners.sandboxes.conftest import PROGRAM, settings
+from tests.fakes.sandbox_backends import local_settings, skip_without
 
 pytestmark = pytest.mark.integration
 
@@ -27,17 +27,16 @@ _numbers = itertools.count()
 @pytest.fixture(params=["bubblewrap", "unshare", "none"])
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LocalBackend]:
     isolation: str = request.param
-    if isolation in PROGRAM and shutil.which(PROGRAM[isolation]) is None:
-        pytest.skip(f"{PROGRAM[isolation]} is not installed")
-    local = settings(isolation=isolation, warm=1)
+    skip_without(isolation)
+    local = local_settings(isolation=isolation, warm=1)
     backend = await asyncio.to_thread(LocalBackend, local, tmp_path / "root")
     yield backend
     await backend.close()
 
 
 async def create(backend: LocalBackend, source: Path, **mounts: Path) -> LocalSandbox:
-    places = {f"/opt/{name}": host for name, host in mounts.items()}
-    spec = SandboxSpec(f"one-{next(_numbers)}", source, "none", mounts=places)
+    targets = {f"/opt/{name}": host for name, host in mounts.items()}
+    spec = SandboxSpec(f"one-{next(_numbers)}", source, "none", mounts=targets)
     return await backend.create(spec)
 
 
@@ -45,8 +44,8 @@ def is_warm(sandbox: LocalSandbox) -> bool:
     return sandbox.workspace.parent.name.startswith(".warm")
 
 
-async def in_a_ready_room(backend: LocalBackend, source: Path, **mounts: Path) -> LocalSandbox:
-    """Return a sandbox in a room that was made ahead, as soon as there is one."""
+async def create_warm(backend: LocalBackend, source: Path, **mounts: Path) -> LocalSandbox:
+    """Return a sandbox in a warm slot, as soon as there is one."""
     async with asyncio.timeout(30):
         while not is_warm(sandbox := await create(backend, source, **mounts)):
             await sandbox.close()
@@ -54,14 +53,21 @@ async def in_a_ready_room(backend: LocalBackend, source: Path, **mounts: Path) -
     return sandbox
 
 
+async def wait_until_warm(backend: LocalBackend) -> None:
+    """Return when the pool has a slot."""
+    async with asyncio.timeout(30):
+        while not any(backend._pool._ready.values()):
+            await asyncio.sleep(0.01)
+
+
 def children() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
-async def test_a_sandbox_in_a_ready_room_has_its_own_workspace_and_environment(
+async def test_a_sandbox_in_a_warm_slot_has_its_own_workspace_and_environment(
     backend: LocalBackend, source: Path
 ) -> None:
-    sandbox = await in_a_ready_room(backend, source)
+    sandbox = await create_warm(backend, source)
     (source / "a.txt").write_text("changed since\n")
     result = await sandbox.run(
         ["bash", "-c", "cat a.txt; ./run.sh; echo $KEY; pwd"], deadline_s=20, env={"KEY": "mine"}
@@ -74,34 +80,35 @@ async def test_a_sandbox_in_a_ready_room_has_its_own_workspace_and_environment(
     assert not home.exists()
 
 
-async def test_two_sandboxes_never_share_a_room(backend: LocalBackend, source: Path) -> None:
-    first = await in_a_ready_room(backend, source)
-    second = await in_a_ready_room(backend, source)
+async def test_two_sandboxes_never_share_a_slot(backend: LocalBackend, source: Path) -> None:
+    first = await create_warm(backend, source)
+    second = await create_warm(backend, source)
     assert first.workspace != second.workspace
     await first.close()
     assert (await second.run(["cat", "a.txt"], deadline_s=20)).stdout == b"one\n"
     await second.close()
 
 
-async def test_a_room_with_other_mounts_is_not_taken(
+async def test_a_slot_with_other_mounts_is_not_taken(
     backend: LocalBackend, source: Path, tmp_path: Path
 ) -> None:
     (tool := tmp_path / "tool").write_text("tool")
-    await (await in_a_ready_room(backend, source)).close()
-    await asyncio.sleep(0.5)  # so that there is one again
+    await (await create_warm(backend, source)).close()
+    await wait_until_warm(backend)
     other = await create(backend, source, tool=tool)
     assert not is_warm(other)
     await other.close()
-    with_tool = await in_a_ready_room(backend, source, tool=tool)
+    with_tool = await create_warm(backend, source, tool=tool)
     assert (await with_tool.run(["cat", "/opt/tool"], deadline_s=20)).stdout == b"tool"
     await with_tool.close()
 
 
-async def test_a_room_that_died_while_it_waited_is_made_up_for(
+async def test_a_launcher_that_died_while_it_waited_is_replaced(
     backend: LocalBackend, source: Path
 ) -> None:
-    sandbox = await in_a_ready_room(backend, source)
+    sandbox = await create_warm(backend, source)
     killed = [psutil.Process(pid) for pid in children()]
+    assert killed, "the launcher that waits"
     for process in killed:
         process.kill()
     async with asyncio.timeout(20):
@@ -111,29 +118,36 @@ async def test_a_room_that_died_while_it_waited_is_made_up_for(
     await sandbox.close()
 
 
-async def test_a_source_that_is_gone_leaves_no_room(backend: LocalBackend, source: Path) -> None:
-    await (await in_a_ready_room(backend, source)).close()
+async def test_a_slot_whose_source_is_missing_is_removed(
+    backend: LocalBackend, source: Path
+) -> None:
+    warm = await create_warm(backend, source)
+    directory = warm.workspace.parent.parent
+    await warm.close()
     shutil.rmtree(source)
-    async with asyncio.timeout(30):
-        for _ in range(3):
-            with pytest.raises(SandboxError, match="cannot make the workspace"):
-                await create(backend, source)
-            await asyncio.sleep(0.2)
+    for _ in range(3):
+        await wait_until_warm(backend)
+        (slot,) = directory.glob(".warm-*")
+        with pytest.raises(SandboxError, match="cannot make the workspace"):
+            await create(backend, source)
+        assert not slot.exists()
 
 
-async def test_closing_the_backend_ends_what_nobody_took(tmp_path: Path, source: Path) -> None:
-    before, local = children(), settings(isolation="auto", warm=3)
+async def test_closing_the_backend_ends_the_slots_that_nobody_took(
+    tmp_path: Path, source: Path
+) -> None:
+    before, local = children(), local_settings(isolation="auto", warm=3)
     backend = await asyncio.to_thread(LocalBackend, local, tmp_path / "root")
-    await (await in_a_ready_room(backend, source)).close()
+    await (await create_warm(backend, source)).close()
     assert children() > before
     await backend.close()
     assert children() <= before
 
 
-def test_a_loop_that_ends_before_its_backend_is_closed_ends_quietly(
+def test_an_event_loop_that_ends_before_its_backend_is_closed_logs_nothing(
     tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend = LocalBackend(settings(isolation="none", warm=1), tmp_path / "root")
+    backend = LocalBackend(local_settings(isolation="none", warm=1), tmp_path / "root")
     late = threading.Event()
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""What an agent's tar file can hold, and what may come of it on the host."""
+"""Archives from an agent are unpacked safely; archives for it name nobody of the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", size: in
     return info
 
 
-def unpacked(tmp_path: Path, *members: object, content: bytes = b"") -> Path:
+def unpack_members(tmp_path: Path, *members: object, content: bytes = b"") -> Path:
     """Unpack a tar file with these members into ``tmp_path/target``."""
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         for info in members:
@@ -54,7 +54,7 @@ def unpacked(tmp_path: Path, *members: object, content: bytes = b"") -> Path:
 def test_nothing_leads_out_of_the_target(tmp_path: Path, members: list[object]) -> None:
     (tmp_path / "secret").write_text("secret")
     with pytest.raises(SandboxError, match=r"leads out of it|through a link"):
-        unpacked(tmp_path, *members)
+        unpack_members(tmp_path, *members)
     assert not (tmp_path / "outside").exists()
     made = [path for path in tmp_path.glob("target/*") if path.is_file()]
     assert not any("secret" in path.read_text() for path in made)
@@ -63,13 +63,15 @@ def test_nothing_leads_out_of_the_target(tmp_path: Path, members: list[object]) 
 def test_a_file_is_not_written_through_a_link_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("mine")
     with pytest.raises(SandboxError):
-        unpacked(tmp_path, member("x", tarfile.SYMTYPE, link="../victim"), member("x"))
+        unpack_members(tmp_path, member("x", tarfile.SYMTYPE, link="../victim"), member("x"))
     assert (tmp_path / "victim").read_text() == "mine"
 
 
 def test_devices_and_pipes_are_left_out(tmp_path: Path) -> None:
     kinds = (tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE)
-    target = unpacked(tmp_path, *(member(f"x{number}", kind) for number, kind in enumerate(kinds)))
+    target = unpack_members(
+        tmp_path, *(member(f"x{number}", kind) for number, kind in enumerate(kinds))
+    )
     assert list(target.iterdir()) == []
 
 
@@ -78,30 +80,30 @@ def test_a_workspace_that_is_too_large_is_refused(
 ) -> None:
     monkeypatch.setattr(archive, "UNPACKED_LIMIT", 4 * 512)  # headers count, and are cut off too
     with pytest.raises(SandboxError, match="more than"):
-        unpacked(tmp_path, member("a", size=6), member("b", size=6), content=b"x" * 6)
+        unpack_members(tmp_path, member("a", size=6), member("b", size=6), content=b"x" * 6)
 
 
-def test_one_that_was_cut_is_refused(tmp_path: Path) -> None:
+def test_an_archive_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "file").write_bytes(b"some" * 10_000)
-    with ArchiveWriter(tmp_path / "whole") as pack:
-        pack.add_writable("/workspace", tmp_path / "tree")
+    with ArchiveWriter(tmp_path / "whole") as writer:
+        writer.add_writable("/workspace", tmp_path / "tree")
     (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:100])
     (tmp_path / "target").mkdir()
     with pytest.raises(SandboxError, match="cannot be unpacked"):
         unpack(tmp_path / "cut", tmp_path / "target")
 
 
-def test_what_is_packed_names_nobody_of_the_host(tmp_path: Path) -> None:
+def test_a_packed_tree_names_no_user_of_the_host(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "locked").write_text("x")
     (tree / "locked").chmod(0o400)
     (tree / "program").write_text("x")
     (tree / "program").chmod(0o777)
-    with ArchiveWriter(tmp_path / "packed") as pack:
-        pack.add_writable("/workspace", tree)
-        pack.add_readonly("/opt/tree", tree)
+    with ArchiveWriter(tmp_path / "packed") as writer:
+        writer.add_writable("/workspace", tree)
+        writer.add_readonly("/opt/tree", tree)
     with tarfile.open(tmp_path / "packed") as tar:
         found = {info.name: info for info in tar}
     assert {(info.uname, info.gname) for info in found.values()} == {("", "")}

@@ -1,5 +1,7 @@
-"""What the docker backend asks of the ``docker`` program. That the calls do what they are for is
-shown by test_conformance, with a stand-in for the program, and with an engine where there is one.
+"""The command lines of the docker backend.
+
+``test_conformance`` shows that they work: with a stand-in for the ``docker`` program, and with an
+engine where there is one.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ import pytest
 
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.remote import docker
-from tests.fakes.docker.installed import docker_program, works
+from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.sandbox_backends import docker_settings
 
-MARK = "0123456789abcdef"
+TAG = "0123456789abcdef"
 RUN = (
     "docker run --detach --init --name agentrl-0123456789ab-train-1-a0 "
     "--label agentrl_run=0123456789abcdef --label agentrl_name=train-1-a0 "
@@ -29,17 +31,17 @@ RUN = (
 
 def test_a_grader_gets_no_network_and_the_tasks_image() -> None:
     spec = SandboxSpec("train-1-a0", None, "none", image="swe/bench:1", session_key="secret")
-    argv = docker.run_argv(docker_settings(), spec, MARK)
+    argv = docker.run_argv(docker_settings(), spec, TAG)
     assert argv == RUN.format(network="none", image="swe/bench:1").split()
 
 
 def test_an_agent_is_on_the_configured_network() -> None:
     spec = SandboxSpec("train-1-a0", None, "gateway", gateway_url="http://172.17.0.1:8080")
-    argv = docker.run_argv(docker_settings(), spec, MARK)
+    argv = docker.run_argv(docker_settings(), spec, TAG)
     assert argv == RUN.format(network="bridge", image="python:3.11").split()
 
 
-def test_scripts_run_as_root_and_take_input_only_when_there_is_some() -> None:
+def test_scripts_run_as_root_and_read_input_only_if_there_is_some() -> None:
     assert docker.exec_argv("box", "a 'b'") == [
         *("docker", "exec", "--user", "0", "box", "sh", "-c", "a 'b'")
     ]
@@ -47,8 +49,8 @@ def test_scripts_run_as_root_and_take_input_only_when_there_is_some() -> None:
 
 
 def test_only_the_runs_own_containers_are_listed_and_removed() -> None:
-    listing = docker.list_argv(MARK)
-    assert listing[:5] == ["docker", "ps", "--all", "--filter", f"label=agentrl_run={MARK}"]
+    listing = docker.list_argv(TAG)
+    assert listing[:5] == ["docker", "ps", "--all", "--filter", f"label=agentrl_run={TAG}"]
     assert listing[-1] == '{{.ID}} {{.Label "agentrl_name"}}'
     assert docker.remove_argv("box") == ["docker", "rm", "--force", "--volumes", "box"]
 
@@ -59,9 +61,9 @@ def test_the_real_program_knows_every_flag(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/socket")
     spec = SandboxSpec("train-1-a0", None, "none")
     for argv in (
-        docker.run_argv(docker_settings(), spec, MARK),
+        docker.run_argv(docker_settings(), spec, TAG),
         docker.exec_argv("box", "true", stdin=True),
-        docker.list_argv(MARK),
+        docker.list_argv(TAG),
         docker.remove_argv("box"),
     ):
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -71,7 +73,7 @@ def test_the_real_program_knows_every_flag(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_task_works_in_its_images_own_directory(tmp_path: Path) -> None:
-    if not works():
+    if not can_stand_in():
         pytest.skip("this machine cannot stand in for a docker engine")
     (source := tmp_path / "source").mkdir()
     (source / "a.txt").write_text("pinned\n")
@@ -80,33 +82,33 @@ async def test_a_task_works_in_its_images_own_directory(tmp_path: Path) -> None:
         backend = docker.DockerBackend(docker_settings(), tmp_path / "driver")
         spec = SandboxSpec("one", source, "none", image="swe:1", workdir="/testbed")
         sandbox = await backend.create(spec)
-        said = await sandbox.run(["sh", "-c", "pwd; cat *; touch built.o a.txt"], deadline_s=30)
+        result = await sandbox.run(["sh", "-c", "pwd; cat *; touch built.o a.txt"], deadline_s=30)
         facts = next((tmp_path / "bin/containers").glob("*/facts.json")).read_text()
         await backend.close()
-    assert (said.exit_code, said.stdout) == (0, b"/testbed\npinned\nbuilt\n"), said
+    assert (result.exit_code, result.stdout) == (0, b"/testbed\npinned\nbuilt\n"), result
     assert json.loads(facts)["image"] == "swe:1"
 
 
-async def test_what_the_program_says_is_in_the_error() -> None:
+async def test_the_error_contains_what_the_program_printed() -> None:
     argv = ["sh", "-c", "echo no such image >&2; exit 125"]
-    with pytest.raises(SandboxError, match="sh -c ended with 125 and said: no such image"):
-        await docker.call(argv, deadline_s=30)
+    with pytest.raises(SandboxError, match="sh -c ended with 125 and printed: no such image"):
+        await docker.run_docker(argv, deadline_s=30)
 
 
-async def test_a_program_that_is_not_there_is_an_error_with_a_mend() -> None:
+async def test_the_error_for_a_missing_program_says_how_to_fix_it() -> None:
     with pytest.raises(SandboxError, match=r"cannot run no-docker: .*; install docker"):
-        await docker.call(["no-docker", "run"], deadline_s=30)
+        await docker.run_docker(["no-docker", "run"], deadline_s=30)
 
 
 async def test_a_program_that_does_not_end_is_killed() -> None:
     with pytest.raises(SandboxError, match="sleep 300 took longer than"):
-        await docker.call(["sleep", "300"], deadline_s=0.1)
+        await docker.run_docker(["sleep", "300"], deadline_s=0.1)
 
 
 async def test_input_and_output_are_streamed(tmp_path: Path) -> None:
     there, back = tmp_path / "there", tmp_path / "back"
     there.write_bytes(bytes(range(256)) * 4096)
     with there.open("rb") as source, back.open("wb") as target:
-        await docker.call(["cat"], stdin=source, stdout=target, deadline_s=30)
+        await docker.run_docker(["cat"], stdin=source, stdout=target, deadline_s=30)
     assert back.read_bytes() == there.read_bytes()
-    assert await docker.call(["cat"], stdin=b"some", deadline_s=30) == b"some"
+    assert await docker.run_docker(["cat"], stdin=b"some", deadline_s=30) == b"some"

@@ -1,4 +1,4 @@
-"""A service on loopback and a backend that is led to it."""
+"""An E2B service on loopback, and a backend that uses it."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let retries come at once: how long they wait is tested with the limits."""
+def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry at once; the waiting times are tested with the limits."""
     monkeypatch.setattr("runners.concurrency.limits.BACKOFF_S", 0.001)

@@ -1,6 +1,4 @@
-"""Sandboxes are booted once each, whatever the service does, and the service is told what it
-must know.
-"""
+"""Sandboxes are booted once each, whatever the service does, with the right request."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ def spec(source: Path, name: str = "train-1-a0", **more: object) -> SandboxSpec:
     return SandboxSpec(name, source, "none", **more)  # type: ignore[arg-type]
 
 
-async def test_a_rate_limit_is_waited_out(
+async def test_a_rate_limit_is_retried(
     server: E2bServer, backend: E2bBackend, source: Path
 ) -> None:
     server.plan(CREATE, "status", status=429, times=1)
@@ -33,7 +31,7 @@ async def test_a_rate_limit_is_waited_out(
     await sandbox.close()
 
 
-async def test_a_lasting_rate_limit_is_told_as_such(
+async def test_a_lasting_rate_limit_is_reported_as_overload(
     server: E2bServer, backend: E2bBackend, source: Path
 ) -> None:
     server.plan(CREATE, "status", status=429, times=99)
@@ -54,7 +52,7 @@ async def test_a_lost_answer_makes_no_second_sandbox(
     assert not server.machines
 
 
-async def test_a_boot_that_is_given_up_leaves_nothing(
+async def test_a_boot_that_fails_leaves_no_sandbox(
     server: E2bServer, backend: E2bBackend, source: Path
 ) -> None:
     server.plan(CREATE, "lose", times=99)
@@ -65,7 +63,7 @@ async def test_a_boot_that_is_given_up_leaves_nothing(
     assert not server.machines
 
 
-async def test_a_boot_that_is_cancelled_leaves_nothing(
+async def test_a_boot_that_is_cancelled_leaves_no_sandbox(
     server: E2bServer, backend: E2bBackend, source: Path
 ) -> None:
     server.plan("POST /files", "slow", seconds=60, times=1)
@@ -78,7 +76,7 @@ async def test_a_boot_that_is_cancelled_leaves_nothing(
     assert not server.machines
 
 
-async def test_an_image_without_a_tool_is_refused_by_its_name(
+async def test_the_error_for_an_image_without_a_tool_names_the_tool(
     server: E2bServer, backend: E2bBackend, source: Path
 ) -> None:
     server.profile = "command() { return 1; }\n"
@@ -87,7 +85,7 @@ async def test_an_image_without_a_tool_is_refused_by_its_name(
     assert not server.machines
 
 
-async def test_a_wrong_key_is_not_tried_again(
+async def test_a_wrong_key_is_not_retried(
     server: E2bServer, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("E2B_API_KEY", "e2b_wrong")
@@ -139,7 +137,7 @@ async def test_without_images_an_image_is_a_template(
         await sandbox.close()
 
 
-async def test_a_service_of_images_is_told_image_and_size(
+async def test_a_service_of_images_gets_image_and_size(
     server: E2bServer, source: Path, tmp_path: Path
 ) -> None:
     config = e2b_settings(server, image_key="example.com/image", size="lg")
@@ -151,7 +149,7 @@ async def test_a_service_of_images_is_told_image_and_size(
     await sandbox.close()
 
 
-async def test_only_the_gateway_is_let_through(
+async def test_the_network_rules_allow_the_gateway_alone(
     server: E2bServer, backend: E2bBackend, source: Path
 ) -> None:
     agent = SandboxSpec("a", source, "gateway", gateway_url="https://gateway.example:8443/x")
@@ -178,7 +176,7 @@ async def test_the_images_own_files_are_the_workspace_of_a_spec_without_source(
     await sandbox.close()
 
 
-async def test_a_driver_ends_what_an_earlier_one_of_its_run_left(
+async def test_a_driver_ends_the_sandboxes_of_an_earlier_driver_of_its_run(
     server: E2bServer, backend: E2bBackend, source: Path, tmp_path: Path
 ) -> None:
     for name in ("left", "alive"):
@@ -211,7 +209,7 @@ async def test_sixty_four_boot_at_once(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_as_long_as_the_service_asks_is_waited(
+async def test_a_retry_waits_as_long_as_the_service_asks(
     server: E2bServer, backend: E2bBackend, source: Path, status: int
 ) -> None:
     server.plan(CREATE, "status", status=status, times=1, retry_after_s=1)
@@ -223,7 +221,7 @@ async def test_as_long_as_the_service_asks_is_waited(
     await sandbox.close()
 
 
-async def test_an_answer_is_not_tried_again_by_us_and_by_the_sdk(
+async def test_an_answer_is_not_retried_by_the_sdk_and_by_us(
     server: E2bServer, backend: E2bBackend, source: Path
 ) -> None:
     server.plan(CREATE, "status", status=502, times=99)
@@ -232,7 +230,7 @@ async def test_an_answer_is_not_tried_again_by_us_and_by_the_sdk(
     assert server.requests.count(CREATE) == 3
 
 
-async def test_no_more_boot_at_once_than_configured(
+async def test_no_more_sandboxes_boot_at_once_than_configured(
     server: E2bServer, source: Path, tmp_path: Path
 ) -> None:
     backend = E2bBackend(e2b_settings(server, boots=2), tmp_path / "driver")

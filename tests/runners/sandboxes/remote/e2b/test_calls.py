@@ -1,4 +1,4 @@
-"""A command runs once, and ends, whatever happens to the calls; and what the SDK leaves to us."""
+"""Commands run once and end, whatever happens to the calls that E2B's SDK makes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from e2b import AsyncSandbox
 
 from runners.sandboxes.contract import OversizedError, SandboxError, SandboxSpec
-from runners.sandboxes.remote.e2b import E2bBackend
-from runners.sandboxes.remote.e2b_calls import Calls
-from runners.sandboxes.remote.e2b_machine import E2bMachine
+from runners.sandboxes.remote.e2b import E2bBackend, E2bMachine
+from runners.sandboxes.remote.e2b_calls import E2bCalls
 from runners.sandboxes.remote.sandbox import RemoteSandbox
 from runners.tasks.patch import capture_patch
 from tests.fakes.e2b.server import KEY, E2bServer
@@ -42,7 +41,7 @@ async def sandbox(backend: E2bBackend, source: Path) -> AsyncIterator[RemoteSand
         ("POST /files", "status", {"status": 500}),
     ],
 )
-async def test_a_call_that_fails_is_made_again_and_the_command_runs_once(
+async def test_a_failed_call_is_retried_and_the_command_runs_once(
     server: E2bServer, sandbox: RemoteSandbox, route: str, what: Any, more: dict[str, Any]
 ) -> None:
     server.plan(route, what, times=2, **more)
@@ -54,7 +53,7 @@ async def test_a_call_that_fails_is_made_again_and_the_command_runs_once(
 
 
 @pytest.mark.parametrize("what", ["cut", "drop"])
-async def test_a_download_that_is_cut_begins_again(
+async def test_a_download_that_is_cut_off_starts_again(
     server: E2bServer, sandbox: RemoteSandbox, what: Any
 ) -> None:
     await sandbox.run(["bash", "-c", "head -c 3000000 /dev/urandom > big"], deadline_s=30)
@@ -64,7 +63,7 @@ async def test_a_download_that_is_cut_begins_again(
     assert server.requests.count("GET /files") == 2
 
 
-async def test_what_fails_for_good_is_a_sandbox_error(
+async def test_a_lasting_failure_is_a_sandbox_error(
     server: E2bServer, sandbox: RemoteSandbox
 ) -> None:
     server.plan(START, "drop", times=99)
@@ -73,7 +72,7 @@ async def test_what_fails_for_good_is_a_sandbox_error(
     server.faults.planned.clear()
 
 
-async def test_a_sandbox_that_ended_is_not_asked_again(
+async def test_a_call_to_an_ended_sandbox_is_not_retried(
     server: E2bServer, sandbox: RemoteSandbox
 ) -> None:
     await server.close()
@@ -101,10 +100,10 @@ async def test_a_call_ends_at_our_deadline_when_the_service_keeps_none(server: E
     real = await AsyncSandbox.create(
         api_key=KEY, api_url=server.url, sandbox_url=server.url, timeout=600
     )
-    machine = E2bMachine(real, Calls(2, KEY), 600)
+    machine = E2bMachine(real, E2bCalls(2, KEY), 600)
     with pytest.raises(SandboxError, match=r"Timeout.*\(2 tries\)"):
-        await machine.sh("sleep 300", deadline_s=0.2)
-    await machine.end()
+        await machine.run_script("sleep 300", deadline_s=0.2)
+    await machine.terminate()
 
 
 async def test_the_lifetime_is_renewed_while_a_sandbox_is_used(
@@ -128,7 +127,7 @@ async def test_a_lifetime_that_is_long_enough_costs_no_call(
     assert not machine.renewed
 
 
-async def test_a_workspace_that_is_too_large_is_the_agents_doing(
+async def test_a_workspace_that_is_too_large_is_refused_and_not_fetched(
     server: E2bServer, sandbox: RemoteSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = make_task(tmp_path / "task")

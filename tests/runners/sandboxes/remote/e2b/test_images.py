@@ -1,4 +1,4 @@
-"""A task's own image is asked for, and its repository there gives way to the pinned one."""
+"""Tasks with an image: it is requested, and its repository is replaced by the pinned one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def task(tmp_path: Path) -> Task:
     )
 
 
-async def test_the_repository_of_the_image_gives_way_and_what_was_built_stays(
+async def test_the_repository_of_the_image_is_replaced_and_built_files_stay(
     server: E2bServer, backend: E2bBackend, task: Task
 ) -> None:
     server.profile = IMAGE

@@ -1,4 +1,4 @@
-"""A whole evaluation whose sandboxes are E2B's: command line, engine, gateway, SDK, grading."""
+"""A whole evaluation in E2B sandboxes: command line, engine, gateway, SDK, grading."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakes.e2b.threaded import threaded_e2b_server
 
 
 @pytest.mark.slow
-def test_an_evaluation_runs_in_sandboxes_elsewhere(tmp_path: Path) -> None:
+def test_an_evaluation_runs_in_e2b_sandboxes(tmp_path: Path) -> None:
     if not boxes_work():
         pytest.skip("this machine cannot make the boxes that stand for E2B's machines")
     with socket.create_server(("127.0.0.1", 0)) as probe:
