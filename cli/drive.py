@@ -80,9 +80,9 @@ def _running(job: Job, command: Sequence[str]) -> RunningJob | None:
 
 def _steps_done(job: Job) -> int:
     """Return how many steps a job that ended well has done."""
-    from runners.store.published import published
+    from runners.store.status_file import read_status_file
 
-    status = published(job.run_dir) or {}
+    status = read_status_file(job.run_dir) or {}
     return int(status["steps_done"]) if status.get("exit_code") == 0 else 0
 
 

@@ -16,8 +16,8 @@ def status(context: typer.Context, run: RunDir, as_json: Json = False) -> None:
     """Show how a run stands, whether it runs now or not, here or on a cluster."""
     context.obj.json = as_json
     from cli.invocation import print_json, stdout
+    from runners.observe.remote_status import read_remote_status
     from runners.observe.status import read_status, render
-    from runners.slime.published_status import read_published_status
 
     if (waiting := _before_its_store(run)) is not None:
         if as_json:
@@ -25,7 +25,7 @@ def status(context: typer.Context, run: RunDir, as_json: Json = False) -> None:
         else:
             stdout().print(f"job {run.name}: {waiting['message']}", soft_wrap=True)
         return
-    found = read_published_status(run) or read_status(run)
+    found = read_remote_status(run) or read_status(run)
     if as_json:
         print_json(found.to_dict())
     else:

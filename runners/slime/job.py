@@ -21,14 +21,15 @@ from conf.errors import AgentrlError, ExitCode
 from runners.campaign.result import metrics_rows
 from runners.evaluation.files import replace_file
 from runners.observe.metrics import MetricsWriter
+from runners.observe.remote_status import write_document
 from runners.observe.status import status_of
 from runners.observe.summary import write_reward_curve
 from runners.processes.ledger import Ledger, reap
 from runners.slime.worker import read_config
 from runners.store.json_text import dumps
-from runners.store.published import STATUS_FILE, publish, published
 from runners.store.run_state import State
 from runners.store.run_store import STORE_FILE, RunStore
+from runners.store.status_file import STATUS_FILE, read_status_file
 from runners.tasks.datasets import load_tasks
 
 PROMPTS = "prompts.jsonl"
@@ -74,9 +75,9 @@ def end(run_dir: Path, code: int) -> None:
     if not (run_dir / STORE_FILE).is_file():
         return  # it ended before its first rollout
     _wait_for_driver_exit(run_dir)
-    status = published(run_dir)
+    status = read_status_file(run_dir)
     if status is not None and status.get("state") == State.RUNNING:
-        publish(run_dir, STATUS_FILE, {**status, "state": State.INTERRUPTED})
+        write_document(run_dir / STATUS_FILE, {**status, "state": State.INTERRUPTED})
     with RunStore.open(run_dir) as store:
         state = store.state()
         if state.state is not State.RUNNING:
@@ -90,14 +91,14 @@ def end(run_dir: Path, code: int) -> None:
         asyncio.run(reap(Ledger(store)))
         MetricsWriter(run_dir, tensorboard=False).rewrite(metrics_rows(store))
         write_reward_curve(store)
-        publish(run_dir, STATUS_FILE, status_of(store).to_dict())
+        write_document(run_dir / STATUS_FILE, status_of(store).to_dict())
 
 
 def _wait_for_driver_exit(run_dir: Path) -> None:
     """Wait until the process that drives the run is gone or silent, at most EXIT_DEADLINE_S."""
     until = time.monotonic() + EXIT_DEADLINE_S
     while time.monotonic() < until:
-        status = published(run_dir) or {}
+        status = read_status_file(run_dir) or {}
         silent_s = time.time() - float(status.get("updated_at") or 0.0)
         here = status.get("driver_host") == socket.gethostname()
         gone = here and not psutil.pid_exists(int(status.get("driver_pid") or 0))

@@ -20,9 +20,9 @@ from conf.errors import AgentrlError
 from conf.schema import Config
 from runners.campaign.result import metrics_rows, summarize_evaluation
 from runners.observe.metrics import MetricsWriter
+from runners.observe.remote_status import write_document
 from runners.observe.status import status_of
 from runners.rollouts.spec import RolloutSpec
-from runners.store.published import STATUS_FILE, publish
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.training.advantages import StepGroups
@@ -153,7 +153,7 @@ class JobRecorder:
         return any(row.step == step and row.state == "done" for row in self._store.steps())
 
     def _publish(self) -> None:
-        publish(self._store.run_dir, STATUS_FILE, status_of(self._store).to_dict())
+        write_document(self._store.run_dir / STATUS_FILE, status_of(self._store).to_dict())
 
 
 def _summarize_step(
@@ -178,4 +178,4 @@ def publish_gateway(run_dir: Path, url: str, public_url: str | None) -> None:
         "node": socket.gethostname(),
         "since": time.time(),
     }
-    publish(run_dir, GATEWAY_FILE, document)
+    write_document(run_dir / GATEWAY_FILE, document)

@@ -31,9 +31,9 @@ from runners.runtime.services import captured_shape, start_services
 from runners.slime.arguments import find_engine, sample_step, sample_task
 from runners.slime.job_recorder import JobRecorder, publish_gateway
 from runners.slime.samples import SampleConfig, placeholder, to_slime_samples
-from runners.store.published import driven_elsewhere
 from runners.store.run_state import REMOTE_SILENCE_S
 from runners.store.run_store import STORE_FILE, RunStore
+from runners.store.status_file import find_remote_driver
 from runners.tasks.contract import Task
 from runners.tasks.datasets import load_tasks
 from runners.training.placeholder import pad_token
@@ -276,7 +276,7 @@ class SlimeRolloutWorker:
 async def _open_store(config: Config, run_dir: Path) -> RunStore:
     """Open the run's store, once an earlier driver on another machine has gone silent."""
     until = time.monotonic() + REMOTE_SILENCE_S
-    while (host := driven_elsewhere(run_dir)) is not None and time.monotonic() < until:
+    while (host := find_remote_driver(run_dir)) is not None and time.monotonic() < until:
         _log.warning("waiting for the run's driver on %s to be gone", host)
         await asyncio.sleep(POLL_S)
     if (run_dir / STORE_FILE).is_file():

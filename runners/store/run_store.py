@@ -19,7 +19,6 @@ from conf.errors import ExitCode
 from runners.store.arrays import TurnArrays
 from runners.store.database import Database
 from runners.store.json_text import clean_text, dumps, loads
-from runners.store.published import driven_elsewhere
 from runners.store.record_rows import (
     ROLLOUTS,
     ROUTING,
@@ -30,6 +29,7 @@ from runners.store.record_rows import (
     routing_block,
 )
 from runners.store.run_state import TRANSITIONS, RunState, State, state_from_row, this_process
+from runners.store.status_file import find_remote_driver
 from runners.store.store_error import StoreError, store_error
 from runners.store.tables import ROUTING_SINCE, check_tables, create_tables, migrate
 from runners.trajectory.counters import rename_counters
@@ -115,7 +115,7 @@ class RunStore:
                 f"{run_dir} holds no run (there is no {STORE_FILE} in it): "
                 "name a directory that `agentrl run` made"
             )
-        if (host := driven_elsewhere(run_dir)) is not None:
+        if (host := find_remote_driver(run_dir)) is not None:
             raise StoreError(
                 f"the run in {run_dir} is driven on {host}, and its store can be read there only "
                 f"until it ends: `agentrl status {run_dir}` says how it stands",

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from runners.observe.remote_status import read_remote_status, write_document
 from runners.observe.status import read_status
-from runners.slime.published_status import read_published_status
-from runners.store.published import STATUS_FILE, driven_elsewhere, publish, published
 from runners.store.run_state import REMOTE_SILENCE_S
 from runners.store.run_store import RunStore
+from runners.store.status_file import STATUS_FILE, find_remote_driver, read_status_file
 from runners.store.store_error import StoreError
 
 
@@ -28,7 +28,7 @@ def run_dir(tmp_path: Path) -> Path:
 def said(run_dir: Path, **changes: Any) -> None:
     status = read_status(run_dir).to_dict()
     here = {"state": "running", "driver_host": "node7", "updated_at": time.time()}
-    publish(run_dir, STATUS_FILE, {**status, **here, **changes})
+    write_document(run_dir / STATUS_FILE, {**status, **here, **changes})
 
 
 def test_a_store_that_another_machine_drives_is_not_opened_here(run_dir: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_store_that_another_machine_drives_is_not_opened_here(run_dir: Path) -
         with pytest.raises(StoreError, match="driven on node7") as caught:
             RunStore.open(run_dir, read_only=read_only)
         assert caught.value.exit_code == 2
-    found = read_published_status(run_dir)
+    found = read_remote_status(run_dir)
     assert found is not None
     assert (found.state, found.driver_host, found.steps) == ("running", "node7", 3)
     assert found.mend is None
@@ -55,26 +55,26 @@ def test_one_that_nobody_else_has_open_is_read_itself(
     run_dir: Path, changes: dict[str, Any]
 ) -> None:
     said(run_dir, **changes)
-    assert driven_elsewhere(run_dir) is None
-    assert read_published_status(run_dir) is None
+    assert find_remote_driver(run_dir) is None
+    assert read_remote_status(run_dir) is None
     RunStore.open(run_dir, read_only=True).close()
 
 
 def test_leaks_and_curves_come_back_as_they_were(run_dir: Path) -> None:
     leak = {"kind": "sandbox", "name": "s", "age_s": 1.0}
     said(run_dir, leaks=[leak], evaluations=[[0, 0.5]], what_a_later_version_adds=1)
-    found = read_published_status(run_dir)
+    found = read_remote_status(run_dir)
     assert found is not None
     assert [asdict(each) for each in found.leaks] == [leak]
     assert [tuple(point) for point in found.evaluations] == [(0, 0.5)]
 
 
 def test_a_reader_never_sees_a_part(run_dir: Path) -> None:
-    publish(run_dir, STATUS_FILE, {"state": "running", "text": "x" * 100_000})
-    publish(run_dir, STATUS_FILE, {"state": "done"})
+    write_document(run_dir / STATUS_FILE, {"state": "running", "text": "x" * 100_000})
+    write_document(run_dir / STATUS_FILE, {"state": "done"})
     assert json.loads((run_dir / STATUS_FILE).read_text()) == {"state": "done"}
     assert [file.name for file in run_dir.glob("status*")] == [STATUS_FILE]
     (run_dir / STATUS_FILE).write_text("{")
-    assert published(run_dir) is None
+    assert read_status_file(run_dir) is None
     with pytest.raises(StoreError):
-        publish(run_dir / "missing", STATUS_FILE, {})
+        write_document(run_dir / "missing" / STATUS_FILE, {})
