@@ -93,9 +93,9 @@ def print_json(document: dict[str, Any]) -> None:
 
 def report_error(message: str) -> None:
     """Print an error of one or more lines in red to stderr."""
-    from runners.observe.terminal import printable
+    from runners.observe.terminal import make_printable
 
-    lines = printable(message).splitlines() or ["(no message)"]
+    lines = make_printable(message).splitlines() or ["(no message)"]
     console = stderr()
     if len(lines) == 1:
         console.print("error:", style="bold red", end=" ")
@@ -108,17 +108,17 @@ def report_error(message: str) -> None:
 
 def report_warning(message: str) -> None:
     """Print a warning of one line in yellow to stderr."""
-    from runners.observe.terminal import printable
+    from runners.observe.terminal import make_printable
 
     console = stderr()
     console.print("warning:", style="bold yellow", end=" ")
-    console.print(printable(message), style="yellow", soft_wrap=True)
+    console.print(make_printable(message), style="yellow", soft_wrap=True)
 
 
 def report_run_dir(path: Path) -> None:
     """Say on stderr which run directory it is."""
-    from runners.observe.terminal import printable
+    from runners.observe.terminal import make_printable
 
     console = stderr()
     console.print("run directory", style="bright_black", end=" ")
-    console.print(printable(str(path)), soft_wrap=True)
+    console.print(make_printable(str(path)), soft_wrap=True)

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from conf.schema import Config
 from launch.job_follower import JobStatus
-from runners.observe.dashboard import duration
-from runners.observe.terminal import printable
+from runners.observe.dashboard import format_duration
+from runners.observe.terminal import make_printable
 
 _OUTCOMES = 5
 
@@ -63,7 +63,7 @@ class JobView:
         for name, text in self._lines(sight):
             if self._said.get(name) != text:
                 self._said[name] = text
-                self._console.print(printable(text), soft_wrap=True)
+                self._console.print(make_printable(text), soft_wrap=True)
 
     def _lines(self, sight: JobStatus) -> Iterator[tuple[str, str]]:
         yield "phase", sight.phase
@@ -77,8 +77,8 @@ class JobView:
         table = Table(title=Text(self._title), title_justify="left", show_header=False)
         table.add_column(style="bright_black", no_wrap=True)
         table.add_column(overflow="fold")
-        table.add_row("state", Text(printable(sight.phase), "bold cyan"))
-        table.add_row("followed for", duration(time.monotonic() - self._started))
+        table.add_row("state", Text(make_printable(sight.phase), "bold cyan"))
+        table.add_row("followed for", format_duration(time.monotonic() - self._started))
         if status:
             table.add_row("steps", f"{status.get('steps_done', 0)} of {self._steps}")
             table.add_row("under way", f"{status.get('step_rollouts', 0):,} rollouts done")
@@ -89,8 +89,10 @@ class JobView:
             for code, count in list(status.get("outcomes", {}).items())[:_OUTCOMES]:
                 table.add_row(f"  {code}", f"{count:,}")
             silent_s = time.time() - float(status.get("updated_at") or 0.0)
-            table.add_row("last sign of life", f"{duration(max(silent_s, 0.0))} ago")
-        said = Text(f" {printable(sight.line)}", "bright_black", no_wrap=True, overflow="ellipsis")
+            table.add_row("last sign of life", f"{format_duration(max(silent_s, 0.0))} ago")
+        said = Text(
+            f" {make_printable(sight.line)}", "bright_black", no_wrap=True, overflow="ellipsis"
+        )
         return Group(table, said, Text(" ctrl-C leaves; the job goes on", "bright_black"))
 
 

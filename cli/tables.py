@@ -11,8 +11,8 @@ from rich.text import Text
 from cli.jobs import Job
 from conf.errors import ExitCode
 from launch.local import LocalPlan
-from runners.observe.dashboard import duration
-from runners.observe.terminal import printable
+from runners.observe.dashboard import format_duration
+from runners.observe.terminal import make_printable
 
 
 def _facts(title: str) -> Table:
@@ -74,7 +74,7 @@ def render_comparison(documents: list[dict[str, Any]], *, title: str = "sweep") 
     table.add_column("end")
     best = max((_last(document) for document in documents), default=-1.0)
     for document in documents:
-        label, end = printable(document["label"]), _end(document)
+        label, end = make_printable(document["label"]), _end(document)
         if "eval" not in document:  # it could not start
             table.add_row(label, *["–"] * 6, end)
             continue
@@ -85,7 +85,7 @@ def render_comparison(documents: list[dict[str, Any]], *, title: str = "sweep") 
             _figure(document["reward"], ".3f"),
             f"{document['tokens']['trained']:,}",
             _figure(document["k3"], ".1e"),
-            duration(document["wall_s"]),
+            format_duration(document["wall_s"]),
             end,
         )
     return table
@@ -98,9 +98,11 @@ def render_differences(differences: dict[str, list[Any]], labels: list[str]) -> 
     table = Table(title="keys in which they differ", title_justify="left")
     table.add_column("key", style="bright_black", overflow="fold")
     for label in labels:
-        table.add_column(printable(label), overflow="fold")
+        table.add_column(make_printable(label), overflow="fold")
     for key, values in differences.items():
-        table.add_row(key, *("–" if value is None else printable(str(value)) for value in values))
+        table.add_row(
+            key, *("–" if value is None else make_printable(str(value)) for value in values)
+        )
     return table
 
 

@@ -16,11 +16,11 @@ def watch(context: typer.Context, run: RunDir) -> None:
     """
     from cli.invocation import stderr, stdout
     from conf.errors import ExitCode
-    from runners.observe.run_poller import look_on
+    from runners.observe.run_poller import follow_run
     from runners.observe.status import render
 
     try:
-        status = look_on(run, stderr())
+        status = follow_run(run, stderr())
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     stdout().print(render(status))

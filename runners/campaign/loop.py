@@ -148,7 +148,7 @@ class Campaign:
         result = summarize_evaluation(records)
         self._store.finish_evaluation(step, result)
         if result["solve_rate"] is not None:
-            self._progress.evaluated(step, result["solve_rate"])
+            self._progress.add_evaluation(step, result["solve_rate"])
         return True
 
     async def _run_groups(self, step: int, specs: Sequence[RolloutSpec]) -> StepGroups:
@@ -209,7 +209,7 @@ class Campaign:
             self._store.event("metrics_failed", {"error": text})
 
     def _rollout_done(self, record: RolloutRecord) -> None:
-        self._progress.rollout_done(record.outcome.code, record.sampled_tokens)
+        self._progress.add_rollout(record.outcome.code, record.sampled_tokens)
 
     def _version(self) -> int:
         """Return the weight version that the engine serves now."""
@@ -225,4 +225,4 @@ def note_masked(store: RunStore, kind: str, reasons: Mapping[str, str]) -> None:
 def show_step(progress: Progress, step: int, metrics: dict[str, Any]) -> None:
     """Show a finished step, also one of an earlier execution of the run."""
     rates = metrics["train/reward_mean"], metrics["train/solve_rate"]
-    progress.step_done(step, *rates, metrics["time/step_s"])
+    progress.add_step(step, *rates, metrics["time/step_s"])

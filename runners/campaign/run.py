@@ -131,4 +131,4 @@ def _show_earlier(progress: Progress, store: RunStore) -> None:
             show_step(progress, row.step, row.metrics)
     for evaluation in store.evaluations():
         if evaluation.result["solve_rate"] is not None:
-            progress.evaluated(evaluation.step, evaluation.result["solve_rate"])
+            progress.add_evaluation(evaluation.step, evaluation.result["solve_rate"])

@@ -14,7 +14,7 @@ from typing import Any
 from runners.diagnostics.call_graph import describe_pending
 
 
-class Flight:
+class AttemptProgress:
     """An attempt in flight; called with each stage that it enters."""
 
     __slots__ = (
@@ -36,15 +36,11 @@ class Flight:
         self._begun = self.last_sign
         self._seconds: dict[str, float] = {}
 
-    def __call__(self, stage: str) -> None:
+    def enter(self, stage: str) -> None:
         """Enter a stage."""
         now = time.monotonic()
         self._leave(now)
         self.stage, self._begun, self.last_sign = stage, now, now
-
-    def beat(self) -> None:
-        """Give a sign of progress within a stage."""
-        self.last_sign = time.monotonic()
 
     def timings(self) -> dict[str, float]:
         """Return the seconds spent in each stage so far."""
@@ -54,7 +50,7 @@ class Flight:
             seconds[self.stage] = seconds.get(self.stage, 0.0) + spent
         return seconds
 
-    def keep_pending(self) -> None:
+    def record_pending(self) -> None:
         """Keep in ``pending`` what its task waits for."""
         self.pending = describe_pending(self.task) if self.task is not None else ""
 
@@ -66,7 +62,7 @@ class Flight:
         loop = asyncio.get_running_loop()
         when = loop.time() + seconds
         # Timers run in the order of their times: this one before the other cancels the task.
-        timer = loop.call_at(when - 1e-6, self.keep_pending)
+        timer = loop.call_at(when - 1e-6, self.record_pending)
         try:
             async with asyncio.timeout_at(when) as timeout:
                 yield timeout
@@ -82,26 +78,26 @@ class AttemptWatch:
     """The attempts in flight of a driver."""
 
     def __init__(self) -> None:
-        self._flights: dict[Flight, None] = {}
+        self._flights: dict[AttemptProgress, None] = {}
 
     @contextmanager
-    def attempt(self, session_id: str) -> Iterator[Flight]:
+    def attempt(self, session_id: str) -> Iterator[AttemptProgress]:
         """Keep an attempt on the list for the time of the block, which the current task runs."""
         task = None
         with suppress(RuntimeError):  # no loop: there is nothing to await
             task = asyncio.current_task()
-        flight = Flight(session_id, task)
+        flight = AttemptProgress(session_id, task)
         self._flights[flight] = None
         try:
             yield flight
         finally:
             del self._flights[flight]
 
-    def in_flight(self) -> list[Flight]:
+    def in_flight(self) -> list[AttemptProgress]:
         """Return those in flight, the oldest first."""
         return list(self._flights)
 
-    def keep_pending(self) -> None:
+    def record_pending(self) -> None:
         """Have every attempt keep in ``pending`` what it waits for: before all are cancelled."""
         for flight in self.in_flight():
-            flight.keep_pending()
+            flight.record_pending()

@@ -22,7 +22,7 @@ from conf.errors import error_text
 from runners.diagnostics.call_graph import shown
 from runners.diagnostics.sections import clock, process_text, section, tasks_text, write_report
 from runners.diagnostics.watchdog import Watchdog
-from runners.store.store_error import store_error
+from runners.store.store_error import to_store_error
 
 FOLDER = "diagnostics"
 
@@ -47,7 +47,7 @@ def diagnostics(
         folder.mkdir(exist_ok=True)
         threads = (folder / f"{name}-threads.txt").open("a")
     except OSError as error:
-        raise store_error(error, folder) from error
+        raise to_store_error(error, folder) from error
 
     def write_tasks(*_: object) -> None:
         parts = [

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from runners.diagnostics.attempt_progress import AttemptWatch, Flight
+from runners.diagnostics.attempt_progress import AttemptProgress, AttemptWatch
 from runners.diagnostics.call_graph import describe_pending
 from runners.diagnostics.diagnostics import FOLDER
 from runners.diagnostics.sections import clock, section, write_report
@@ -68,9 +68,9 @@ class _StuckWatch:
         self._last_turn_s, self._tell = last_turn_s, tell
         self._tick_s = min(_TICK_S, stuck_s / 5)
         self._awake = AwakeClock(self._tick_s)
-        self._seen: dict[Flight, tuple[float, float]] = {}
+        self._seen: dict[AttemptProgress, tuple[float, float]] = {}
         """Of each attempt: its last sign, and the time awake when that was new."""
-        self._told: set[Flight] = set()
+        self._told: set[AttemptProgress] = set()
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -80,12 +80,12 @@ class _StuckWatch:
             if silent:
                 await self._write(silent)
 
-    def _silent(self, now: float) -> dict[Flight, float]:
+    def _silent(self, now: float) -> dict[AttemptProgress, float]:
         """Return the attempts that are newly stuck, and for how many seconds each."""
         flights = self._attempts.in_flight()
         self._seen = {flight: self._seen.get(flight, (0.0, now)) for flight in flights}
         self._told.intersection_update(flights)
-        found: dict[Flight, float] = {}
+        found: dict[AttemptProgress, float] = {}
         for flight, (sign, since) in self._seen.items():
             if flight.last_sign != sign:
                 self._seen[flight] = (flight.last_sign, now)
@@ -99,7 +99,7 @@ class _StuckWatch:
                     found[flight] = now - since
         return found
 
-    async def _write(self, silent: dict[Flight, float]) -> None:
+    async def _write(self, silent: dict[AttemptProgress, float]) -> None:
         worst = sorted(silent, key=lambda flight: -silent[flight])
         count = f"{len(worst)} attempt{'s' if len(worst) > 1 else ''} made no progress"
         lines = [f"{each.session_id}: for {silent[each]:.0f} s, {_stages(each)}" for each in worst]
@@ -112,14 +112,14 @@ class _StuckWatch:
         self._tell(f"{count} for {self._stuck_s:g} s: {path or 'disk refuses'}")
 
 
-async def _described(flight: Flight) -> str:
+async def _described(flight: AttemptProgress) -> str:
     """Return what an attempt waits for, here and in its sandboxes."""
     waits = "(its task is not known)" if flight.task is None else describe_pending(flight.task)
     inside = await asyncio.to_thread(_processes, flight.session_id)
     return f"==== {flight.session_id} ====\n{waits}\n\n{inside}"
 
 
-def _stages(flight: Flight) -> str:
+def _stages(flight: AttemptProgress) -> str:
     timings = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in flight.timings().items())
     where = f" on {flight.where}" if flight.where else ""
     return f"in stage {flight.stage or '(none yet)'}{where} ({timings or 'just begun'})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runners.processes.atomic_write import atomic_file
-from runners.store.store_error import store_error
+from runners.store.store_error import to_store_error
 
 REPORT = "report.json"
 CALIBRATION = "calibration.json"
@@ -24,4 +24,4 @@ def replace_file(path: Path, text: str) -> None:
         with atomic_file(path) as partial:
             partial.write_text(text, "utf-8")
     except OSError as error:
-        raise store_error(error, path) from error
+        raise to_store_error(error, path) from error

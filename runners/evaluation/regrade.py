@@ -174,11 +174,11 @@ class _Regrade:
             )
         if verdict.kind is VerdictKind.INFRA:
             self.not_graded[record.rollout_id] = verdict.reason
-            progress.rollout_done(OutcomeCode.GRADER_ERROR, 0)
+            progress.add_rollout(OutcomeCode.GRADER_ERROR, 0)
             progress.columns["error"] += 1
             return
         self._enter(record, verdict)
-        progress.rollout_done(verdict.kind, 0)
+        progress.add_rollout(verdict.kind, 0)
         progress.columns[verdict.kind] += 1
 
     def _enter(self, record: RolloutRecord, verdict: Verdict) -> None:

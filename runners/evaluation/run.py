@@ -22,7 +22,7 @@ from runners.evaluation.plan import Selection, rollouts, select
 from runners.evaluation.report import Report
 from runners.evaluation.results import Results, column, finished
 from runners.evaluation.swebench_files import INSTANCES, write_logs
-from runners.observe.dashboard import duration
+from runners.observe.dashboard import format_duration
 from runners.rollouts.spec import RolloutSpec
 from runners.runtime.driver import End, Interrupted
 from runners.runtime.services import start_services
@@ -135,7 +135,7 @@ class Evaluation:
 
     def _rollout_done(self, record: RolloutRecord) -> None:
         progress = self._execution.progress
-        progress.rollout_done(record.outcome.code, record.sampled_tokens)
+        progress.add_rollout(record.outcome.code, record.sampled_tokens)
         progress.columns[column(record)] += 1
         now, tenths = time.monotonic(), progress.batch_done * 10 // progress.batch_size
         if tenths > self._noted[0] or now - self._noted[1] > _NOTE_S:
@@ -143,9 +143,9 @@ class Evaluation:
             counts = "  ".join(
                 f"{n} {progress.columns[n]}" for n in ("solved", "unsolved", "error")
             )
-            progress.note(
+            progress.add_note(
                 f"{progress.batch_done}/{progress.batch_size} rollouts  {counts}  "
-                f"left {duration(progress.eta_s())}"
+                f"left {format_duration(progress.eta_s())}"
             )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from runners.evaluation.files import replace_file
 from runners.store.json_text import dumps
-from runners.store.store_error import store_error
+from runners.store.store_error import to_store_error
 from runners.tasks.contract import EvalScript, Patch, Task
 from runners.tasks.graders.logs import log_file
 from runners.tasks.graders.official import EMPTY_REPORT, build_spec, is_installed, read_report
@@ -88,7 +88,7 @@ def write_logs(run_dir: Path, sample: int, model: str, submissions: Iterable[Sub
         try:
             _write(run_dir, folder, submission)
         except OSError as error:
-            raise store_error(error, folder) from error
+            raise to_store_error(error, folder) from error
 
 
 def causes(run_dir: Path, submissions: Iterable[Submission]) -> dict[str, Cause]:

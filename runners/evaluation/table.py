@@ -10,8 +10,8 @@ from rich.text import Text
 
 from conf.errors import ExitCode
 from runners.evaluation.report import PassAt, Report, Spread
-from runners.observe.dashboard import duration
-from runners.observe.terminal import printable
+from runners.observe.dashboard import format_duration
+from runners.observe.terminal import make_printable
 
 _PARTS = 12
 """Rows of the breakdown; report.json has all."""
@@ -54,7 +54,7 @@ def report_table(report: Report, run_dir: Path) -> Table:
     if report.faults.injected:
         table.add_row("faults injected", f"{sum(report.faults.injected.values()):,}")
         table.add_row("attempts that failed", f"{sum(report.faults.failed_attempts.values()):,}")
-    table.add_row("wall time", duration(report.wall_s))
+    table.add_row("wall time", format_duration(report.wall_s))
     table.add_row("directory", Text(str(run_dir)))
     return table
 
@@ -87,7 +87,7 @@ def comparison_table(documents: list[dict[str, Any]]) -> Table:
         code = ExitCode(document["exit_code"])
         style = "" if code is ExitCode.DONE else "red"
         end = Text(code.name.lower().replace("_", " "), style=style)
-        table.add_row(printable(document["label"]), *_cells(document), end)
+        table.add_row(make_printable(document["label"]), *_cells(document), end)
     return table
 
 

@@ -33,7 +33,7 @@ from runners.observe.metrics import MetricsWriter
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxBackend, SandboxError
 from runners.sandboxes.wrappers import ForwardingSandbox
 from runners.store.run_store import RunStore
-from runners.store.store_error import StoreError, store_error
+from runners.store.store_error import StoreError, to_store_error
 from runners.tasks.contract import Grader, Verdict, VerdictKind
 
 CountTurns = Callable[[str], Awaitable[int]]
@@ -339,5 +339,5 @@ def wrap_metrics(real: MetricsWriter, injection: Injection, run_dir: Path) -> Me
 
 def _disk_error(path: Path, fault: Fault) -> StoreError:
     if fault.what == "disk_full":
-        return store_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
+        return to_store_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
     return StoreError(f"the disk failed: {fault}", ExitCode.SERVICE_GONE)

@@ -27,7 +27,7 @@ _STAGES = ("queue", "boot", "harness", "patch", "grade")
 Mode = Literal["auto", "on", "off"]
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Return seconds as m:ss or h:mm:ss; a dash if unknown."""
     if seconds is None:
         return "-"
@@ -120,7 +120,7 @@ class _Log:
             (step, reward), (_, rate) = progress.rewards[index], progress.solve_rates[index]
             self._line(
                 f"step {step}/{progress.steps}  reward {reward:.3f}  solve rate {rate:.1%}  "
-                f"{progress.step_s[index]:.1f} s  left {duration(progress.eta_s())}"
+                f"{progress.step_s[index]:.1f} s  left {format_duration(progress.eta_s())}"
             )
         self._steps = len(progress.rewards)
 
@@ -156,9 +156,9 @@ class Dashboard:
             (f"  {progress.phase}", "cyan"),
         )
         times = Text.assemble(
-            (duration(progress.elapsed_s), "bold"),
+            (format_duration(progress.elapsed_s), "bold"),
             (" gone  ", "bright_black"),
-            (duration(progress.eta_s()), "bold"),
+            (format_duration(progress.eta_s()), "bold"),
             (" left ", "bright_black"),
         )
         top = Table.grid(expand=True)

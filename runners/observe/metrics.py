@@ -15,7 +15,7 @@ from typing import Any
 
 from runners.processes.atomic_write import atomic_file
 from runners.store.json_text import dumps
-from runners.store.store_error import store_error
+from runners.store.store_error import to_store_error
 
 
 class MetricsWriter:
@@ -33,7 +33,7 @@ class MetricsWriter:
             if self._events:
                 self._events.add(metrics)
         except OSError as error:
-            raise store_error(error, self._path) from error
+            raise to_store_error(error, self._path) from error
 
     def rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace everything written before by these steps."""
@@ -46,7 +46,7 @@ class MetricsWriter:
                 for metrics in rows:
                     self._events.add(metrics)
         except OSError as error:
-            raise store_error(error, self._path) from error
+            raise to_store_error(error, self._path) from error
 
     def close(self) -> None:
         """Close the event file."""

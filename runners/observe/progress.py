@@ -10,7 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
 from runners.diagnostics.attempt_progress import AttemptWatch
-from runners.observe.terminal import printable
+from runners.observe.terminal import make_printable
 
 _RATE_WINDOW_S = 30.0
 """Tokens per second are those of so many seconds."""
@@ -66,13 +66,13 @@ class Progress:
         self.phase, self.batch_done, self.batch_size = phase, 0, batch_size
         self.phase_at = time.monotonic()
 
-    def rollout_done(self, outcome: str, tokens: int) -> None:
+    def add_rollout(self, outcome: str, tokens: int) -> None:
         """Count a rollout that ended."""
         self.batch_done += 1
         self.outcomes[outcome] += 1
-        self.sampled(tokens)
+        self.add_tokens(tokens)
 
-    def sampled(self, tokens: int) -> None:
+    def add_tokens(self, tokens: int) -> None:
         """Count tokens that were sampled just now."""
         now = time.monotonic()
         self.sampled_tokens += tokens
@@ -80,28 +80,28 @@ class Progress:
         while self.recent and self.recent[0][0] < now - _RATE_WINDOW_S:
             self.recent.popleft()
 
-    def step_done(
+    def add_step(
         self, step: int, reward: float | None, solve_rate: float | None, seconds: float
     ) -> None:
         """Count a finished step (the first is 1); None if nothing could be graded."""
         self.step = step
         if reward is None or solve_rate is None:
-            self.note(f"step {step}: no rollout was graded")
+            self.add_note(f"step {step}: no rollout was graded")
             return
         self.rewards.append((step, reward))
         self.solve_rates.append((step, solve_rate))
         self.step_s.append(seconds)
 
-    def evaluated(self, step: int, solve_rate: float | None) -> None:
+    def add_evaluation(self, step: int, solve_rate: float | None) -> None:
         """Add the held-out solve rate after so many steps; None if nothing could be graded."""
         if solve_rate is None:
-            self.note(f"step {step}: no held-out rollout was graded")
+            self.add_note(f"step {step}: no held-out rollout was graded")
         else:
             self.evaluations.append((step, solve_rate))
 
-    def note(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         """Add a message for whoever watches; it is shown on one line."""
-        self.notes.append(" ".join(printable(text).split()))
+        self.notes.append(" ".join(make_printable(text).split()))
         self.noted += 1
 
     def notes_since(self, noted: int) -> list[str]:

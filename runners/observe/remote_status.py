@@ -14,7 +14,7 @@ from runners.observe.status import Leak, Status
 from runners.processes.atomic_write import atomic_file
 from runners.store.json_text import dumps
 from runners.store.status_file import find_remote_driver, read_status_file
-from runners.store.store_error import store_error
+from runners.store.store_error import to_store_error
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
@@ -23,7 +23,7 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
         with atomic_file(path) as partial:
             partial.write_text(dumps(dict(document)) + "\n", "utf-8")
     except OSError as error:
-        raise store_error(error, path) from error
+        raise to_store_error(error, path) from error
 
 
 def read_remote_status(run_dir: Path) -> Status | None:

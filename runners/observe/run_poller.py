@@ -12,7 +12,7 @@ from rich.console import Console
 
 from runners.observe.dashboard import LiveView, Mode
 from runners.observe.progress import Progress
-from runners.observe.status import Status, status_of
+from runners.observe.status import Status, read_store_status
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import Stage
@@ -21,7 +21,7 @@ _LOOK_S = 1.0
 _GOES_ON = (State.CREATED, State.RUNNING)
 
 
-def look_on(
+def follow_run(
     run_dir: Path, console: Console, *, mode: Mode = "auto", every_s: float = _LOOK_S
 ) -> Status:
     """Show a run until it has ended, or its driver is gone; return how it stands then."""
@@ -48,11 +48,11 @@ class _Look:
 
     def again(self) -> Status:
         """Bring the progress up to date."""
-        progress, status = self.progress, status_of(self._store)
+        progress, status = self.progress, read_store_status(self._store)
         if not progress.sampled_tokens:
             progress.sampled_tokens = status.sampled_tokens  # of before: no speed of now
         if fresh := status.sampled_tokens - progress.sampled_tokens:
-            progress.sampled(fresh)
+            progress.add_tokens(fresh)
         progress.outcomes = Counter(status.outcomes)
         progress.evaluations = list(status.evaluations)
         progress.started_at = time.monotonic() - self._store.state().spent_s
@@ -61,7 +61,7 @@ class _Look:
         progress.in_flight = self._in_flight()
         for event in self._store.events()[self._events :]:
             said = ", ".join(f"{key} {value}" for key, value in event.data.items())
-            progress.note(f"{event.kind}: {said}")
+            progress.add_note(f"{event.kind}: {said}")
             self._events += 1
         return status
 
@@ -72,7 +72,7 @@ class _Look:
             self._steps.add(row.step)
             reward, rate = (row.metrics.get(f"train/{n}") for n in ("reward_mean", "solve_rate"))
             seconds = row.metrics.get("time/step_s", 0.0)
-            self.progress.step_done(row.step, reward, rate, seconds)
+            self.progress.add_step(row.step, reward, rate, seconds)
 
     def _take_phase(self, status: Status) -> None:
         progress = self.progress

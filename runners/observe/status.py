@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from runners.diagnostics.diagnostics import newest
-from runners.observe.dashboard import duration
+from runners.observe.dashboard import format_duration
 from runners.observe.progress import Curve
 from runners.observe.summary import held_out
-from runners.observe.terminal import printable
+from runners.observe.terminal import make_printable
 from runners.processes.ledger import Ledger, ResourceKind
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
@@ -70,7 +70,7 @@ class Status:
     """
 
     @property
-    def mend(self) -> str | None:
+    def resume_command(self) -> str | None:
         """What to do, if anything."""
         if self.state in (KILLED, State.INTERRUPTED, State.FAILED):
             command = f"eval {self.benchmark}" if self.benchmark else "run"
@@ -79,7 +79,7 @@ class Status:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
-        return asdict(self) | {"resume": self.mend}
+        return asdict(self) | {"resume": self.resume_command}
 
 
 def render(status: Status) -> Table:
@@ -92,7 +92,7 @@ def render(status: Status) -> Table:
     style = {"done": "green", "running": "cyan"}.get(status.state, "yellow")
     table.add_row("state", Text(status.state, f"bold {style}"))
     if status.message:
-        table.add_row("message", Text(printable(status.message)))
+        table.add_row("message", Text(make_printable(status.message)))
     if status.state == State.RUNNING:
         table.add_row("driver", f"process {status.driver_pid} on {status.driver_host}")
     if status.benchmark:
@@ -111,24 +111,24 @@ def render(status: Status) -> Table:
         table.add_row(code, f"{count:,}")
     table.add_row("tokens sampled", f"{status.sampled_tokens:,}")
     for leak in status.leaks[:_LEAKS_SHOWN]:
-        table.add_row("leak", f"{leak.kind} {leak.name}, {duration(leak.age_s)} old")
+        table.add_row("leak", f"{leak.kind} {leak.name}, {format_duration(leak.age_s)} old")
     if (more := len(status.leaks) - _LEAKS_SHOWN) > 0:
         table.add_row("", f"and {more:,} more")
     for path in status.diagnoses:
         table.add_row("diagnosis", path)
-    table.add_row("last sign of life", f"{duration(time.time() - status.updated_at)} ago")
-    if status.mend:
-        table.add_row("continue with", Text(status.mend))
+    table.add_row("last sign of life", f"{format_duration(time.time() - status.updated_at)} ago")
+    if status.resume_command:
+        table.add_row("continue with", Text(status.resume_command))
     return table
 
 
 def read_status(run_dir: Path) -> Status:
     """Read how the run in ``run_dir`` stands; raises StoreError."""
     with RunStore.open(run_dir, read_only=True) as store:
-        return status_of(store)
+        return read_store_status(store)
 
 
-def status_of(store: RunStore) -> Status:
+def read_store_status(store: RunStore) -> Status:
     """Return how the run of a store stands."""
     state, config = store.state(), store.config()
     dead = state.state is State.RUNNING and not state.driven

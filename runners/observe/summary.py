@@ -8,11 +8,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from runners.observe.dashboard import duration
+from runners.observe.dashboard import format_duration
 from runners.observe.progress import Curve
 from runners.processes.atomic_write import atomic_file
 from runners.store.run_store import RunStore
-from runners.store.store_error import store_error
+from runners.store.store_error import to_store_error
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
@@ -39,7 +39,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
         if routing["captured"] is not None:  # with routing_replay=recompute none is
             table.add_row("routing captured", f"{routing['captured']:.1%}")
         table.add_row("k3 with routing replay", f"{routing['k3']:.1e}{without}")
-    table.add_row("wall time", duration(summary["wall_s"]))
+    table.add_row("wall time", format_duration(summary["wall_s"]))
     table.add_row("directory", Text(summary["run_dir"]))
     return table
 
@@ -97,7 +97,7 @@ def write_reward_curve(store: RunStore) -> Path | None:
         with atomic_file(path) as partial:
             figure.savefig(partial, format="png")
     except OSError as error:
-        raise store_error(error, path) from error
+        raise to_store_error(error, path) from error
     return path
 
 

@@ -11,6 +11,6 @@ _STEERS = re.compile(
 )
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Return ``text`` with U+FFFD for every character that is no text; lines and tabs stay."""
     return _STEERS.sub("\ufffd", text.replace("\r\n", "\n"))

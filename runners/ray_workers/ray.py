@@ -22,7 +22,7 @@ from conf.errors import AgentrlError, ExitCode, error_text
 from conf.schema import Config
 from conf.sections.executor import RayExecutorConfig
 from conf.sections.sandbox import DockerSandboxConfig
-from runners.diagnostics.attempt_progress import Flight
+from runners.diagnostics.attempt_progress import AttemptProgress
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
 from runners.processes.service import Service, ServiceError
@@ -55,7 +55,7 @@ WILDCARDS = ("0.0.0.0", "::", "")
 class Away:
     """An attempt on a node; mutated by what its worker tells."""
 
-    flight: Flight
+    flight: AttemptProgress
     limit: asyncio.Timeout
     allowed_s: float
     """From the end of its queueing."""
@@ -65,7 +65,7 @@ class Away:
         self.flight.where = node
         if not stage or stage == self.flight.stage:
             return
-        self.flight(stage)
+        self.flight.enter(stage)
         if stage != Stage.QUEUE and self.limit.when() is None:
             self.limit.reschedule(asyncio.get_running_loop().time() + self.allowed_s)
 
@@ -160,7 +160,7 @@ class RayExecutor:
         asked, deadlines = loop.time(), context.deadlines
         allowed_s = deadlines.guard_s + 2 * deadlines.teardown_s + self._grace_s
         with context.watch.attempt(session_id) as flight:
-            flight(Stage.QUEUE)
+            flight.enter(Stage.QUEUE)
 
             def failed(code: OutcomeCode, text: str) -> AttemptResult:
                 outcome = Outcome(code, Stage(flight.stage), text)
@@ -213,7 +213,7 @@ class RayExecutor:
         return ready
 
     async def _call_off(
-        self, spec: RolloutSpec, number: int, flight: Flight, deadline_s: float
+        self, spec: RolloutSpec, number: int, flight: AttemptProgress, deadline_s: float
     ) -> None:
         """Have a node give an attempt up, and see to it that there is a record of that."""
         session_id = ids.session_id(spec.rollout_id, number)
@@ -241,7 +241,7 @@ class RayExecutor:
         spec: RolloutSpec,
         number: int,
         outcome: Outcome,
-        flight: Flight,
+        flight: AttemptProgress,
         node: str | None = None,
     ) -> RolloutRecord:
         """Return the record of an attempt that its worker did not bring."""

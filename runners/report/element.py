@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element, tostring
 
-from runners.observe.terminal import printable
+from runners.observe.terminal import make_printable
 
 Child = Element | str | None
 
@@ -31,9 +31,9 @@ def add(element: Element, *children: Child) -> None:
         if isinstance(child, Element):
             element.append(child)
         elif child is not None and len(element):
-            element[-1].tail = (element[-1].tail or "") + printable(child)
+            element[-1].tail = (element[-1].tail or "") + make_printable(child)
         elif child is not None:
-            element.text = (element.text or "") + printable(child)
+            element.text = (element.text or "") + make_printable(child)
 
 
 def written(page: Element) -> str:
@@ -45,5 +45,5 @@ def _said(value: object) -> str:
     return (
         f"{value:.2f}".rstrip("0").rstrip(".")
         if isinstance(value, float)
-        else printable(str(value))
+        else make_printable(str(value))
     )

@@ -12,7 +12,7 @@ from typing import Any
 from conf.compose import changed_keys
 from runners.campaign.result import metrics_rows
 from runners.evaluation.statistics import bootstrap_interval, pass_at_k, wilson_interval
-from runners.observe.status import Status, status_of
+from runners.observe.status import Status, read_store_status
 from runners.store.run_store import EventRow, RunStore
 from runners.trajectory.outcome import OutcomeClass
 from runners.trajectory.record import RolloutRecord
@@ -161,7 +161,7 @@ class Facts:
 
 def read_facts(store: RunStore) -> Facts:
     """Read everything of a run, which may be running; raises StoreError."""
-    state, config, status = store.state(), store.config(), status_of(store)
+    state, config, status = store.state(), store.config(), read_store_status(store)
     sums = Sums()
     for record in store.each_rollout():
         sums.add(record)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import get_args
 from xml.etree.ElementTree import Element
 
-from runners.observe.dashboard import duration
+from runners.observe.dashboard import format_duration
 from runners.report.chart import Line, Point, line_chart, stacked_chart
 from runners.report.element import Child, make
 from runners.report.facts import UNGRADED, Facts, Rate
@@ -62,8 +62,8 @@ def head(facts: Facts) -> Element:
     notes: list[Child] = []
     if status.message:
         notes.append(make("p", status.message, class_="message"))
-    if status.mend:
-        notes.append(make("p", "Continue with ", make("code", status.mend)))
+    if status.resume_command:
+        notes.append(make("p", "Continue with ", make("code", status.resume_command)))
     when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(facts.written_at))
     return make(
         "header",
@@ -102,7 +102,7 @@ def _tiles(facts: Facts) -> Iterator[Element]:
     tokens = sums.tokens
     trained = f"{count(tokens['trained'])} trained" if not status.benchmark else ""
     yield _tile("tokens sampled", count(status.sampled_tokens), trained)
-    yield _tile("wall time", duration(facts.wall_s), "of all executions")
+    yield _tile("wall time", format_duration(facts.wall_s), "of all executions")
 
 
 def _tile(name: str, value: str, more: str) -> Element:

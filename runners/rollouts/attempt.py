@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from conf.errors import error_text
-from runners.diagnostics.attempt_progress import Flight
+from runners.diagnostics.attempt_progress import AttemptProgress
 from runners.gateway.client import GatewayError
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.processes.recorder import RolloutRecorder
@@ -74,7 +74,7 @@ class Attempt:
         self._verdict: Verdict | None = None
         self._totals = TurnTotals()
         self._extra: dict[str, Any] = {}
-        self._progress: Flight
+        self._progress: AttemptProgress
 
     async def run(self) -> AttemptResult:
         """Run it to its end and return its record.
@@ -270,7 +270,7 @@ class Attempt:
         if stage is not Stage.QUEUE:
             self._stage = advance(self._stage, stage)
         started = time.monotonic()
-        self._progress(stage)
+        self._progress.enter(stage)
         limit = self._progress.deadline(deadline_s) if deadline_s else asyncio.timeout(None)
         try:
             async with limit as scope:

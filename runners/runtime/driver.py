@@ -141,14 +141,14 @@ class Driver:
             return section("attempts in flight", lambda: attempts_text(progress.watch))
 
         with diagnostics(
-            run_dir, watchdog_s=observe.watchdog_s, tell=progress.note, more=in_flight
+            run_dir, watchdog_s=observe.watchdog_s, tell=progress.add_note, more=in_flight
         ):
             async with watching(
                 progress.watch,
                 run_dir,
                 observe.stuck_s,
                 last_turn_s=self._last_turn_s,
-                tell=progress.note,
+                tell=progress.add_note,
             ):
                 yield
 
@@ -169,7 +169,7 @@ class Driver:
             if self.draining.is_set():
                 raise Interrupted
             if phase != progress.phase:
-                progress.note(f"making the starting policy, which is then cached: {phase}")
+                progress.add_note(f"making the starting policy, which is then cached: {phase}")
             progress.phase, progress.batch_done, progress.batch_size = phase, done, total
 
         config = self._config
@@ -201,7 +201,7 @@ class Driver:
         loop = asyncio.get_running_loop()
 
         def leave() -> None:
-            self._progress.watch.keep_pending()  # the cancellation unwinds it
+            self._progress.watch.record_pending()  # the cancellation unwinds it
             work.cancel()
 
         self._cancel = leave
@@ -214,7 +214,7 @@ class Driver:
                 leave()
             else:
                 self.draining.set()
-                self._progress.note(
+                self._progress.add_note(
                     "stopping: rollouts in flight finish first; again leaves at once"
                 )
 

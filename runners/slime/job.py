@@ -22,7 +22,7 @@ from runners.campaign.result import metrics_rows
 from runners.evaluation.files import replace_file
 from runners.observe.metrics import MetricsWriter
 from runners.observe.remote_status import write_document
-from runners.observe.status import status_of
+from runners.observe.status import read_store_status
 from runners.observe.summary import write_reward_curve
 from runners.processes.ledger import Ledger, reap
 from runners.slime.worker import read_config
@@ -91,7 +91,7 @@ def end(run_dir: Path, code: int) -> None:
         asyncio.run(reap(Ledger(store)))
         MetricsWriter(run_dir, tensorboard=False).rewrite(metrics_rows(store))
         write_reward_curve(store)
-        write_document(run_dir / STATUS_FILE, status_of(store).to_dict())
+        write_document(run_dir / STATUS_FILE, read_store_status(store).to_dict())
 
 
 def _wait_for_driver_exit(run_dir: Path) -> None:

@@ -21,10 +21,11 @@ from conf.schema import Config
 from runners.campaign.result import metrics_rows, summarize_evaluation
 from runners.observe.metrics import MetricsWriter
 from runners.observe.remote_status import write_document
-from runners.observe.status import status_of
+from runners.observe.status import read_store_status
 from runners.rollouts.spec import RolloutSpec
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
+from runners.store.status_file import STATUS_FILE
 from runners.training.advantages import StepGroups
 from runners.training.step_metrics import step_metrics
 from runners.training.step_samples import build_samples
@@ -153,7 +154,7 @@ class JobRecorder:
         return any(row.step == step and row.state == "done" for row in self._store.steps())
 
     def _publish(self) -> None:
-        write_document(self._store.run_dir / STATUS_FILE, status_of(self._store).to_dict())
+        write_document(self._store.run_dir / STATUS_FILE, read_store_status(self._store).to_dict())
 
 
 def _summarize_step(

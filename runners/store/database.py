@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from runners.store.store_error import store_error
+from runners.store.store_error import to_store_error
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 
@@ -81,7 +81,7 @@ class Database:
         except (sqlite3.DatabaseError, OSError) as error:
             if isinstance(error, sqlite3.Error) and _code(error) in _WRONG_CALLS:
                 raise
-            raise store_error(error, self.path) from error
+            raise to_store_error(error, self.path) from error
 
     def close(self) -> None:
         """Close it."""

@@ -30,7 +30,7 @@ from runners.store.record_rows import (
 )
 from runners.store.run_state import TRANSITIONS, RunState, State, state_from_row, this_process
 from runners.store.status_file import find_remote_driver
-from runners.store.store_error import StoreError, store_error
+from runners.store.store_error import StoreError, to_store_error
 from runners.store.tables import ROUTING_SINCE, check_tables, create_tables, migrate
 from runners.trajectory.counters import rename_counters
 from runners.trajectory.ids import parse_session_id
@@ -87,7 +87,7 @@ class RunStore:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise store_error(error, run_dir) from error
+            raise to_store_error(error, run_dir) from error
         store, now = cls(run_dir, Database(run_dir / STORE_FILE, "rwc")), time.time()
         with store._closed_on_error(), store._db.write():
             if store._db.rows("SELECT 1 FROM sqlite_schema"):

@@ -56,7 +56,7 @@ _BY_SQLITE: dict[int, tuple[str, ExitCode]] = {
 }
 
 
-def store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:
+def to_store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:
     """Turn a foreign error at ``path`` into ours."""
     if isinstance(error, OSError):
         text, code = _BY_ERRNO.get(error.errno or 0, (_IO, _GONE))

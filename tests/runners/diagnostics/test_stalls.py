@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from conf.sections.sandbox import LocalSandboxConfig
-from runners.diagnostics.attempt_progress import AttemptWatch, Flight
+from runners.diagnostics.attempt_progress import AttemptProgress, AttemptWatch
 from runners.diagnostics.stalls import attempts_text, watching
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
@@ -48,10 +48,10 @@ async def test_a_hung_sandbox_is_described_with_its_stage_and_the_process_that_h
     backend = await asyncio.to_thread(local, tmp_path)
 
     async def attempt() -> None:
-        with watch.attempt(NAME) as note:
-            note("boot")
+        with watch.attempt(NAME) as attempt:
+            attempt.enter("boot")
             sandbox = await backend.create(SandboxSpec(NAME, tmp_path / "source", "none"))
-            note("harness")
+            attempt.enter("harness")
             await sandbox.run(["sleep", "1000"], deadline_s=1000)
 
     async with watching(watch, tmp_path, 3 * STUCK_S, tell=told.append):
@@ -83,9 +83,9 @@ async def test_an_attempt_that_goes_on_is_left_alone(tmp_path: Path) -> None:
 
     async with watching(watch, tmp_path, 4 * STUCK_S, last_turn_s=last_turn_s, tell=told.append):
         with watch.attempt("staging") as staging, watch.attempt("turning") as turning:
-            turning("harness")
+            turning.enter("harness")
             for stage in range(12):
-                staging(str(stage % 2))
+                staging.enter(str(stage % 2))
                 turned = time.monotonic()
                 await asyncio.sleep(STUCK_S / 2)
     assert told == []
@@ -96,9 +96,9 @@ async def test_it_is_told_once_per_stage_and_again_in_the_next(tmp_path: Path) -
     folder(tmp_path)
     watch, told = AttemptWatch(), list[str]()
     async with watching(watch, tmp_path, STUCK_S, tell=told.append):
-        with watch.attempt("one") as note:
+        with watch.attempt("one") as attempt:
             for stage in ("boot", "harness"):
-                note(stage)
+                attempt.enter(stage)
                 await until_told(told)
                 await asyncio.sleep(2 * STUCK_S)
                 assert len(told) == 1
@@ -110,8 +110,8 @@ async def test_of_many_attempts_that_hang_alike_a_few_are_described(tmp_path: Pa
     gate = asyncio.Event()
 
     async def attempt(number: int) -> None:
-        with watch.attempt(f"rollout-{number}") as note:
-            note("harness")
+        with watch.attempt(f"rollout-{number}") as attempt:
+            attempt.enter("harness")
             await gate.wait()
 
     async with watching(watch, tmp_path, STUCK_S, tell=told.append), asyncio.TaskGroup() as group:
@@ -133,9 +133,9 @@ async def test_zero_is_no_watch(tmp_path: Path) -> None:
 
 def test_attempts_in_flight_are_a_line_each() -> None:
     watch = AttemptWatch()
-    with watch.attempt("one") as note, watch.attempt("two"):
-        note("grade")
+    with watch.attempt("one") as attempt, watch.attempt("two"):
+        attempt.enter("grade")
         first, second = attempts_text(watch).splitlines()
     assert first.startswith("one in stage grade (grade 0.")
     assert second == "two in stage (none yet) (just begun)"
-    assert isinstance(note, Flight)
+    assert isinstance(attempt, AttemptProgress)

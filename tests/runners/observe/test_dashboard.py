@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from runners.observe.dashboard import Dashboard, LiveView, duration
+from runners.observe.dashboard import Dashboard, LiveView, format_duration
 from runners.observe.plot import plot
 from runners.observe.progress import Progress
 
@@ -17,16 +17,16 @@ RISING = [(step, step / 10) for step in range(11)]
 
 def a_progress() -> Progress:
     progress = Progress("20260101-linear", 40)
-    progress.evaluated(0, 0.31)
+    progress.add_evaluation(0, 0.31)
     for step in range(1, 13):
         progress.begin_phase("rollouts", 64)
-        progress.step_done(step, 0.2 + step / 50, 0.3 + step / 50, 7.0)
+        progress.add_step(step, 0.2 + step / 50, 0.3 + step / 50, 7.0)
     progress.in_flight["harness"] = 9
     for _ in range(17):
-        progress.rollout_done("policy.finished", 200)
-    progress.rollout_done("infra.sandbox_lost", 0)
+        progress.add_rollout("policy.finished", 200)
+    progress.add_rollout("infra.sandbox_lost", 0)
     for number in range(9):
-        progress.note(f"note {number} [with] {'long text ' * 20}")
+        progress.add_note(f"note {number} [with] {'long text ' * 20}")
     return progress
 
 
@@ -98,10 +98,10 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
     out = io.StringIO()
     progress = Progress("run", 3)
     with LiveView(progress, "auto", Console(file=out, width=40)):
-        progress.note("sandbox [bold]: bubblewrap")
-        progress.evaluated(0, 0.25)
-        progress.step_done(1, 0.5, 0.375, 2.0)
-        progress.step_done(2, 0.625, 0.5, 4.0)
+        progress.add_note("sandbox [bold]: bubblewrap")
+        progress.add_evaluation(0, 0.25)
+        progress.add_step(1, 0.5, 0.375, 2.0)
+        progress.add_step(2, 0.625, 0.5, 4.0)
     assert out.getvalue().splitlines() == [
         "sandbox [bold]: bubblewrap",
         "step 0/3  held-out solve rate 25.0%",
@@ -133,7 +133,7 @@ def test_the_view_can_be_switched_off_on_a_terminal() -> None:
 
 
 def test_durations_read_like_a_clock() -> None:
-    assert [duration(s) for s in (None, 0, 59.6, 3599, 3600, 36_610)] == [
+    assert [format_duration(s) for s in (None, 0, 59.6, 3599, 3600, 36_610)] == [
         "-",
         "0:00",
         "1:00",

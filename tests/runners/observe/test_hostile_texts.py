@@ -21,7 +21,7 @@ from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.observe.status import read_status, render
 from runners.observe.summary import summary_table
-from runners.observe.terminal import printable
+from runners.observe.terminal import make_printable
 from runners.store.json_text import dumps, loads
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
@@ -35,9 +35,9 @@ each_exception = pytest.mark.parametrize("error", exceptions().values(), ids=exc
 
 @each_text
 def test_what_is_printable_steers_nothing_and_keeps_the_rest(text: str) -> None:
-    safe = printable(text)
+    safe = make_printable(text)
     assert STEERING.search(safe) is None
-    assert safe == printable(safe)
+    assert safe == make_printable(safe)
     safe.encode()
     if STEERING.search(text) is None:
         assert safe == text
@@ -45,8 +45,8 @@ def test_what_is_printable_steers_nothing_and_keeps_the_rest(text: str) -> None:
 
 @each_text
 def test_a_note_is_one_line_that_both_views_show(text: str) -> None:
-    progress = Progress(f"run {printable(text)[:20]}", 3)
-    progress.note(f"<{text}>")
+    progress = Progress(f"run {make_printable(text)[:20]}", 3)
+    progress.add_note(f"<{text}>")
     (note,) = progress.notes
     assert len(note.splitlines()) == 1
     assert STEERING.search(note) is None
@@ -73,7 +73,7 @@ def test_the_store_keeps_it_and_status_and_summary_show_it(text: str, tmp_path: 
     found = read_status(run_dir)
     picture = shown(render(found))
     assert STEERING.search(picture) is None
-    assert re.split(r"[\n\t\u2028]", printable(f"<{text}>"))[0][:100] in picture
+    assert re.split(r"[\n\t\u2028]", make_printable(f"<{text}>"))[0][:100] in picture
     assert "run [red] {} %s" in picture
     json.dumps(found.to_dict()).encode()
     summary = {
@@ -126,7 +126,7 @@ async def test_a_task_of_any_name_is_described(text: str) -> None:
         task = asyncio.create_task(asyncio.sleep(1000), name=text)
         flight.task = task
         await asyncio.sleep(0)
-        flight.keep_pending()
+        flight.record_pending()
         described = describe_pending(task)
         task.cancel()
     assert flight.pending == described

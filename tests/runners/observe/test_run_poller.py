@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from runners.observe.run_poller import look_on
+from runners.observe.run_poller import follow_run
 from runners.observe.status import Status
 from runners.processes.ledger import Ledger
 from runners.store.run_state import State
@@ -25,7 +25,7 @@ def watched(run_dir: Path, happens: Callable[[RunStore], None]) -> tuple[Status,
     out = io.StringIO()
     console, ended = Console(file=out, width=200), []
     looking = threading.Thread(
-        target=lambda: ended.append(look_on(run_dir, console, every_s=0.01)), daemon=True
+        target=lambda: ended.append(follow_run(run_dir, console, every_s=0.01)), daemon=True
     )
     with RunStore.open(run_dir) as store:
         store.set_state(State.RUNNING)
@@ -94,7 +94,7 @@ def test_the_picture_has_phase_bar_and_attempts_in_flight(
         console = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)
         ending = threading.Timer(0.5, lambda: _end(store.run_dir))
         ending.start()
-        look_on(store.run_dir, console, mode="on", every_s=0.05)
+        follow_run(store.run_dir, console, mode="on", every_s=0.05)
         ending.join()
     shown = out.getvalue()
     assert ("evaluation" if benchmark else "rollouts") in shown
@@ -113,6 +113,6 @@ def test_a_run_that_has_ended_is_over_at_once(tmp_path: Path) -> None:
         store.set_state(State.RUNNING)
         store.set_state(State.FAILED, exit_code=1, message="so it is")
     before = (tmp_path / "run" / "store.sqlite").read_bytes()
-    status = look_on(tmp_path / "run", Console(file=io.StringIO()))
+    status = follow_run(tmp_path / "run", Console(file=io.StringIO()))
     assert (status.state, status.message) == ("failed", "so it is")
     assert (tmp_path / "run" / "store.sqlite").read_bytes() == before

@@ -37,7 +37,7 @@ def test_a_running_run_tells_how_far_it_is(store: RunStore) -> None:
     store.put_rollout(a_rollout("train-000002-00-00"))
     store.put_rollout(a_rollout("train-000002-00-01", counts=False))
     found = read_status(store.run_dir)
-    assert (found.state, found.driver_pid, found.mend) == ("running", os.getpid(), None)
+    assert (found.state, found.driver_pid, found.resume_command) == ("running", os.getpid(), None)
     assert (found.steps_done, found.steps, found.step_rollouts) == (1, 3, 1)
     assert found.evaluations == [(0, 0.25), (1, 0.75)]
     assert found.outcomes == {"policy.finished": 4, "infra.sandbox_lost": 1}
@@ -68,7 +68,7 @@ def test_a_run_that_ended_says_how(store: RunStore, state: State, resumable: boo
     store.set_state(state, exit_code=4, message="the engine [gone] /x/")
     found = read_status(store.run_dir)
     assert (found.state, found.exit_code) == (state, 4)
-    assert (found.mend is not None) == resumable
+    assert (found.resume_command is not None) == resumable
     assert "the engine [gone] /x/" in text(render(found))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ExitCode
-from runners.observe.terminal import printable
+from runners.observe.terminal import make_printable
 from runners.report.page import ReportError, is_quick, write_report
 from runners.store.json_text import clean_text
 from runners.store.run_state import State
@@ -212,7 +212,7 @@ def test_foreign_text_stays_text(tmp_path: Path, text: str) -> None:
         *("details", "summary", "li", "ul", "i", "table", "thead", "tbody", "tr", "th", "td"),
         *("figure", "figcaption", "path", "title", "div"),
     }
-    shown = printable(f"<{text[:99]}>")
+    shown = make_printable(f"<{text[:99]}>")
     assert _squeezed(shown) in _squeezed(page.sections["failures"])
 
 

@@ -40,8 +40,8 @@ def diagnosis(run_dir: Path, kind: str) -> str:
 
 def test_a_blocked_loop_is_described_with_the_attempts_in_flight(tmp_path: Path) -> None:
     async def block(progress: Progress, store: RunStore) -> None:
-        with progress.watch.attempt(SESSION) as note:
-            note("harness")
+        with progress.watch.attempt(SESSION) as attempt:
+            attempt.enter("harness")
             time.sleep(1)
 
     end, progress = drive(tmp_path / "run", block, "observe.watchdog_s=0.2")
@@ -59,8 +59,8 @@ def test_an_attempt_hangs_when_its_turns_stop(tmp_path: Path) -> None:
 
     async def hang(progress: Progress, store: RunStore) -> None:
         store.add_session(SESSION, {})
-        with progress.watch.attempt(SESSION) as note:
-            note("harness")
+        with progress.watch.attempt(SESSION) as attempt:
+            attempt.enter("harness")
             begun = time.monotonic()
             for index in range(4):
                 await asyncio.sleep(0.2)
@@ -95,13 +95,13 @@ def test_what_a_second_signal_cuts_off_is_kept(tmp_path: Path) -> None:
         await asyncio.Event().wait()
 
     async def leave(progress: Progress, store: RunStore) -> None:
-        with progress.watch.attempt(SESSION) as note:
+        with progress.watch.attempt(SESSION) as attempt:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGTERM)
             try:
                 await cut_off()
             finally:
-                kept.append(note.pending)
+                kept.append(attempt.pending)
 
     end, _ = drive(tmp_path / "run", leave)
     assert end.exit_code == ExitCode.TERMINATED

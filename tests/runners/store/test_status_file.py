@@ -40,7 +40,7 @@ def test_a_store_that_another_machine_drives_is_not_opened_here(run_dir: Path) -
     found = read_remote_status(run_dir)
     assert found is not None
     assert (found.state, found.driver_host, found.steps) == ("running", "node7", 3)
-    assert found.mend is None
+    assert found.resume_command is None
 
 
 @pytest.mark.parametrize(
