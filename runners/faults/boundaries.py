@@ -141,9 +141,9 @@ _request: ContextVar[web.BaseRequest | None] = ContextVar("request", default=Non
 class DroppingServer(GatewayServer):
     """A gateway's server that lets a fault of a turn find the connection of its client."""
 
-    def http(self, only: SessionEntry | None = None) -> web.Server:
-        """Return a protocol factory for a listener; see ``GatewayServer.http``."""
-        server = super().http(only)
+    def make_http_server(self, only: SessionEntry | None = None) -> web.Server:
+        """Return a protocol factory for a listener; see ``GatewayServer.make_http_server``."""
+        server = super().make_http_server(only)
         answer = server.request_handler
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:

@@ -1,9 +1,9 @@
-"""Where a request belongs among a session's turns: whose thread, after which turn, what for.
+"""The turn tree of a session, and the placement of each request in it: thread, parent turn, branch.
 
-A request continues the turn whose whole history it repeats; one that repeats less forks off the
-last turn that it does repeat, so that no token is rendered again; one that repeats nothing is
-rendered whole. Threads that the agent program names are kept apart; what nobody names belongs to
-the main thread.
+A request continues the turn whose whole history it repeats. One that repeats less forks off the
+last turn that it does repeat, so that no token is rendered twice; one that repeats nothing is
+rendered whole. Threads that the agent program names are kept apart; a request that names none
+belongs to the main thread, unless its text shows which sub-agent it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from runners.gateway.attribution import MAIN
 from runners.gateway.conversation import (
     SYSTEM_PROMPT,
     Answer,
@@ -28,6 +27,7 @@ from runners.gateway.prefix_matching import (
     HistoryBreak,
     Part,
     PrefixMatch,
+    PreparedRequest,
     RequestPart,
     match_prefix,
 )
@@ -35,33 +35,38 @@ from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.tokenizer import Renderer, Tokenizer
 from runners.trajectory.graph import TurnGraph, TurnNode
 from runners.trajectory.prefix import common_prefix_length
-from runners.trajectory.record import BranchKind, Turn
+from runners.trajectory.record import MAIN_THREAD, BranchKind, Turn
 
 COMPACTION_PROMPTS = (
     "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.",
     "You are performing a CONTEXT CHECKPOINT COMPACTION",
 )
-"""How programs without hint headers begin the text that asks for a summary: Claude Code, Codex."""
+"""Beginnings of the text that asks for a summary, by programs that send no attribution headers:
+Claude Code, Codex.
+"""
 COMPACTION_SUMMARIES = (
     "This session is being continued from a previous conversation that ran out of context",
     "Another language model started to solve this problem and produced a summary",
 )
-"""How they begin the first user message after it."""
+"""Beginnings of the first user message after it."""
 SUBAGENT_TOOLS = ("Agent", "Task")
 """Tools that start a sub-agent."""
+CALL_THREAD = "call:"
+"""Prefix of the threads that are named by the gateway: after the call that started the sub-agent.
+"""
 EXCERPT_TOKENS = 12
-"""Of each side of a break."""
+"""Tokens shown of each side of a break."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathNode:
-    """A turn of the graph, with what recognises it when it comes back."""
+    """A turn of the tree, with what recognises it when a client sends it back."""
 
     node: TurnNode
     parts: tuple[Part, ...]
-    """What its request added, then what it said."""
+    """Those that its request added, then its own answer."""
     tools: list[dict[str, Any]]
-    """The same object along a path until they change: they are large."""
+    """One object along a path until the tools change: they are large."""
 
     @property
     def prompt_length(self) -> int:
@@ -71,10 +76,10 @@ class PathNode:
 
 @dataclass(frozen=True, slots=True)
 class TipState:
-    """What only the last turn of a chain must remember."""
+    """The part of a turn that is needed only while it is the last of its chain."""
 
-    mark: bytes
-    """Fingerprint of the request it answered."""
+    fingerprint: bytes
+    """Of the request that it answered."""
     response: dict[str, Any]
     """The body that answered it."""
     calls: tuple[IssuedCall, ...]
@@ -82,158 +87,174 @@ class TipState:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request belongs, and its prompt."""
+    """The place of a request in the tree, and its prompt."""
 
-    after: PathNode | None
-    """The turn it continues; None: it is rendered whole."""
-    new: int
-    """First piece that is not part of that turn's history."""
+    parent: PathNode | None
+    """The turn that it continues; None: it is rendered whole."""
+    first_new_piece: int
+    """Index of the first piece that is not in that turn's history."""
     prompt: list[int]
     thread: str
     parent_thread: str | None
     branch: BranchKind
-    why: HistoryBreak | None
-    """What became of the history, where some of it is left behind."""
+    history_break: HistoryBreak | None
+    """Set if some of the thread's history is left behind."""
     tools_changed: bool = False
-    """Its tools differ from those of the turn it continues."""
+    """Its tools differ from those of the turn that it continues."""
     ambiguous: bool = False
-    """It may be a sub-agent's request, but nothing says of which: the main thread has it."""
-    differs: dict[str, Any] = field(default_factory=dict)
+    """It may be a sub-agent's request without naming it; the main thread has it."""
+    difference: dict[str, Any] = field(default_factory=dict)
     """The first token that differs from what is left behind: ``token``, ``before``, ``after``."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Continuation:
+    """The turn that a request goes on from, as far as there is any."""
+
+    parent: PathNode | None
+    first_new_piece: int
+    prompt: list[int] | None
+    history_break: HistoryBreak | None
+    tip: PathNode | None
+    """The end of the path that the request was compared with."""
+
+
 class Branches:
-    """The turn graph of a session as its requests see it; grows by ``take_in`` only."""
+    """The turn tree of a session as its requests see it; grows by ``add_turn`` only."""
 
     def __init__(self, renderer: Renderer, tokenizer: Tokenizer) -> None:
         self.graph = TurnGraph()
         self._renderer = renderer
         self._tokenizer = tokenizer
-        self._heard: list[PathNode] = []
+        self._nodes: list[PathNode] = []
         """By turn index."""
         self._tips: list[PathNode] = []
-        """Turns that no turn of their line continues; least recently used first."""
-        self._endings: dict[int, TipState] = {}
-        """Of the tips, by turn index."""
+        """Turns that no turn of their thread and branch continues; least recently used first."""
+        self._tip_states: dict[int, TipState] = {}
+        """By turn index."""
 
-    def find_answer(self, mark: bytes) -> tuple[dict[str, Any], int] | None:
-        """Return the body that answered this very request, if nothing was said after it, and how
-        many tokens the prompt had.
+    def find_answer(self, fingerprint: bytes) -> tuple[dict[str, Any], int] | None:
+        """Return the body that answered this very request, and the tokens of its prompt; None if
+        there is none, or if the conversation has gone on since.
         """
         for tip in reversed(self._tips):
-            ending = self._endings[tip.node.index]
-            if ending.mark == mark:
-                return ending.response, tip.prompt_length
+            state = self._tip_states[tip.node.index]
+            if state.fingerprint == fingerprint:
+                return state.response, tip.prompt_length
         return None
 
-    def find_placement(self, request: TurnRequest, sent: Sequence[RequestPart]) -> Placement:
-        """Find where a request belongs; raises Refused if the model's template refuses it."""
-        thread, parent = request.hints.thread, request.hints.parent
+    def find_placement(self, asked: PreparedRequest) -> Placement:
+        """Return the place of a request; raises Refused if the model's template refuses it."""
+        request = asked.request
+        thread, parent_thread = request.attribution.thread, request.attribution.parent
         tips = [tip for tip in reversed(self._tips) if _may_continue(tip, thread)]
-        found = self._find_continuation(tips, request, sent)
-        if not tips and thread != MAIN:  # a fork repeats the history of the thread that made it
-            forked = [tip for tip in reversed(self._tips) if tip.node.thread == (parent or MAIN)]
-            found = self._find_continuation(forked, request, sent)
-            found = _Continuation(found.after, found.new, found.prompt, None, None)
+        found = self._find_continuation(tips, asked)
+        if not tips and thread != MAIN_THREAD:
+            # A new thread may be a fork, which repeats the history of the thread that started it.
+            # What it does not repeat is no break: that history goes on in its own thread.
+            origin = parent_thread or MAIN_THREAD
+            forked = [tip for tip in reversed(self._tips) if tip.node.thread == origin]
+            found = self._find_continuation(forked, asked)
+            found = _Continuation(found.parent, found.first_new_piece, found.prompt, None, None)
         ambiguous = False
-        if found.after is None and thread == MAIN and tips:
-            ambiguous, called = self._find_dispatch(request)
-            thread, parent = called or (thread, parent)
-        elif found.after is not None and thread == MAIN:
-            thread, parent = found.after.node.thread, found.after.node.parent_thread
-        branch = self._classify_branch(request, thread, found.after, tips)
+        if found.parent is None and thread == MAIN_THREAD and tips:
+            ambiguous, named = self._find_dispatch(request)
+            thread, parent_thread = named or (thread, parent_thread)
+        elif found.parent is not None and thread == MAIN_THREAD:
+            thread, parent_thread = found.parent.node.thread, found.parent.node.parent_thread
+        branch = self._classify_branch(request, thread, found.parent, tips)
         prompt = found.prompt or self._render(request)
-        why, tip = self._find_break(request, branch, thread, found), found.tip
-        differs = {} if why is None or tip is None else self._first_difference(tip, prompt)
+        history_break, tip = self._find_break(request, branch, thread, found), found.tip
         return Placement(
-            after=found.after,
-            new=found.new,
+            parent=found.parent,
+            first_new_piece=found.first_new_piece,
             prompt=prompt,
             thread=thread,
-            parent_thread=parent,
+            parent_thread=parent_thread,
             branch=branch,
-            why=why,
-            tools_changed=found.after is not None and found.after.tools != request.tools,
+            history_break=history_break,
+            tools_changed=found.parent is not None and found.parent.tools != request.tools,
             ambiguous=ambiguous and branch == "main",
-            differs=differs,
+            difference=self._first_difference(tip, prompt) if history_break and tip else {},
         )
 
     def choose_segment(self, place: Placement) -> int:
         """Return the chain that a turn at this place grows, or the number of a new one."""
-        after = place.after
-        grows = after is not None and self.graph.grows(after.node)
-        if after is not None and grows and _same_thread_and_branch(after.node, place):
-            return after.node.segment
+        parent = place.parent
+        if parent is not None and self.graph.grows(parent.node) and _same_line(parent.node, place):
+            return parent.node.segment
         return self.graph.chains
 
     def add_turn(
         self,
         turn: Turn,
         place: Placement,
-        news: Sequence[RequestPart],
+        asked: PreparedRequest,
         answer: Answer,
-        tools: list[dict[str, Any]],
-        mark: bytes,
         response: dict[str, Any],
     ) -> None:
-        """Grow by a durable turn, whose request added the parts ``news``."""
+        """Add a durable turn: the request, its answer, and the body that was made of the answer."""
+        new = [part.part for part in asked.parts if part.first_piece >= place.first_new_piece]
         said = AssistantPart(
             tuple(call.id for call in answer.calls),
             may_vanish=not answer.calls and not answer.text.strip(),
         )
-        after = place.after
-        heard = PathNode(
+        parent = place.parent
+        added = PathNode(
             node=self.graph.add(turn),
-            parts=(*(sent.part for sent in news), said),
-            tools=tools if after is None or place.tools_changed else after.tools,
+            parts=(*new, said),
+            tools=asked.request.tools if parent is None or place.tools_changed else parent.tools,
         )
-        self._heard.append(heard)
-        if after is not None and after in self._tips and _same_thread_and_branch(after.node, place):
-            self._tips.remove(after)
-            del self._endings[after.node.index]
-        self._tips.append(heard)
-        self._endings[turn.index] = TipState(mark, response, answer.calls)
+        self._nodes.append(added)
+        if parent is not None and parent in self._tips and _same_line(parent.node, place):
+            self._tips.remove(parent)
+            del self._tip_states[parent.node.index]
+        self._tips.append(added)
+        self._tip_states[turn.index] = TipState(asked.fingerprint, response, answer.calls)
 
-    # --- where ---------------------------------------------------------------------------------
+    # --- the turn that a request continues, and its prompt --------------------------------------
 
-    def _find_continuation(
-        self, tips: Sequence[PathNode], request: TurnRequest, sent: Sequence[RequestPart]
-    ) -> _Continuation:
-        """Return the turn after which a request goes on, and its prompt."""
+    def _find_continuation(self, tips: Sequence[PathNode], asked: PreparedRequest) -> _Continuation:
+        """Return the deepest turn that a request repeats; the first of ``tips`` wins a tie."""
+        request = asked.request
         best: tuple[PathNode, list[PathNode], PrefixMatch] | None = None
         for tip in tips:
-            path = [self._heard[node.index] for node in tip.node.path()]
-            followed = match_prefix([heard.parts for heard in path], sent, request.pieces)
-            if best is None or followed.depth > best[2].depth or (followed.why is None):
-                best = tip, path, followed
-            if followed.why is None:
+            path = [self._nodes[node.index] for node in tip.node.path()]
+            match = match_prefix([entry.parts for entry in path], asked.parts, request.pieces)
+            if best is None or match.depth > best[2].depth or match.mismatch is None:
+                best = tip, path, match
+            if match.mismatch is None:
                 break
         if best is None:
             return _Continuation(None, 0, None, None, None)
-        tip, path, followed = best
-        why = followed.why
-        if followed.new is not None:
-            after = path[followed.depth - 1]
-            prompt = self._bridge(after, request, followed.new)
+        tip, path, match = best
+        mismatch = match.mismatch
+        if match.next_part is not None:
+            parent = path[match.depth - 1]
+            prompt = self._bridge(parent, request, match.next_part)
             if isinstance(prompt, list):
-                return _Continuation(after, followed.new.first, prompt, why, tip)
-            why = why or prompt
-        return _Continuation(None, 0, None, why, tip)
+                return _Continuation(parent, match.next_part.first_piece, prompt, mismatch, tip)
+            mismatch = mismatch or prompt
+        return _Continuation(None, 0, None, mismatch, tip)
 
     def _bridge(
-        self, after: PathNode, request: TurnRequest, new: RequestPart
+        self, parent: PathNode, request: TurnRequest, next_part: RequestPart
     ) -> list[int] | HistoryBreak:
-        """Return the prompt that continues a turn exactly, or why there is none."""
-        held = after.node.tokens().tolist()
+        """Return the prompt that continues a turn token by token, or the reason why there is none.
+
+        Promise 1 of the design is checked here: the prompt begins with the parent's prompt and
+        sampled output as they were, whatever the renderer returns.
+        """
+        path = parent.node.tokens().tolist()
         bridged = self._renderer.bridge_to_next_turn(
-            held[: after.prompt_length],
-            held[after.prompt_length :],
-            group_messages(request.pieces[new.first :]),
+            path[: parent.prompt_length],
+            path[parent.prompt_length :],
+            group_messages(request.pieces[next_part.first_piece :]),
             tools=request.tools or None,
         )
         if bridged is None:
             return HistoryBreak("renderer", "the renderer cannot continue after this output")
-        if bridged.token_ids[: len(held)] != held:
+        if bridged.token_ids[: len(path)] != path:
             return HistoryBreak(
                 "renderer", "the renderer's continuation changes tokens already seen"
             )
@@ -251,118 +272,110 @@ class Branches:
                 RefusalKind.INVALID, f"messages: the model's template refuses them: {error}"
             ) from error
 
-    # --- whose, and what for -------------------------------------------------------------------
+    # --- thread and branch of a request ---------------------------------------------------------
 
     def _find_dispatch(self, request: TurnRequest) -> tuple[bool, tuple[str, str | None] | None]:
-        """Return thread and parent of a sub-agent that names no thread: its task is the argument
-        of a dispatch that has not come back; and whether it may be one that cannot be told.
+        """Return whether a request is ambiguous, and thread and parent if it is a sub-agent's.
+
+        A sub-agent that names no thread is recognised by its task: the argument of a dispatching
+        call whose result has not come back. The request is ambiguous if there are such calls, its
+        system prompt is a new one, and its task is not that of exactly one of them.
         """
         waiting = [
             (tip, call)
             for tip in self._tips
-            for call in self._endings[tip.node.index].calls
+            for call in self._tip_states[tip.node.index].calls
             if call.name in SUBAGENT_TOOLS
             and tip.node.branch in ("main", "subagent")
             and any(isinstance(value, str) for value in call.arguments.values())
         ]
-        given = "\n".join(piece.text for piece in request.pieces if piece.role == "user")
-        tasks = [(tip, call) for tip, call in waiting if _dispatched_task(call) in given]
+        text = "\n".join(piece.text for piece in request.pieces if piece.role == "user")
+        tasks = [(tip, call) for tip, call in waiting if _task_of(call) in text]
         if len(tasks) != 1:
-            return bool(waiting) and _system_prompt(
-                request.pieces
-            ) not in self._system_prompts(), None
+            is_new = _system_prompt(request.pieces) not in self._system_prompts()
+            return bool(waiting) and is_new, None
         tip, call = tasks[0]
-        return False, (f"call:{call.id}", None if tip.node.thread == MAIN else tip.node.thread)
+        parent = None if tip.node.thread == MAIN_THREAD else tip.node.thread
+        return False, (CALL_THREAD + call.id, parent)
 
     def _system_prompts(self) -> set[bytes]:
+        """Return the digests of the first pieces of all conversations of the session."""
         return {
-            heard.parts[0].key
-            for heard in self._heard
-            if heard.node.parent is None and not isinstance(heard.parts[0], AssistantPart)
+            entry.parts[0].key
+            for entry in self._nodes
+            if entry.node.parent is None and not isinstance(entry.parts[0], AssistantPart)
         }
 
     def _classify_branch(
-        self, request: TurnRequest, thread: str, after: PathNode | None, tips: Sequence[PathNode]
+        self, request: TurnRequest, thread: str, parent: PathNode | None, tips: Sequence[PathNode]
     ) -> BranchKind:
-        hints = request.hints
-        if hints.request_class == "compaction" or (
-            tips and _starts_with(request, -1, COMPACTION_PROMPTS)
-        ):
+        request_class = request.attribution.request_class
+        asks_summary = bool(tips) and _starts_with(request, -1, COMPACTION_PROMPTS)
+        if request_class == "compaction" or asks_summary:
             return "compaction"
-        aside = request.structured or request.max_tokens == 1
-        lost_tools = not request.tools and any(tip.tools for tip in tips) and after is None
-        if hints.request_class == "side" or aside or lost_tools:
+        # titles and topics want JSON; quota probes want one token; both come without the tools
+        is_probe = request.structured or request.max_tokens == 1
+        lost_tools = not request.tools and any(tip.tools for tip in tips) and parent is None
+        if request_class == "side" or is_probe or lost_tools:
             return "side"
-        named = hints.request_class == "subagent"
-        return "subagent" if named or thread != MAIN else "main"
+        return "subagent" if request_class == "subagent" or thread != MAIN_THREAD else "main"
 
     def _find_break(
         self, request: TurnRequest, branch: BranchKind, thread: str, found: _Continuation
     ) -> HistoryBreak | None:
-        """Return what became of the thread's history; None if nothing of it is left behind."""
-        if branch in ("compaction", "side") or found.why is None or found.tip is None:
+        """Return why some of the thread's history is left behind; None if none of it is."""
+        if branch in ("compaction", "side") or found.history_break is None or found.tip is None:
             return None
-        if found.after is None and thread != found.tip.node.thread:
-            return None  # a thread of its own
-        said_so = request.hints.compacted or _starts_with(request, 0, COMPACTION_SUMMARIES)
-        if said_so or self._ended_in_compaction(thread):
-            return HistoryBreak("compaction", "a summary replaced the history", found.why.message)
-        return found.why
+        if found.parent is None and thread != found.tip.node.thread:
+            return None  # a thread of its own: the other one goes on
+        is_stated = request.attribution.compacted or _starts_with(request, 0, COMPACTION_SUMMARIES)
+        if is_stated or self._ended_in_compaction(thread):
+            message = found.history_break.message
+            return HistoryBreak("compaction", "a summary replaced the history", message)
+        return found.history_break
 
     def _ended_in_compaction(self, thread: str) -> bool:
-        """Whether the last thing this thread did was to sum up its history."""
-        last = next((heard for heard in reversed(self._heard) if heard.node.thread == thread), None)
+        """Return whether the last turn of this thread summed up its history."""
+        last = next((entry for entry in reversed(self._nodes) if entry.node.thread == thread), None)
         return last is not None and last.node.branch == "compaction"
 
     def _first_difference(self, tip: PathNode, prompt: list[int]) -> dict[str, Any]:
-        old, new = tip.node.tokens(), np.array(prompt, np.int32)
-        at = common_prefix_length(old, new)
+        before, after = tip.node.tokens(), np.array(prompt, np.int32)
+        at = common_prefix_length(before, after)
 
         def text(ids: np.ndarray) -> str:
             return self._tokenizer.decode(ids[at : at + EXCERPT_TOKENS].tolist())
 
-        return {"token": at, "before": text(old), "after": text(new)}
-
-
-@dataclass(frozen=True, slots=True)
-class _Continuation:
-    """The turn a request goes on after, as far as any."""
-
-    after: PathNode | None
-    new: int
-    prompt: list[int] | None
-    why: HistoryBreak | None
-    tip: PathNode | None
-    """The end of the path that was followed."""
+        return {"token": at, "before": text(before), "after": text(after)}
 
 
 def _may_continue(tip: PathNode, thread: str) -> bool:
-    """Whether a request of this thread may continue a turn: sub-agents that name no thread speak
-    as the main one.
+    """Return whether a request of this thread may continue a turn: sub-agents that name no thread
+    come with the main thread's name.
     """
     own = tip.node.thread
-    return own == thread or (thread == MAIN and own.startswith("call:"))
+    return own == thread or (thread == MAIN_THREAD and own.startswith(CALL_THREAD))
 
 
-def _same_thread_and_branch(node: TurnNode, place: Placement) -> bool:
+def _same_line(node: TurnNode, place: Placement) -> bool:
     return (node.thread, node.branch) == (place.thread, place.branch)
 
 
 def _system_prompt(pieces: Sequence[Piece]) -> bytes | None:
     first = pieces[0]
-    return first.key() if first.message == SYSTEM_PROMPT else None
+    return first.digest() if first.message == SYSTEM_PROMPT else None
 
 
-def _dispatched_task(call: IssuedCall) -> str:
-    """Return what a dispatch asks for: its longest text."""
+def _task_of(call: IssuedCall) -> str:
+    """Return the task of a dispatching call: the longest text among its arguments."""
     return max((text for text in call.arguments.values() if isinstance(text, str)), key=len)
 
 
-def _starts_with(request: TurnRequest, which: int, markers: tuple[str, ...]) -> bool:
-    """Whether a text of the first (0) or last (-1) user message begins with a marker."""
+def _starts_with(request: TurnRequest, index: int, markers: tuple[str, ...]) -> bool:
+    """Return whether a text of the first (0) or last (-1) user message begins with a marker."""
     users = [piece for piece in request.pieces if piece.role == "user"]
     return any(
         piece.kind == "text" and piece.text.lstrip().startswith(markers)
         for piece in users
-        if piece.message == users[which].message
+        if piece.message == users[index].message
     )

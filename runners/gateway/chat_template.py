@@ -1,7 +1,7 @@
-"""A model family that the `renderers` library does not know: its own chat template renders, and
-SGLang's parsers read.
+"""Rendering and parsing for model families that the `renderers` library does not know: the model's
+own chat template renders, SGLang's parsers parse.
 
-What is lost is exact continuation: a template renders a history anew, so every turn after the first
+Exact continuation is lost: a template renders the whole history anew, so every turn after the first
 of its thread is a break, which is counted with its first differing token.
 """
 
@@ -28,12 +28,12 @@ from runners.gateway.tokenizer import (
 )
 
 PARSE_S = 30.0
-"""SGLang parses in a fraction of a millisecond, but its process may be busy."""
+"""Deadline of a parse: SGLang needs a fraction of a millisecond, but its process may be busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerParsedCall:
-    """A tool call that a server read."""
+    """A tool call, as SGLang's parser returns it."""
 
     raw: str
     name: str | None
@@ -43,7 +43,7 @@ class ServerParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class ServerParsedResponse:
-    """What a server read."""
+    """Text, reasoning and calls, as SGLang's parsers return them."""
 
     content: str
     reasoning_content: str | None = None
@@ -51,7 +51,10 @@ class ServerParsedResponse:
 
 
 class ChatTemplate:
-    """A ``Renderer`` by a model directory's Jinja template, in Jinja's sandbox."""
+    """A ``Renderer`` by a model directory's Jinja template.
+
+    It runs in Jinja's sandbox: the template is code that came with the model.
+    """
 
     def __init__(self, tokenizer: Tokenizer, directory: Path) -> None:
         """Compile the template; raises ConfigError if there is none."""
@@ -106,7 +109,7 @@ class ChatTemplate:
         *,
         tools: list[dict[str, Any]] | None = None,
     ) -> RenderedTokens | None:
-        """Return None: of a template nothing can be proven."""
+        """Return None: no continuation of a template's output can be proven."""
         return None
 
     def parse_response(
@@ -116,7 +119,7 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         prompt_ids: list[int] | None = None,
     ) -> ParsedResponse:
-        """Return it as text: what it says is for the server's parsers to read."""
+        """Return the text, without the tokens that ended it; the server's parsers do the rest."""
         while token_ids and token_ids[-1] in self._stop:
             token_ids = token_ids[:-1]
         return ServerParsedResponse(self._tokenizer.decode(token_ids))
@@ -134,10 +137,10 @@ def make_renderer(tokenizer: Tokenizer, family: str, directory: Path) -> Rendere
 
 
 class OutputParser(Protocol):
-    """Who reads sampled text where no renderer can."""
+    """Parses sampled text where no renderer can."""
 
-    async def read(self, text: str, tools: list[dict[str, Any]]) -> ParsedResponse:
-        """Return what ``text`` says; raises EngineError."""
+    async def parse(self, text: str, tools: list[dict[str, Any]]) -> ParsedResponse:
+        """Return the parts of a text; raises EngineError."""
         ...
 
     async def close(self) -> None:
@@ -146,7 +149,7 @@ class OutputParser(Protocol):
 
 
 class ServerParsers:
-    """SGLang's ``/separate_reasoning`` and ``/parse_function_call``; any of the servers will do."""
+    """Parses with SGLang's ``/separate_reasoning`` and ``/parse_function_call``, on any server."""
 
     def __init__(
         self, servers: Sequence[HttpEngine], *, tool_call_parser: str, reasoning_parser: str | None
@@ -155,29 +158,29 @@ class ServerParsers:
         self._tool_call_parser = tool_call_parser
         self._reasoning_parser = reasoning_parser
 
-    async def read(self, text: str, tools: list[dict[str, Any]]) -> ParsedResponse:
-        """Return what ``text`` says; raises EngineError.
+    async def parse(self, text: str, tools: list[dict[str, Any]]) -> ParsedResponse:
+        """Return the parts of a text; raises EngineError.
 
-        Calls without tools are text, as in SGLang.
+        Without tools a call is text, as in SGLang.
         """
         reasoning = ""
         if self._reasoning_parser is not None:
-            asked = {"text": text, "reasoning_parser": self._reasoning_parser}
-            parts = await self._ask("/separate_reasoning", asked)
+            body = {"text": text, "reasoning_parser": self._reasoning_parser}
+            parts = await self._request("/separate_reasoning", body)
             reasoning, text = parts.get("reasoning_text") or "", parts.get("text") or ""
         if not tools:
             return ServerParsedResponse(text, reasoning or None)
-        wanted = {"text": text, "tools": tools, "tool_call_parser": self._tool_call_parser}
-        read = await self._ask("/parse_function_call", wanted)
-        calls = [_call(item) for item in read.get("calls") or ()]
-        return ServerParsedResponse(read.get("normal_text") or "", reasoning or None, calls)
+        call_body = {"text": text, "tools": tools, "tool_call_parser": self._tool_call_parser}
+        found = await self._request("/parse_function_call", call_body)
+        calls = [_call(item) for item in found.get("calls") or ()]
+        return ServerParsedResponse(found.get("normal_text") or "", reasoning or None, calls)
 
     async def close(self) -> None:
         """Close the connections."""
         for server in self._servers:
             await server.close()
 
-    async def _ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _request(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         for server in self._servers[:-1]:
             try:
                 return await server.request_json(path, body, deadline_s=PARSE_S)
@@ -193,9 +196,9 @@ def _call(item: Mapping[str, Any]) -> ServerParsedCall:
         arguments = json.loads(written) if isinstance(written, str) else written
     except (RecursionError, ValueError):
         arguments = written
-    fine = isinstance(arguments, dict)
+    is_object = isinstance(arguments, dict)
     raw = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return ServerParsedCall(raw, name, arguments, "ok" if fine else "invalid_json")
+    return ServerParsedCall(raw, name, arguments, "ok" if is_object else "invalid_json")
 
 
 def _template(directory: Path, settings: Mapping[str, Any]) -> str:
@@ -216,7 +219,7 @@ def _template(directory: Path, settings: Mapping[str, Any]) -> str:
 
 
 def _stop_ids(tokenizer: Tokenizer, generation: Mapping[str, Any]) -> list[int]:
-    """Return what ``generation_config.json`` stops at, else the end-of-sequence token."""
+    """Return the stop tokens of ``generation_config.json``, else the end-of-sequence token."""
     found = generation.get("eos_token_id", tokenizer.eos_token_id)
     if found is None:
         return []
@@ -230,7 +233,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: that of Jinja escapes for HTML."""
+    """Return JSON as transformers' filter does; Jinja's own escapes it for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,4 +1,8 @@
-"""The driver's end of the gateway's admin API."""
+"""Client of the gateway's admin API, for the driver and everything else that opens sessions.
+
+Every call can be repeated safely, and is while no connection holds: creating a session carries an
+idempotency key, the others are idempotent by themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +20,18 @@ from runners.concurrency.limits import backoff_s
 from runners.engines.resilient import PauseResult
 
 DEADLINE_S = 60.0
-"""The gateway answers in milliseconds; finishing waits for turns that are being stored."""
+"""Of a call. The gateway answers in milliseconds; ``finish`` waits for turns that are being stored.
+"""
 
 PROBE_S = 15.0
-"""For an address that may lead nowhere."""
+"""Of a call to an address where nothing may listen."""
 
 TRIES = 4
-"""Connections tried per call, about two seconds of them: a gateway that is gone stays gone."""
+"""Connections per call, within about two seconds: a gateway that is gone does not come back."""
 
 
 class GatewayError(AgentrlError):
-    """The gateway refused or is gone; ``status`` is the HTTP status, None when it could not be
+    """The gateway refused a call or is gone; ``status`` is the HTTP status, None if it could not be
     reached.
     """
 
@@ -38,7 +43,7 @@ class GatewayError(AgentrlError):
 
 
 class GatewayAdmin:
-    """A client of one gateway; closed exactly once."""
+    """A client of one gateway; closed exactly once. Every call raises GatewayError."""
 
     def __init__(self, url: str, admin_key: str, *, deadline_s: float = DEADLINE_S) -> None:
         self.url = url.rstrip("/")
@@ -56,11 +61,12 @@ class GatewayAdmin:
         max_turns: int | None = None,
         scenario: str = "linear",
     ) -> tuple[str, str]:
-        """Make a session; return its id and API key. An id that was ever used is refused (409).
+        """Create a session; return its id and API key.
 
-        An idempotency key makes a second try after a lost reply return what the first made.
+        An id that was ever used is refused with status 409. The idempotency key lets a retry after
+        a lost reply return the session that the first request created.
         """
-        wish = {
+        wanted = {
             "session_id": session_id,
             "seed": seed,
             "sampling": dict(sampling) if sampling else None,
@@ -68,10 +74,10 @@ class GatewayAdmin:
             "max_turns": max_turns,
             "scenario": scenario,
         }
-        given = {name: value for name, value in wish.items() if value is not None}
-        once = {"idempotency-key": secrets.token_urlsafe(16)}
-        made = await self._request("POST", "/admin/sessions", given, headers=once)
-        return made["session_id"], made["api_key"]
+        body = {name: value for name, value in wanted.items() if value is not None}
+        headers = {"idempotency-key": secrets.token_urlsafe(16)}
+        created = await self._request("POST", "/admin/sessions", body, headers=headers)
+        return created["session_id"], created["api_key"]
 
     async def stats(self, session_id: str) -> dict[str, Any]:
         """Return a session's counters."""
@@ -90,7 +96,7 @@ class GatewayAdmin:
         return await self._request("POST", f"/admin/sessions/{session_id}/finish", body)
 
     async def delete(self, session_id: str) -> None:
-        """End a session and make the gateway forget it; one that it does not know is fine."""
+        """End a session and make the gateway forget it; one that it does not know is no error."""
         try:
             await self._request("DELETE", f"/admin/sessions/{session_id}")
         except GatewayError as error:
@@ -98,20 +104,20 @@ class GatewayAdmin:
                 raise
 
     async def pause(self, deadline_s: float) -> PauseResult:
-        """Let no turn begin at the engine until ``resume``; return when none is there.
+        """Let no generation begin at the engine until ``resume``; return when none is there.
 
         Those in flight get ``deadline_s``, then they are aborted and sampled again after the pause;
-        turns that are asked for meanwhile wait. A call that fails may have paused it all the same.
+        new ones wait. A call that raises may have paused the gateway all the same.
         """
-        wish = {"deadline_s": deadline_s}
-        return PauseResult(**await self._request("POST", "/admin/pause", wish, longer_s=deadline_s))
+        body = {"deadline_s": deadline_s}
+        return PauseResult(**await self._request("POST", "/admin/pause", body, longer_s=deadline_s))
 
     async def resume(self) -> None:
-        """Let turns begin again."""
+        """Let generations begin again."""
         await self._request("POST", "/admin/resume")
 
     async def healthy(self) -> bool:
-        """Whether the gateway answers."""
+        """Return whether the gateway answers."""
         try:
             await self._request("GET", "/health")
         except GatewayError:
@@ -119,8 +125,8 @@ class GatewayAdmin:
         return True
 
     async def is_reached_at(self, url: str) -> bool | None:
-        """Whether an address leads to this gateway; None if nothing is reached there, which may
-        still be reached from elsewhere.
+        """Return whether this gateway answers at ``url``; None if nothing answers there, which does
+        not exclude that a sandbox elsewhere reaches it.
         """
         mine = await self._request("GET", "/health")
         there = GatewayAdmin(url, "", deadline_s=min(PROBE_S, self._deadline_s))
@@ -147,7 +153,7 @@ class GatewayAdmin:
         headers: Mapping[str, str] | None = None,
         longer_s: float = 0.0,
     ) -> dict[str, Any]:
-        """Ask, and ask again while no connection holds: all that is asked may be asked twice."""
+        """Send a request, again while no connection holds; ``longer_s`` extends the deadline."""
         if self._client is None:
             self._client = aiohttp.ClientSession(
                 trust_env=False, timeout=aiohttp.ClientTimeout(total=None)
@@ -179,12 +185,12 @@ class GatewayAdmin:
             ) from error
 
 
-def _document(raw: bytes, asked: str) -> dict[str, Any]:
+def _document(raw: bytes, request: str) -> dict[str, Any]:
     with suppress(orjson.JSONDecodeError):
         found = orjson.loads(raw)
         if isinstance(found, dict):
             return found
-    raise GatewayError(f"what answers {asked} is no gateway", status=200)
+    raise GatewayError(f"the answer to {request} is not a gateway's", status=200)
 
 
 def _refused(method: str, path: str, status: int, raw: bytes) -> GatewayError:

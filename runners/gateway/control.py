@@ -1,10 +1,10 @@
-"""The control socket: how a sandbox without a network gets its own door to the gateway.
+"""The control socket: it takes the listening sockets of sandboxes that have no network.
 
-The driver connects and writes ``{"session_key": KEY}`` and a newline, with the TCP socket that
-listens in the sandbox (SCM_RIGHTS; it has it from the launcher there). The gateway serves that
-listener for that session alone, answers ``1``, and closes it when the session ends. The sandbox
-never has the connection: what arrives is one line and one descriptor, checked to be a listening TCP
-socket, or nothing.
+The launcher in a sandbox opens a listening TCP socket in the sandbox's own network namespace and
+hands it to the driver. The driver connects here and writes ``{"session_key": KEY}`` and a newline,
+with that socket (SCM_RIGHTS). The gateway serves it for that session alone, answers ``1``, and
+closes it when the session ends. The sandbox never gets a connection to the control socket; and
+nothing is taken but one line and one descriptor, checked to be a listening TCP socket.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from typing import TYPE_CHECKING
 
 from runners.gateway.refusal import Refused
 
-if TYPE_CHECKING:  # who only relays needs none
+if TYPE_CHECKING:  # a worker that only relays sockets does not load the server
     from runners.gateway.server import GatewayServer
 
 logger = logging.getLogger(__name__)
 
 DELIVERY_S = 120.0
-"""A stray connection is dropped after this; a sandbox's own boot deadline ends its connection
-earlier.
+"""A connection that sends nothing is dropped after this; a sandbox's boot deadline ends its own
+connection earlier.
 """
 CLOSE_S = 1.0
-"""What is still being answered on a session's listener when the session ends gets this long."""
+"""Requests that are still being answered on a session's listener when the session ends get this
+long.
+"""
 LINE_BYTES = 4096
 BACKLOG = 1024
+"""Connections that wait to be accepted: a step's sandboxes may all boot at once."""
 
 ServeListener = Callable[[str, socket.socket], Awaitable[None]]
 """Serves a listening socket for a session's key, or raises OSError, ValueError or Refused."""
@@ -45,7 +48,7 @@ class ControlSocket:
     """The listening control socket and its open connections."""
 
     def __init__(self, take: ServeListener, place: Path | None = None) -> None:
-        """``place``: where its directory is made; None: among temporary files."""
+        """``place``: parent of its directory; None: the temporary files."""
         self._take = take
         self._directory = Path(tempfile.mkdtemp(prefix="agentrl-gateway-", dir=place))
         self.path = self._directory / "control"
@@ -61,7 +64,7 @@ class ControlSocket:
         asyncio.get_running_loop().add_reader(self._socket, self._accept)
 
     async def close(self) -> None:
-        """Stop listening, drop what is under way, remove the socket."""
+        """Stop listening, drop the deliveries under way, remove the socket."""
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
         for task in self._deliveries:
@@ -75,7 +78,7 @@ class ControlSocket:
                 connection, _ = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # out of descriptors: the connection waits in the backlog
+            except OSError as error:  # out of descriptors: the connection stays in the backlog
                 logger.error("control socket: %s", error)
                 return
             task = asyncio.create_task(self._deliver(connection))
@@ -94,6 +97,7 @@ class ControlSocket:
 
     async def _serve(self, connection: socket.socket) -> None:
         key, listener = await _receive(connection)
+        # From here on the descriptor is this process's: it leaks unless a server takes it over.
         try:
             await self._take(key, listener)
         except BaseException:
@@ -107,15 +111,15 @@ async def serve_listener(server: GatewayServer, key: str, listener: socket.socke
     entry = server.registry.find_by_key(key)
     if entry.session.finished:
         raise ValueError("its session is finished")
-    http = server.http(only=entry)
+    http = server.make_http_server(only=entry)
     accepting = await asyncio.get_running_loop().create_server(http, sock=listener, backlog=BACKLOG)
 
     async def close() -> None:
         accepting.close()
-        http.pre_shutdown()  # ends idle connections at once
+        http.pre_shutdown()  # ends idle keep-alive connections, which shutdown would wait for
         await http.shutdown(timeout=CLOSE_S)
 
-    entry.closers.append(close)
+    entry.close_callbacks.append(close)
 
 
 async def _receive(connection: socket.socket) -> tuple[str, socket.socket]:
@@ -138,6 +142,7 @@ async def _receive(connection: socket.socket) -> tuple[str, socket.socket]:
             text += data
             if not data:
                 raise ValueError("closed before a listener was delivered")
+            # bounded as it grows: a peer could send lines and descriptors without end
             if len(text) > LINE_BYTES or len(handles) > 1:
                 raise ValueError("more than one line and one descriptor")
         line = json.loads(text.partition(b"\n")[0])
@@ -145,8 +150,8 @@ async def _receive(connection: socket.socket) -> tuple[str, socket.socket]:
         if not isinstance(key, str):
             raise ValueError("no session_key in the driver's line")
         listener = socket.socket(fileno=handles[0])
-        handles.clear()
-    except BaseException:
+        handles.clear()  # the socket owns it now
+    except BaseException:  # descriptors that arrived are open in this process, wanted or not
         for handle in handles:
             os.close(handle)
         raise

@@ -1,8 +1,8 @@
-"""A conversation as every dialect says it: pieces in, renderer messages and answers out.
+"""Requests and answers free of their dialect: pieces in, renderer messages and answers out.
 
-A piece is the smallest thing a client repeats unchanged (one text, one tool result, one tool call).
-Clients regroup pieces into messages, flip between strings and lists, and move cache marks; pieces
-do not change by that.
+A piece is the smallest thing that a client repeats unchanged: one text, one tool result, one tool
+call. Between two requests clients regroup pieces into other messages, exchange strings and lists of
+one block, and move cache marks; the pieces, and so their digests, stay the same.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any, Literal
 import orjson
 
 from runners.engines.contract import Generation
-from runners.gateway.attribution import RequestAttribution
 from runners.gateway.tokenizer import ParsedResponse
+from runners.trajectory.record import MAIN_THREAD
 
 Role = Literal["system", "user", "assistant"]
 PieceKind = Literal["text", "thinking", "tool_call", "tool_result"]
 StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"]
+RequestClass = Literal["main", "subagent", "compaction", "side"]
 
 SYSTEM_PROMPT = -1
 """Message index of the system prompt, which stands outside the messages."""
@@ -33,7 +34,7 @@ class Piece:
     """One text, thought, tool call or tool result."""
 
     message: int
-    """Index of the client's message it stood in."""
+    """Index of the client's message that it was in."""
     role: Role
     kind: PieceKind
     text: str = ""
@@ -45,8 +46,8 @@ class Piece:
     arguments: dict[str, Any] = field(default_factory=dict)
     is_error: bool = False
 
-    def key(self) -> bytes:
-        """Return a digest of all but ``message``."""
+    def digest(self) -> bytes:
+        """Return 16 bytes that are the same whatever message the piece is in."""
         head = f"{self.role}\0{self.kind}\0{self.tool_id}\0{self.name}\0{self.is_error:d}\0"
         whole = (head + self.text).encode()
         if self.arguments:
@@ -55,11 +56,31 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestAttribution:
+    """The place of a request in its session, as far as the agent program names it.
+
+    A thread is one line of work inside a session: the main agent, or one sub-agent. Programs that
+    name their threads are believed; a request that names none belongs to the main thread.
+    """
+
+    thread: str = MAIN_THREAD
+    """The program's own id of the thread, e.g. Claude Code's ``x-claude-code-agent-id``."""
+    parent: str | None = None
+    """Id of the thread that dispatched it; None for the main thread's own sub-agents."""
+    agent_type: str | None = None
+    """The program's name for this kind of agent, e.g. ``Explore``."""
+    request_class: RequestClass | None = None
+    """The request's purpose; None if the program does not state one."""
+    compacted: bool = False
+    """The program states that a summary replaced the history before this request."""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """One request for a turn, free of its dialect."""
+    """One request for a turn."""
 
     model: str
-    """The name the client gave the model; echoed, never obeyed."""
+    """The client's name for the model: echoed in the answer, otherwise ignored."""
     pieces: tuple[Piece, ...]
     tools: list[dict[str, Any]]
     """In the OpenAI envelope, as renderers take them."""
@@ -67,22 +88,26 @@ class TurnRequest:
     stop: tuple[str, ...] = ()
     show_thinking: bool = False
     ignored: tuple[str, ...] = ()
-    """Sampling the client asked for; the campaign decides that."""
-    hints: RequestAttribution = field(default_factory=RequestAttribution)
+    """Names of sampling settings that the client asked for; the campaign decides them."""
+    attribution: RequestAttribution = field(default_factory=RequestAttribution)
     structured: bool = False
-    """The client wants JSON of a schema of its own: a title, a topic, a verdict."""
+    """The client wants JSON of a given schema: a title, a topic, a verdict."""
 
-    def keys(self) -> list[bytes]:
-        """Return the pieces' digests, in order."""
-        return [piece.key() for piece in self.pieces]
+    def digest_pieces(self) -> list[bytes]:
+        """Return the pieces' digests, in order. It is the costly part of recognising a request, so
+        a session does it once and hands the list on.
+        """
+        return [piece.digest() for piece in self.pieces]
 
 
 def fingerprint(request: TurnRequest, keys: Iterable[bytes], dialect: str) -> bytes:
-    """Return a digest of the dialect, the thread and everything that decides the answer: a retry
-    has the same one, and parallel sub-agents with the same task do not.
+    """Return 16 bytes of the dialect, the thread and everything that decides the answer.
+
+    A retry has the same fingerprint as the request that it repeats; parallel sub-agents with the
+    same task have different ones, because their threads differ. ``keys``: ``digest_pieces()``.
     """
     digest = blake2b(b"".join(keys), digest_size=16)
-    digest.update(f"{dialect}\0{request.hints.thread}\0".encode())
+    digest.update(f"{dialect}\0{request.attribution.thread}\0".encode())
     digest.update(_canonical([request.tools, request.max_tokens, request.stop]))
     return digest.digest()
 
@@ -95,8 +120,8 @@ def _canonical(value: Any) -> bytes:
 
 
 def group_messages(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """Group pieces into the messages a renderer takes: system, user, assistant, and one ``tool``
-    per result.
+    """Group pieces into the chat messages that renderers take: system, user, assistant, and one
+    ``tool`` message per result.
     """
     messages: list[dict[str, Any]] = []
     for (_, role, is_result), group in groupby(pieces, _same_message):
@@ -145,21 +170,21 @@ def _assistant_message(pieces: list[Piece]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class IssuedCall:
-    """A tool call of the policy."""
+    """A tool call of the policy, with the id that the gateway issued for it."""
 
     id: str
-    """Issued here, and how the turn is recognised when it comes back."""
+    """Unique; by it the turn is recognised when the client sends it back."""
     name: str
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the policy said, free of dialect."""
+    """The policy's output, parsed."""
 
     thinking: str
     text: str
-    """Malformed tool calls stand in it as the policy wrote them."""
+    """Includes malformed tool calls, as the policy wrote them."""
     calls: tuple[IssuedCall, ...]
     malformed_calls: int
     stop_reason: StopReason
@@ -169,7 +194,7 @@ class Answer:
 
 
 def to_chat_message(answer: Answer) -> dict[str, Any]:
-    """Return an answer as a chat message, as it is stored."""
+    """Return an answer as the chat message that is stored with its turn."""
     reply: dict[str, Any] = {"role": "assistant", "content": answer.text}
     if answer.thinking:
         reply["reasoning_content"] = answer.thinking
@@ -187,7 +212,7 @@ def to_chat_message(answer: Answer) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class UnparsedOutput:
-    """An output that could not be parsed at all: one malformed call, in full."""
+    """A ``ParsedResponse`` of an output that could not be parsed: one malformed call."""
 
     raw: str
     content: str = ""
@@ -198,18 +223,19 @@ class UnparsedOutput:
 
     @property
     def tool_calls(self) -> Sequence[UnparsedOutput]:
-        """The attempt."""
+        """The output as its only call."""
         return (self,)
 
 
 _READABLE = ("ok", "unknown_tool")
-"""Parse statuses of calls that the agent can judge; a tool it does not have is its own to refuse.
+"""Parse statuses of calls that are passed on. A call of a tool that does not exist is one of them:
+the agent program answers it with its own error, from which the policy can learn.
 """
 
 
 def _is_serializable(call: list[Any]) -> bool:
-    """Whether the client can be given the call: lone surrogates, huge integers and deep nesting
-    cannot be.
+    """Return whether a call can be sent as JSON; lone surrogates, integers beyond 64 bits and deep
+    nesting, all of which a policy can write, cannot.
     """
     try:
         orjson.dumps(call)
@@ -221,7 +247,7 @@ def _is_serializable(call: list[Any]) -> bool:
 def read_answer(
     parsed: ParsedResponse, generation: Generation, new_id: Callable[[], str]
 ) -> Answer:
-    """Turn a parsed generation into an answer; ``new_id`` issues the id of a tool call."""
+    """Return the answer that a parsed generation makes; ``new_id`` issues the id of a tool call."""
     calls: list[IssuedCall] = []
     malformed: list[str] = []
     for call in parsed.tool_calls:
@@ -236,7 +262,7 @@ def read_answer(
             malformed.append(call.raw)
     text = parsed.content
     stop = generation.matched if isinstance(generation.matched, str) else None
-    if stop and stop in text:  # the engine keeps what it stopped at; the client never sees it
+    if stop and stop in text:  # engines keep the stop string; the APIs do not send it
         text = text[: text.rindex(stop)]
     reason: StopReason = "end_turn"
     if calls:

@@ -1,4 +1,9 @@
-"""A turn in the making, and who waits for it."""
+"""A turn that is being taken, and the requests that wait for it.
+
+Several HTTP requests can wait for one turn: a client that retries joins the turn that its first
+request began. When the last of them disconnects before the sampling has ended, the turn is aborted;
+after that it ends in a stored turn, whoever waits, so that a retry finds it.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +14,26 @@ from typing import Any
 
 
 class InFlightTurn:
-    """A turn that somebody waits for. When the last one leaves before the sampling ended, it is
-    aborted.
-    """
+    """A turn from its request to its answer; changed by its session, and by those that wait."""
 
     def __init__(self, message_id: str, prompt_tokens: int) -> None:
         self.message_id = message_id
         self.prompt_tokens = prompt_tokens
         self.outcome: asyncio.Future[dict[str, Any]]
-        """The message answered; raises Refused, or is cancelled."""
+        """The body that answers; raises Refused, or is cancelled."""
         self.abandoned = False
+        """It was aborted; a retry begins a turn of its own."""
         self.sampled = False
-        """From here on it ends in a durable turn, whoever waits."""
+        """The engine has answered: from here on nothing aborts the turn."""
         self._waiting = 0
 
     @contextmanager
     def waiting(self) -> Iterator[asyncio.Future[dict[str, Any]]]:
-        """Wait for the outcome inside this context."""
+        """Count the caller among those that wait while the block runs; yield the outcome.
+
+        The caller must not await the future itself: the cancellation of one request (its client
+        disconnected) would cancel the turn of all. ``asyncio.wait`` leaves it alone.
+        """
         self._waiting += 1
         try:
             yield self.outcome
@@ -42,9 +50,9 @@ class InFlightTurn:
 
 
 def completed_turn(response: dict[str, Any], prompt_tokens: int) -> InFlightTurn:
-    """Return the flight of a turn that was taken before: its outcome is there."""
-    flight = InFlightTurn(response["id"], prompt_tokens)
-    flight.sampled = True
-    flight.outcome = asyncio.get_running_loop().create_future()
-    flight.outcome.set_result(response)
-    return flight
+    """Return an earlier turn as one whose outcome is there: a retry is answered from it."""
+    turn = InFlightTurn(response["id"], prompt_tokens)
+    turn.sampled = True
+    turn.outcome = asyncio.get_running_loop().create_future()
+    turn.outcome.set_result(response)
+    return turn

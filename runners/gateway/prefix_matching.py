@@ -1,8 +1,8 @@
-"""What a turn heard and said, and how far a request repeats it.
+"""Prefix matching: how far a request repeats the history that the gateway knows.
 
-Assistant turns are recognised by the ids of their tool calls and by their place, never by their
-text: clients drop thoughts, reorder keys and reformat; what the policy sampled stays as it was
-sampled. Everything else must come back unchanged.
+An assistant turn is recognised by its place and by the ids of its tool calls, never by its text:
+clients drop thoughts, reorder keys and reformat, and the tokens that the policy sampled stay as
+they were sampled. Everything else must come back unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from runners.gateway.conversation import SYSTEM_PROMPT, Piece
+from runners.gateway.conversation import SYSTEM_PROMPT, Piece, TurnRequest, fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +19,16 @@ class InputPart:
     """A piece that came from outside; it must come back unchanged."""
 
     key: bytes
+    """``Piece.digest()``."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssistantPart:
-    """An uninterrupted run of assistant pieces; it must come back at its place, with its tool
-    calls.
-    """
+    """An uninterrupted run of assistant pieces; it must come back at its place, with its calls."""
 
     tool_ids: tuple[str, ...]
     may_vanish: bool = False
-    """Nothing was said: clients drop such a turn."""
+    """It has neither text nor calls: clients leave such a turn out."""
 
 
 Part = InputPart | AssistantPart
@@ -39,21 +38,30 @@ Part = InputPart | AssistantPart
 class RequestPart:
     """A part of a request."""
 
-    first: int
+    first_piece: int
     """Index of its first piece."""
     part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request with what recognises it; made once per request, since digests cost."""
+
+    request: TurnRequest
+    parts: list[RequestPart]
+    fingerprint: bytes
 
 
 BreakKind = Literal["compaction", "rewrite", "rollback", "repeat", "renderer"]
 """``compaction``: a summary replaced the history; ``rewrite``: something in it changed;
 ``rollback``: its end was cut off; ``repeat``: the same turn was asked for with other parameters;
-``renderer``: the template cannot go on after this output.
+``renderer``: the template cannot continue after this output.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryBreak:
-    """Why a request does not continue what was said before."""
+    """The reason why a request does not continue the history before it."""
 
     kind: BreakKind
     reason: str
@@ -63,21 +71,32 @@ class HistoryBreak:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """How far a request repeats a path."""
+    """The common prefix of a request and a path of turns."""
 
     depth: int
-    """Turns that it repeats, answers included."""
-    new: RequestPart | None
+    """Turns that the request repeats, answers included."""
+    next_part: RequestPart | None
     """First part after them; None if nothing of the path can be continued."""
-    why: HistoryBreak | None
-    """Why not further; None if it repeats the whole path and adds to it."""
+    mismatch: HistoryBreak | None
+    """Why it goes no further; None if it repeats the whole path and adds to it."""
+
+
+def prepare_request(request: TurnRequest, dialect: str) -> PreparedRequest:
+    """Return a request with its parts and fingerprint."""
+    keys = request.digest_pieces()
+    return PreparedRequest(
+        request, split_parts(request.pieces, keys), fingerprint(request, keys, dialect)
+    )
 
 
 def split_parts(pieces: Sequence[Piece], keys: Sequence[bytes]) -> list[RequestPart]:
-    """Return the parts of a request: one per foreign piece, one per run of assistant pieces."""
+    """Return the parts of a request: one per input piece, one per run of assistant pieces.
+
+    ``keys``: the pieces' digests.
+    """
     parts: list[RequestPart] = []
     run: list[int] = []
-    """Assistant pieces since the last foreign one."""
+    """Assistant pieces since the last input piece."""
     for at, piece in enumerate(pieces):
         if piece.role == "assistant":
             run.append(at)
@@ -97,36 +116,37 @@ def _assistant_part(run: Sequence[int], pieces: Sequence[Piece]) -> RequestPart:
 
 
 def match_prefix(
-    path: Sequence[Sequence[Part]], sent: Sequence[RequestPart], pieces: Sequence[Piece]
+    path: Sequence[Sequence[Part]], parts: Sequence[RequestPart], pieces: Sequence[Piece]
 ) -> PrefixMatch:
-    """Walk along a path, given as what each turn heard and then said, as far as a request goes."""
+    """Compare a request with a path of turns, from the root on.
+
+    ``path``: for each turn the parts that its request added, then its answer; ``pieces``: those of
+    the request, for the words of a mismatch.
+    """
     at = 0
     reached = PrefixMatch(0, None, None)
-    for depth, parts in enumerate(path, start=1):
-        for known in parts:
-            came = sent[at] if at < len(sent) else None
+    for depth, turn in enumerate(path, start=1):
+        for known in turn:
+            came = parts[at] if at < len(parts) else None
             if came is not None and _matches(known, came.part):
                 at += 1
             elif not (isinstance(known, AssistantPart) and known.may_vanish):
-                asked_again = came is None and known is parts[-1] and depth == len(path)
-                return PrefixMatch(
-                    reached.depth, reached.new, _explain_mismatch(known, came, pieces, asked_again)
-                )
-        if at < len(sent) and isinstance(sent[at].part, InputPart):
-            reached = PrefixMatch(depth, sent[at], None)
+                # the request ends where the last turn was answered: it is that turn's request
+                is_repeat = came is None and known is turn[-1] and depth == len(path)
+                mismatch = _explain_mismatch(known, came, pieces, is_repeat)
+                return PrefixMatch(reached.depth, reached.next_part, mismatch)
+        # a turn can be continued only by input: after its answer nothing more was sampled
+        if at < len(parts) and isinstance(parts[at].part, InputPart):
+            reached = PrefixMatch(depth, parts[at], None)
     if reached.depth == len(path):
         return reached
-    last = sent[at] if at < len(sent) else None
-    why = (
-        HistoryBreak("repeat", _REPEATED)
-        if last is None
-        else HistoryBreak(
-            "rewrite",
-            f"{_describe(last, pieces)} was not sampled here",
-            _message_index(last, pieces),
-        )
-    )
-    return PrefixMatch(reached.depth, reached.new, why)
+    if at == len(parts):
+        mismatch = HistoryBreak("repeat", _REPEATED)
+    else:
+        place = _describe(parts[at], pieces)
+        message = _message_index(parts[at], pieces)
+        mismatch = HistoryBreak("rewrite", f"{place} was not sampled here", message)
+    return PrefixMatch(reached.depth, reached.next_part, mismatch)
 
 
 _REPEATED = "the last turn was asked for again, with other parameters"
@@ -139,10 +159,10 @@ def _matches(known: Part, came: Part) -> bool:
 
 
 def _explain_mismatch(
-    known: Part, came: RequestPart | None, pieces: Sequence[Piece], asked_again: bool
+    known: Part, came: RequestPart | None, pieces: Sequence[Piece], is_repeat: bool
 ) -> HistoryBreak:
     if came is None:
-        if asked_again:
+        if is_repeat:
             return HistoryBreak("repeat", _REPEATED)
         return HistoryBreak("rollback", "the end of the history is gone")
     place, message = _describe(came, pieces), _message_index(came, pieces)
@@ -154,12 +174,12 @@ def _explain_mismatch(
     return HistoryBreak("rewrite", f"{place} is not what was sent before", message)
 
 
-def _message_index(sent: RequestPart, pieces: Sequence[Piece]) -> int:
-    return pieces[sent.first].message
+def _message_index(part: RequestPart, pieces: Sequence[Piece]) -> int:
+    return pieces[part.first_piece].message
 
 
-def _describe(sent: RequestPart, pieces: Sequence[Piece]) -> str:
-    piece = pieces[sent.first]
+def _describe(part: RequestPart, pieces: Sequence[Piece]) -> str:
+    piece = pieces[part.first_piece]
     if piece.message == SYSTEM_PROMPT:
         return "the system prompt"
     return f"message {piece.message} ({piece.role} {piece.kind})"

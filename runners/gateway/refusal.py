@@ -1,4 +1,4 @@
-"""Why a request gets no turn, in words every dialect can put into its own envelope."""
+"""Refusals: why a request gets no turn; each dialect puts them into its own error envelope."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runners.engines.contract import EngineError
 
 
 class RefusalKind(StrEnum):
-    """Kind of refusal; the value is Anthropic's name for it."""
+    """Kinds of refusal, by Anthropic's names."""
 
     INVALID = "invalid_request_error"
     UNAUTHENTICATED = "authentication_error"
@@ -30,29 +30,31 @@ STATUS: dict[RefusalKind, int] = {
     RefusalKind.BROKEN: 500,
     RefusalKind.OVERLOADED: 529,
 }
-"""Agents ask again after 500 and 529, and give up after the others."""
+"""HTTP status of each. Agent programs retry after 500 and 529, and give up after the others."""
 
 PROMPT_TOO_LONG = "prompt is too long"
-"""How Anthropic's API begins that refusal; Claude Code compacts its context when it reads it."""
+"""Beginning of the refusal as Anthropic's API writes it: Claude Code compacts its context when it
+reads these words.
+"""
 
 TURNS_SPENT = "the session has had its turns"
-"""How the refusal of a turn beyond the session's budget begins; harnesses look for it in what their
-programs say, and 403 is what none of them tries again.
+"""Beginning of the refusal of a turn beyond the session's budget. Harnesses look for it in their
+program's output. Its status is 403, which no program retries.
 """
 
 
 class Refused(Exception):
-    """A request that is answered with an error; the message is for the client's user."""
+    """Raised for a request that is answered with an error; its message is for the client's user."""
 
     def __init__(self, why: RefusalKind, message: str, *, param: str | None = None) -> None:
         self.why = why
         self.param = param
-        """Field of the body that is at fault."""
+        """The field of the body that is wrong."""
         super().__init__(message)
 
     @property
     def status(self) -> int:
-        """HTTP status."""
+        """HTTP status (OpenAI's dialects replace one of them)."""
         return STATUS[self.why]
 
     @property
@@ -61,10 +63,10 @@ class Refused(Exception):
         return self.why is RefusalKind.INVALID and str(self).startswith(PROMPT_TOO_LONG)
 
 
-def to_refusal(error: EngineError) -> Refused:
-    """Turn a failure of the engine into what the agent is told."""
+def refuse_for_engine(error: EngineError) -> Refused:
+    """Return the refusal that answers an agent when the engine failed."""
     if error.retryable:
         return Refused(RefusalKind.OVERLOADED, f"the engine cannot answer now: {error}")
-    if error.status == 400:  # asking again cannot help
+    if error.status == 400:  # a retry would be refused the same way
         return Refused(RefusalKind.INVALID, f"the engine refuses the request: {error}")
     return Refused(RefusalKind.BROKEN, f"the engine failed: {error}")

@@ -1,7 +1,6 @@
-"""The sessions of a gateway: made, looked up by key or id, finished, forgotten.
+"""The sessions of a gateway: create, find by key or id, finish, delete.
 
-Keys live in memory only and are never logged. A session that is deleted leaves nothing behind but
-its stored turns.
+Keys are in memory only and are never logged. A deleted session leaves nothing but its stored turns.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from runners.trajectory.graph import build_segments
 
 
 class SamplingChanges(BaseModel):
-    """What a session samples differently from the campaign."""
+    """Sampling settings in which a session differs from the campaign."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -56,7 +55,7 @@ class FinishRequest(BaseModel):
     """Stored as an event; the last one counts."""
     segments: bool = True
     """False: answer with the counters alone. The tokens of every chain are megabytes, which a
-    caller with access to the store has no use for.
+    caller that reads the store does not need.
     """
 
 
@@ -65,18 +64,16 @@ CloseCallback = Callable[[], Coroutine[Any, Any, None]]
 
 @dataclass(slots=True)
 class SessionEntry:
-    """A session, and what ends with it. Changed by the registry, and by listeners that attach
-    themselves.
-    """
+    """A session with its key and listeners; changed by the registry, and by ``serve_listener``."""
 
     session: Session
     key: str
-    made_by: str
-    """Idempotency key of the request that made it; "" if it had none."""
+    idempotency_key: str
+    """Of the request that created it; "" if it had none."""
     reward: float | None = None
-    """Reported last."""
-    closers: list[CloseCallback] = field(default_factory=list)
-    """Listeners that were opened for this session alone."""
+    """The last one reported."""
+    close_callbacks: list[CloseCallback] = field(default_factory=list)
+    """Close the listeners that were opened for this session alone."""
 
 
 class SessionRegistry:
@@ -90,47 +87,52 @@ class SessionRegistry:
         self._max_context_tokens = max_context_tokens
         self._by_id: dict[str, SessionEntry] = {}
         self._by_key: dict[str, SessionEntry] = {}
-        self._making: dict[str, asyncio.Task[SessionEntry]] = {}
-        """How sessions are or were made, by idempotency key."""
+        self._creations: dict[str, asyncio.Task[SessionEntry]] = {}
+        """By idempotency key; kept as long as the session, so that a late retry finds it."""
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def find_by_key(self, key: str) -> SessionEntry:
-        """Return the session that a key belongs to."""
+        """Return the session that a key belongs to; raises Refused."""
         entry = self._by_key.get(key)
         if entry is None:
             raise Refused(
-                RefusalKind.UNAUTHENTICATED, "unknown API key: use the api_key of a gateway session"
+                RefusalKind.UNAUTHENTICATED,
+                "unknown API key: use the api_key of a gateway session",
             )
         return entry
 
     def find_by_id(self, session_id: str) -> SessionEntry:
-        """Return a session."""
+        """Return a session; raises Refused."""
         entry = self._by_id.get(session_id)
         if entry is None:
             raise Refused(
-                RefusalKind.UNKNOWN, f"no session {session_id!r} (never made, or deleted)"
+                RefusalKind.UNKNOWN, f"no session {session_id!r} (never created, or deleted)"
             )
         return entry
 
-    async def create(self, wish: SessionRequest, idempotency_key: str = "") -> SessionEntry:
-        """Make a session and its key; with an idempotency key that made one, return that one."""
-        making = self._making.get(idempotency_key)
-        if making is None:
-            entry, info = self._new(wish, idempotency_key)
-            making = asyncio.create_task(self._store(entry, info))
-            making.add_done_callback(_consume_exception)
-            if idempotency_key:
-                self._making[idempotency_key] = making
-        return await asyncio.shield(making)  # a client that leaves may ask for it again
+    async def create(self, wanted: SessionRequest, idempotency_key: str = "") -> SessionEntry:
+        """Create a session and its key, or return the one that this idempotency key created.
 
-    def _new(
-        self, wish: SessionRequest, idempotency_key: str
+        Raises Refused if the id was ever used, or if a limit exceeds the model's.
+        """
+        creation = self._creations.get(idempotency_key)
+        if creation is None:
+            entry, facts = self._new_entry(wanted, idempotency_key)
+            creation = asyncio.create_task(self._store(entry, facts))
+            creation.add_done_callback(_read_exception)
+            if idempotency_key:
+                self._creations[idempotency_key] = creation
+        # shielded: a disconnect cancels this request, and its retry wants the same session
+        return await asyncio.shield(creation)
+
+    def _new_entry(
+        self, wanted: SessionRequest, idempotency_key: str
     ) -> tuple[SessionEntry, dict[str, Any]]:
-        """Return a session that has its id but not yet its key, and what is stored of it."""
-        session_id = wish.session_id or f"session-{secrets.token_hex(8)}"
-        limit = wish.max_context_tokens or self._max_context_tokens
+        """Return a session that holds its id but cannot be used yet, and the facts to store."""
+        session_id = wanted.session_id or f"session-{secrets.token_hex(8)}"
+        limit = wanted.max_context_tokens or self._max_context_tokens
         if limit > self._max_context_tokens:
             raise Refused(
                 RefusalKind.INVALID,
@@ -138,44 +140,44 @@ class SessionRegistry:
             )
         if session_id in self._by_id:
             raise Refused(RefusalKind.CONFLICT, f"session {session_id!r} exists already")
-        sampling = replace(self._sampling, **wish.sampling.model_dump(exclude_none=True))
+        sampling = replace(self._sampling, **wanted.sampling.model_dump(exclude_none=True))
         session = Session(
             session_id,
             self._services,
             sampling,
             max_context_tokens=limit,
-            max_turns=wish.max_turns,
-            seed=wish.seed,
+            max_turns=wanted.max_turns,
+            seed=wanted.seed,
         )
         entry = SessionEntry(session, secrets.token_urlsafe(32), idempotency_key)
         self._by_id[session_id] = entry
         return entry, {
-            "scenario": wish.scenario,
-            "seed": wish.seed,
+            "scenario": wanted.scenario,
+            "seed": wanted.seed,
             "sampling": asdict(sampling),
             "max_context_tokens": limit,
-            "max_turns": wish.max_turns,
+            "max_turns": wanted.max_turns,
             "created_at": time.time(),
         }
 
-    async def _store(self, entry: SessionEntry, info: dict[str, Any]) -> SessionEntry:
+    async def _store(self, entry: SessionEntry, facts: dict[str, Any]) -> SessionEntry:
         session_id = entry.session.id
         try:
-            await self._services.journal.add_session(session_id, info)
+            await self._services.turn_log.add_session(session_id, facts)
         except BaseException as error:
             self._forget(entry)
-            if isinstance(error.__cause__, sqlite3.IntegrityError):
+            if isinstance(error.__cause__, sqlite3.IntegrityError):  # the store has the id already
                 raise Refused(
                     RefusalKind.CONFLICT, f"session {session_id!r} was used before"
                 ) from error
             raise
-        self._by_key[entry.key] = entry
+        self._by_key[entry.key] = entry  # only now: a key that works means a durable session
         return entry
 
     def _forget(self, entry: SessionEntry) -> None:
         self._by_key.pop(entry.key, None)
         self._by_id.pop(entry.session.id, None)
-        self._making.pop(entry.made_by, None)
+        self._creations.pop(entry.idempotency_key, None)
 
     async def finish(self, session_id: str, ending: FinishRequest) -> dict[str, Any]:
         """End a session's turns; return its ``stats`` and, if asked for, its ``segments``.
@@ -187,15 +189,15 @@ class SessionRegistry:
         reward = ending.reward
         if reward is not None and reward != entry.reward:
             entry.reward = reward
-            await self._services.journal.event(
+            await self._services.turn_log.event(
                 "session_reward", {"session_id": session_id, "reward": reward}
             )
         await _end_session(entry)
         stats = entry.session.stats()
-        stats["forks"] = sum(left["kind"] != "compaction" for left in stats["breaks"])
+        stats["forks"] = sum(broken["kind"] != "compaction" for broken in stats["breaks"])
         if not ending.segments:
             return {"stats": stats}
-        segments = build_segments(await self._services.journal.turns(session_id))
+        segments = build_segments(await self._services.turn_log.turns(session_id))
         stats["trained_tokens"] = sum(int(segment.loss_mask.sum()) for segment in segments)
         return {"segments": segments, "stats": stats}
 
@@ -211,14 +213,17 @@ class SessionRegistry:
             await self.delete(session_id)
 
 
-def _consume_exception(task: asyncio.Task[SessionEntry]) -> None:
-    """Take note of a task's end, in case that nobody waits for it any more."""
+def _read_exception(task: asyncio.Task[SessionEntry]) -> None:
+    """Mark a task's exception as retrieved: asyncio logs one that is not, and all clients that
+    waited for it may have left.
+    """
     if not task.cancelled():
         task.exception()
 
 
 async def _end_session(entry: SessionEntry) -> None:
+    # turns first: a listener that closed before them would cut off their answers
     await entry.session.finish()
-    closers, entry.closers = entry.closers, []
-    for close in closers:
+    callbacks, entry.close_callbacks = entry.close_callbacks, []
+    for close in callbacks:
         await close()

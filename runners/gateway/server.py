@@ -25,9 +25,9 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 from conf.errors import AgentrlError
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.dialects import anthropic, anthropic_reply, openai_chat, openai_responses
+from runners.gateway.dialects.attribution import read_claude_code
 from runners.gateway.dialects.body import parse_body
 from runners.gateway.dialects.contract import Dialect, ParsedRequest, StreamFraming
-from runners.gateway.dialects.hints import read_claude_code
 from runners.gateway.in_flight import InFlightTurn
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.registry import FinishRequest, SessionEntry, SessionRegistry, SessionRequest
@@ -49,10 +49,10 @@ DIALECTS: dict[str, Dialect] = {
 """By the endpoint that takes a turn."""
 
 MODEL = "policy"
-"""What ``GET /v1/models`` lists; a request may name any other."""
+"""The one name that ``GET /v1/models`` lists; a request may name any other."""
 
 IDEMPOTENCY = "idempotency-key"
-"""Header: a request that creates something, sent again with the same key, creates it once (IETF
+"""Header: two requests with the same key create one session (IETF
 draft-ietf-httpapi-idempotency-key-header).
 """
 
@@ -63,7 +63,7 @@ class PauseRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     deadline_s: NonNegativeFloat
-    """What generations in flight get to finish."""
+    """Time for the generations in flight to finish."""
 
 
 class GatewayServer:
@@ -82,12 +82,13 @@ class GatewayServer:
         self._engine = engine
         self._admin_key = admin_key.encode()
         self._instance = secrets.token_hex(8)
+        """Tells this process from another gateway that answers under its address."""
         self._ping_s = ping_s
         self._io_s = io_s
-        """Deadline for a client to send its body, or to take what it is sent."""
+        """Deadline for a client to send its body, or to take a write."""
 
-    def http(self, only: SessionEntry | None = None) -> web.Server:
-        """Return a protocol factory for a listener; ``only``: the session it belongs to."""
+    def make_http_server(self, only: SessionEntry | None = None) -> web.Server:
+        """Return a protocol factory for a listener; ``only``: the session that it belongs to."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await self._handle(request, only)
@@ -108,7 +109,8 @@ class GatewayServer:
         return web.Server(
             handle,
             request_factory=make_request,
-            handler_cancellation=True,  # a client that leaves aborts its generation
+            # off by default in aiohttp; with it a client that disconnects aborts its generation
+            handler_cancellation=True,
             access_log=None,
             max_field_size=HEADER_BYTES,
         )
@@ -116,18 +118,17 @@ class GatewayServer:
     async def _handle(
         self, request: web.BaseRequest, only: SessionEntry | None
     ) -> web.StreamResponse:
-        """Answer a request; whatever fails in it becomes an error envelope."""
+        """Answer a request; any failure of it becomes an error envelope."""
         try:
             return await self._route(request, only)
-        except (
-            ConnectionError,
-            TimeoutError,
-        ) as error:  # the client is gone, or takes nothing any more
+        except (ConnectionError, TimeoutError) as error:
+            # The client is gone, or does not take what it is sent. The connection is aborted, not
+            # closed: a close would wait until the client has taken the buffered rest.
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError("the client left") from error
         except Exception as error:
-            status, body = _dialect(request).refusal(_refusal(error))
+            status, body = _dialect(request).error_response(_refuse_for(error))
             return _json(body, status)
 
     async def _route(
@@ -142,20 +143,20 @@ class GatewayServer:
             return await self._admin(request, method, path)
         if path in DIALECTS and method == "POST":
             session = self._session(request, only)
-            asked = DIALECTS[path].read(await self._read(request), request.headers)
-            return await self._turn(request, asked, session.start_turn(asked.request, asked.voice))
+            parsed = DIALECTS[path].parse_request(await self._read(request), request.headers)
+            turn = session.start_turn(parsed.request, parsed.builder)
+            return await self._answer_turn(request, parsed, turn)
         if path == "/v1/messages/count_tokens" and method == "POST":
             session = self._session(request, only)
             body = parse_body(anthropic.CountRequest, await self._read(request))
-            asked_by = read_claude_code(request.headers)
-            tokens = session.count_tokens(anthropic.turn_request(body, asked_by), anthropic_reply)
-            return _json({"input_tokens": tokens})
+            counted = anthropic.to_turn_request(body, read_claude_code(request.headers))
+            return _json({"input_tokens": session.count_tokens(counted, anthropic_reply)})
         if path == "/v1/models" and method == "GET":
             self._session(request, only)
-            return _json(_dialect(request).models(MODEL))
+            return _json(_dialect(request).list_models(MODEL))
         if path.startswith("/v1/models/") and method == "GET":
             self._session(request, only)
-            return _json(_dialect(request).model(path.removeprefix("/v1/models/")))
+            return _json(_dialect(request).describe_model(path.removeprefix("/v1/models/")))
         raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
 
     def _session(self, request: web.BaseRequest, only: SessionEntry | None) -> Session:
@@ -175,24 +176,27 @@ class GatewayServer:
                 RefusalKind.INVALID, f"the request body did not arrive within {self._io_s:g} s"
             ) from None
 
-    async def _turn(
-        self, request: web.BaseRequest, asked: ParsedRequest, flight: InFlightTurn
+    async def _answer_turn(
+        self, request: web.BaseRequest, parsed: ParsedRequest, turn: InFlightTurn
     ) -> web.StreamResponse:
-        if asked.framing is not None:
-            return await self._stream(request, asked, asked.framing, flight)
-        with flight.waiting() as outcome:
-            await asyncio.wait({outcome})
-        return _json(_answer(outcome))
+        if parsed.framing is not None:
+            return await self._stream(request, parsed, parsed.framing, turn)
+        with turn.waiting() as outcome:
+            await asyncio.wait({outcome})  # not ``await outcome``: see ``InFlightTurn.waiting``
+        return _json(_body(outcome))
 
     async def _stream(
         self,
         request: web.BaseRequest,
-        asked: ParsedRequest,
+        parsed: ParsedRequest,
         framing: StreamFraming,
-        flight: InFlightTurn,
+        turn: InFlightTurn,
     ) -> web.StreamResponse:
-        """Stream an answer; once the headers are out, a failure ends the stream in the dialect's
-        words.
+        """Stream an answer: the opening at once, pings while the engine works, then everything.
+
+        The content is not streamed as it is sampled: it is framed when the turn is durable, so that
+        no agent acts on tokens that a crash could lose. Once the headers are out a failure can only
+        be framed as the dialect's error event.
         """
         response = web.StreamResponse(
             headers={
@@ -201,35 +205,37 @@ class GatewayServer:
                 **_request_id(),
             }
         )
-        with flight.waiting() as outcome:
-            opening = framing.opening(asked.request, flight.message_id, flight.prompt_tokens)
+        with turn.waiting() as outcome:
+            opening = framing.open_stream(parsed.request, turn.message_id, turn.prompt_tokens)
             async with asyncio.timeout(self._io_s):
                 await response.prepare(request)
                 await response.write(opening)
             while not (await asyncio.wait({outcome}, timeout=self._ping_s))[0]:
+                # a write to a client that is gone raises here and so ends the waiting
                 async with asyncio.timeout(self._io_s):
                     await response.write(framing.PING)
         try:
-            frames = framing.rest(_answer(outcome))
+            frames = framing.complete_stream(_body(outcome))
         except Exception as error:
-            frames = framing.error(_refusal(error), asked.request, flight.message_id)
+            frames = framing.fail_stream(_refuse_for(error), parsed.request, turn.message_id)
         async with asyncio.timeout(self._io_s):
             await response.write_eof(frames)
         return response
 
     async def _admin(self, request: web.BaseRequest, method: str, path: str) -> web.StreamResponse:
+        # compared in constant time, so that its duration says nothing of the key
         if not hmac.compare_digest(_key(request.headers).encode(), self._admin_key):
             raise Refused(RefusalKind.UNAUTHENTICATED, "wrong admin key")
         match (method, path.removeprefix("/admin/").split("/")):
             case ("POST", ["pause"]):
-                wanted = parse_body(PauseRequest, await self._read(request) or b"{}")
-                return _json(asdict(await self._engine.pause(wanted.deadline_s)))
+                pause = parse_body(PauseRequest, await self._read(request) or b"{}")
+                return _json(asdict(await self._engine.pause(pause.deadline_s)))
             case ("POST", ["resume"]):
                 self._engine.resume()
                 return _json({})
             case ("POST", ["sessions"]):
-                wish = parse_body(SessionRequest, await self._read(request) or b"{}")
-                entry = await self.registry.create(wish, request.headers.get(IDEMPOTENCY, ""))
+                wanted = parse_body(SessionRequest, await self._read(request) or b"{}")
+                entry = await self.registry.create(wanted, request.headers.get(IDEMPOTENCY, ""))
                 return _json({"session_id": entry.session.id, "api_key": entry.key})
             case ("GET", ["sessions", session_id]):
                 return _json(self.registry.find_by_id(session_id).session.stats())
@@ -242,10 +248,8 @@ class GatewayServer:
         raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
 
 
-def _refusal(error: Exception) -> Refused:
-    """Turn whatever a request met into what its client is told; what nobody foresaw goes to the
-    log.
-    """
+def _refuse_for(error: Exception) -> Refused:
+    """Return the refusal that answers a request that met an error; unforeseen ones are logged."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):
@@ -257,7 +261,7 @@ def _refusal(error: Exception) -> Refused:
     return Refused(RefusalKind.BROKEN, "the gateway failed on this request; its log says why")
 
 
-def _answer(outcome: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+def _body(outcome: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
     if outcome.cancelled():
         raise Refused(RefusalKind.FORBIDDEN, "the turn was aborted: its session was finished")
     return outcome.result()
@@ -270,7 +274,7 @@ def _key(headers: Mapping[str, str]) -> str:
 
 
 def _dialect(request: web.BaseRequest) -> Dialect:
-    """Return the dialect that a client speaks: by what it asks for, or by Anthropic's header."""
+    """Return the dialect of a client: by the endpoint, or by Anthropic's header."""
     path = request.path
     for endpoint, dialect in DIALECTS.items():
         if path.startswith(endpoint):
@@ -281,7 +285,7 @@ def _dialect(request: web.BaseRequest) -> Dialect:
 
 
 def _request_id() -> dict[str, str]:
-    """Name an answer as each vendor does."""
+    """Return the headers that name an answer, Anthropic's and OpenAI's."""
     name = f"req_{secrets.token_hex(12)}"
     return {"request-id": name, "x-request-id": name}
 

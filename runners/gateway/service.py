@@ -191,7 +191,7 @@ async def _listening(server: GatewayServer, settings: GatewaySettings) -> AsyncI
         sock = await asyncio.to_thread(listen, host, port, patience_s=settings.port_patience_s)
     except OSError as error:
         raise _no_port(host, port, error) from error
-    http: web.Server = server.http()
+    http: web.Server = server.make_http_server()
     listener = await asyncio.get_running_loop().create_server(http, sock=sock, backlog=BACKLOG)
     bound = port_of(sock)
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)

@@ -1,8 +1,8 @@
-"""One session: its branches, its turns in flight, and the sampling that the campaign decided.
+"""A session: the conversation of one rollout attempt, turn by turn.
 
 Invariants: a thread takes one turn at a time, and the turns of all threads are stored one after the
 other; a turn is durable before anything of it is answered, and a generation that was cut off is no
-turn; a request that was answered before is answered the same again.
+turn; a request that was answered before gets the same answer again.
 """
 
 from __future__ import annotations
@@ -19,66 +19,61 @@ import numpy as np
 
 from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.resilient import ResilientEngine
-from runners.gateway.attribution import MAIN
 from runners.gateway.branches import Branches, Placement
 from runners.gateway.chat_template import OutputParser
 from runners.gateway.conversation import (
     Answer,
     TurnRequest,
     UnparsedOutput,
-    fingerprint,
     group_messages,
     read_answer,
     to_chat_message,
 )
 from runners.gateway.counters import SessionCounters
+from runners.gateway.dialects.contract import ResponseBuilder
 from runners.gateway.in_flight import InFlightTurn, completed_turn
-from runners.gateway.prefix_matching import RequestPart, split_parts
-from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT, RefusalKind, Refused, to_refusal
-from runners.gateway.response_builder import ResponseBuilder
-from runners.gateway.routing import RoutingCapture
+from runners.gateway.prefix_matching import PreparedRequest, prepare_request
+from runners.gateway.refusal import (
+    PROMPT_TOO_LONG,
+    TURNS_SPENT,
+    RefusalKind,
+    Refused,
+    refuse_for_engine,
+)
+from runners.gateway.routing_capture import RoutingCapture
 from runners.gateway.settings import SessionSampling
 from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer
 from runners.gateway.turn_log import AsyncTurnLog
-from runners.trajectory.record import Turn
+from runners.trajectory.record import MAIN_THREAD, Turn
 from runners.trajectory.routing import RoutingShape
 
 
 @dataclass(frozen=True, slots=True)
 class SessionServices:
-    """What every session of a gateway shares."""
+    """The services that all sessions of a gateway share."""
 
     engine: ResilientEngine
     tokenizer: Tokenizer
     renderer: Renderer
-    journal: AsyncTurnLog
+    turn_log: AsyncTurnLog
     routing: RoutingShape | None = None
-    """What the policy's routing looks like; None: it is not captured."""
-    reader: OutputParser | None = None
-    """Reads what is sampled, where the renderer cannot."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PreparedRequest:
-    """A request, with what recognises it."""
-
-    request: TurnRequest
-    sent: list[RequestPart]
-    mark: bytes
-    voice: ResponseBuilder
+    """Shape of the policy's routing; None: it is not captured."""
+    output_parser: OutputParser | None = None
+    """Parses what is sampled, where the renderer cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TurnPlan:
-    """Where a turn belongs."""
+    """The place of a turn, as found when its thread had ``after_turn`` turns. Once it has more, the
+    place must be found again.
+    """
 
     place: Placement
     after_turn: int
-    """How many turns its thread had; more of them make the plan stale."""
 
 
 class Session:
-    """A conversation of one rollout attempt."""
+    """A conversation of one rollout attempt; all calls on one event loop."""
 
     def __init__(
         self,
@@ -97,248 +92,273 @@ class Session:
         self._sampling = sampling
         self._max_context_tokens = max_context_tokens
         self._max_turns = max_turns
-        self._begun = 0
+        self._started = 0
         """Turns taken or in flight."""
         self._seed = seed
         self._branches = Branches(services.renderer, services.tokenizer)
-        self._flights: dict[bytes, InFlightTurn] = {}
-        self._running: set[InFlightTurn] = set()
+        self._by_fingerprint: dict[bytes, InFlightTurn] = {}
+        """Turns in flight that a retry can join."""
+        self._in_flight: set[InFlightTurn] = set()
+        """All of them, abandoned ones too."""
         self._turns_of: Counter[str] = Counter()
-        """Turns taken, by thread."""
+        """Turns taken, by thread as the requests name it."""
         self._locks: dict[str, asyncio.Lock] = {}
         """By thread, in order of appearance."""
         self._storing = asyncio.Lock()
         self._routing = RoutingCapture(services.routing)
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters."""
-        counted = asdict(self.counters)
+        """Return the counters, as JSON."""
         return {
             "session_id": self.id,
             "finished": self.finished,
-            "in_flight": len(self._running),
-            **counted,
+            "in_flight": len(self._in_flight),
+            **asdict(self.counters),
             "branches": dict(self.counters.branches),
             "ignored": dict(self.counters.ignored),
             "routing_missing": self._routing.missing,
             "routing_fault": self._routing.fault,
         }
 
-    def start_turn(self, request: TurnRequest, voice: ResponseBuilder) -> InFlightTurn:
-        """Begin a turn, or join the one that answers the same request; raises Refused if there can
-        be none.
+    def start_turn(self, request: TurnRequest, builder: ResponseBuilder) -> InFlightTurn:
+        """Begin a turn, or join the one that answers the same request.
+
+        Raises Refused if the session is finished, its turns are spent, or the prompt is too long.
         """
-        ask = self._prepare(request, voice)
-        running = self._flights.get(ask.mark)
+        asked = self._prepare(request, builder)
+        running = self._by_fingerprint.get(asked.fingerprint)
         if running is not None and not running.abandoned:
             self.counters.retries += 1
             return running
-        earlier = self._branches.find_answer(ask.mark)
+        earlier = self._branches.find_answer(asked.fingerprint)
         if earlier is not None:
             self.counters.retries += 1
             return completed_turn(*earlier)
-        if self._begun == self._max_turns:
+        if self._started == self._max_turns:
             raise Refused(RefusalKind.FORBIDDEN, f"{TURNS_SPENT}: {self._max_turns} of them")
-        plan = self._plan(ask)
-        flight = InFlightTurn(voice.new_message_id(), len(plan.place.prompt))
+        plan = self._plan(asked)
+        turn = InFlightTurn(builder.new_message_id(), len(plan.place.prompt))
+        # A task of its own, not the HTTP handler's: it must outlive a client that disconnects after
+        # the sampling, and several clients can wait for it.
         task = asyncio.get_running_loop().create_task(
-            self._run_turn(flight, ask, plan), name=f"turn-{self.id}"
+            self._run_turn(turn, asked, builder, plan), name=f"turn-{self.id}"
         )
-        task.add_done_callback(lambda _: self._on_turn_done(flight, ask.mark))
-        flight.outcome = task
-        self._flights[ask.mark] = flight
-        self._running.add(flight)
-        self._begun += 1
+        task.add_done_callback(lambda _: self._on_turn_done(turn, asked.fingerprint))
+        turn.outcome = task
+        self._by_fingerprint[asked.fingerprint] = turn
+        self._in_flight.add(turn)
+        self._started += 1
         self.counters.ignored.update(request.ignored)
-        return flight
+        return turn
 
-    def count_tokens(self, request: TurnRequest, voice: ResponseBuilder) -> int:
-        """Return how long the prompt of this request would be."""
-        ask = self._prepare(request, voice)
-        return len(self._branches.find_placement(request, ask.sent).prompt)
+    def count_tokens(self, request: TurnRequest, builder: ResponseBuilder) -> int:
+        """Return the number of tokens that the prompt of this request would have."""
+        return len(self._branches.find_placement(self._prepare(request, builder)).prompt)
 
     async def finish(self) -> None:
-        """Refuse further turns, abort what is being sampled, wait for the rest to be durable, free
-        the tokens.
+        """Refuse further turns, abort those that are being sampled, wait until the others are
+        durable, free the tokens. Safe to call again.
         """
         self.finished = True
-        running = list(self._running)
-        for flight in running:
-            flight.abort()
-        if running:
-            await asyncio.wait([flight.outcome for flight in running])
+        in_flight = list(self._in_flight)
+        for turn in in_flight:
+            turn.abort()
+        if in_flight:
+            await asyncio.wait([turn.outcome for turn in in_flight])
         self._branches = Branches(self._services.renderer, self._services.tokenizer)
 
-    def _prepare(self, request: TurnRequest, voice: ResponseBuilder) -> _PreparedRequest:
+    def _prepare(self, request: TurnRequest, builder: ResponseBuilder) -> PreparedRequest:
         if self.finished:
             raise Refused(
                 RefusalKind.FORBIDDEN, f"session {self.id} is finished and takes no more turns"
             )
-        keys = request.keys()
-        sent = split_parts(request.pieces, keys)
-        return _PreparedRequest(request, sent, fingerprint(request, keys, voice.NAME), voice)
+        return prepare_request(request, builder.NAME)
 
-    def _on_turn_done(self, flight: InFlightTurn, mark: bytes) -> None:
-        self._running.discard(flight)
-        if self._flights.get(mark) is flight:
-            del self._flights[mark]
-        # retrieved here, in case that nobody waits any more
-        if flight.outcome.cancelled() or flight.outcome.exception() is not None:
-            self._begun -= 1
+    def _on_turn_done(self, turn: InFlightTurn, fingerprint: bytes) -> None:
+        self._in_flight.discard(turn)
+        if self._by_fingerprint.get(fingerprint) is turn:  # not the retry of one that was abandoned
+            del self._by_fingerprint[fingerprint]
+        # Reading the exception marks it as retrieved: without it asyncio logs one that was never
+        # retrieved whenever all clients had left.
+        if turn.outcome.cancelled() or turn.outcome.exception() is not None:
+            self._started -= 1
 
-    def _plan(self, ask: _PreparedRequest) -> _TurnPlan:
-        place = self._branches.find_placement(ask.request, ask.sent)
+    def _plan(self, asked: PreparedRequest) -> _TurnPlan:
+        place = self._branches.find_placement(asked)
         length, limit = len(place.prompt), self._max_context_tokens
         if length + 1 > limit:
             raise Refused(
                 RefusalKind.INVALID, f"{PROMPT_TOO_LONG}: {length} tokens > {limit} maximum"
             )
-        return _TurnPlan(place, self._turns_of[ask.request.hints.thread])
+        return _TurnPlan(place, self._turns_of[asked.request.attribution.thread])
 
     async def _run_turn(
-        self, flight: InFlightTurn, ask: _PreparedRequest, plan: _TurnPlan
+        self,
+        turn: InFlightTurn,
+        asked: PreparedRequest,
+        builder: ResponseBuilder,
+        plan: _TurnPlan,
     ) -> dict[str, Any]:
-        asked, thread = time.perf_counter(), ask.request.hints.thread
+        """Sample, parse and store a turn; return the body that answers it."""
+        arrived, thread = time.perf_counter(), asked.request.attribution.thread
         async with self._locks.setdefault(thread, asyncio.Lock()):
             if plan.after_turn != self._turns_of[thread]:
-                plan = self._plan(ask)
+                plan = self._plan(asked)
             place, started_at = plan.place, time.time()
-            generation = await self._generate(ask, place)
-            flight.sampled = True
-            parsed = await self._parse(ask, place.prompt, generation)
-            answer = read_answer(parsed, generation, ask.voice.new_call_id)
-            response = ask.voice.message(answer, ask.request, flight.message_id)
-            kept = place.after.node.length if place.after else 0
+            generation = await self._generate(asked.request, place)
+            turn.sampled = True
+            parsed = await self._parse(asked.request, place.prompt, generation)
+            answer = read_answer(parsed, generation, builder.new_call_id)
+            response = builder.build_response(answer, asked.request, turn.message_id)
+            # One at a time: index and segment are those of the next turn, and they are taken only
+            # when the turn is durable.
             async with self._storing:
-                turn = Turn(
-                    session_id=self.id,
-                    index=self.counters.turns,
-                    thread=place.thread,
-                    parent_thread=place.parent_thread,
-                    branch=place.branch,
-                    segment=self._branches.choose_segment(place),
-                    parent=place.after.node.index if place.after else None,
-                    prompt_kept=kept,
-                    prompt_new=np.array(place.prompt[kept:], np.int32),
-                    output_ids=generation.output_ids,
-                    output_logprobs=generation.logprobs,
-                    weight_version=generation.weight_version,
-                    finish_reason=generation.finish_reason,
-                    break_reason=f"{place.why.kind}: {place.why.reason}" if place.why else None,
-                    malformed_calls=answer.malformed_calls,
-                    request=_stored_request(ask.request, place),
-                    reply=to_chat_message(answer),
-                    usage=answer.usage,
-                    started_at=started_at,
-                    engine_s=generation.engine_s,
-                    total_s=time.perf_counter() - asked,
+                total_s = time.perf_counter() - arrived
+                record = self._make_record(
+                    asked.request, place, generation, answer, started_at, total_s
                 )
                 path = [*place.prompt, *generation.output_ids.tolist()]
-                routing = self._routing.add_turn(turn, path, generation.routing)
-                await self._services.journal.add_turn(turn, routing)
-                self._add_turn(turn, answer, ask, place, response)
+                routing = self._routing.add_turn(record, path, generation.routing)
+                # Durable before answered: whoever waits gets ``response`` only after this. If it
+                # fails, the branches do not have the turn either, and the client gets an error.
+                await self._services.turn_log.add_turn(record, routing)
+                self._add_turn(record, place, asked, answer, response)
             return response
 
-    async def _generate(self, ask: _PreparedRequest, place: Placement) -> Generation:
-        """Sample; raises Refused for whatever is no whole generation."""
+    def _make_record(
+        self,
+        request: TurnRequest,
+        place: Placement,
+        generation: Generation,
+        answer: Answer,
+        started_at: float,
+        total_s: float,
+    ) -> Turn:
+        parent, history_break = place.parent, place.history_break
+        kept = parent.node.length if parent else 0
+        return Turn(
+            session_id=self.id,
+            index=self.counters.turns,
+            thread=place.thread,
+            parent_thread=place.parent_thread,
+            branch=place.branch,
+            segment=self._branches.choose_segment(place),
+            parent=parent.node.index if parent else None,
+            prompt_kept=kept,
+            prompt_new=np.array(place.prompt[kept:], np.int32),
+            output_ids=generation.output_ids,
+            output_logprobs=generation.logprobs,
+            weight_version=generation.weight_version,
+            finish_reason=generation.finish_reason,
+            break_reason=f"{history_break.kind}: {history_break.reason}" if history_break else None,
+            malformed_calls=answer.malformed_calls,
+            request=_stored_request(request, place),
+            reply=to_chat_message(answer),
+            usage=answer.usage,
+            started_at=started_at,
+            engine_s=generation.engine_s,
+            total_s=total_s,
+        )
+
+    async def _generate(self, request: TurnRequest, place: Placement) -> Generation:
+        """Sample; raises Refused unless the engine returns a whole generation."""
         services, prompt = self._services, place.prompt
-        rid = f"{self.id}:{place.branch}:{uuid.uuid4().hex}"  # says to the engine's log whose it is
+        rid = f"{self.id}:{place.branch}:{uuid.uuid4().hex}"  # names the session in engine logs
         params = SamplingParams(
             max_new_tokens=min(
                 self._sampling.max_new_tokens,
-                ask.request.max_tokens,
+                request.max_tokens,
                 self._max_context_tokens - len(prompt),
             ),
             temperature=self._sampling.temperature,
             top_p=self._sampling.top_p,
             top_k=self._sampling.top_k,
-            stop=ask.request.stop,
+            stop=request.stop,
             stop_token_ids=tuple(services.renderer.get_stop_token_ids()),
-            sampling_seed=self._turn_seed(ask.request.hints.thread),
+            sampling_seed=self._turn_seed(request.attribution.thread),
             routing_start=self._routing.first_missing_row(
-                place.after.node.index if place.after else None
+                place.parent.node.index if place.parent else None
             ),
         )
         try:
             return await services.engine.generate(prompt, params, rid=rid, counters=self.counters)
         except EngineError as error:
             self.counters.failed += 1
-            raise to_refusal(error) from error
-        except asyncio.CancelledError:
+            raise refuse_for_engine(error) from error
+        except asyncio.CancelledError:  # ``InFlightTurn.abort``; the engine's client aborts there
             self.counters.aborted += 1
             raise
 
     def _turn_seed(self, thread: str) -> int | None:
-        """Derive the seed of a thread's next turn: a retry of a turn that was never taken samples
-        the same again. Threads count in order of their first requests; how they interleave after
-        that decides nothing.
+        """Return the seed of a thread's next turn: 31 bits, as every engine takes them.
+
+        It depends on the session's seed, the thread's place among the threads by first request, and
+        the turns that the thread has taken. So the retry of a turn that was never taken samples the
+        same again, and the interleaving of threads after their first requests changes nothing.
         """
         if self._seed is None:
             return None
-        number = 0 if thread == MAIN else 1 + list(self._locks).index(thread)
+        number = 0 if thread == MAIN_THREAD else 1 + list(self._locks).index(thread)
         name = f"{self._seed}:{number}:{self._turns_of[thread]}"
         digest = blake2b(name.encode(), digest_size=4).digest()
-        return int.from_bytes(digest) >> 1  # 31 bits: what every engine takes for a seed
+        return int.from_bytes(digest) >> 1
 
     async def _parse(
-        self, ask: _PreparedRequest, prompt: list[int], generation: Generation
+        self, request: TurnRequest, prompt: list[int], generation: Generation
     ) -> ParsedResponse:
         ids, services = generation.output_ids.tolist(), self._services
-        tools = ask.request.tools or None
+        tools = request.tools or None
         try:
             parsed = services.renderer.parse_response(ids, tools=tools, prompt_ids=prompt)
-            if services.reader is not None:
-                parsed = await services.reader.read(parsed.content, ask.request.tools)
+            if services.output_parser is not None:
+                parsed = await services.output_parser.parse(parsed.content, request.tools)
             return parsed
-        except EngineError:  # what was sampled is kept: the agent may judge the words themselves
+        except EngineError:  # the sampled tokens are kept; the agent gets their text as it is
             self.counters.parser_fallbacks += 1
             return parsed
-        except (RecursionError, ValueError):  # a policy may say what no JSON parser takes
+        except (RecursionError, ValueError):  # a policy can write JSON that no parser takes
             return UnparsedOutput(services.tokenizer.decode(ids, skip_special_tokens=True))
 
     def _add_turn(
         self,
         turn: Turn,
-        answer: Answer,
-        ask: _PreparedRequest,
         place: Placement,
+        asked: PreparedRequest,
+        answer: Answer,
         response: dict[str, Any],
     ) -> None:
-        """Take a durable turn into the branches and the counters."""
-        counters, request = self.counters, ask.request
+        """Add a durable turn to the branches and the counters."""
+        counters = self.counters
         counters.branches[turn.branch] += turn.segment == self._branches.graph.chains
-        news = [sent for sent in ask.sent if sent.first >= place.new]
-        self._branches.add_turn(turn, place, news, answer, request.tools, ask.mark, response)
+        self._branches.add_turn(turn, place, asked, answer, response)
         counters.ambiguous += place.ambiguous
-        self._turns_of[request.hints.thread] += 1
+        self._turns_of[asked.request.attribution.thread] += 1
         counters.turns += 1
         counters.sampled_tokens += len(turn.output_ids)
         counters.malformed_calls += turn.malformed_calls
         counters.tools_changed += place.tools_changed
-        counters.retokenization_mismatches += not self._retokenizes_exactly(
-            turn.output_ids.tolist()
-        )
-        if place.why is not None:
-            why = asdict(place.why) | place.differs
-            counters.breaks.append({"turn": turn.index, "thread": turn.thread, **why})
+        counters.retokenization_mismatches += not self._retokenizes(turn.output_ids.tolist())
+        if place.history_break is not None:
+            broken = asdict(place.history_break) | place.difference
+            counters.breaks.append({"turn": turn.index, "thread": turn.thread, **broken})
 
-    def _retokenizes_exactly(self, ids: list[int]) -> bool:
-        """Whether decoding and encoding gives the same tokens."""
+    def _retokenizes(self, ids: list[int]) -> bool:
+        """Return whether encoding the text of sampled tokens gives the same tokens."""
         tokenizer = self._services.tokenizer
         return tokenizer.encode(tokenizer.decode(ids)) == ids
 
 
 def _stored_request(request: TurnRequest, place: Placement) -> dict[str, Any]:
-    """Return what the client sent that the turn before did not have, as it is stored."""
-    news: dict[str, Any] = {
+    """Return the part of a request that its parent turn does not have, as it is stored."""
+    stored: dict[str, Any] = {
         "model": request.model,
         "max_tokens": request.max_tokens,
-        "messages": group_messages(request.pieces[place.new :]),
+        "messages": group_messages(request.pieces[place.first_new_piece :]),
     }
-    if place.after is None or place.tools_changed:
-        news["tools"] = request.tools
-    if request.hints.agent_type:
-        news["agent_type"] = request.hints.agent_type
+    if place.parent is None or place.tools_changed:
+        stored["tools"] = request.tools
+    if request.attribution.agent_type:
+        stored["agent_type"] = request.attribution.agent_type
     if request.stop:
-        news["stop"] = list(request.stop)
-    return news
+        stored["stop"] = list(request.stop)
+    return stored

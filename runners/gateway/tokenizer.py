@@ -1,8 +1,6 @@
-"""Tokenizer and renderer of a policy, from a directory that holds ``tokenizer.json``; no
-transformers needed.
+"""Load the tokenizer and the renderer of a policy, without transformers.
 
-This is the only module that imports the `renderers` library: everybody else speaks the two
-protocols below.
+This is the only module that imports the `renderers` library: all others use the protocols below.
 """
 
 from __future__ import annotations
@@ -19,16 +17,18 @@ from conf.errors import ConfigError
 from conf.sections.model import CHAT_TEMPLATE
 from conf.suggestions import suggest
 
-SHORT = 16
-"""Characters: markers, roles and line ends, which renderers have encoded a dozen times per turn."""
-SHORT_KEPT = 1024
+CACHED_TEXT_LENGTH = 16
+"""Characters of a text whose encoding is cached: markers, roles and line ends, which renderers
+encode a dozen times per turn.
+"""
+CACHED_TEXTS = 1024
 
 
 class Tokenizer:
-    """A ``tokenizers`` tokenizer behind the surface that `renderers` asks for.
+    """A ``tokenizers`` tokenizer with the methods of transformers' that `renderers` calls.
 
-    Character offsets are left out on purpose: they only feed content masks, which nothing here
-    reads, and cost more than the encoding itself on long prompts.
+    It returns no character offsets: they are for content masks, which nothing here reads, and cost
+    more than the encoding itself on long prompts.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Tokenizer:
         self.name_or_path = name_or_path
         self.eos_token_id = eos_token_id
         self.unk_token_id: int | None = None
-        """None: `renderers` then takes a token that is missing for missing, whatever the model
-        calls unknown.
+        """None, whatever the model has: `renderers` then reports a missing special token as missing
+        instead of using the unknown token in its place.
         """
-        self._short = lru_cache(SHORT_KEPT)(self._encode)
+        self._short = lru_cache(CACHED_TEXTS)(self._encode)
 
     @property
     def vocab_size(self) -> int:
@@ -49,17 +49,17 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Encode ``text``; added tokens written out in it become their ids, as in the model's own
-        chat template.
+        """Return the ids of ``text``; an added token written out in it becomes its one id, as in
+        the model's own chat template.
         """
-        encode = self._short if len(text) <= SHORT else self._encode
+        encode = self._short if len(text) <= CACHED_TEXT_LENGTH else self._encode
         return list(encode(text, add_special_tokens))
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:
-        """Decode ids; special tokens are kept unless asked otherwise."""
+        """Return the text of ids, special tokens included unless they are to be skipped."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
@@ -71,7 +71,7 @@ class Tokenizer:
 
 
 class ToolCall(Protocol):
-    """One attempt at a tool call, as parsed from sampled tokens."""
+    """One attempt at a tool call, parsed from sampled tokens."""
 
     @property
     def raw(self) -> str:
@@ -85,17 +85,17 @@ class ToolCall(Protocol):
 
     @property
     def arguments(self) -> dict[str, Any] | str | None:
-        """Its arguments; a JSON object if all is well."""
+        """Its arguments; a dict if they are a JSON object."""
         ...
 
     @property
     def status(self) -> str:
-        """Return "ok", or what is wrong with it."""
+        """Verdict of the parser: "ok", or the fault."""
         ...
 
 
 class ParsedResponse(Protocol):
-    """What sampled tokens say."""
+    """Sampled tokens, parsed."""
 
     @property
     def content(self) -> str:
@@ -104,7 +104,7 @@ class ParsedResponse(Protocol):
 
     @property
     def reasoning_content(self) -> str | None:
-        """Thoughts."""
+        """Reasoning."""
         ...
 
     @property
@@ -120,9 +120,7 @@ class RenderedTokens(Protocol):
 
 
 class Renderer(Protocol):
-    """A model family's way between messages and tokens (the part of `renderers.Renderer` that we
-    use).
-    """
+    """Messages to tokens and back for one model family: the part of `renderers.Renderer` in use."""
 
     def render_ids(
         self,
@@ -131,7 +129,7 @@ class Renderer(Protocol):
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> list[int]:
-        """Render a whole conversation."""
+        """Return the ids of a whole conversation; raises ValueError if the family refuses it."""
         ...
 
     def bridge_to_next_turn(
@@ -142,8 +140,8 @@ class Renderer(Protocol):
         *,
         tools: list[dict[str, Any]] | None = None,
     ) -> RenderedTokens | None:
-        """Continue exactly: previous prompt + previous output + new messages; None if that cannot
-        be proven.
+        """Return the ids of previous prompt + previous output + new messages, with the first two
+        unchanged; None if that cannot be proven.
         """
         ...
 
@@ -154,7 +152,7 @@ class Renderer(Protocol):
         tools: list[dict[str, Any]] | None = None,
         prompt_ids: list[int] | None = None,
     ) -> ParsedResponse:
-        """Read sampled tokens."""
+        """Parse sampled tokens."""
         ...
 
     def get_stop_token_ids(self) -> list[int]:
@@ -163,10 +161,10 @@ class Renderer(Protocol):
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Load ``directory/tokenizer.json``; the end-of-sequence token comes from
-    ``tokenizer_config.json`` if it is there.
+    """Load ``directory/tokenizer.json``, with the end-of-sequence token of
+    ``tokenizer_config.json`` if that file is there.
 
-    Raises ConfigError naming ``model.tokenizer`` if it cannot be read.
+    Raises ConfigError naming ``model.tokenizer`` if a file cannot be read.
     """
     file = directory / "tokenizer.json"
     if not file.is_file():
@@ -191,13 +189,13 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 
 
 def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
-    """Make the renderer of a model family (``qwen3``, ``glm-4.5``, …) that keeps reasoning of
-    earlier turns.
+    """Return the renderer of a model family (``qwen3``, ``glm-4.5``, …). It keeps the reasoning of
+    earlier turns, which the policy sampled and training needs where it was.
 
     Raises ConfigError naming ``model.renderer`` if the family is unknown or the tokenizer lacks its
     special tokens.
     """
-    import renderers  # late: half a second that --help must not pay
+    import renderers  # late: it takes half a second, which --help must not pay
 
     configs = _families()
     if family not in configs:
@@ -223,8 +221,8 @@ def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
 
 
 def _families() -> Mapping[str, Any]:
-    """Config classes of `renderers` by family; without those that need transformers or run foreign
-    code.
+    """Return the config classes of `renderers` by family, without those that need transformers or
+    run code of the model's repository.
     """
     import renderers
 
@@ -238,7 +236,9 @@ def _families() -> Mapping[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return a tokenizer's JSON file, empty if it is not there; raises ConfigError."""
+    """Return a JSON object of a tokenizer's directory, empty if there is no such file; raises
+    ConfigError.
+    """
     if not file.is_file():
         return {}
     try:
@@ -251,6 +251,6 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def token_text(token: object) -> str | None:
-    """Return a special token's text, which stands alone or with its properties."""
+    """Return a special token's text, from a string or from an object with its properties."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

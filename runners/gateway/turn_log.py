@@ -1,4 +1,7 @@
-"""Where turns become durable: one thread that owns the run's store."""
+"""Durable storage of turns: the run's store, owned by one thread.
+
+Every call returns when its effect is on disk; the session awaits it before it answers the agent.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ T = TypeVar("T")
 
 
 class TurnLog(Protocol):
-    """What the gateway asks of a store; every call returns when its effect is durable."""
+    """The part of a store that the gateway uses; every call returns when its effect is durable."""
 
     def add_session(self, session_id: str, info: dict[str, Any]) -> None:
         """Record a new session; raises if the id was ever used."""
@@ -31,7 +34,7 @@ class TurnLog(Protocol):
         ...
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
-        """Record a notable thing."""
+        """Record an event."""
         ...
 
     def close(self) -> None:
@@ -40,19 +43,21 @@ class TurnLog(Protocol):
 
 
 class AsyncTurnLog:
-    """A turn log on its own thread, so that neither disk nor SQLite holds up the event loop."""
+    """A turn log on its own thread, so that neither disk nor SQLite blocks the event loop.
+
+    One thread, not a pool: SQLite connections must stay with the thread that opened them, and calls
+    must take effect in the order in which they were made.
+    """
 
     def __init__(self) -> None:
         self.broken = asyncio.Event()
         """Set once the disk has failed; see ``failure``."""
         self.failure: StoreError | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="turn-log")
         self._log: TurnLog | None = None
 
     async def open(self, make: Callable[[], TurnLog]) -> None:
-        """Open the log, on the journal's thread: SQLite connections stay with the thread that made
-        them.
-        """
+        """Open the log that ``make`` returns; it is called on the log's thread."""
         self._log = await self._run(make)
 
     async def add_session(self, session_id: str, info: dict[str, Any]) -> None:
@@ -75,18 +80,19 @@ class AsyncTurnLog:
         """Close the log after everything handed in is written."""
         if self._log is not None:
             await self._run(self._log.close)
+        # without waiting: the thread has nothing left to do, and joining it would block the loop
         self._thread.shutdown(wait=False)
 
     @property
     def _opened(self) -> TurnLog:
-        assert self._log is not None, "the journal was not opened"
+        assert self._log is not None, "the turn log was not opened"
         return self._log
 
     async def _run(self, call: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
         except StoreError as error:
-            if error.exit_code is ExitCode.SERVICE_GONE:  # the disk, not the request
+            if error.exit_code is ExitCode.SERVICE_GONE:  # the disk's fault, not the request's
                 self.failure = self.failure or error
                 self.broken.set()
             raise

@@ -35,9 +35,9 @@ from runners.processes.service import Service
 from runners.store.run_store import RunStore
 from tests.fakes.running_gateway import (
     TOOLS,
-    assembled,
+    assemble_message,
     echo,
-    events,
+    read_events,
     results,
     settings_for,
     user,
@@ -89,7 +89,7 @@ class Bench:
                 data=orjson.dumps({**body, "stream": True}),
                 headers={"x-api-key": key},
             ) as response:
-                answer = assembled(events(await response.read()))
+                answer = assemble_message(read_events(await response.read()))
             clock.append(self.cpu_s())
             messages += [echo(answer), results(answer, output)]
         return clock

@@ -141,7 +141,7 @@ class Agent:
         ) as response:
             assert response.status == 200, await response.read()
             assert response.content_type == "text/event-stream"
-            return events(await response.read())
+            return read_events(await response.read())
 
     async def finish(self) -> dict[str, Any]:
         """Finish the session."""
@@ -152,7 +152,7 @@ class Agent:
         return await self.gateway.admin.stats(self.session_id)
 
 
-def events(stream: bytes) -> list[dict[str, Any]]:
+def read_events(stream: bytes) -> list[dict[str, Any]]:
     """Read a whole event stream, holding it to its grammar."""
     assert stream.endswith(b"\n\n")
     found = []
@@ -164,7 +164,7 @@ def events(stream: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def assembled(stream: list[dict[str, Any]]) -> dict[str, Any]:
+def assemble_message(stream: list[dict[str, Any]]) -> dict[str, Any]:
     """Put a streamed message together as a client does, holding it to the protocol's order."""
     kinds = [event["type"] for event in stream if event["type"] != "ping"]
     assert stream[0]["type"] == "message_start"
@@ -217,7 +217,7 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def listening() -> socket.socket:
+def open_listener() -> socket.socket:
     """Return a socket as a sandbox's launcher opens it."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.bind(("127.0.0.1", 0))
@@ -240,9 +240,9 @@ def deliver(path: str, key: str, handles: list[int], *, glued: bool = False) -> 
             return b""
 
 
-async def open_door(control: str, key: str, *, glued: bool = False) -> str:
+async def deliver_listener(control: str, key: str, *, glued: bool = False) -> str:
     """Deliver a listener for a session; return its URL."""
-    with listening() as sock:
+    with open_listener() as sock:
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         answer = await asyncio.to_thread(deliver, control, key, [sock.fileno()], glued=glued)
     assert answer == b"1"

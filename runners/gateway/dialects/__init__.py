@@ -1,1 +1,1 @@
-"""The APIs that agent programs speak: what each sends, and what it gets back."""
+"""The APIs of agent programs: requests parsed, answers built and framed."""

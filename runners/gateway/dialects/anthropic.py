@@ -1,6 +1,6 @@
-"""Anthropic Messages: what a client may send.
+"""Anthropic Messages: requests.
 
-Requests are judged strictly (types, roles, block kinds, unknown top-level keys), as Anthropic's own
+They are validated strictly (types, roles, block kinds, unknown top-level keys), as Anthropic's own
 API does.
 """
 
@@ -12,21 +12,22 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt
 
-from runners.gateway.attribution import RequestAttribution
 from runners.gateway.conversation import (
     SYSTEM_PROMPT,
     Piece,
+    RequestAttribution,
     TurnRequest,
     group_messages,
 )
-from runners.gateway.dialects import anthropic_reply, hints
+from runners.gateway.dialects import anthropic_reply
+from runners.gateway.dialects.attribution import read_claude_code
 from runners.gateway.dialects.body import WireModel, check_conversation, omission_text, parse_body
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.refusal import RefusalKind, Refused
 
 BILLING_HEADER = "x-anthropic-billing-header:"
-"""Claude Code opens its system prompt with this line; it changes between requests and says nothing
-to a model.
+"""Beginning of the first line of Claude Code's system prompt. The line differs between requests and
+means nothing to a model, so it is left out: otherwise no request would continue another.
 """
 
 
@@ -67,7 +68,7 @@ class _ToolUse(WireModel):
 
 
 def _as_blocks(content: object) -> object:
-    """Read a bare string as one text block: clients flip between the two."""
+    """Return a bare string as one text block: clients send either, even of one message."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -96,7 +97,7 @@ class _Tool(WireModel):
     name: Annotated[str, Field(min_length=1)]
     description: str = ""
     input_schema: dict[str, Any] | None = None
-    """Absent: a tool that Anthropic's servers would run."""
+    """Absent: a tool that Anthropic's servers would run; it is left out."""
 
 
 class _Choice(WireModel):
@@ -104,8 +105,8 @@ class _Choice(WireModel):
 
 
 class CountRequest(WireModel):
-    """Body of ``POST /v1/messages/count_tokens``: everything that makes the prompt, and what rides
-    along unread.
+    """Body of ``POST /v1/messages/count_tokens``: the fields that make the prompt, and those that
+    are accepted without effect.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -141,20 +142,21 @@ class MessagesRequest(CountRequest):
 
 
 MODEL_CREATED = "2026-01-01T00:00:00Z"
-"""Clients want a date; a policy in training has none."""
+"""Clients expect a date; a policy in training has none."""
 
-_NO_HINTS = RequestAttribution()
-
-
-def read(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-    """Judge a ``POST /v1/messages``."""
-    wanted = parse_body(MessagesRequest, body)
-    request = turn_request(wanted, hints.read_claude_code(headers))
-    return ParsedRequest(request, anthropic_reply, anthropic_reply if wanted.stream else None)
+UNNAMED = RequestAttribution()
+"""Of the main thread."""
 
 
-def turn_request(body: CountRequest, hints: RequestAttribution = _NO_HINTS) -> TurnRequest:
-    """Free a request of its dialect; refuses one that ends with an assistant message."""
+def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    """Parse a ``POST /v1/messages``."""
+    messages = parse_body(MessagesRequest, body)
+    request = to_turn_request(messages, read_claude_code(headers))
+    return ParsedRequest(request, anthropic_reply, anthropic_reply if messages.stream else None)
+
+
+def to_turn_request(body: CountRequest, attribution: RequestAttribution = UNNAMED) -> TurnRequest:
+    """Return a request free of its dialect; raises Refused if it ends with an assistant message."""
     sampled = body if isinstance(body, MessagesRequest) else None
     return TurnRequest(
         model=body.model,
@@ -164,7 +166,7 @@ def turn_request(body: CountRequest, hints: RequestAttribution = _NO_HINTS) -> T
         stop=tuple(sampled.stop_sequences or ()) if sampled else (),
         show_thinking=body.thinking is not None and body.thinking.type != "disabled",
         ignored=tuple(_ignored(sampled)) if sampled else (),
-        hints=hints,
+        attribution=attribution,
         structured=_wants_json(body),
     )
 
@@ -177,8 +179,8 @@ def _wants_json(body: CountRequest) -> bool:
 def to_renderer_messages(
     body: Mapping[str, Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the messages and tools that a request body (JSON object) puts before the model."""
-    request = turn_request(
+    """Return the messages and tools that the model gets of a request body (a JSON object)."""
+    request = to_turn_request(
         parse_body(
             CountRequest, orjson.dumps({k: v for k, v in body.items() if k not in _SAMPLING})
         )
@@ -221,12 +223,12 @@ def _piece(index: int, role: Literal["user", "assistant", "system"], block: _Blo
                 arguments=block.input,
             )
         case _ToolResult():
-            shown = "\n".join(_block_text(part) for part in block.content or ())
+            text = "\n".join(_block_text(part) for part in block.content or ())
             return Piece(
                 index,
                 role,
                 "tool_result",
-                shown,
+                text,
                 tool_id=block.tool_use_id,
                 is_error=bool(block.is_error),
             )
@@ -239,7 +241,7 @@ def _piece(index: int, role: Literal["user", "assistant", "system"], block: _Blo
 
 
 def _block_text(block: _Text | _Image | _Document | _ToolReference) -> str:
-    """Return what a model that reads text sees of a block."""
+    """Return a block as the text that the model gets."""
     match block:
         case _Text():
             return block.text
@@ -272,17 +274,17 @@ def _ignored(body: MessagesRequest) -> Iterator[str]:
         yield "tool_choice"
 
 
-def refusal(refused: Refused) -> tuple[int, dict[str, Any]]:
+def error_response(refused: Refused) -> tuple[int, dict[str, Any]]:
     """Return HTTP status and error envelope."""
     return refused.status, anthropic_reply.error_body(refused)
 
 
-def model(name: str) -> dict[str, Any]:
+def describe_model(name: str) -> dict[str, Any]:
     """Describe a model."""
     return {"type": "model", "id": name, "display_name": name, "created_at": MODEL_CREATED}
 
 
-def models(*names: str) -> dict[str, Any]:
+def list_models(*names: str) -> dict[str, Any]:
     """List the models."""
     ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}
-    return {"data": [model(name) for name in names], **ends}
+    return {"data": [describe_model(name) for name in names], **ends}

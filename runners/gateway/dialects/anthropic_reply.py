@@ -1,7 +1,7 @@
-"""Anthropic Messages: what a client gets back, as one body or as a stream.
+"""Anthropic Messages: answers, as one body or as a stream.
 
-Order of a stream: ``message_start`` first and at once, pings while the engine works, then the
-blocks, ``message_delta``, ``message_stop``; or an ``error`` event instead of what is missing. The
+Order of a stream: ``message_start`` at once, pings while the engine works, then the content blocks,
+``message_delta``, ``message_stop``; or an ``error`` event in place of the missing events. The
 content is framed only when the turn is durable.
 """
 
@@ -31,7 +31,7 @@ def new_message_id() -> str:
     return f"msg_{secrets.token_hex(12)}"
 
 
-def message(answer: Answer, request: TurnRequest, message_id: str) -> dict[str, Any]:
+def build_response(answer: Answer, request: TurnRequest, message_id: str) -> dict[str, Any]:
     """Return the Message body that answers a request."""
     content: list[dict[str, Any]] = []
     if answer.thinking and request.show_thinking:
@@ -56,8 +56,8 @@ def _head(request: TurnRequest, message_id: str) -> dict[str, str]:
 
 
 def _usage(usage: Mapping[str, int]) -> dict[str, int]:
-    """Split the prompt as Anthropic does: what the cache held counts apart, and at least one token
-    was new.
+    """Return the usage as Anthropic counts it: ``input_tokens`` are those that the cache did not
+    hold, and there is at least one.
     """
     cached = max(0, min(usage["cached_tokens"], usage["prompt_tokens"] - 1))
     return {
@@ -73,8 +73,8 @@ def error_body(refused: Refused) -> dict[str, Any]:
     return {"type": "error", "error": {"type": refused.why.value, "message": str(refused)}}
 
 
-def opening(request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
-    """Frame ``message_start``: the message, empty as yet."""
+def open_stream(request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
+    """Frame ``message_start``: the message without its content."""
     message: dict[str, Any] = {
         **_head(request, message_id),
         "content": [],
@@ -87,12 +87,12 @@ def opening(request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
     return frame_event({"type": "message_start", "message": message})
 
 
-def error(refused: Refused, request: TurnRequest, message_id: str) -> bytes:
-    """Frame an error envelope."""
+def fail_stream(refused: Refused, request: TurnRequest, message_id: str) -> bytes:
+    """Frame the error envelope as an ``error`` event."""
     return frame_event(error_body(refused))
 
 
-def rest(body: dict[str, Any]) -> bytes:
+def complete_stream(body: dict[str, Any]) -> bytes:
     """Frame everything after ``message_start``."""
     events: list[dict[str, Any]] = []
     for index, block in enumerate(body["content"]):
@@ -109,7 +109,7 @@ def rest(body: dict[str, Any]) -> bytes:
 
 
 def _split_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a block without its content, and the deltas that fill it."""
+    """Return a block without its content, and the deltas that bring the content."""
     match block["type"]:
         case "text":
             return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]

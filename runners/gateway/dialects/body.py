@@ -1,4 +1,4 @@
-"""Bodies of requests: judged by type, and every fault named."""
+"""Request bodies: validated by type, with every fault named in the refusal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from runners.gateway.conversation import Piece
 from runners.gateway.refusal import RefusalKind, Refused
 
 MAX_NAMED_FAULTS = 5
-"""A body of the wrong kind altogether has a fault in every line."""
+"""A body of another kind altogether has a fault in every line."""
 
 
 class WireModel(BaseModel):
-    """A JSON object of a client: types are strict, unknown keys pass, because clients grow them
-    with every version.
+    """A JSON object of a client. Types are strict; unknown keys are ignored, since every version of
+    a client brings new ones.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -27,7 +27,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_body(model: type[Body], body: bytes) -> Body:
-    """Judge a request body; every fault found is named in the refusal."""
+    """Return a request body as ``model``; raises Refused, which names the faults."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -50,7 +50,7 @@ def parse_body(model: type[Body], body: bytes) -> Body:
 
 
 def must_be_null(reason: LiteralString) -> BeforeValidator:
-    """Mark a field that is known but may only be null; ``reason`` tells the client what to do."""
+    """Return the validator of a field that is not served; ``reason`` tells what to use instead."""
 
     def refuse(value: object) -> None:
         if value is not None:
@@ -60,24 +60,25 @@ def must_be_null(reason: LiteralString) -> BeforeValidator:
 
 
 def check_conversation(pieces: Iterable[Piece], field: str) -> tuple[Piece, ...]:
-    """Return the pieces of a conversation, without those that say nothing; refuses one that is
-    empty or ends with the assistant.
+    """Return the pieces of a conversation without the empty ones.
+
+    Raises Refused if nothing is left, or if the last piece is the assistant's.
     """
-    said = tuple(
+    kept = tuple(
         piece for piece in pieces if piece.kind in ("tool_call", "tool_result") or piece.text
     )
-    if not said:
+    if not kept:
         raise Refused(RefusalKind.INVALID, f"{field}: all of it is empty", param=field)
-    if said[-1].role == "assistant":
+    if kept[-1].role == "assistant":
         raise Refused(
             RefusalKind.INVALID,
             f"{field}: the assistant has the last word; this model does not continue prefilled "
             "answers, so the conversation must end with a user message or a tool's result",
             param=field,
         )
-    return said
+    return kept
 
 
-def omission_text(what: str) -> str:
-    """Return what stands for content that is not text."""
-    return f"[{what.strip()} omitted: this model reads text only]"
+def omission_text(kind: str) -> str:
+    """Return the text that replaces content of another kind."""
+    return f"[{kind.strip()} omitted: this model reads text only]"

@@ -1,7 +1,8 @@
-"""What the server needs of a dialect.
+"""The interface between the gateway and a dialect (one vendor's API).
 
-A dialect is a module that satisfies ``Dialect``. Everything a request decides about its answer (the
-kinds of its tools, whether it streams) is in the ``Asked`` that comes of it.
+A dialect is a module that satisfies ``Dialect``. Everything that a request decides about its answer
+(the kinds of its tools, whether it streams) is in the ``ParsedRequest``, so a dialect keeps no
+state.
 """
 
 from __future__ import annotations
@@ -10,38 +11,64 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from runners.gateway.conversation import TurnRequest
+from runners.gateway.conversation import Answer, TurnRequest
 from runners.gateway.refusal import Refused
-from runners.gateway.response_builder import ResponseBuilder
+
+
+class ResponseBuilder(Protocol):
+    """Builds the body that answers a request."""
+
+    @property
+    def NAME(self) -> str:
+        """The dialect's name; part of a request's fingerprint, as a retry has the same dialect."""
+        ...
+
+    def new_message_id(self) -> str:
+        """Issue the id of an answer."""
+        ...
+
+    def new_call_id(self) -> str:
+        """Issue the id of a tool call."""
+        ...
+
+    def build_response(
+        self, answer: Answer, request: TurnRequest, message_id: str
+    ) -> dict[str, Any]:
+        """Return the body that answers a request."""
+        ...
 
 
 class StreamFraming(Protocol):
-    """How an answer is streamed: opening at once, pings while the engine works, then the rest; or
-    an error instead of the rest.
+    """Frames an answer as server-sent events: ``open_stream`` at once, ``PING`` while the engine
+    works, then ``complete_stream`` or ``fail_stream``.
+
+    The frames of ``open_stream`` and ``complete_stream`` together carry exactly the body.
     """
 
     PING: bytes
-    """What keeps an idle stream alive."""
+    """Keeps an idle stream alive: clients and proxies close connections that are silent."""
 
-    def opening(self, request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
-        """Frame what can be said before the policy has answered."""
+    def open_stream(self, request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
+        """Frame what is known before the policy has answered."""
         ...
 
-    def rest(self, body: dict[str, Any]) -> bytes:
-        """Frame everything else; with the opening it says what ``body`` says."""
+    def complete_stream(self, body: dict[str, Any]) -> bytes:
+        """Frame the content of ``body`` and the end of the stream."""
         ...
 
-    def error(self, refused: Refused, request: TurnRequest, message_id: str) -> bytes:
-        """Frame a failure; it ends the stream."""
+    def fail_stream(self, refused: Refused, request: TurnRequest, message_id: str) -> bytes:
+        """Frame a failure, which ends the stream. It is all that can be done: the status line, 200,
+        was sent with the opening.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request for a turn, and how its answer is to be said."""
+    """A request for a turn, with what answers it."""
 
     request: TurnRequest
-    voice: ResponseBuilder
+    builder: ResponseBuilder
     framing: StreamFraming | None
     """None: the client wants one body."""
 
@@ -49,18 +76,18 @@ class ParsedRequest:
 class Dialect(Protocol):
     """One API."""
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-        """Judge a request for a turn; raises Refused."""
+    def parse_request(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """Parse a request for a turn; raises Refused."""
         ...
 
-    def refusal(self, refused: Refused) -> tuple[int, dict[str, Any]]:
+    def error_response(self, refused: Refused) -> tuple[int, dict[str, Any]]:
         """Return HTTP status and error envelope."""
         ...
 
-    def model(self, name: str) -> dict[str, Any]:
-        """Return what ``GET /v1/models/{name}`` answers."""
+    def describe_model(self, name: str) -> dict[str, Any]:
+        """Return the answer to ``GET /v1/models/{name}``."""
         ...
 
-    def models(self, *names: str) -> dict[str, Any]:
-        """Return what ``GET /v1/models`` answers."""
+    def list_models(self, *names: str) -> dict[str, Any]:
+        """Return the answer to ``GET /v1/models``."""
         ...

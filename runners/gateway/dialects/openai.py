@@ -1,4 +1,4 @@
-"""What OpenAI's two dialects have in common."""
+"""The common part of OpenAI's two dialects: ids, tools, arguments, errors, models."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from runners.gateway.dialects.body import WireModel
 from runners.gateway.refusal import STATUS, RefusalKind, Refused
 
 NO_LIMIT = 2**31 - 1
-"""Tokens of an answer when the client sets no limit: the campaign's limit decides."""
+"""``max_tokens`` of a request without a limit: the campaign's limit decides."""
 
 MODEL_CREATED = 1767225600
-"""2026-01-01: clients want a date; a policy in training has none."""
+"""2026-01-01. Clients expect a date; a policy in training has none."""
 
 OVERLOADED_STATUS = 503
-"""OpenAI's, where Anthropic's API says 529. Its clients ask again after every 5xx."""
+"""OpenAI's, where Anthropic's API has 529. Its clients retry after every 5xx."""
 
 _TAIL = 32
+"""Characters of an id after its prefix: 8 of time, 24 of chance, all hexadecimal."""
 
 
 def new_id(prefix: str) -> str:
-    """Issue the id of an answer. It begins with the time, so that all that is said of an answer
-    dates it the same, also when it is said again.
+    """Issue the id of an answer. It begins with the time, so that the chunks of a stream and the
+    answer to a retry all give the same date.
     """
     return f"{prefix}{int(time.time()):08x}{secrets.token_hex(12)}"
 
 
 def created_at(message_id: str) -> int:
-    """Return when an id was issued, in seconds since the epoch."""
+    """Return the time at which an id was issued, in seconds since the epoch."""
     return int(message_id[-_TAIL : 8 - _TAIL], 16)
 
 
@@ -48,7 +49,7 @@ def new_call_id() -> str:
 def to_function_tool(
     name: str, description: str | None, parameters: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return a tool as renderers take it."""
+    """Return a tool in the form that renderers take."""
     return {
         "type": "function",
         "function": {
@@ -60,7 +61,7 @@ def to_function_tool(
 
 
 def read_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a call that came back; what is no JSON object stands in one."""
+    """Return the arguments of a call that came back; text that is no JSON object is put in one."""
     try:
         found = from_json(text or "{}", allow_inf_nan=False)
     except ValueError:
@@ -69,12 +70,12 @@ def read_arguments(text: str) -> dict[str, Any]:
 
 
 def write_arguments(arguments: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as the dialects send them: a string of JSON."""
+    """Return the arguments of a call as both dialects send them: JSON in a string."""
     return json.dumps(arguments, ensure_ascii=False)
 
 
 def merge_system_prompt(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Make one system prompt of the system texts that open a conversation."""
+    """Join the system texts that open a conversation into one system prompt."""
     rest = list(pieces)
     opening = [piece.text for piece in takewhile(lambda piece: piece.role == "system", rest)]
     prompt = "\n".join(text for text in opening if text)
@@ -84,19 +85,19 @@ def merge_system_prompt(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 class Refusal(WireModel):
-    """What a model would not say, in a conversation that comes back."""
+    """A refusal by some model, in a history that a client sends back."""
 
     type: Literal["refusal"]
     refusal: str
 
 
 def ignored_settings(body: BaseModel, names: Iterable[str]) -> Iterator[str]:
-    """Return which of the sampling settings ``names``, and of those common to both dialects, a
-    client asked for in vain.
+    """Return the sampling settings that a client asked for and does not get: those among ``names``,
+    and those of both dialects.
     """
     for name in names:
-        wished = getattr(body, name)
-        if wished is not None and wished is not False:  # 0 is a wish
+        value = getattr(body, name)
+        if value is not None and value is not False:  # 0 is a setting
             yield name
     if getattr(body, "tool_choice", None) not in (None, "auto"):
         yield "tool_choice"
@@ -104,7 +105,7 @@ def ignored_settings(body: BaseModel, names: Iterable[str]) -> Iterator[str]:
         yield "parallel_tool_calls"
 
 
-def refusal(refused: Refused) -> tuple[int, dict[str, Any]]:
+def error_response(refused: Refused) -> tuple[int, dict[str, Any]]:
     """Return HTTP status and error envelope."""
     status = OVERLOADED_STATUS if refused.why is RefusalKind.OVERLOADED else STATUS[refused.why]
     kind = "server_error" if status >= 500 else "invalid_request_error"
@@ -117,11 +118,11 @@ def refusal(refused: Refused) -> tuple[int, dict[str, Any]]:
     return status, {"error": error}
 
 
-def model(name: str) -> dict[str, Any]:
+def describe_model(name: str) -> dict[str, Any]:
     """Describe a model."""
     return {"id": name, "object": "model", "created": MODEL_CREATED, "owned_by": "agentrl"}
 
 
-def models(*names: str) -> dict[str, Any]:
+def list_models(*names: str) -> dict[str, Any]:
     """List the models."""
-    return {"object": "list", "data": [model(name) for name in names]}
+    return {"object": "list", "data": [describe_model(name) for name in names]}

@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions: what a client may send."""
+"""OpenAI Chat Completions: requests."""
 
 from __future__ import annotations
 
@@ -17,10 +17,17 @@ from runners.gateway.dialects.body import (
     parse_body,
 )
 from runners.gateway.dialects.contract import ParsedRequest
-from runners.gateway.dialects.openai import model, models, refusal
+from runners.gateway.dialects.openai import describe_model, error_response, list_models
 from runners.gateway.dialects.openai_chat_reply import ChatReply
 
-__all__ = ["ChatRequest", "model", "models", "read", "refusal", "turn_request"]
+__all__ = [
+    "ChatRequest",
+    "describe_model",
+    "error_response",
+    "list_models",
+    "parse_request",
+    "to_turn_request",
+]
 
 
 class _Text(WireModel):
@@ -28,15 +35,15 @@ class _Text(WireModel):
     text: str
 
 
-class _Unread(WireModel):
+class _OtherPart(WireModel):
     type: Literal["image_url", "input_audio", "file"]
 
 
-_Part = Annotated[_Text | openai.Refusal | _Unread, Field(discriminator="type")]
+_Part = Annotated[_Text | openai.Refusal | _OtherPart, Field(discriminator="type")]
 
 
 def _as_parts(content: object) -> object:
-    """Read a bare string as one text part: clients flip between the two."""
+    """Return a bare string as one text part: clients send either, even of one message."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -63,7 +70,7 @@ class _Assistant(WireModel):
     role: Literal["assistant"]
     content: _Content | None = None
     reasoning_content: str | None = None
-    """Not OpenAI's, but widespread."""
+    """Not OpenAI's, but many servers and clients have it."""
     tool_calls: list[_Call] | None = None
     function_call: Annotated[
         None, must_be_null("legacy function calls are not served: use tool_calls")
@@ -125,7 +132,7 @@ class ChatRequest(WireModel):
     parallel_tool_calls: bool | None = None
     max_completion_tokens: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
-    """Older name of the same limit."""
+    """The limit's older name."""
     stop: str | list[Annotated[str, Field(min_length=1)]] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -169,17 +176,17 @@ _SAMPLING = (
 )
 
 
-def read(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-    """Judge a ``POST /v1/chat/completions``. No client of it says who speaks in ``headers``."""
-    wanted = parse_body(ChatRequest, body)
+def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    """Parse a ``POST /v1/chat/completions``. Its clients send no attribution in ``headers``."""
+    chat = parse_body(ChatRequest, body)
     reply = ChatReply(
-        with_usage=wanted.stream_options is not None and wanted.stream_options.include_usage
+        with_usage=chat.stream_options is not None and chat.stream_options.include_usage
     )
-    return ParsedRequest(turn_request(wanted), reply, reply if wanted.stream else None)
+    return ParsedRequest(to_turn_request(chat), reply, reply if chat.stream else None)
 
 
-def turn_request(body: ChatRequest) -> TurnRequest:
-    """Free a request of its dialect; refuses one that ends with an assistant message."""
+def to_turn_request(body: ChatRequest) -> TurnRequest:
+    """Return a request free of its dialect; raises Refused if it ends with an assistant message."""
     stop = [body.stop] if isinstance(body.stop, str) else body.stop
     return TurnRequest(
         model=body.model,
@@ -193,7 +200,7 @@ def turn_request(body: ChatRequest) -> TurnRequest:
         ],
         max_tokens=body.max_completion_tokens or body.max_tokens or openai.NO_LIMIT,
         stop=tuple(stop or ()),
-        ignored=tuple(_ignored(body)),
+        ignored=tuple(_ignored_names(body)),
         structured=body.response_format is not None and body.response_format.type != "text",
     )
 
@@ -206,8 +213,8 @@ def _pieces(body: ChatRequest) -> Iterator[Piece]:
                 for part in message.content:
                     yield Piece(index, role, "text", _part_text(part))
             case _Result():
-                shown = "\n".join(map(_part_text, message.content))
-                yield Piece(index, "user", "tool_result", shown, tool_id=message.tool_call_id)
+                text = "\n".join(map(_part_text, message.content))
+                yield Piece(index, "user", "tool_result", text, tool_id=message.tool_call_id)
             case _Assistant():
                 yield Piece(index, "assistant", "thinking", message.reasoning_content or "")
                 for part in message.content or ():
@@ -223,7 +230,7 @@ def _pieces(body: ChatRequest) -> Iterator[Piece]:
                     )
 
 
-def _part_text(part: _Text | openai.Refusal | _Unread) -> str:
+def _part_text(part: _Text | openai.Refusal | _OtherPart) -> str:
     match part:
         case _Text():
             return part.text
@@ -233,7 +240,7 @@ def _part_text(part: _Text | openai.Refusal | _Unread) -> str:
             return omission_text(part.type.removesuffix("_url").removeprefix("input_"))
 
 
-def _ignored(body: ChatRequest) -> Iterator[str]:
+def _ignored_names(body: ChatRequest) -> Iterator[str]:
     yield from openai.ignored_settings(body, _SAMPLING)
     for tool in body.tools or ():
         if isinstance(tool, _OtherTool):

@@ -1,7 +1,7 @@
-"""OpenAI Chat Completions: what a client gets back, as one body or as chunks.
+"""OpenAI Chat Completions: answers, as one body or as chunks.
 
-A stream opens with the role, at once; comments keep it alive while the engine works; the content
-follows when the turn is durable, then ``[DONE]``. An error chunk stands instead of what is missing.
+Order of a stream: the role at once, comments while the engine works, the content when the turn is
+durable, then ``[DONE]``; or an error chunk in place of the missing chunks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """How one request is answered."""
+    """Builds and frames the answer to one request."""
 
     with_usage: bool
-    """The client wants a last chunk with the usage."""
+    """The client asked for a last chunk with the usage."""
 
     NAME = "openai-chat"
     PING = COMMENT_PING
@@ -43,12 +43,14 @@ class ChatReply:
         """Issue the id of a tool call."""
         return openai.new_call_id()
 
-    def message(self, answer: Answer, request: TurnRequest, message_id: str) -> dict[str, Any]:
+    def build_response(
+        self, answer: Answer, request: TurnRequest, message_id: str
+    ) -> dict[str, Any]:
         """Return the completion that answers a request."""
-        said: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text}
         if answer.calls:
-            said["content"] = answer.text or None
-            said["tool_calls"] = [
+            message["content"] = answer.text or None
+            message["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
@@ -63,7 +65,9 @@ class ChatReply:
         usage = answer.usage
         return {
             **_head(request.model, message_id, "chat.completion"),
-            "choices": [{"index": 0, "message": said, "logprobs": None, "finish_reason": reason}],
+            "choices": [
+                {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+            ],
             "usage": {
                 "prompt_tokens": usage["prompt_tokens"],
                 "completion_tokens": usage["completion_tokens"],
@@ -72,13 +76,13 @@ class ChatReply:
             },
         }
 
-    def opening(self, request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
-        """Frame the chunk that says who speaks."""
+    def open_stream(self, request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
+        """Frame the chunk with the role."""
         head = _head(request.model, message_id, "chat.completion.chunk")
         return self._chunk(head, {"role": "assistant"}, None)
 
-    def rest(self, body: dict[str, Any]) -> bytes:
-        """Frame the content, the finish reason, the usage if it is wanted, and the end."""
+    def complete_stream(self, body: dict[str, Any]) -> bytes:
+        """Frame the content, the finish reason, the usage if it was asked for, and the end."""
         head = _head(body["model"], body["id"], "chat.completion.chunk")
         (choice,) = body["choices"]
         frames = [self._chunk(head, delta, None) for delta in _deltas(choice["message"])]
@@ -87,9 +91,9 @@ class ChatReply:
             frames.append(frame_data({**head, "choices": [], "usage": body["usage"]}))
         return b"".join(frames) + DONE
 
-    def error(self, refused: Refused, request: TurnRequest, message_id: str) -> bytes:
-        """Frame an error envelope."""
-        _, body = openai.refusal(refused)
+    def fail_stream(self, refused: Refused, request: TurnRequest, message_id: str) -> bytes:
+        """Frame the error envelope as a chunk. No ``[DONE]`` follows: the answer is incomplete."""
+        _, body = openai.error_response(refused)
         return frame_data(body)
 
     def _chunk(self, head: dict[str, Any], delta: dict[str, Any], finish: str | None) -> bytes:
@@ -104,7 +108,7 @@ def _head(model: str, message_id: str, kind: str) -> dict[str, Any]:
 
 
 def _deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Take a message apart, its role left out."""
+    """Return the deltas that bring a message, without its role."""
     if message["content"] is not None:
         yield {"content": message["content"]}
     for index, call in enumerate(message.get("tool_calls", ())):

@@ -1,6 +1,6 @@
-"""OpenAI Responses: what a client may send.
+"""OpenAI Responses: requests.
 
-The gateway keeps no items: a request brings its whole conversation, as Codex does.
+The gateway stores no items for its clients: a request brings its whole conversation, as Codex's do.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt
 
-from runners.gateway.attribution import RequestAttribution
-from runners.gateway.conversation import SYSTEM_PROMPT, Piece, Role, TurnRequest
-from runners.gateway.dialects import hints, openai, openai_tools
+from runners.gateway.conversation import SYSTEM_PROMPT, Piece, RequestAttribution, Role, TurnRequest
+from runners.gateway.dialects import openai, openai_tools
+from runners.gateway.dialects.attribution import read_codex
 from runners.gateway.dialects.body import (
     WireModel,
     check_conversation,
@@ -21,11 +21,18 @@ from runners.gateway.dialects.body import (
     parse_body,
 )
 from runners.gateway.dialects.contract import ParsedRequest
-from runners.gateway.dialects.openai import model, models, refusal
+from runners.gateway.dialects.openai import describe_model, error_response, list_models
 from runners.gateway.dialects.openai_responses_reply import ResponsesReply
 from runners.gateway.dialects.openai_tools import PolicyTool, Tool
 
-__all__ = ["ResponsesRequest", "model", "models", "read", "refusal", "turn_request"]
+__all__ = [
+    "ResponsesRequest",
+    "describe_model",
+    "error_response",
+    "list_models",
+    "parse_request",
+    "to_turn_request",
+]
 
 
 class _Text(WireModel):
@@ -33,15 +40,15 @@ class _Text(WireModel):
     text: str
 
 
-class _Unread(WireModel):
+class _OtherPart(WireModel):
     type: Literal["input_image", "input_file", "input_audio"]
 
 
-_Part = Annotated[_Text | openai.Refusal | _Unread, Field(discriminator="type")]
+_Part = Annotated[_Text | openai.Refusal | _OtherPart, Field(discriminator="type")]
 
 
 def _as_parts(content: object) -> object:
-    """Read a bare string as one text part."""
+    """Return a bare string as one text part."""
     return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
@@ -93,14 +100,14 @@ class _Result(WireModel):
 
 
 def _as_item(item: object) -> object:
-    """Name the one kind of item that may go without its type."""
+    """Return an item with its type, which only messages may leave out."""
     if isinstance(item, dict) and "type" not in item and "role" in item:
         return {**item, "type": "message"}
     return item
 
 
 def _as_items(content: object) -> object:
-    """Read a bare string as one message of the user."""
+    """Return a bare string as one message of the user."""
     return [{"role": "user", "content": content}] if isinstance(content, str) else content
 
 
@@ -174,24 +181,24 @@ class ResponsesRequest(WireModel):
 _SAMPLING = ("temperature", "top_p", "top_logprobs", "max_tool_calls")
 
 
-def read(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-    """Judge a ``POST /v1/responses``."""
-    wanted = parse_body(ResponsesRequest, body)
-    tools, left_out = openai_tools.to_policy_tools(wanted.tools or ())
-    request = turn_request(
-        wanted, tools, left_out, hints.read_codex(headers, wanted.client_metadata or {})
+def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    """Parse a ``POST /v1/responses``."""
+    wire = parse_body(ResponsesRequest, body)
+    tools, left_out = openai_tools.to_policy_tools(wire.tools or ())
+    request = to_turn_request(
+        wire, tools, left_out, read_codex(headers, wire.client_metadata or {})
     )
     reply = ResponsesReply(tools)
-    return ParsedRequest(request, reply, reply if wanted.stream else None)
+    return ParsedRequest(request, reply, reply if wire.stream else None)
 
 
-def turn_request(
+def to_turn_request(
     body: ResponsesRequest,
     tools: Mapping[str, PolicyTool],
     left_out: list[str],
-    hints: RequestAttribution,
+    attribution: RequestAttribution,
 ) -> TurnRequest:
-    """Free a request of its dialect; refuses one that ends with what the assistant said."""
+    """Return a request free of its dialect; raises Refused if it ends with an assistant's item."""
     wants_thinking = body.reasoning is not None and body.reasoning.effort != "none"
     format_ = body.text.format if body.text else None
     return TurnRequest(
@@ -204,7 +211,7 @@ def turn_request(
             *openai.ignored_settings(body, _SAMPLING),
             *(f"tools.{kind}" for kind in left_out),
         ),
-        hints=hints,
+        attribution=attribution,
         structured=format_ is not None and format_.type != "text",
     )
 
@@ -216,7 +223,7 @@ def _pieces(body: ResponsesRequest) -> Iterator[Piece]:
         if isinstance(item, _Result) or (isinstance(item, _Message) and item.role != "assistant"):
             first_of_turn = None
             yield from _input_pieces(index, item)
-        else:  # a turn comes back as one item for each thing it said
+        else:  # a turn comes back as several items; they count as one message
             first_of_turn = index if first_of_turn is None else first_of_turn
             yield from _assistant_pieces(first_of_turn, item)
 
@@ -240,8 +247,8 @@ def _assistant_pieces(
                 yield Piece(index, "assistant", "text", _part_text(part))
             return
         case _Reasoning():
-            thought = "\n".join(map(_part_text, item.content or item.summary or ()))
-            yield Piece(index, "assistant", "thinking", thought)
+            text = "\n".join(map(_part_text, item.content or item.summary or ()))
+            yield Piece(index, "assistant", "thinking", text)
             return
         case _FunctionCall():
             name = openai_tools.policy_name(item.name, item.namespace)
@@ -258,7 +265,7 @@ def _assistant_pieces(
     )
 
 
-def _part_text(part: _Text | openai.Refusal | _Unread) -> str:
+def _part_text(part: _Text | openai.Refusal | _OtherPart) -> str:
     match part:
         case _Text():
             return part.text

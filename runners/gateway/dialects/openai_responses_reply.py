@@ -1,9 +1,9 @@
-"""OpenAI Responses: what a client gets back, as one body or as a stream.
+"""OpenAI Responses: answers, as one body or as a stream.
 
-A stream opens with ``response.created`` and ``response.in_progress``, at once; comments keep it
-alive while the engine works; the items follow when the turn is durable, then
-``response.completed`` or ``response.incomplete``. ``response.failed`` stands instead of what is
-missing. Tools, instructions and the like are not echoed: a body is stored with every turn.
+Order of a stream: ``response.created`` and ``response.in_progress`` at once, comments while the
+engine works, the items when the turn is durable, then ``response.completed`` or
+``response.incomplete``; or ``response.failed`` in place of the missing events. Tools, instructions
+and the like are not echoed: a body is kept for every chain, to answer retries.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from typing import Any
 
 from runners.gateway.conversation import Answer, TurnRequest
 from runners.gateway.dialects import openai
-from runners.gateway.dialects.openai_tools import PolicyTool, call_item
+from runners.gateway.dialects.openai_tools import PolicyTool, to_call_item
 from runners.gateway.dialects.sse import COMMENT_PING, frame_event
 from runners.gateway.refusal import Refused
 
 _OPENING_EVENTS = 2
+"""``sequence_number`` counts on from them."""
 
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsesReply:
-    """How one request is answered."""
+    """Builds and frames the answer to one request."""
 
     tools: Mapping[str, PolicyTool]
-    """By the names that the policy knows."""
+    """The client's tools, by the names that the policy knows."""
 
     NAME = "openai-responses"
     PING = COMMENT_PING
@@ -41,7 +42,9 @@ class ResponsesReply:
         """Issue the id of a tool call."""
         return openai.new_call_id()
 
-    def message(self, answer: Answer, request: TurnRequest, message_id: str) -> dict[str, Any]:
+    def build_response(
+        self, answer: Answer, request: TurnRequest, message_id: str
+    ) -> dict[str, Any]:
         """Return the Response that answers a request."""
         is_cut = answer.stop_reason == "max_tokens"
         status = "incomplete" if is_cut else "completed"
@@ -51,48 +54,48 @@ class ResponsesReply:
             output.append(_reasoning(f"rs_{tail}", answer.thinking))
         if answer.text or not answer.calls:
             output.append(_message(f"msg_{tail}", answer.text, status))
-        output += [call_item(call, self.tools) for call in answer.calls]
+        output += [to_call_item(call, self.tools) for call in answer.calls]
         return {
-            **_opened(request.model, message_id),
+            **_empty_response(request.model, message_id),
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": output,
             "usage": _usage(answer.usage),
         }
 
-    def opening(self, request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
-        """Frame the response, empty as yet, twice: it was made, and it is being worked on."""
-        response = _opened(request.model, message_id)
+    def open_stream(self, request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
+        """Frame the two opening events, each with the response without its output."""
+        response = _empty_response(request.model, message_id)
         kinds = ("response.created", "response.in_progress")
-        return _framed([{"type": kind, "response": response} for kind in kinds], first=0)
+        return _frame([{"type": kind, "response": response} for kind in kinds], first=0)
 
-    def rest(self, body: dict[str, Any]) -> bytes:
-        """Frame every item, and the whole response at the end."""
+    def complete_stream(self, body: dict[str, Any]) -> bytes:
+        """Frame every item, then the whole response."""
         events: list[Event] = []
         for index, item in enumerate(body["output"]):
             events += ({**partial, "output_index": index} for partial in _item_events(item))
         events.append({"type": f"response.{body['status']}", "response": body})
-        return _framed(events, first=_OPENING_EVENTS)
+        return _frame(events, first=_OPENING_EVENTS)
 
-    def error(self, refused: Refused, request: TurnRequest, message_id: str) -> bytes:
-        """Frame ``response.failed``; Codex asks again, unless the code says it is of no use."""
-        _, envelope = openai.refusal(refused)
+    def fail_stream(self, refused: Refused, request: TurnRequest, message_id: str) -> bytes:
+        """Frame ``response.failed``. Codex retries unless the code names a fault of the request."""
+        _, envelope = openai.error_response(refused)
         error = envelope["error"]
         failed = {
-            **_opened(request.model, message_id),
+            **_empty_response(request.model, message_id),
             "status": "failed",
             "error": {"code": error["code"] or "invalid_prompt", "message": error["message"]},
         }
-        return _framed([{"type": "response.failed", "response": failed}], first=_OPENING_EVENTS)
+        return _frame([{"type": "response.failed", "response": failed}], first=_OPENING_EVENTS)
 
 
-def _framed(events: list[Event], *, first: int) -> bytes:
+def _frame(events: list[Event], *, first: int) -> bytes:
     return b"".join(
         frame_event({**one, "sequence_number": number}) for number, one in enumerate(events, first)
     )
 
 
-def _opened(model: str, message_id: str) -> dict[str, Any]:
+def _empty_response(model: str, message_id: str) -> dict[str, Any]:
     return {
         "id": message_id,
         "object": "response",
@@ -134,7 +137,7 @@ def _message(item_id: str, text: str, status: str) -> dict[str, Any]:
 
 
 def _usage(usage: Mapping[str, int]) -> dict[str, Any]:
-    """Count as OpenAI does. How much of an answer was thought, nobody counts."""
+    """Return the usage as OpenAI counts it. Reasoning tokens are not counted apart: 0."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": usage["cached_tokens"]},
@@ -145,7 +148,7 @@ def _usage(usage: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _item_events(item: dict[str, Any]) -> Iterator[Event]:
-    """Say an item: begun, filled, done."""
+    """Return the events of an item: added without content, its content, done."""
     empty = {key: value for key, value in item.items() if key != "status"}
     if "status" in item:
         empty["status"] = "in_progress"

@@ -1,8 +1,8 @@
-"""The Responses API's kinds of tools, as the functions that a policy is shown, and back.
+"""Tools of the Responses API, converted to functions for the policy, and calls converted back.
 
 A policy knows functions with JSON arguments only. A freeform tool and the local shell become
-functions of one string; a function of a namespace gets the namespace into its name. Hosted tools
-(web search and the like), which only OpenAI's servers could run, are left out.
+functions of one string; a namespace becomes a prefix of its functions' names. Hosted tools (web
+search and the like), which only OpenAI's servers can run, are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runners.gateway.refusal import RefusalKind, Refused
 LOCAL_SHELL = "local_shell"
 
 SHELL = ("bash", "-lc")
-"""What runs the one string of a local shell call."""
+"""Program and options that run the one string of a local shell call."""
 
 FREEFORM_INPUT = "input"
 SHELL_COMMAND = "command"
@@ -46,7 +46,7 @@ class _Format(WireModel):
 
 
 class CustomTool(WireModel):
-    """A tool that takes text as it is, perhaps of a grammar."""
+    """A freeform tool: it takes plain text, perhaps of a grammar."""
 
     type: Literal["custom"]
     name: _Name
@@ -86,35 +86,35 @@ Tool = Annotated[_Simple | Annotated[NamespaceTool, Tag("namespace")], Discrimin
 
 @dataclass(frozen=True, slots=True)
 class PolicyTool:
-    """A client's tool as the policy sees it."""
+    """A client's tool in the form that the policy gets."""
 
     function: dict[str, Any]
     kind: Literal["function", "custom", "local_shell"]
     name: str
-    """The client's name of it."""
+    """The client's name for it."""
     namespace: str | None = None
 
 
 def policy_name(name: str, namespace: str | None) -> str:
-    """Return what the policy calls a tool."""
+    """Return the policy's name for a tool."""
     return f"{namespace}__{name}" if namespace else name
 
 
 def to_policy_tools(tools: Iterable[Tool]) -> tuple[dict[str, PolicyTool], list[str]]:
-    """Return the tools by the names that the policy knows, and the types of those left out."""
+    """Return the tools by the policy's names, and the types of those left out; raises Refused."""
     found: dict[str, PolicyTool] = {}
     left_out: list[str] = []
     for tool, namespace in _flatten(tools):
-        one = _to_policy_tool(tool, namespace)
-        if one is None:
+        converted = _to_policy_tool(tool, namespace)
+        if converted is None:
             left_out.append(tool.type)
             continue
-        name = one.function["function"]["name"]
+        name = converted.function["function"]["name"]
         if name in found:
             raise Refused(
                 RefusalKind.INVALID, f"tools: two tools are named {name!r}", param="tools"
             )
-        found[name] = one
+        found[name] = converted
     return found, left_out
 
 
@@ -139,8 +139,8 @@ def _to_policy_tool(
         case CustomTool():
             name = policy_name(tool.name, namespace)
             grammar = tool.format.definition if tool.format else None
-            what = f"Text of this grammar:\n{grammar}" if grammar else "Text."
-            function = _one_string_function(name, tool.description, FREEFORM_INPUT, what)
+            kind = f"Text of this grammar:\n{grammar}" if grammar else "Text."
+            function = _one_string_function(name, tool.description, FREEFORM_INPUT, kind)
             return PolicyTool(function, "custom", tool.name, namespace)
         case OtherTool(type="local_shell"):
             function = _one_string_function(
@@ -152,25 +152,25 @@ def _to_policy_tool(
 
 
 def _one_string_function(
-    name: str, description: str | None, argument: str, what: str
+    name: str, description: str | None, argument: str, meaning: str
 ) -> dict[str, Any]:
     schema = {
         "type": "object",
-        "properties": {argument: {"type": "string", "description": what}},
+        "properties": {argument: {"type": "string", "description": meaning}},
         "required": [argument],
     }
     return openai.to_function_tool(name, description, schema)
 
 
 def join_command(command: list[str]) -> str:
-    """Return the one string that a local shell's command came from."""
+    """Return the one string that makes a local shell's command."""
     if tuple(command[:-1]) == SHELL:
         return command[-1]
     return shlex.join(command)
 
 
-def call_item(call: IssuedCall, tools: Mapping[str, PolicyTool]) -> dict[str, Any]:
-    """Return the output item that asks the client to run a call."""
+def to_call_item(call: IssuedCall, tools: Mapping[str, PolicyTool]) -> dict[str, Any]:
+    """Return the output item by which a client runs a call."""
     tool = tools.get(call.name)
     tail = call.id.removeprefix("call_")
     item: dict[str, Any]
@@ -207,6 +207,6 @@ def call_item(call: IssuedCall, tools: Mapping[str, PolicyTool]) -> dict[str, An
 
 
 def _one_string(arguments: dict[str, Any], name: str) -> str:
-    """Return the argument of a function of one string; a policy may have called it otherwise."""
+    """Return the argument of a function of one string; all of them as JSON if it is missing."""
     value = arguments.get(name)
     return value if isinstance(value, str) else openai.write_arguments(arguments)

@@ -22,7 +22,7 @@ from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
 from runners.engines.resilient import PauseResult
 from runners.gateway.client import GatewayError
-from tests.fakes.running_gateway import Agent, Gateway, events, running_gateway, user
+from tests.fakes.running_gateway import Agent, Gateway, read_events, running_gateway, user
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
@@ -135,7 +135,7 @@ async def test_a_stream_is_pinged_through_a_pause(bench: Bench) -> None:
         head = await response.content.readuntil(b"\n\n")
         pings = [await response.content.readuntil(b"\n\n") for _ in range(3)]
         assert all(b"event: ping" in ping for ping in pings)
-    stream = events(head + b"".join(pings) + await response.content.read())
+    stream = read_events(head + b"".join(pings) + await response.content.read())
     assert stream[-1]["type"] == "message_stop"
 
 

@@ -6,18 +6,24 @@ import gc
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.gateway.attribution import MAIN, RequestAttribution
 from runners.gateway.branches import Branches, Placement
-from runners.gateway.conversation import Answer, IssuedCall, Piece, TurnRequest, fingerprint
-from runners.gateway.prefix_matching import split_parts
+from runners.gateway.conversation import (
+    Answer,
+    IssuedCall,
+    Piece,
+    RequestAttribution,
+    TurnRequest,
+)
+from runners.gateway.prefix_matching import prepare_request
 from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
-from runners.trajectory.record import Turn
+from runners.trajectory.record import MAIN_THREAD, Turn
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 SYSTEM = Piece(-1, "system", "text", "You fix bugs.")
@@ -49,30 +55,28 @@ class Gateway:
 
     def ask(self, request: TurnRequest, *calls: IssuedCall, text: str = "") -> int:
         """Return the index of the turn that answers a request."""
-        keys = request.keys()
-        sent, mark = split_parts(request.pieces, keys), fingerprint(request, keys, "test")
-        earlier = self.branches.find_answer(mark)
+        asked = prepare_request(request, "test")
+        earlier = self.branches.find_answer(asked.fingerprint)
         if earlier is not None:
             return int(earlier[0]["turn"])
-        place = self.branches.find_placement(request, sent)
+        place = self.branches.find_placement(asked)
         body = text + "".join(f"<tool_call>{call.id}</tool_call>" for call in calls)
         output = np.array(self.tokenizer.encode(body + "<|im_end|>"), np.int32)
-        kept = place.after.node.length if place.after else 0
+        kept = place.parent.node.length if place.parent else 0
         turn = Turn(
             session_id="s", index=len(self.turns), thread=place.thread,
             parent_thread=place.parent_thread, branch=place.branch,
             segment=self.branches.choose_segment(place),
-            parent=place.after.node.index if place.after else None, prompt_kept=kept,
+            parent=place.parent.node.index if place.parent else None, prompt_kept=kept,
             prompt_new=np.array(place.prompt[kept:], np.int32), output_ids=output,
             output_logprobs=np.full(len(output), -0.5, np.float32), weight_version=0,
-            finish_reason="stop", break_reason=place.why.reason if place.why else None,
+            finish_reason="stop",
+            break_reason=place.history_break.reason if place.history_break else None,
             malformed_calls=0, request={}, reply={}, usage={}, started_at=0.0, engine_s=0.0,
             total_s=0.0,
         )  # fmt: skip
         answer = Answer("", text, calls, 0, "end_turn", None, {})
-        news = [part for part in sent if part.first >= place.new]
-        response = {"turn": turn.index}
-        self.branches.add_turn(turn, place, news, answer, request.tools, mark, response)
+        self.branches.add_turn(turn, place, asked, answer, {"turn": turn.index})
         self.turns.append(turn)
         self.prompts.append(place.prompt)
         self.places.append(place)
@@ -92,9 +96,10 @@ class Gateway:
                 assert chain.tokens[: len(saw)].tolist() == saw
 
 
-def request(pieces: Sequence[Piece], **hints: object) -> TurnRequest:
+def request(pieces: Sequence[Piece], **attributes: Any) -> TurnRequest:
     """Return a request as a dialect reads it."""
-    return TurnRequest("m", tuple(pieces), TOOLS, 1000, hints=RequestAttribution(**hints))  # type: ignore[arg-type]
+    attribution = RequestAttribution(**attributes)
+    return TurnRequest("m", tuple(pieces), TOOLS, 1000, attribution=attribution)
 
 
 def user(text: str, message: int = 0) -> Piece:
@@ -132,7 +137,7 @@ class Program:
         call = IssuedCall(f"c{self.calls}", "Bash", {"n": self.calls})
         asked = request(
             self.echoed(thread, edit),
-            thread=thread if self.named else MAIN,
+            thread=thread if self.named else MAIN_THREAD,
             compacted=self.named and thread in self.compacted,
         )
         turn = self.gateway.ask(asked, call, text=f"step {self.calls}")
@@ -166,7 +171,7 @@ class Program:
             return
         marker = user("CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.")
         asked = [*self.pieces[thread], replace(marker, message=self.pieces[thread][-1].message)]
-        name = thread if self.named else MAIN
+        name = thread if self.named else MAIN_THREAD
         kind = "compaction" if self.named else None
         self.gateway.ask(request(asked, thread=name, request_class=kind), text="all is well")
         *_, said, call, result = self.pieces[thread]
@@ -185,7 +190,7 @@ class Program:
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["say", "say", "say", "retry", "compact"]),
-        st.sampled_from([MAIN, "a1", "a2"]),
+        st.sampled_from([MAIN_THREAD, "a1", "a2"]),
         st.sampled_from(["faithful", "moved", "dropped"]),
     ),
     max_size=25,
@@ -199,7 +204,7 @@ def test_whatever_a_program_does_every_token_is_trained_once_and_no_chain_forks(
     gateway = Gateway(*parts)
     program = Program(gateway, named)
     for action, thread, edit in actions:
-        speaks = thread if named else MAIN
+        speaks = thread if named else MAIN_THREAD
         if action == "say":
             program.say(speaks, edit)
         elif action == "retry":
@@ -210,8 +215,8 @@ def test_whatever_a_program_does_every_token_is_trained_once_and_no_chain_forks(
     waiting = sum(thread in program.pieces for thread in program.compacted)
     chains = gateway.branches.graph.build_segments()
     assert len(chains) == program.chains - waiting, "no false fork, none missing"
-    whys = [place.why.kind for place in gateway.places if place.why]
-    assert set(whys) <= {"compaction"}
+    kinds = [place.history_break.kind for place in gateway.places if place.history_break]
+    assert set(kinds) <= {"compaction"}
     if named:
         assert {chain.thread for chain in chains} == set(program.pieces)
 
@@ -219,7 +224,7 @@ def test_whatever_a_program_does_every_token_is_trained_once_and_no_chain_forks(
 def test_byte_identical_parallel_sub_agents_stay_apart(parts: tuple[Renderer, Tokenizer]) -> None:
     gateway = Gateway(*parts)
     program = Program(gateway, named=True)
-    for thread in (MAIN, "a1", "a2", "a1", "a2", MAIN):
+    for thread in (MAIN_THREAD, "a1", "a2", "a1", "a2", MAIN_THREAD):
         program.say(thread, "faithful")
     gateway.check()
     chains = gateway.branches.graph.build_segments()
@@ -231,14 +236,14 @@ def test_byte_identical_parallel_sub_agents_stay_apart(parts: tuple[Renderer, To
 def test_a_forked_agent_starts_as_a_branch_of_its_parent(parts: tuple[Renderer, Tokenizer]) -> None:
     gateway = Gateway(*parts)
     program = Program(gateway, named=True)
-    program.say(MAIN, "faithful")
-    program.say(MAIN, "faithful")
-    fork = [*program.pieces[MAIN], replace(user("Fork started"), message=9)]
+    program.say(MAIN_THREAD, "faithful")
+    program.say(MAIN_THREAD, "faithful")
+    fork = [*program.pieces[MAIN_THREAD], replace(user("Fork started"), message=9)]
     turn = gateway.ask(request(fork, thread="f1"), text="here I go")
-    program.say(MAIN, "faithful")
+    program.say(MAIN_THREAD, "faithful")
     gateway.check()
     assert gateway.turns[turn].parent == 1
-    assert gateway.places[turn].why is None
+    assert gateway.places[turn].history_break is None
     chains = gateway.branches.graph.build_segments()
     assert [(chain.kind, chain.turns, chain.own_turns) for chain in chains] == [
         ("final", (0, 1, 3), (0, 1, 3)), ("subagent", (0, 1, 2), (2,)),
@@ -287,7 +292,7 @@ def test_what_nobody_can_tell_apart_is_the_main_threads_and_counted(
         TurnRequest("m", (user("Title?"),), TOOLS, 1000, structured=True),
         TurnRequest("m", (user("quota"),), TOOLS, 1),
         TurnRequest(
-            "m", (user("topic"),), TOOLS, 1000, hints=RequestAttribution(request_class="side")
+            "m", (user("topic"),), TOOLS, 1000, attribution=RequestAttribution(request_class="side")
         ),
     ],
 )
@@ -296,31 +301,31 @@ def test_side_requests_leave_the_main_chain_alone(
 ) -> None:
     gateway = Gateway(*parts)
     program = Program(gateway, named=True)
-    program.say(MAIN, "faithful")
+    program.say(MAIN_THREAD, "faithful")
     gateway.ask(aside, text="A title")
-    program.say(MAIN, "faithful")
+    program.say(MAIN_THREAD, "faithful")
     gateway.check()
     chains = gateway.branches.graph.build_segments()
     assert [(chain.kind, chain.own_turns) for chain in chains] == [
         ("final", (0, 2)),
         ("side", (1,)),
     ]
-    assert not [place for place in gateway.places if place.why]
+    assert not [place for place in gateway.places if place.history_break]
 
 
 def test_a_rollback_forks_off_the_turn_it_goes_back_to(parts: tuple[Renderer, Tokenizer]) -> None:
     gateway = Gateway(*parts)
     program = Program(gateway, named=True)
     for _ in range(3):
-        program.say(MAIN, "faithful")
-    back = [*program.pieces[MAIN][:5], replace(user("No, try again."), message=3)]
+        program.say(MAIN_THREAD, "faithful")
+    back = [*program.pieces[MAIN_THREAD][:5], replace(user("No, try again."), message=3)]
     turn = gateway.ask(request(back), text="all right")
     gateway.check()
     assert gateway.turns[turn].parent == 0
-    why = gateway.places[turn].why
+    why = gateway.places[turn].history_break
     assert why is not None
     assert why.kind == "rewrite"
-    assert gateway.places[turn].differs["after"]
+    assert gateway.places[turn].difference["after"]
     kinds = [chain.kind for chain in gateway.branches.graph.build_segments()]
     assert kinds == ["wipe", "final"]
 
@@ -330,10 +335,13 @@ def test_a_long_session_holds_each_token_once(parts: tuple[Renderer, Tokenizer])
     program = Program(gateway, named=True)
     tracemalloc.start()
     for _ in range(60):
-        program.say(MAIN, "faithful")
-        *before, result = program.pieces[MAIN]
-        program.pieces[MAIN] = [*before, replace(result, text="return a - b  # wrong\n" * 50)]
-    program.compact(MAIN)
+        program.say(MAIN_THREAD, "faithful")
+        *before, result = program.pieces[MAIN_THREAD]
+        program.pieces[MAIN_THREAD] = [
+            *before,
+            replace(result, text="return a - b  # wrong\n" * 50),
+        ]
+    program.compact(MAIN_THREAD)
     nodes, branches = gateway.branches.graph.nodes, gateway.branches
     summary = nodes[-1]
     assert summary.parent is nodes[-2]

@@ -90,12 +90,12 @@ def test_without_a_template_it_says_where_it_looked(tmp_path: Path) -> None:
 async def test_the_server_reads_thoughts_and_calls(server: SglangServer) -> None:
     reader = parsers("http://127.0.0.1:9", server.url)
     text = spoken([{"type": "text", "text": "I look."}, CALL], thinking="hm")
-    read = await reader.read(text.removesuffix("<|im_end|>"), OPENAI_TOOLS)
+    read = await reader.parse(text.removesuffix("<|im_end|>"), OPENAI_TOOLS)
     assert (read.reasoning_content, read.content) == ("hm", "I look.")
     assert [(call.name, call.arguments, call.status) for call in read.tool_calls] == [
         (CALL["name"], {"command": "ls"}, "ok")
     ]
-    nothing = await reader.read("<tool_call>\n{}\n</tool_call>", [])
+    nothing = await reader.parse("<tool_call>\n{}\n</tool_call>", [])
     assert (nothing.content, len(nothing.tool_calls)) == ("<tool_call>\n{}\n</tool_call>", 0)
     await reader.close()
 

@@ -13,7 +13,14 @@ import orjson
 import psutil
 import pytest
 
-from tests.fakes.running_gateway import Agent, Gateway, deliver, listening, open_door, user
+from tests.fakes.running_gateway import (
+    Agent,
+    Gateway,
+    deliver,
+    deliver_listener,
+    open_listener,
+    user,
+)
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 
 
@@ -29,7 +36,7 @@ async def test_a_turn_can_be_taken_through_a_delivered_listener(
     glued: bool, gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
-    url = await open_door(gateway.control, agent.key, glued=glued)
+    url = await deliver_listener(gateway.control, agent.key, glued=glued)
     engine.say(f"hello{END}")
     async with gateway.http.post(
         url + "/v1/messages",
@@ -44,7 +51,7 @@ async def test_a_listener_serves_its_own_session_only_and_no_administration(
     gateway: Gateway,
 ) -> None:
     agent, other = await gateway.session("s1"), await gateway.session("s2")
-    url = await open_door(gateway.control, agent.key)
+    url = await deliver_listener(gateway.control, agent.key)
     assert await knock(agent, url) == 200
     assert await knock(agent, url, other.key) == 401
     assert await knock(agent, url, "guess") == 401
@@ -57,7 +64,7 @@ async def test_a_listener_serves_its_own_session_only_and_no_administration(
 @pytest.mark.parametrize("end", ["finish", "delete"])
 async def test_a_listener_ends_with_its_session(end: str, gateway: Gateway) -> None:
     agent = await gateway.session()
-    url = await open_door(gateway.control, agent.key)
+    url = await deliver_listener(gateway.control, agent.key)
     assert await knock(agent, url) == 200
     if end == "finish":
         await agent.finish()
@@ -71,7 +78,7 @@ async def test_a_turn_in_flight_on_a_listener_is_aborted_when_the_session_ends(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
-    url = await open_door(gateway.control, agent.key)
+    url = await deliver_listener(gateway.control, agent.key)
     engine.say(Completion(f"hello{END}", delay_s=30))
 
     async def ask() -> int:
@@ -93,7 +100,7 @@ def no_handle() -> list[socket.socket]:
 
 
 def two_listeners() -> list[socket.socket]:
-    return [listening(), listening()]
+    return [open_listener(), open_listener()]
 
 
 def connected_pair() -> list[socket.socket]:
@@ -124,14 +131,14 @@ async def test_anything_but_one_listening_tcp_socket_is_refused(
         writer.close()
     for sock in sockets:
         sock.close()
-    url = await open_door(gateway.control, agent.key)
+    url = await deliver_listener(gateway.control, agent.key)
     assert await knock(agent, url) == 200
 
 
 @pytest.mark.parametrize("line", ["not json", "[]", '{"session_key": 7}', '{"session_key": "x"}'])
 async def test_a_wrong_line_is_refused(line: str, gateway: Gateway) -> None:
     def send() -> bytes:
-        with listening() as sock, socket.socket(socket.AF_UNIX) as control:
+        with open_listener() as sock, socket.socket(socket.AF_UNIX) as control:
             control.connect(gateway.control)
             socket.send_fds(control, [line.encode() + b"\n"], [sock.fileno()])
             try:
@@ -145,7 +152,7 @@ async def test_a_wrong_line_is_refused(line: str, gateway: Gateway) -> None:
 async def test_a_finished_session_gets_no_listener(gateway: Gateway) -> None:
     agent = await gateway.session()
     await agent.finish()
-    with listening() as sock:
+    with open_listener() as sock:
         sending = asyncio.to_thread(deliver, gateway.control, agent.key, [sock.fileno()])
         assert await sending == b""
 
@@ -166,7 +173,7 @@ async def test_neither_descriptors_nor_tasks_are_left_behind(
 ) -> None:
     async def play(number: int) -> None:
         agent = await gateway.session(f"s{number}")
-        url = await open_door(gateway.control, agent.key)
+        url = await deliver_listener(gateway.control, agent.key)
         async with aiohttp.ClientSession() as http:  # stays connected until the session ends
             body = orjson.dumps({**agent.body([user("hi")]), "stream": True})
             headers = {"x-api-key": agent.key}
@@ -195,11 +202,11 @@ async def test_what_a_refused_delivery_brought_is_closed(gateway: Gateway) -> No
         for sock in sockets:
             sock.close()
 
-    await refused("warm-up", [listening()])
+    await refused("warm-up", [open_listener()])
     process = psutil.Process()
     handles = process.num_fds()
     for _ in range(5):
         await refused(agent.key, two_listeners())
         await refused(agent.key, not_listening())
-        await refused("unknown key", [listening()])
+        await refused("unknown key", [open_listener()])
     assert process.num_fds() == handles

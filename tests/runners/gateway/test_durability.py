@@ -60,7 +60,7 @@ async def bench(engine: ScriptedEngine, tokenizer_dir: Path) -> AsyncIterator[Be
 
 def request(text: str = "hi") -> TurnRequest:
     body = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "%b"}]}'
-    return anthropic.turn_request(parse_body(anthropic.MessagesRequest, body % text.encode()))
+    return anthropic.to_turn_request(parse_body(anthropic.MessagesRequest, body % text.encode()))
 
 
 async def handed_in(bench: Bench) -> None:

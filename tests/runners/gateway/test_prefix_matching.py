@@ -42,7 +42,7 @@ TURNS = st.lists(st.tuples(st.lists(OUTSIDE, min_size=1, max_size=3), SAID), min
 
 
 def sent(pieces: list[Piece]) -> list[RequestPart]:
-    return split_parts(pieces, [piece.key() for piece in pieces])
+    return split_parts(pieces, [piece.digest() for piece in pieces])
 
 
 Turns = list[tuple[list[Piece], list[Piece]]]
@@ -75,9 +75,9 @@ def test_edits_of_the_echo_never_break_a_history(
         echoed += [*outside, *(kept or [Piece(0, "assistant", "text", "…")])]
     moved = [replace(piece, message=data.draw(st.integers(0, 9))) for piece in [*echoed, *news]]
     found = match_prefix(path_of(turns), sent(moved), moved)
-    assert (found.depth, found.why) == (len(turns), None)
-    assert found.new is not None
-    assert found.new.first == len(echoed)
+    assert (found.depth, found.mismatch) == (len(turns), None)
+    assert found.next_part is not None
+    assert found.next_part.first_piece == len(echoed)
 
 
 @given(TURNS, st.lists(OUTSIDE, min_size=1, max_size=3), st.data())
@@ -98,15 +98,15 @@ def test_any_change_outside_the_echo_forks_before_the_turn_that_heard_it(
     changed = [*pieces[:at], *instead, *pieces[at + 1 :], Piece(0, "user", "text", "end")]
     path = path_of(turns)
     found = match_prefix(path, sent(changed), changed)
-    if found.why is None:  # taking a piece out may leave a conversation that was told before
+    if found.mismatch is None:  # taking a piece out may leave a conversation that was told before
         assert change == "gone"
         known = [part for parts in path for part in parts]
         assert [part.part for part in sent(changed)][: len(known)] == known
     else:
         heard_by = [turn for turn, (outside, said) in enumerate(turns) for _ in (*outside, *said)]
         assert found.depth <= heard_by[at] or change == "gone"
-        assert found.why.reason
-        assert (found.new is None) == (found.depth == 0)
+        assert found.mismatch.reason
+        assert (found.next_part is None) == (found.depth == 0)
 
 
 @given(TURNS, st.integers(0, 3))
@@ -116,13 +116,13 @@ def test_a_conversation_cut_back_forks_where_it_was_cut(turns: Turns, kept: int)
     found = match_prefix(path_of(turns), sent(pieces), pieces)
     if kept == len(turns) - 1:
         again = HistoryBreak("repeat", "the last turn was asked for again, with other parameters")
-        assert (found.depth, found.why) == (kept, again)
+        assert (found.depth, found.mismatch) == (kept, again)
     else:
-        assert found.why is not None
+        assert found.mismatch is not None
         assert kept <= found.depth < len(turns)
     if found.depth:
-        assert found.new is not None
-        assert isinstance(sent(pieces)[-1].part, type(found.new.part))
+        assert found.next_part is not None
+        assert isinstance(sent(pieces)[-1].part, type(found.next_part.part))
 
 
 @given(TURNS, OUTSIDE)
@@ -132,9 +132,9 @@ def test_a_turn_that_said_nothing_may_vanish_or_stay(turns: Turns, news: Piece) 
     for echoed in ([], [Piece(0, "assistant", "thinking", "hm")]):
         sent_back = [*pieces_of(turns), asked, *echoed, news]
         found = match_prefix(path, sent(sent_back), sent_back)
-        assert (found.depth, found.why) == (len(path), None)
-        assert found.new is not None
-        assert found.new.first == len(sent_back) - 1
+        assert (found.depth, found.mismatch) == (len(path), None)
+        assert found.next_part is not None
+        assert found.next_part.first_piece == len(sent_back) - 1
 
 
 def test_nothing_said_yet_is_followed_nowhere() -> None:

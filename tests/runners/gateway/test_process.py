@@ -22,7 +22,7 @@ from runners.gateway.settings import GatewaySettings
 from runners.processes.service import Service, ServiceError
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
-from tests.fakes.running_gateway import open_door, settings_for
+from tests.fakes.running_gateway import deliver_listener, settings_for
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +50,7 @@ async def test_it_serves_sandboxes_until_it_is_stopped_and_holds_on_to_nothing(
 
     async def live(session_id: str) -> str:
         _, key = await admin.create_session(session_id)
-        url = await open_door(gateway.info["control"], key)
+        url = await deliver_listener(gateway.info["control"], key)
         async with aiohttp.ClientSession(headers={"x-api-key": key}) as http:
             async with http.get(url + "/v1/models") as response:
                 assert response.status == 200

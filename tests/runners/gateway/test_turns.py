@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.fakes.running_gateway import Agent, Gateway, assembled, echo, results, user
+from tests.fakes.running_gateway import Agent, Gateway, assemble_message, echo, results, user
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine, spoken
 
 BASH = {"type": "tool_use", "name": "Bash", "input": {"command": "ls"}}
@@ -86,7 +86,7 @@ async def test_the_echo_may_lose_thoughts_move_cache_marks_and_reorder_keys(
     agent = await gateway.session()
     engine.say(spoken([{"type": "text", "text": "I look."}, BASH], thinking="where?"), DONE)
     body = agent.body([user("fix it")], thinking={"type": "adaptive"})
-    answer = assembled(await agent.stream(body))
+    answer = assemble_message(await agent.stream(body))
     assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use"]
     call = {**answer["content"][2], "input": {"replace_all": False, "command": "other"}}
     marked = {"type": "text", "text": "fix it", "cache_control": {"type": "ephemeral"}}
@@ -296,7 +296,7 @@ async def test_a_retried_request_does_not_fork(gateway: Gateway, engine: Scripte
     engine.say(LOOK)
     first = await agent.ask([user("fix it")])
     again = await agent.ask([user("fix it")])
-    streamed = assembled(await agent.stream(agent.body([user("fix it")])))
+    streamed = assemble_message(await agent.stream(agent.body([user("fix it")])))
     assert first == again == streamed
     stats = await agent.stats()
     assert (stats["turns"], stats["retries"], stats["breaks"]) == (1, 2, [])

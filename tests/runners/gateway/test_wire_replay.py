@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from tests.fakes.running_gateway import Agent, Gateway, assembled
+from tests.fakes.running_gateway import Agent, Gateway, assemble_message
 from tests.fakes.scripted_engine import ScriptedEngine, spoken
 
 WIRE = Path(__file__).parents[4] / "shared" / "wire"
@@ -65,7 +65,7 @@ async def replay(
             continue
         wanted = row["response"]["content"]
         engine.say(spoken(wanted, thinking=thinking))
-        answer = assembled(await agent.stream(body, **speaker(row)))
+        answer = assemble_message(await agent.stream(body, **speaker(row)))
         said = [block for block in answer["content"] if block["type"] != "thinking"]
         for old, new in zip(wanted, said, strict=True):
             if old["type"] == "tool_use":

@@ -16,7 +16,7 @@ BASE: dict[str, Any] = {"model": "m", "max_tokens": 10, "messages": [user("hi")]
 
 def judged(**changes: Any) -> TurnRequest:
     body = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
-    return anthropic.turn_request(parse_body(anthropic.MessagesRequest, orjson.dumps(body)))
+    return anthropic.to_turn_request(parse_body(anthropic.MessagesRequest, orjson.dumps(body)))
 
 
 def refusal(**changes: Any) -> str:
@@ -198,7 +198,7 @@ def test_thoughts_are_answered_only_to_who_asked_for_them(shown: bool, kinds: li
     calls = (IssuedCall("toolu_1", "Bash", {"command": "ls"}),)
     usage = {"prompt_tokens": 10, "completion_tokens": 3, "cached_tokens": 10}
     answer = Answer("hm", "I look.", calls, 0, "tool_use", None, usage)
-    message = anthropic_reply.message(answer, request, "msg_1")
+    message = anthropic_reply.build_response(answer, request, "msg_1")
     assert [block["type"] for block in message["content"]] == kinds
     assert message["usage"] == {
         "input_tokens": 1,
@@ -211,5 +211,5 @@ def test_thoughts_are_answered_only_to_who_asked_for_them(shown: bool, kinds: li
 def test_an_empty_answer_is_one_empty_text_block() -> None:
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0}
     answer = Answer("", "", (), 0, "end_turn", None, usage)
-    message = anthropic_reply.message(answer, judged(), "msg_1")
+    message = anthropic_reply.build_response(answer, judged(), "msg_1")
     assert message["content"] == [{"type": "text", "text": ""}]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects import anthropic_reply
 from runners.gateway.refusal import RefusalKind, Refused
-from tests.fakes.running_gateway import assembled, events
+from tests.fakes.running_gateway import assemble_message, read_events
 
 TEXT = st.text()
 JSON = st.recursive(
@@ -40,12 +40,16 @@ def test_a_client_puts_together_exactly_what_was_answered(
     head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m"}
     end = {"stop_reason": reason, "stop_sequence": None, "usage": {"output_tokens": 3}}
     message = {**head, "content": content, **end}
-    stream = anthropic_reply.opening(request, "msg_1", 7) + anthropic_reply.PING * pings
-    assert assembled(events(stream + anthropic_reply.rest(message))) == message
+    stream = anthropic_reply.open_stream(request, "msg_1", 7) + anthropic_reply.PING * pings
+    assert (
+        assemble_message(read_events(stream + anthropic_reply.complete_stream(message))) == message
+    )
 
 
 @given(TEXT)
 def test_no_text_breaks_out_of_its_frame(text: str) -> None:
     request = TurnRequest("m", (), [], 10)
-    (event,) = events(anthropic_reply.error(Refused(RefusalKind.BROKEN, text), request, "msg_1"))
+    (event,) = read_events(
+        anthropic_reply.fail_stream(Refused(RefusalKind.BROKEN, text), request, "msg_1")
+    )
     assert event["error"]["message"] == text

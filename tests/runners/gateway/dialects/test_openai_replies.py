@@ -63,8 +63,8 @@ ANSWERS = st.builds(
 def test_chunks_say_what_the_completion_says(answer: Answer, pings: int, with_usage: bool) -> None:
     reply = ChatReply(with_usage=with_usage)
     name = reply.new_message_id()
-    body = reply.message(answer, REQUEST, name)
-    stream = reply.opening(REQUEST, name, 5) + reply.PING * pings + reply.rest(body)
+    body = reply.build_response(answer, REQUEST, name)
+    stream = reply.open_stream(REQUEST, name, 5) + reply.PING * pings + reply.complete_stream(body)
     came = chunks(stream)
     assert assembled_chat(came) == {**body, "usage": body["usage"] if with_usage else None}
     assert [chunk.get("usage", ...) for chunk in came[:-1]] == [None if with_usage else ...] * (
@@ -79,8 +79,8 @@ def test_chunks_say_what_the_completion_says(answer: Answer, pings: int, with_us
 def test_events_say_what_the_response_says(answer: Answer, pings: int) -> None:
     reply = ResponsesReply(TOOLS)
     name = reply.new_message_id()
-    body = reply.message(answer, REQUEST, name)
-    stream = reply.opening(REQUEST, name, 5) + reply.PING * pings + reply.rest(body)
+    body = reply.build_response(answer, REQUEST, name)
+    stream = reply.open_stream(REQUEST, name, 5) + reply.PING * pings + reply.complete_stream(body)
     assert assembled_response(response_events(stream)) == body
     ids = [item["id"] for item in body["output"]]
     assert len(set(ids)) == len(ids)
@@ -92,8 +92,8 @@ def test_events_say_what_the_response_says(answer: Answer, pings: int) -> None:
 def test_no_text_breaks_out_of_its_frame(text: str) -> None:
     refused = Refused(RefusalKind.BROKEN, text)
     chat, responses = ChatReply(with_usage=False), ResponsesReply({})
-    assert len(frames(chat.error(refused, REQUEST, chat.new_message_id()))) == 1
-    assert len(frames(responses.error(refused, REQUEST, responses.new_message_id()))) == 1
+    assert len(frames(chat.fail_stream(refused, REQUEST, chat.new_message_id()))) == 1
+    assert len(frames(responses.fail_stream(refused, REQUEST, responses.new_message_id()))) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_no_text_breaks_out_of_its_frame(text: str) -> None:
 def test_refusals_have_openais_envelope(
     why: RefusalKind, message: str, status: int, kind: str, code: str | None
 ) -> None:
-    found, body = openai.refusal(Refused(why, message, param="model"))
+    found, body = openai.error_response(Refused(why, message, param="model"))
     assert found == status
     error = {"message": message, "type": kind, "param": "model", "code": code}
     assert body == {"error": error}
@@ -135,7 +135,7 @@ def test_a_stream_that_fails_says_why_and_never_that_it_is_complete(
 ) -> None:
     reply = ResponsesReply({})
     name = reply.new_message_id()
-    stream = reply.opening(REQUEST, name, 5) + reply.error(refused, REQUEST, name)
+    stream = reply.open_stream(REQUEST, name, 5) + reply.fail_stream(refused, REQUEST, name)
     last = response_events(stream)[-1]
     assert last["type"] == "response.failed"
     response: dict[str, Any] = last["response"]

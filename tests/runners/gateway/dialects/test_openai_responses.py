@@ -24,7 +24,7 @@ USAGE = {"prompt_tokens": 10, "completion_tokens": 3, "cached_tokens": 4}
 
 def asked(**changes: Any) -> ParsedRequest:
     body = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
-    return openai_responses.read(orjson.dumps(body), {})
+    return openai_responses.parse_request(orjson.dumps(body), {})
 
 
 def judged(**changes: Any) -> TurnRequest:
@@ -144,7 +144,7 @@ def test_a_conversation_is_translated_for_the_renderer() -> None:
 
 def test_an_item_may_go_without_the_type_of_a_message() -> None:
     short = {"role": "user", "content": "hi"}
-    assert judged(input=[short]).keys() == judged().keys()
+    assert judged(input=[short]).digest_pieces() == judged().digest_pieces()
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_thoughts_are_answered_only_to_who_asked_for_them(reasoning: Any, kinds:
     wanted = asked(reasoning=reasoning, tools=[RUN])
     calls = (IssuedCall("call_1", "run", {"cmd": "ls"}), IssuedCall("call_2", "run", {"cmd": "é"}))
     answer = Answer("hm", "I look.", calls, 0, "tool_use", None, USAGE)
-    body = wanted.voice.message(answer, wanted.request, wanted.voice.new_message_id())
+    body = wanted.builder.build_response(answer, wanted.request, wanted.builder.new_message_id())
     assert [item["type"] for item in body["output"]] == kinds
     assert [item["arguments"] for item in body["output"][-2:]] == ['{"cmd": "ls"}', '{"cmd": "é"}']
     assert body["usage"] == {
@@ -228,7 +228,7 @@ def test_thoughts_are_answered_only_to_who_asked_for_them(reasoning: Any, kinds:
 def test_an_empty_answer_is_one_empty_message() -> None:
     wanted = asked()
     answer = Answer("", "", (), 0, "end_turn", None, USAGE)
-    body = wanted.voice.message(answer, wanted.request, wanted.voice.new_message_id())
+    body = wanted.builder.build_response(answer, wanted.request, wanted.builder.new_message_id())
     (item,) = body["output"]
     assert item["content"] == [{"type": "output_text", "text": "", "annotations": []}]
 
@@ -236,6 +236,6 @@ def test_an_empty_answer_is_one_empty_message() -> None:
 def test_an_answer_that_hit_the_limit_is_incomplete() -> None:
     wanted = asked()
     answer = Answer("", "half", (), 0, "max_tokens", None, USAGE)
-    body = wanted.voice.message(answer, wanted.request, wanted.voice.new_message_id())
+    body = wanted.builder.build_response(answer, wanted.request, wanted.builder.new_message_id())
     assert (body["status"], body["output"][0]["status"]) == ("incomplete", "incomplete")
     assert body["incomplete_details"] == {"reason": "max_output_tokens"}

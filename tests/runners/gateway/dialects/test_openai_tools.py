@@ -40,14 +40,14 @@ CALLS = (
 
 def asked(*items: dict[str, Any]) -> ParsedRequest:
     body = {"model": "m", "tools": TOOLS, "input": [{"role": "user", "content": "hi"}, *items]}
-    return openai_responses.read(orjson.dumps(body), {})
+    return openai_responses.parse_request(orjson.dumps(body), {})
 
 
 def answered(*calls: IssuedCall) -> list[dict[str, Any]]:
     wanted = asked()
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0}
     answer = Answer("", "", calls, 0, "tool_use", None, usage)
-    body = wanted.voice.message(answer, wanted.request, wanted.voice.new_message_id())
+    body = wanted.builder.build_response(answer, wanted.request, wanted.builder.new_message_id())
     output: list[dict[str, Any]] = body["output"]
     return output
 

@@ -1,6 +1,7 @@
-"""What agent programs say about themselves beside the conversation.
+"""Request attribution by headers and metadata: thread, parent and purpose, as agent programs send
+them.
 
-All of it is untrusted: what is too long, or holds what cannot be printed, was not said.
+All of it is untrusted: a value that is too long, or cannot be printed, counts as absent.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from typing import Any
 
 import orjson
 
-from runners.gateway.attribution import MAIN, RequestAttribution, RequestClass
+from runners.gateway.conversation import RequestAttribution, RequestClass
+from runners.trajectory.record import MAIN_THREAD
 
-HINT_LENGTH = 200
+MAX_VALUE_LENGTH = 200
 
 CLAUDE_CODE_CLASSES: dict[str | None, RequestClass] = {
     "main": "main",
@@ -30,31 +32,34 @@ CODEX_SIDE_REQUESTS = ("prewarm", "memory")
 def read_claude_code(headers: Mapping[str, str]) -> RequestAttribution:
     """Read Claude Code's headers (some come only with CLAUDE_CODE_GATEWAY_HINT_HEADERS=1)."""
 
-    def said(name: str) -> str | None:
+    def header(name: str) -> str | None:
         return _printable(headers.get(f"x-claude-code-{name}"))
 
     return RequestAttribution(
-        thread=said("agent-id") or MAIN,
-        parent=said("parent-agent-id"),
-        agent_type=said("agent-type"),
-        request_class=CLAUDE_CODE_CLASSES.get(said("request-class")),
-        compacted=said("context-compacted") is not None,
+        thread=header("agent-id") or MAIN_THREAD,
+        parent=header("parent-agent-id"),
+        agent_type=header("agent-type"),
+        request_class=CLAUDE_CODE_CLASSES.get(header("request-class")),
+        compacted=header("context-compacted") is not None,
     )
 
 
 def read_codex(
     headers: Mapping[str, str], client_metadata: Mapping[str, Any]
 ) -> RequestAttribution:
-    """Read Codex's headers and turn metadata. Its main thread has the session's own id."""
+    """Read Codex's headers and turn metadata; a header wins over the metadata.
+
+    Codex's main thread has the session's own id, so it is the one that is not named.
+    """
     metadata = _json_object(client_metadata.get(CODEX_TURN_METADATA)) or _json_object(
         headers.get(CODEX_TURN_METADATA)
     )
 
-    def said(header: str, key: str) -> str | None:
+    def value(header: str, key: str) -> str | None:
         return _printable(headers.get(header)) or _printable(metadata.get(key))
 
-    session, thread = said("session-id", "session_id"), said("thread-id", "thread_id")
-    parent = said("x-codex-parent-thread-id", "parent_thread_id")
+    session, thread = value("session-id", "session_id"), value("thread-id", "thread_id")
+    parent = value("x-codex-parent-thread-id", "parent_thread_id")
     is_main = thread in (None, session) or (session is None and parent is None)
     kind = _printable(metadata.get("request_kind"))
     request_class: RequestClass | None = None
@@ -69,13 +74,13 @@ def read_codex(
     return RequestAttribution(
         thread=thread,
         parent=None if parent == session else parent,
-        agent_type=said("x-openai-subagent", "subagent_kind"),
+        agent_type=value("x-openai-subagent", "subagent_kind"),
         request_class=request_class,
     )
 
 
 def _printable(value: object) -> str | None:
-    if isinstance(value, str) and 0 < len(value) <= HINT_LENGTH and value.isprintable():
+    if isinstance(value, str) and 0 < len(value) <= MAX_VALUE_LENGTH and value.isprintable():
         return value
     return None
 

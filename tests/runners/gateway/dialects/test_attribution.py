@@ -5,18 +5,20 @@ from typing import Any
 
 import pytest
 
-from runners.gateway.attribution import RequestAttribution
-from runners.gateway.dialects import hints
+from runners.gateway.conversation import RequestAttribution
+from runners.gateway.dialects import attribution
 
 AGENT = "x-claude-code-agent-id"
 
 
 def turn_metadata(**fields: Any) -> dict[str, str]:
-    return {hints.CODEX_TURN_METADATA: json.dumps(fields)}
+    return {attribution.CODEX_TURN_METADATA: json.dumps(fields)}
 
 
 def test_who_says_nothing_is_the_main_thread() -> None:
-    assert hints.read_claude_code({}) == hints.read_codex({}, {}) == RequestAttribution()
+    assert (
+        attribution.read_claude_code({}) == attribution.read_codex({}, {}) == RequestAttribution()
+    )
 
 
 def test_claude_codes_headers_are_read() -> None:
@@ -27,7 +29,7 @@ def test_claude_codes_headers_are_read() -> None:
         "x-claude-code-request-class": "subagent",
         "x-claude-code-context-compacted": "auto",
     }
-    assert hints.read_claude_code(headers) == RequestAttribution(
+    assert attribution.read_claude_code(headers) == RequestAttribution(
         "a1", "a0", "Explore", "subagent", compacted=True
     )
 
@@ -44,23 +46,29 @@ def test_claude_codes_headers_are_read() -> None:
     ],
 )
 def test_claude_codes_request_classes_are_translated(said: str, meant: str | None) -> None:
-    assert hints.read_claude_code({"x-claude-code-request-class": said}).request_class == meant
+    assert (
+        attribution.read_claude_code({"x-claude-code-request-class": said}).request_class == meant
+    )
 
 
 @pytest.mark.parametrize("value", ["", "a" * 201, "a\x00", "a\nb", "a\x7f", "\udcff", "\u202e"])
 def test_a_hint_that_cannot_be_one_was_not_said(value: str) -> None:
-    assert hints.read_claude_code({AGENT: value}) == RequestAttribution()
+    assert attribution.read_claude_code({AGENT: value}) == RequestAttribution()
     metadata = turn_metadata(session_id="s", thread_id=value)
-    assert hints.read_codex({}, metadata) == hints.read_codex(metadata, {}) == RequestAttribution()
+    assert (
+        attribution.read_codex({}, metadata)
+        == attribution.read_codex(metadata, {})
+        == RequestAttribution()
+    )
 
 
 def test_a_hint_of_the_greatest_length_is_heard() -> None:
-    assert hints.read_claude_code({AGENT: "a" * 200}).thread == "a" * 200
+    assert attribution.read_claude_code({AGENT: "a" * 200}).thread == "a" * 200
 
 
 def test_codexs_main_thread_has_the_sessions_id() -> None:
     headers = {"session-id": "s", "thread-id": "s", **turn_metadata(request_kind="turn")}
-    assert hints.read_codex(headers, {}) == RequestAttribution(request_class="main")
+    assert attribution.read_codex(headers, {}) == RequestAttribution(request_class="main")
 
 
 def test_codexs_sub_agents_are_threads_of_their_own() -> None:
@@ -71,9 +79,11 @@ def test_codexs_sub_agents_are_threads_of_their_own() -> None:
         "x-openai-subagent": "collab_spawn",
         **turn_metadata(request_kind="turn"),
     }
-    child = hints.read_codex(headers, {})
+    child = attribution.read_codex(headers, {})
     assert child == RequestAttribution("t", None, "collab_spawn", "subagent")
-    nested = hints.read_codex({**headers, "thread-id": "u", "x-codex-parent-thread-id": "t"}, {})
+    nested = attribution.read_codex(
+        {**headers, "thread-id": "u", "x-codex-parent-thread-id": "t"}, {}
+    )
     assert (nested.thread, nested.parent) == ("u", "t")
 
 
@@ -86,7 +96,7 @@ def test_codexs_metadata_says_the_same_as_its_headers() -> None:
         request_kind="turn",
     )
     wanted = RequestAttribution("u", "t", "review", "subagent")
-    assert hints.read_codex({}, metadata) == hints.read_codex(metadata, {}) == wanted
+    assert attribution.read_codex({}, metadata) == attribution.read_codex(metadata, {}) == wanted
 
 
 @pytest.mark.parametrize(
@@ -101,14 +111,14 @@ def test_codexs_metadata_says_the_same_as_its_headers() -> None:
     ],
 )
 def test_codexs_request_kinds_are_translated(kind: object, meant: str | None) -> None:
-    assert hints.read_codex({}, turn_metadata(request_kind=kind)).request_class == meant
+    assert attribution.read_codex({}, turn_metadata(request_kind=kind)).request_class == meant
 
 
 @pytest.mark.parametrize("broken", ["", "{", "[]", "7", "null", '{"thread_id": 7}'])
 def test_broken_metadata_is_tolerated(broken: str) -> None:
-    headers = {"session-id": "s", "thread-id": "t", hints.CODEX_TURN_METADATA: broken}
-    assert hints.read_codex(headers, {hints.CODEX_TURN_METADATA: 7}).thread == "t"
+    headers = {"session-id": "s", "thread-id": "t", attribution.CODEX_TURN_METADATA: broken}
+    assert attribution.read_codex(headers, {attribution.CODEX_TURN_METADATA: 7}).thread == "t"
 
 
 def test_a_thread_without_a_session_or_a_parent_is_the_main_one() -> None:
-    assert hints.read_codex({"thread-id": "t"}, {}) == RequestAttribution()
+    assert attribution.read_codex({"thread-id": "t"}, {}) == RequestAttribution()

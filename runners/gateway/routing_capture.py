@@ -1,5 +1,7 @@
-"""Which rows of routing a session has, and which it asks the engine for: from the first position
-that no turn on the path holds.
+"""The expert routing of a session's turns: the rows to ask the engine for, and those that came.
+
+The row of a position is asked for once: each turn asks from the first position of its path that no
+earlier turn holds a row for.
 """
 
 from __future__ import annotations
@@ -15,32 +17,36 @@ class RoutingCapture:
     """The routing of one session's turns; changed by its session only."""
 
     def __init__(self, shape: RoutingShape | None) -> None:
+        """``shape`` None: capture nothing."""
         self._shape = shape
-        self._held: dict[int, int] = {}
+        self._rows: dict[int, int] = {}
         """By turn: how many leading positions of its path have a row."""
         self.missing = 0
-        """Turns whose engine sent no rows, or not those that were asked for."""
+        """Turns whose engine sent no rows, or others than were asked for."""
         self.fault: str | None = None
-        """What was wrong with the newest of them."""
+        """The newest of these faults."""
 
     def first_missing_row(self, parent: int | None) -> int | None:
-        """Return what to ask the engine for, for a turn that continues another; None: nothing."""
+        """Return the position to ask the engine's rows from, for a turn that continues ``parent``;
+        None: ask for none.
+        """
         if self._shape is None:
             return None
-        return 0 if parent is None else self._held[parent]
+        return 0 if parent is None else self._rows[parent]
 
     def add_turn(
         self, turn: Turn, path: list[int], sent: NDArray[np.int32] | None
     ) -> TurnRouting | None:
-        """Return a turn's routing, of what its engine sent; ``path``: its prompt + output.
+        """Return a turn's routing, made of the rows that its engine sent (int32, flat).
 
-        None if routing is off or there is none to be had: the turn's tokens are then routed
-        natively, and the next turn on the path asks for them again.
+        ``path``: its prompt + output. None if routing is not captured, or the engine sent none or
+        wrong rows: then training routes these tokens by itself, and the next turn on the path asks
+        for their rows again.
         """
         start = self.first_missing_row(turn.parent)
         if self._shape is None or start is None:
             return None
-        self._held[turn.index] = start
+        self._rows[turn.index] = start
         try:
             if sent is None:
                 raise ValueError("no routing, though it was asked for")
@@ -50,5 +56,5 @@ class RoutingCapture:
             self.missing += 1
             self.fault = f"turn {turn.index}: {error}"
             return None
-        self._held[turn.index] = start + len(routing.experts)
+        self._rows[turn.index] = start + len(routing.experts)
         return routing
