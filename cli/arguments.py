@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ import typer
 
 
 def examples(*lines: str) -> str:
-    """Return the epilog of a command's help."""
+    """Return the epilog of a command's help: a list of example command lines."""
     return "\n\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
+
+
+def _set_json(context: typer.Context, value: bool) -> bool:
+    """Tell the invocation, which prints a late error as JSON too."""
+    context.obj.json = value
+    return value
 
 
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="What: a group's choice (engine=sglang), a key (run.steps=10).",
+        help="Choose from a group (engine=sglang) or set a key (run.steps=10).",
         show_default=False,
     ),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document to stdout.", callback=_set_json)
+]

@@ -1,4 +1,4 @@
-"""``agentrl check``: what a run needs, tried before it."""
+"""``agentrl check``: try everything that a run needs, before the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cli.arguments import Json, Overrides, examples
-from cli.invocation import print_json, report_warning, stderr, stdout
+from cli.invocation import print_json, report_problems, report_warning, stderr, stdout
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -27,22 +27,20 @@ EXAMPLES = examples(
 
 
 def check(context: typer.Context, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Check what a run needs, and let its agent program take one turn.
+    """Check everything that a run needs, and let its agent program take one turn.
 
-    Tasks of a file are read, and every malformed row is named with its line (exit code 5).
-    An agent program that is missing is installed into the user's cache; programs, paths and ports
-    are looked at. Of an SGLang server, or a router in front of several, everything is tried that a
-    run needs; engine=sglang_launch starts one for it. Then the agent takes a turn in a sandbox,
-    through the gateway: that server answers, or a canned reply where the engine is ours. Exit code
-    3: something is missing.
+    Task files are read; every malformed row is named with its line (exit code 5). A missing agent
+    program is installed into the user's cache. Programs, paths and ports are checked, and every
+    feature of an SGLang server, or of a router in front of several, that a run needs;
+    engine=sglang_launch starts a server for it. Then the agent takes one turn in a sandbox, through
+    the gateway; with our own engine a fixed reply answers it. Exit code 3: something is missing.
     """
-    context.obj.json = as_json
     import tempfile
 
     import uvloop
 
     from cli.jobs import new_job
-    from launch.preflight import find_problems, refuse_fatal
+    from launch.preflight import find_problems
     from runners.harnesses.registry import install_harness
     from runners.preflight.run_check import check_run
     from runners.tasks.datasets import check_dataset
@@ -52,9 +50,7 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
     with stderr().status(f"harness={job.config.harness.kind}: looking for the program…"):
         install_harness(job.config.harness)
     problems = find_problems(job.config, job.run_dir)
-    refuse_fatal(problems)
-    for problem in problems:
-        report_warning(problem.message)
+    report_problems(problems)
     with (
         tempfile.TemporaryDirectory(prefix="agentrl-check-") as work,
         stderr().status(f"engine={job.config.engine.kind}: trying what a run needs…") as status,
@@ -107,10 +103,10 @@ def _document(
 
 def _show_engine(findings: list[CheckResult]) -> None:
     for finding in findings:
-        # what stops a run is said once, as the command's error
-        said = "ok" if finding.ok else "warning" if not finding.fatal else "problem, see below"
+        # A fatal finding is printed once only, as the error of the command.
+        state = "ok" if finding.ok else "warning" if not finding.fatal else "problem, see below"
         detail = f": {finding.detail}" if finding.ok or not finding.fatal else ""
-        line = f"engine: {finding.name}  {said}{detail}"
+        line = f"engine: {finding.name}  {state}{detail}"
         stdout().print(line, markup=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""``agentrl compare``: what runs came to, side by side."""
+"""``agentrl compare``: show the results of several runs side by side."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ EXAMPLES = examples("agentrl compare runs/20260101-120000-linear runs/20260101-1
 
 
 def compare(
-    context: typer.Context,
     runs: Annotated[
         list[Path],
         typer.Argument(metavar="RUN", help="Run directories, two or more.", show_default=False),
     ],
     as_json: Json = False,
 ) -> None:
-    """Compare runs: solve rates, reward, tokens, time, and the keys in which they differ."""
-    context.obj.json = as_json
+    """Compare runs: solve rates, reward, tokens, time, different keys."""
     if len(runs) < 2:
         raise typer.BadParameter("name two runs or more")
     from cli.invocation import print_json, stdout

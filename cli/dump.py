@@ -1,8 +1,7 @@
-"""``agentrl dump-trajectories``: everything that happened in a run, token-exact."""
+"""``agentrl dump-trajectories``: export everything that happened in a run, token-exact."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,18 +20,7 @@ EXAMPLES = examples(
 )
 
 
-class Only(StrEnum):
-    """Which rollouts are exported."""
-
-    TRAIN = "train"
-    EVAL = "eval"
-    SOLVED = "solved"
-    UNSOLVED = "unsolved"
-    FAILED = "failed"
-
-
 def dump_trajectories(
-    context: typer.Context,
     run: RunDir,
     form: Annotated[
         str,
@@ -40,34 +28,43 @@ def dump_trajectories(
             "--format",
             metavar="FORMAT,…",
             help="jsonl: the full record. atif: Harbor's interchange format. parquet: a row per "
-            "rollout. slime: samples for its trainer. html: a page to look at. png: plots.",
+            "rollout. slime: samples for its trainer. html: a page. png: plots.",
         ),
     ] = "jsonl",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where to; RUN/dump if not given.", show_default=False),
+        typer.Option(
+            metavar="DIR", help="Directory to write to; default: RUN/dump.", show_default=False
+        ),
     ] = None,
     only: Annotated[
-        Only | None,
-        typer.Option(help="Only these rollouts; failed: without a grade.", show_default=False),
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Only these rollouts: train, eval, solved, unsolved or failed (without a grade).",
+            show_default=False,
+        ),
     ] = None,
     step: Annotated[
         str | None,
-        typer.Option(metavar="N|N-M", help="Only this step, or these.", show_default=False),
+        typer.Option(
+            metavar="N|N-M", help="Only this step, or this range of steps.", show_default=False
+        ),
     ] = None,
     task: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ID", help="Only this task; * and ? match. Repeatable.", show_default=False
+            metavar="ID",
+            help="Only this task; * and ? are wildcards. Can be repeated.",
+            show_default=False,
         ),
     ] = None,
     validate: Annotated[
-        bool, typer.Option("--validate", help="Read the jsonl again and check every record.")
+        bool, typer.Option("--validate", help="Read the jsonl file again and check every record.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Export a run: every rollout, failures included, with the exact tokens."""
-    context.obj.json = as_json
     from cli.invocation import print_json, stderr
     from runners.export import dump
     from runners.store.run_store import RunStore
@@ -106,7 +103,7 @@ def _validate(report: DumpReport) -> None:
 
 
 def _decode(config: dict[str, Any]) -> Decode | None:
-    """Return the run's way from tokens to text, if its tokenizer is still where it was."""
+    """Return the tokenizer's ``decode``; None if the run's tokenizer is not there any more."""
     from pydantic import ValidationError
 
     from conf.sections.model import TinyModelConfig
@@ -118,7 +115,7 @@ def _decode(config: dict[str, Any]) -> Decode | None:
     if directory is None and model.get("kind") == "tiny":
         try:
             tiny = TinyModelConfig.model_validate(model)
-        except ValidationError:  # the configuration of another agentrl
+        except ValidationError:  # written by another version of agentrl
             return None
         directory = tiny_directory(tiny, config["scenario"]["kind"])
     if directory is None or not (Path(directory) / "tokenizer.json").is_file():

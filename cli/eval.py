@@ -12,8 +12,8 @@ from cli.invocation import (
     Invocation,
     print_json,
     report_error,
+    report_problems,
     report_run_dir,
-    report_warning,
     stderr,
 )
 from cli.report import offer_report
@@ -36,7 +36,7 @@ EXAMPLES = examples(
 )
 
 NO_TRAINING = ("run.steps=0", "run.eval_tasks=0")
-"""A campaign's share of the configuration, which an evaluation has nothing of."""
+"""Overrides that switch off the parts of the configuration that only a campaign has."""
 
 
 def evaluate(
@@ -52,7 +52,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Continue the evaluation in this directory: what failed, what was not run. "
+            help="Continue the evaluation in this directory: run what failed and what was not run. "
             "KEY=VALUE may raise eval.tasks and eval.attempts_per_task.",
             show_default=False,
         ),
@@ -62,21 +62,23 @@ def evaluate(
         typer.Option(
             "--gold",
             "--calibrate",
-            help="Calibrate instead: the reference patch of each task must be graded solved, the "
-            "empty one not. Tasks that fail are named, and left out when RUN is evaluated.",
+            help="Calibrate the tasks instead: the reference patch of each must be graded solved, "
+            "the empty patch unsolved. Tasks that fail are named, and evaluations in this run "
+            "directory leave them out.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure a policy: pass@k, report.json, predictions.jsonl.
 
-    Infrastructure failures are never counted as unsolved. The first ctrl-C drains, the second
-    leaves; both can be resumed. Exit code 1: some task has no valid rollout, or is unfit (--gold).
+    Infrastructure failures are never counted as unsolved. The first ctrl-C lets running rollouts
+    finish, the second stops at once; both can be resumed. Exit code 1: a task has no valid rollout,
+    or is unfit (--gold).
 
-    Several values, seed=0,1,2, are a sweep: its evaluations end in one comparison.
+    Several values (seed=0,1,2) are a sweep: the evaluations follow one another, with a comparison
+    at the end.
     """
     invocation: Invocation = context.obj
-    invocation.json = as_json
     from cli.jobs import new_jobs, resumed_job
     from runners.evaluation.benchmarks import find_benchmark
 
@@ -87,31 +89,27 @@ def evaluate(
     else:
         own = [f"task={found.task}", *NO_TRAINING]
         jobs = new_jobs([*own, *lines], kind=f"eval-{found.name}")
-    _check(jobs)
+    _check_jobs(jobs)
     measure = _calibrate if gold else _evaluate
     if len(jobs) == 1:
-        raise typer.Exit(_single(jobs[0], invocation, found, measure))
-    raise typer.Exit(_sweep(jobs, invocation, found, measure))
+        raise typer.Exit(_run_single(jobs[0], invocation, found, measure))
+    raise typer.Exit(_run_sweep(jobs, invocation, found, measure))
 
 
-def _check(jobs: list[Job]) -> None:
-    """Refuse what cannot run, before the first of them does."""
+def _check_jobs(jobs: list[Job]) -> None:
+    """Check all jobs before the first one starts; raises AgentrlError."""
     from conf.sections.task import SwebenchTaskConfig
-    from launch.preflight import find_problems, refuse_fatal
+    from launch.preflight import find_problems
     from runners.tasks.dataset_files import check_path
 
     for job in jobs:
         if isinstance(job.config.task, SwebenchTaskConfig) and job.config.task.path is not None:
             check_path(job.config.task.path)
-    problems = dict.fromkeys(
-        problem for job in jobs for problem in find_problems(job.config, job.run_dir, trains=False)
-    )
-    refuse_fatal(problems)
-    for problem in problems:
-        report_warning(problem.message)
+    found = (find_problems(job.config, job.run_dir, trains=False) for job in jobs)
+    report_problems(dict.fromkeys(problem for problems in found for problem in problems))
 
 
-def _single(job: Job, invocation: Invocation, benchmark: Benchmark, measure: Measure) -> int:
+def _run_single(job: Job, invocation: Invocation, benchmark: Benchmark, measure: Measure) -> int:
     document, _ = measure(benchmark, job, invocation)
     if document["message"]:
         report_error(document["message"])
@@ -128,7 +126,9 @@ def _single(job: Job, invocation: Invocation, benchmark: Benchmark, measure: Mea
     return int(document["exit_code"])
 
 
-def _sweep(jobs: list[Job], invocation: Invocation, benchmark: Benchmark, measure: Measure) -> int:
+def _run_sweep(
+    jobs: list[Job], invocation: Invocation, benchmark: Benchmark, measure: Measure
+) -> int:
     from cli.sweep import run_sweep
     from runners.evaluation.table import comparison_table
 
@@ -141,11 +141,11 @@ def _sweep(jobs: list[Job], invocation: Invocation, benchmark: Benchmark, measur
 def _evaluate(
     benchmark: Benchmark, job: Job, invocation: Invocation
 ) -> tuple[dict[str, Any], bool]:
-    """Evaluate; return the document, and whether the user asked to stop."""
+    """Run an evaluation; return its document, and whether the user asked to stop."""
     from runners.evaluation.run import run_evaluation
     from runners.evaluation.table import report_table
 
-    _begin(job, invocation)
+    _prepare(job, invocation)
     result = run_evaluation(benchmark, job.config, job.run_dir, resume=job.resume)
     if result.report is not None:
         stderr().print(report_table(result.report, job.run_dir))
@@ -158,11 +158,11 @@ def _evaluate(
 def _calibrate(
     benchmark: Benchmark, job: Job, invocation: Invocation
 ) -> tuple[dict[str, Any], bool]:
-    """Calibrate; return the document, and whether the user asked to stop."""
+    """Run a calibration; return its document, and whether the user asked to stop."""
     from runners.evaluation.calibration import calibrate
     from runners.evaluation.table import calibration_table
 
-    _begin(job, invocation)
+    _prepare(job, invocation)
     result = calibrate(benchmark, job.config, job.run_dir, resume=job.resume)
     if result.document:
         stderr().print(calibration_table(result.document))
@@ -170,7 +170,7 @@ def _calibrate(
     return document, result.end.asked_to_stop
 
 
-def _begin(job: Job, invocation: Invocation) -> None:
+def _prepare(job: Job, invocation: Invocation) -> None:
     invocation.run_dir = job.run_dir
     report_run_dir(job.run_dir)
     job.write_config()

@@ -1,4 +1,4 @@
-"""``agentrl gateway``: the gateway alone, for any agent and any engine."""
+"""``agentrl gateway``: serve the gateway alone, for any agent and any engine."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ ATTACHED = {
     "model.max_context_tokens": "262144",
     "sampling.max_new_tokens": "16384",
 }
-"""What `engine=sglang` means here unless the command line says otherwise: a model that is served
-already, not the tiny one with its short answers.
+"""Defaults of ``engine=sglang`` here: a model that is served already, with long answers, instead of
+the tiny one.
 """
 
 
 def gateway(context: typer.Context, overrides: Overrides = None) -> None:
     """Serve the gateway alone: attach any agent to any engine, and record every turn.
 
-    The first line on stdout is JSON with url and admin_key; ctrl-C ends it. With engine=sglang the
-    model is the one that the engine serves: model=local model.max_context_tokens=262144
-    sampling.max_new_tokens=16384 unless you say otherwise.
+    The first line on stdout is JSON with url and admin_key; ctrl-C ends the gateway. With
+    engine=sglang the model is the one that the engine serves, and the defaults are model=local
+    model.max_context_tokens=262144 sampling.max_new_tokens=16384.
     """
     import uvloop
 
@@ -50,15 +50,15 @@ def gateway(context: typer.Context, overrides: Overrides = None) -> None:
     context.obj.run_dir = job.run_dir
     model = job.config.model
     if isinstance(job.config.engine, EmbeddedEngineConfig) or model.tokenizer is None:
-        # before any loop: ctrl-C ends it at once
-        policy = prepare_policy(model, job.config.scenario, progress=_say)
+        # Before the event loop starts, so that ctrl-C ends a long bootstrap at once.
+        policy = prepare_policy(model, job.config.scenario, progress=_print_progress)
     else:
         policy = Policy(weights=model.path or model.tokenizer, tokenizer=model.tokenizer)
     uvloop.run(_serve(job.config, job.run_dir, policy))
 
 
 async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
-    """Serve until SIGINT or SIGTERM; raises AgentrlError if a service cannot be had or dies."""
+    """Serve until SIGINT or SIGTERM; raises AgentrlError if a service cannot start or dies."""
     import asyncio
     import signal
 
@@ -123,7 +123,7 @@ def _announce(info: dict[str, Any], run_dir: Path) -> None:
     sys.stdout.flush()
 
 
-def _say(phase: str, done: int, total: int) -> None:
-    """Show the bootstrap's progress: a line per tenth, so that it reads well in a log too."""
+def _print_progress(phase: str, done: int, total: int) -> None:
+    """Print the bootstrap's progress to stderr, one line per tenth to keep log files short."""
     if total and (done == total or done * 10 // total != (done - 1) * 10 // total):
         typer.echo(f"{phase}: {done} of {total}", err=True)

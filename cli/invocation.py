@@ -1,7 +1,6 @@
-"""What all commands share: where output goes, and how an error leaves the process.
+"""Print output and turn errors into exit codes, for all commands.
 
-Results go to stdout, everything for humans to stderr; with ``--json`` stdout holds one JSON
-document.
+Results go to stdout, everything else to stderr. With ``--json`` stdout contains one JSON document.
 """
 
 from __future__ import annotations
@@ -15,28 +14,36 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from conf.errors import AgentrlError, ExitCode, error_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Console
+
+    from launch.preflight import Problem
 
 
 @dataclass(slots=True)
 class Invocation:
-    """One call of ``agentrl``; filled in by the options, read where an error ends it."""
+    """State of one call of ``agentrl``: set by its options, read when an error ends it."""
 
     debug: bool = False
     json: bool = False
     run_dir: Path | None = None
-    """Where the traceback of an unexpected error is kept, once a run directory is known."""
+    """Run directory, once it is known; the traceback of an unexpected error is written to it."""
 
     def fail(self, error: Exception) -> NoReturn:
-        """Say what went wrong and exit: where an error becomes a message and an exit code."""
-        code, message = self.judge(error)
+        """Print the error's message and exit with its exit code."""
+        code, message = self.classify(error)
         if self.json:
             print_json({"error": message, "exit_code": int(code)})
         report_error(message)
         sys.exit(int(code))
 
-    def judge(self, error: Exception) -> tuple[ExitCode, str]:
-        """Return an error's exit code and message; keep the traceback of one that is a defect."""
+    def classify(self, error: Exception) -> tuple[ExitCode, str]:
+        """Return an error's exit code and message.
+
+        An error that is not an ``AgentrlError`` is a defect: its traceback is written to a file,
+        which the message names.
+        """
         import traceback
 
         if self.debug:
@@ -44,9 +51,9 @@ class Invocation:
         if isinstance(error, AgentrlError):
             return error.exit_code, error_text(error)
         try:
-            log = self._keep("".join(traceback.format_exception(error)))
+            log = self._write_log("".join(traceback.format_exception(error)))
         except OSError:
-            log = "no file: no directory could be written"
+            log = "no file: no directory is writable"
         reason = " ".join(error_text(error).split())
         return (
             ExitCode.FAILURE_BUDGET,
@@ -54,7 +61,7 @@ class Invocation:
             f"`agentrl --debug …`; the traceback is in {log})",
         )
 
-    def _keep(self, text: str) -> str:
+    def _write_log(self, text: str) -> str:
         import tempfile
 
         folder = self.run_dir if self.run_dir is not None and self.run_dir.is_dir() else None
@@ -67,23 +74,24 @@ class Invocation:
 
 
 def stderr() -> Console:
-    """Return a console for humans; strings are shown as they are, style is for ``Text``."""
+    """Return a console on stderr. It prints strings as they are; only ``Text`` has styles."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def stdout() -> Console:
-    """Return a console for results that humans read; strings are shown as they are."""
+    """Return a console on stdout, for results; it prints strings as they are."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """Print the one JSON document of ``--json``, on one line: the last one of stdout.
+    """Print the document of ``--json`` on one line, the last one of stdout.
 
-    Strict JSON in ASCII, whatever is in it: any reader and any locale take it.
+    It is strict JSON in ASCII, so that every reader and every locale can read it: NaN and infinity
+    become null.
     """
     from runners.store.json_text import dumps, loads
 
@@ -92,7 +100,7 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def report_error(message: str) -> None:
-    """Print an error of one or more lines in red to stderr."""
+    """Print an error of one or more lines to stderr, in red."""
     from runners.observe.terminal import make_printable
 
     lines = make_printable(message).splitlines() or ["(no message)"]
@@ -107,7 +115,7 @@ def report_error(message: str) -> None:
 
 
 def report_warning(message: str) -> None:
-    """Print a warning of one line in yellow to stderr."""
+    """Print a warning of one line to stderr, in yellow."""
     from runners.observe.terminal import make_printable
 
     console = stderr()
@@ -115,8 +123,18 @@ def report_warning(message: str) -> None:
     console.print(make_printable(message), style="yellow", soft_wrap=True)
 
 
+def report_problems(problems: Iterable[Problem]) -> None:
+    """Print the warnings among ``problems``; raises PreflightError with the fatal ones instead."""
+    from launch.preflight import refuse_fatal
+
+    problems = list(problems)
+    refuse_fatal(problems)
+    for problem in problems:
+        report_warning(problem.message)
+
+
 def report_run_dir(path: Path) -> None:
-    """Say on stderr which run directory it is."""
+    """Print the path of the run directory to stderr."""
     from runners.observe.terminal import make_printable
 
     console = stderr()

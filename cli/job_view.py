@@ -1,4 +1,4 @@
-"""A job on a cluster while it is followed: a picture on a terminal, a line per change elsewhere."""
+"""Show a job on a cluster while it is followed: a live table on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OUTCOMES = 5
 
 
 class JobView:
-    """Shows sights of one job while its ``with`` block runs."""
+    """Shows the states of one job while its ``with`` block runs."""
 
     def __init__(self, config: Config, run_dir: Path, console: Console) -> None:
         mode = config.observe.dashboard
@@ -33,9 +33,12 @@ class JobView:
         self._steps = config.run.steps
         self._started = time.monotonic()
         self._live = Live(console=console, refresh_per_second=2, transient=True) if shown else None
-        self._said: dict[str, str] = {}
-        self._before: Any = ...
-        """When the status changed last before this: what it says was shown then, or is old."""
+        self._printed: dict[str, str] = {}
+        self._old_update: Any = ...
+        """Time stamp of the status that existed before following began; ``...``: not read yet.
+
+        That status was shown by an earlier follower, or belongs to an earlier start of the job.
+        """
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -51,33 +54,33 @@ class JobView:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, sight: JobStatus) -> None:
-        """Show how the job stands now."""
-        if self._before is ...:
-            self._before = sight.status.get("updated_at")
-        if sight.status.get("updated_at") == self._before:
-            sight = replace(sight, status={})
+    def show(self, state: JobStatus) -> None:
+        """Show the job's state; a line that has not changed is not repeated."""
+        if self._old_update is ...:
+            self._old_update = state.status.get("updated_at")
+        if state.status.get("updated_at") == self._old_update:
+            state = replace(state, status={})
         if self._live is not None:
-            self._live.update(self._picture(sight))
+            self._live.update(self._render(state))
             return
-        for name, text in self._lines(sight):
-            if self._said.get(name) != text:
-                self._said[name] = text
+        for name, text in self._lines(state):
+            if self._printed.get(name) != text:
+                self._printed[name] = text
                 self._console.print(make_printable(text), soft_wrap=True)
 
-    def _lines(self, sight: JobStatus) -> Iterator[tuple[str, str]]:
-        yield "phase", sight.phase
-        for step, rate in sight.status.get("evaluations", []):
+    def _lines(self, state: JobStatus) -> Iterator[tuple[str, str]]:
+        yield "phase", state.phase
+        for step, rate in state.status.get("evaluations", []):
             yield f"held-out {step}", f"held-out solve rate after {step} steps: {rate:.1%}"
-        if done := sight.status.get("steps_done"):
-            yield "step", f"step {done}/{self._steps}  {_figures(sight.status)}"
+        if done := state.status.get("steps_done"):
+            yield "step", f"step {done}/{self._steps}  {_figures(state.status)}"
 
-    def _picture(self, sight: JobStatus) -> RenderableType:
-        status = sight.status
+    def _render(self, state: JobStatus) -> RenderableType:
+        status = state.status
         table = Table(title=Text(self._title), title_justify="left", show_header=False)
         table.add_column(style="bright_black", no_wrap=True)
         table.add_column(overflow="fold")
-        table.add_row("state", Text(make_printable(sight.phase), "bold cyan"))
+        table.add_row("state", Text(make_printable(state.phase), "bold cyan"))
         table.add_row("followed for", format_duration(time.monotonic() - self._started))
         if status:
             table.add_row("steps", f"{status.get('steps_done', 0)} of {self._steps}")
@@ -89,11 +92,13 @@ class JobView:
             for code, count in list(status.get("outcomes", {}).items())[:_OUTCOMES]:
                 table.add_row(f"  {code}", f"{count:,}")
             silent_s = time.time() - float(status.get("updated_at") or 0.0)
-            table.add_row("last sign of life", f"{format_duration(max(silent_s, 0.0))} ago")
-        said = Text(
-            f" {make_printable(sight.line)}", "bright_black", no_wrap=True, overflow="ellipsis"
+            table.add_row("last update", f"{format_duration(max(silent_s, 0.0))} ago")
+        log_line = Text(
+            f" {make_printable(state.line)}", "bright_black", no_wrap=True, overflow="ellipsis"
         )
-        return Group(table, said, Text(" ctrl-C leaves; the job goes on", "bright_black"))
+        return Group(
+            table, log_line, Text(" ctrl-C stops following; the job goes on", "bright_black")
+        )
 
 
 def _figures(status: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
-"""What ``agentrl run`` was asked to do, as jobs: one per run, composed and checked before the first
-one starts.
+"""Turn the arguments of a command into jobs, one per run.
+
+All jobs of a sweep are composed and checked before the first one starts.
 """
 
 from __future__ import annotations
@@ -27,33 +28,36 @@ MOVABLE = tuple(
         *("secrets", "slime_dir", "time_limit"),
     )
 )
-"""Keys that a job on a cluster may change when it goes on: how it has its nodes."""
+"""Keys about a job's nodes, which may change when a job on a cluster is continued."""
 _LABEL_LENGTH = 100
-"""File systems allow 255 bytes in a name."""
+"""Characters of a label in a directory's name; file systems allow 255 bytes."""
 
 
 class JobError(AgentrlError):
-    """A job cannot be taken up: a file of it cannot be read or written."""
+    """A job cannot be started or continued: its files or its directory do not allow it."""
 
     exit_code = ExitCode.USAGE
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run to make or to continue."""
+    """One run to start or to continue."""
 
     config: Config
     run_dir: Path
     label: str
-    """What tells it from the others of a sweep; empty if it is the only one."""
+    """The overrides that distinguish it from the other jobs of a sweep; empty for a single job."""
     resume: bool = False
 
     def changes(self) -> dict[str, Any]:
-        """Return the keys whose values are not the defaults."""
+        """Return the keys whose values differ from the defaults, with their values."""
         return changed_keys(self.config.model_dump(mode="json"))
 
     def write_config(self) -> None:
-        """Write the resolved configuration beside the run, as ``--config`` accepts it."""
+        """Write the resolved configuration to the run directory, as ``--config`` accepts it.
+
+        A run that is not resumed keeps the file that it has. Raises JobError.
+        """
         from conf.compose import to_json
         from runners.processes.atomic_write import atomic_file
 
@@ -71,10 +75,11 @@ class Job:
 
 
 def new_jobs(overrides: list[str], config_file: Path | None = None, *, kind: str = "") -> list[Job]:
-    """Return one job per combination of the sweeps; ``kind`` names the directory of what is no
-    campaign. Raises ConfigError with the faults of all.
+    """Return one job per combination of the sweeps; raises ConfigError with the faults of all.
+
+    ``kind`` is part of the directory's name; empty for a campaign.
     """
-    text = _read(config_file) if config_file is not None else None
+    text = _read_config(config_file) if config_file is not None else None
     runs = expand_sweeps(overrides)
     faults: list[str] = []
     configs: list[Config] = []
@@ -103,7 +108,7 @@ def new_jobs(overrides: list[str], config_file: Path | None = None, *, kind: str
             config,
             config.run.dir
             if own_dirs and config.run.dir
-            else parent / f"{number:03}-{_file(label)}",
+            else parent / f"{number:03}-{_to_file_name(label)}",
             label,
         )
         for number, (config, label) in enumerate(zip(configs, labels, strict=True))
@@ -111,7 +116,7 @@ def new_jobs(overrides: list[str], config_file: Path | None = None, *, kind: str
 
 
 def new_job(overrides: list[str], *, kind: str) -> Job:
-    """Return the one job that ``overrides`` (no sweeps) make; ``kind`` names its directory."""
+    """Return the job of ``overrides`` (no sweeps); ``kind`` is part of its directory's name."""
     config = compose(overrides)
     return Job(config, config.run.dir or _fresh_dir(kind), "")
 
@@ -143,32 +148,33 @@ def resumed_job(run_dir: Path, overrides: list[str], *, benchmark: str | None = 
 
 
 def cluster_config(run_dir: Path) -> Config | None:
-    """Return the configuration beside a run if it is a job on a cluster, whose store may be open on
-    another machine or not be there yet. Raises ConfigError.
+    """Return the configuration in ``run_dir`` if it holds a job on a cluster; raises ConfigError.
+
+    It is read from a file because the job's store may be open on another machine, or not exist yet.
     """
     file = run_dir / CONFIG_FILE
     try:
         text = file.read_text("utf-8")
         kind = json.loads(text)["launch"]["kind"]
     except (OSError, ValueError, LookupError, TypeError):
-        return None  # of a run here the store says everything
+        return None  # A local run has its configuration in its store.
     return None if kind == "local" else from_json(text, source=str(file))
 
 
 def _cluster_job(configs: list[Config]) -> Job:
-    """Return the one job on a cluster; its run directory is where all nodes see it."""
+    """Return the job on a cluster; its run directory is the one that all nodes see."""
     config = configs[0]
     if len(configs) > 1:
         raise ConfigError(
             [
-                f"a sweep runs here, one run after the other, and launch={config.launch.kind} "
-                "starts jobs elsewhere: start each combination with a launch.name of its own"
+                f"a sweep needs launch=local, and launch={config.launch.kind} starts jobs on a "
+                "cluster: start each combination with a launch.name of its own"
             ]
         )
     assert isinstance(config.launch, ClusterLaunchConfig)
     shared = Path(config.launch.shared_dir) / config.launch.name
     if isinstance(config.launch, KubernetesLaunchConfig) and not config.launch.shared_dir.is_dir():
-        # The claim is mounted in the pods only: here is no more than what follows the job.
+        # The claim is mounted in the pods only; here is a directory for the files of the follower.
         return Job(config, config.run.dir or Path("runs") / config.launch.name, "")
     if config.run.dir not in (None, shared):
         raise ConfigError(
@@ -181,7 +187,7 @@ def _cluster_job(configs: list[Config]) -> Job:
     return Job(config, shared, "")
 
 
-def _read(file: Path) -> str:
+def _read_config(file: Path) -> str:
     try:
         return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -202,5 +208,5 @@ def _label(lines: list[str], swept: list[str]) -> str:
     return " ".join(line for line in lines if line.partition("=")[0].lstrip("+") in swept)
 
 
-def _file(label: str) -> str:
+def _to_file_name(label: str) -> str:
     return re.sub(r"[^\w.=+-]+", "_", label)[:_LABEL_LENGTH]

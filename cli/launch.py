@@ -1,4 +1,4 @@
-"""``agentrl launch``: the scripts of a job on a cluster."""
+"""``agentrl launch``: write the scripts of a job on a cluster."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ EXAMPLES = examples(
 
 
 def launch(
-    context: typer.Context,
     out: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Where the scripts are written.", show_default=False),
+        typer.Option(metavar="DIR", help="Directory to write to.", show_default=False),
     ],
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
     """Write the scripts of a job on a cluster, with its plan and its memory.
 
-    Every rule between nodes, GPUs, model and batch is checked, every flag against slime's own
-    parsers, and the GPUs' memory estimated: what cannot work is refused here. Nothing is started;
-    the path on stdout is the script that does. Starting it again goes on from the last checkpoint.
+    Every rule between nodes, GPUs, model and batch is checked, every flag is compared with slime's
+    own parsers, and the GPU memory is estimated; a job that cannot work is refused. Nothing is
+    started: the path on stdout is the script that starts the job. Started again, it continues from
+    the last checkpoint.
     """
-    context.obj.json = as_json
     from conf.compose import compose
     from launch.job_files import write_job
     from launch.plan import plan_job
@@ -50,7 +49,7 @@ def launch(
 
 
 def show_job(plan: JobPlan, start: Path, *, as_json: bool) -> None:
-    """Show the plan on stderr and the script that starts the job on stdout."""
+    """Print the plan to stderr, and the path of the start script to stdout."""
     from launch.plan_table import render_job
 
     for fault in plan.memory.faults:

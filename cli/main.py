@@ -1,5 +1,6 @@
-"""The console script ``agentrl``: commands are registered here; what a command needs, it imports
-when it runs.
+"""The console script ``agentrl``: register the commands, and turn a last error into an exit code.
+
+Commands import what they need when they run, so that ``agentrl --help`` stays fast.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback(
-    epilog="What is [bold]KEY=VALUE[/] (see [bold]agentrl show[/]), how is a flag. "
+    epilog="[bold]KEY=VALUE[/] sets the configuration (see [bold]agentrl show[/]). "
     "Results go to stdout, everything else to stderr."
 )
 def agentrl(
@@ -80,13 +81,14 @@ app.command(epilog=gateway.EXAMPLES, rich_help_panel=_SERVE)(gateway.gateway)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run ``agentrl ARGUMENTS…`` (those of this process if None); raises SystemExit."""
+    """Run ``agentrl ARGUMENTS…``, by default those of this process; raises SystemExit."""
     invocation = Invocation()
-    if isinstance(sys.stdout, TextIOWrapper):  # a path need not be UTF-8, nor the terminal
+    # A path may contain bytes that are not UTF-8, and a terminal may have another encoding.
+    if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(arguments, prog_name="agentrl", obj=invocation)
-    except Exception as error:  # the process's top: an error becomes a message and an exit code
+    except Exception as error:  # the top of the process
         invocation.fail(error)
 
 

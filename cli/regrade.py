@@ -22,7 +22,9 @@ def regrade(
     overrides: Overrides = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Also what has a verdict; the old one is kept in an event."),
+        typer.Option(
+            "--all", help="Also rollouts that have a verdict; the old one is kept in an event."
+        ),
     ] = False,
     only: Annotated[
         str | None,
@@ -32,12 +34,12 @@ def regrade(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Grade patches whose grading failed or was cut off, without policy, gateway or engine.
+    """Grade stored patches whose grading failed or was interrupted.
 
-    KEY=VALUE may change sandbox, rollout.deadlines and rollout.concurrency. Exit code 1: some patch
+    Neither the policy nor the gateway is needed.
+    KEY=VALUE may change sandbox, rollout.deadlines and rollout.concurrency. Exit code 1: a patch
     still has no verdict.
     """
-    context.obj.json = as_json
     from cli.invocation import print_json, stderr
     from runners.evaluation.regrade import regrade as grade_again
     from runners.evaluation.table import regrade_table

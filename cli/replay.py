@@ -1,4 +1,4 @@
-"""``agentrl replay``: drive an agent program again against what the policy said then."""
+"""``agentrl replay``: run an agent program again with the policy's recorded answers."""
 
 from __future__ import annotations
 
@@ -21,26 +21,24 @@ EXAMPLES = examples(
 
 
 def replay(
-    context: typer.Context,
     run: RunDir,
     rollout: Annotated[
         str,
         typer.Option(
             metavar="ID",
-            help="A rollout (its attempt that counts), or an attempt: ID-a0.",
+            help="A rollout (meaning its final attempt), or an attempt: ID-a0.",
             show_default=False,
         ),
     ],
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Replay a stored rollout: the real agent program, the recorded answers of the policy.
+    """Replay a stored rollout: the real agent program, the recorded answers.
 
-    Says which request is the first that differs from the recorded one. KEY=VALUE changes the run's
-    configuration for the replay, e.g. to try another version of the program; the run is only read.
-    Exit code 1: a request differs.
+    Shows the first request that differs from the recorded one. KEY=VALUE changes the run's
+    configuration for the replay, e.g. to another version of the program; the run is only read. Exit
+    code 1: a request differs.
     """
-    context.obj.json = as_json
     from cli.invocation import print_json, stderr, stdout
     from runners.replay.run import replay as drive_again
 

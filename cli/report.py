@@ -1,4 +1,4 @@
-"""``agentrl report``: a run as one page of HTML."""
+"""``agentrl report``: write a run as one HTML page."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ EXAMPLES = examples(
 
 
 def report(
-    context: typer.Context,
     run: RunDir,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Where to; RUN/report.html if not given.", show_default=False
+            metavar="FILE", help="File to write; default: RUN/report.html.", show_default=False
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a page that shows a run, running or ended: one HTML file that loads nothing."""
-    context.obj.json = as_json
+    """Write a run, running or ended, as one HTML page.
+
+    The file is complete: it loads nothing from elsewhere.
+    """
     from runners.report.page import write_report
 
     path = write_report(run, out)
@@ -39,8 +40,9 @@ def report(
 
 
 def offer_report(run_dir: Path, invocation: Invocation) -> None:
-    """Write the report of a run that has ended, if that is quick, and say where it is; else say how
-    it is made.
+    """Write the report of a run that has ended if that is quick, else print the command for it.
+
+    The run has ended and is reported already, so that an error here is only a warning.
     """
     from runners.report.page import is_quick, write_report
 
@@ -49,5 +51,5 @@ def offer_report(run_dir: Path, invocation: Invocation) -> None:
             stderr().print(f"report: {write_report(run_dir)}", soft_wrap=True)
         else:
             stderr().print(f"for a report: agentrl report {run_dir}", soft_wrap=True)
-    except Exception as error:  # its top: how the run ended is said, and stays so
-        report_warning(f"no report: {invocation.judge(error)[1]}")
+    except Exception as error:  # the top of the report
+        report_warning(f"no report: {invocation.classify(error)[1]}")

@@ -1,4 +1,4 @@
-"""``agentrl run``: a campaign, or one per combination of a sweep."""
+"""``agentrl run``: run a campaign, or one for each combination of a sweep."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cli.invocation import (
     Invocation,
     print_json,
     report_error,
+    report_problems,
     report_run_dir,
-    report_warning,
     stderr,
     stdout,
 )
@@ -41,8 +41,8 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Show the plan and what stands in its way; start nothing. A job on a cluster is "
-            "written.",
+            help="Show the plan and the problems; start nothing. The scripts of a job on a cluster "
+            "are written.",
         ),
     ] = False,
     resume: Annotated[
@@ -50,7 +50,7 @@ def run(
         typer.Option(
             metavar="RUN",
             help="Continue the run in this directory. KEY=VALUE may raise run.steps and change "
-            "what does not alter the result.",
+            "keys that do not alter the result.",
             show_default=False,
         ),
     ] = None,
@@ -66,59 +66,56 @@ def run(
 ) -> None:
     """Run a campaign: roll out, grade, train, evaluate, checkpoint.
 
-    The first ctrl-C drains, the second leaves; both can be resumed.
+    The first ctrl-C lets running rollouts finish, the second stops at once; both can be resumed.
 
-    With launch=ssh, slurm, ray or kubernetes, a job on a cluster: written, checked, started,
-    followed. It survives the terminal; --resume follows it, or has it go on.
+    With launch=ssh, slurm, ray or kubernetes the campaign is a job on a cluster: agentrl writes its
+    scripts, checks them, starts the job and follows it. The job survives the terminal; --resume
+    follows it again, or continues it.
 
-    Several values, seed=0,1,2, are a sweep: its runs follow one another and end in one comparison.
+    Several values (seed=0,1,2) are a sweep: the runs follow one another, with a comparison at the
+    end.
     """
     invocation: Invocation = context.obj
-    invocation.json = as_json
     if resume is not None and config is not None:
         raise typer.BadParameter("--resume takes its configuration from the run; drop --config")
     from cli.jobs import new_jobs, resumed_job
     from launch.local import plan_local_run
-    from launch.preflight import refuse_fatal
 
     lines = overrides or []
     jobs = [resumed_job(resume, lines)] if resume is not None else new_jobs(lines, config)
     if jobs[0].config.launch.kind != "local":
-        from cli.drive import drive
+        from cli.cluster_run import ClusterRun
 
         given = {"--resume": resume, "--config": config}
         options = [word for name, path in given.items() if path for word in (name, str(path))]
-        command = ["agentrl", "run", *options, *lines]
-        raise typer.Exit(drive(jobs[0], invocation, command, dry_run=dry_run))
+        cluster_run = ClusterRun(jobs[0], invocation, ["agentrl", "run", *options, *lines])
+        raise typer.Exit(cluster_run.dry_run() if dry_run else cluster_run.run())
     plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
     if dry_run:
         _show_plans(jobs, plans, as_json=as_json)
         raise typer.Exit(_dry_run_code(plans))
-    problems = dict.fromkeys(problem for plan in plans for problem in plan.problems)
-    refuse_fatal(problems)
-    for problem in problems:
-        report_warning(problem.message)
+    report_problems(dict.fromkeys(problem for plan in plans for problem in plan.problems))
     if len(jobs) == 1:
-        raise typer.Exit(_single(jobs[0], invocation))
-    raise typer.Exit(_sweep(jobs, invocation))
+        raise typer.Exit(_run_single(jobs[0], invocation))
+    raise typer.Exit(_run_sweep(jobs, invocation))
 
 
-def _sweep(jobs: list[Job], invocation: Invocation) -> int:
+def _run_sweep(jobs: list[Job], invocation: Invocation) -> int:
     from cli.sweep import run_sweep
     from cli.tables import render_comparison
 
     def run_one(job: Job) -> tuple[dict[str, Any], bool]:
-        document, stop = _campaign(job, invocation)
+        document, stop = _run_campaign_job(job, invocation)
         offer_report(job.run_dir, invocation)
         return document, stop
 
     return run_sweep(jobs, invocation, run_one, render_comparison)
 
 
-def _campaign(job: Job, invocation: Invocation) -> tuple[dict[str, Any], bool]:
+def _run_campaign_job(job: Job, invocation: Invocation) -> tuple[dict[str, Any], bool]:
     """Run one job to its end; return its document, and whether the user asked to stop.
 
-    Raises AgentrlError if it could not start.
+    Raises AgentrlError if the job could not start.
     """
     from runners.campaign.run import run_campaign
 
@@ -130,10 +127,10 @@ def _campaign(job: Job, invocation: Invocation) -> tuple[dict[str, Any], bool]:
     return document, result.asked_to_stop
 
 
-def _single(job: Job, invocation: Invocation) -> int:
+def _run_single(job: Job, invocation: Invocation) -> int:
     from runners.observe.summary import summary_table
 
-    document, _ = _campaign(job, invocation)
+    document, _ = _run_campaign_job(job, invocation)
     if document["exit_code"] and document["message"]:
         report_error(document["message"])
     stderr().print(summary_table(document))
@@ -150,7 +147,7 @@ def _single(job: Job, invocation: Invocation) -> int:
 def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> None:
     from cli.tables import render_plan
 
-    policies = [_policy(job) for job in jobs]
+    policies = [_describe_policy(job) for job in jobs]
     if as_json:
         documents = [
             {
@@ -169,8 +166,8 @@ def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> No
         stdout().print(render_plan(job, plan, policy=policy))
 
 
-def _policy(job: Job) -> str:
-    """Say where the starting weights come from."""
+def _describe_policy(job: Job) -> str:
+    """Describe the origin of the starting weights."""
     from conf.sections.model import TinyModelConfig
     from runners.training.bootstrap import tiny_directory
 
@@ -182,7 +179,7 @@ def _policy(job: Job) -> str:
         and (kept := tiny_directory(model, job.config.scenario.kind)).exists()
     ):
         return f"model={model.kind}, cached in {kept}"
-    return f"model={model.kind}, made on first use (about 3 minutes), then cached"
+    return f"model={model.kind}, trained on first use (about 3 minutes), then cached"
 
 
 def _dry_run_code(plans: list[LocalPlan]) -> ExitCode:

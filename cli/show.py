@@ -1,8 +1,6 @@
-"""``agentrl show``: the resolved configuration."""
+"""``agentrl show``: print the resolved configuration."""
 
 from __future__ import annotations
-
-import typer
 
 from cli.arguments import Json, Overrides, examples
 
@@ -12,9 +10,8 @@ EXAMPLES = examples(
 )
 
 
-def show(context: typer.Context, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Show the configuration that KEY=VALUE… make, checked."""
-    context.obj.json = as_json
+def show(overrides: Overrides = None, as_json: Json = False) -> None:
+    """Show the whole configuration with KEY=VALUE…, checked."""
     import sys
 
     from conf.compose import compose, to_json, to_yaml

@@ -1,25 +1,22 @@
-"""``agentrl status``: how a run stands."""
+"""``agentrl status``: show the state of a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from cli.arguments import Json, RunDir, examples
 
 EXAMPLES = examples("agentrl status runs/20260101-120000-linear")
 
 
-def status(context: typer.Context, run: RunDir, as_json: Json = False) -> None:
-    """Show how a run stands, whether it runs now or not, here or on a cluster."""
-    context.obj.json = as_json
+def status(run: RunDir, as_json: Json = False) -> None:
+    """Show the state of a run: running or ended, here or on a cluster."""
     from cli.invocation import print_json, stdout
     from runners.observe.remote_status import read_remote_status
     from runners.observe.status import read_status, render
 
-    if (waiting := _before_its_store(run)) is not None:
+    if (waiting := _read_waiting_job(run)) is not None:
         if as_json:
             print_json(waiting)
         else:
@@ -32,8 +29,8 @@ def status(context: typer.Context, run: RunDir, as_json: Json = False) -> None:
         stdout().print(render(found))
 
 
-def _before_its_store(run: Path) -> dict[str, Any] | None:
-    """Return how a job on a cluster stands before its first rollout; None of any other run."""
+def _read_waiting_job(run: Path) -> dict[str, Any] | None:
+    """Return the state of a job on a cluster that has no rollout yet; None for any other run."""
     from cli.jobs import cluster_config
     from conf.sections.cluster import ClusterLaunchConfig
     from launch.job_follower import JobFollower
@@ -48,10 +45,10 @@ def _before_its_store(run: Path) -> dict[str, Any] | None:
     phase = JobFollower(launch, run).read_status().phase
     try:
         found = find_running_job(launch, run)
-    except LauncherError as error:  # another machine can ask
-        state, message = "created", f"the last that was seen of it: {phase}; {error}"
+    except LauncherError as error:  # Only this machine cannot ask; the job may run.
+        state, message = "created", f"last seen: {phase}; {error}"
     else:
         state = "created" if found is None else "running"
-        ended = f"not running; the last that was seen of it: {phase}"
+        ended = f"not running; last seen: {phase}"
         message = ended if found is None else f"{phase} ({found.what})"
     return {"run_dir": str(run), "state": state, "message": message, "steps_done": 0}

@@ -1,4 +1,4 @@
-"""A sweep: jobs one after the other, and a comparison at the end."""
+"""Run the jobs of a sweep one after the other, and compare them at the end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def run_sweep(
     jobs: list[Job],
     invocation: Invocation,
     run_one: Callable[[Job], tuple[Document, bool]],
-    compared: Callable[[list[Document]], RenderableType],
+    compare: Callable[[list[Document]], RenderableType],
 ) -> int:
-    """Run the jobs: a failure is a row of the comparison, a signal the end. Return the exit code.
+    """Run the jobs and print their comparison; return the highest exit code.
 
-    ``run_one`` returns a job's document and whether the user asked to stop; it raises if the job
-    could not start.
+    A job that fails becomes a row of the comparison; a signal ends the sweep. ``run_one`` returns a
+    job's document and whether the user asked to stop, and raises if the job could not start;
+    ``compare`` renders the documents.
     """
     from rich.text import Text
 
@@ -38,14 +39,14 @@ def run_sweep(
         try:
             document, stop = run_one(job)
         except Exception as error:  # the top of one run: the sweep goes on
-            code, message = invocation.judge(error)
+            code, message = invocation.classify(error)
             document = {"run_dir": str(job.run_dir), "exit_code": int(code), "message": message}
         documents.append({"label": job.label, **document})
         if document["exit_code"]:
             report_error(document["message"])
         if stop:
             break
-    stderr().print(compared(documents))
+    stderr().print(compare(documents))
     codes = [int(document["exit_code"]) for document in documents]
     if len(documents) < len(jobs):
         codes.append(int(ExitCode.INTERRUPTED))

@@ -1,4 +1,4 @@
-"""What commands show humans: the plan of a run before, the comparison of runs after."""
+"""Render the plan of a run and the comparison of runs as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _facts(title: str) -> Table:
 
 
 def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:
-    """Return what a job would be on this machine."""
+    """Return the plan of a job on this machine."""
     run = job.config.run
     facts = _facts(f"plan{' of ' + job.label if job.label else ''}")
     facts.add_row("directory", str(job.run_dir))
@@ -56,9 +56,9 @@ def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:
 
 def _problems(plan: LocalPlan) -> RenderableType:
     if not plan.problems:
-        return Text("nothing stands in its way", style="green")
+        return Text("no problems found", style="green")
     lines = [
-        Text(f"{'stops it' if problem.fatal else 'warning'}: {problem.message}",
+        Text(f"{'error' if problem.fatal else 'warning'}: {problem.message}",
              style="red" if problem.fatal else "yellow")
         for problem in plan.problems
     ]  # fmt: skip
@@ -66,7 +66,7 @@ def _problems(plan: LocalPlan) -> RenderableType:
 
 
 def render_comparison(documents: list[dict[str, Any]], *, title: str = "sweep") -> Table:
-    """Return one row per run: what it came to and how it ended, or stands."""
+    """Return a table with one row per run: its results and its end or present state."""
     table = Table(title=title, title_justify="left")
     table.add_column("run", overflow="fold")
     for column in ("steps", "held-out", "reward", "trained", "k3", "time"):
@@ -75,7 +75,7 @@ def render_comparison(documents: list[dict[str, Any]], *, title: str = "sweep") 
     best = max((_last(document) for document in documents), default=-1.0)
     for document in documents:
         label, end = make_printable(document["label"]), _end(document)
-        if "eval" not in document:  # it could not start
+        if "eval" not in document:  # The run could not start.
             table.add_row(label, *["–"] * 6, end)
             continue
         table.add_row(
@@ -92,7 +92,7 @@ def render_comparison(documents: list[dict[str, Any]], *, title: str = "sweep") 
 
 
 def render_differences(differences: dict[str, list[Any]], labels: list[str]) -> RenderableType:
-    """Return the keys in which runs differ, a column per run."""
+    """Return a table of the keys in which runs differ, with one column per run."""
     if not differences:
         return Text("their configurations are the same", style="green")
     table = Table(title="keys in which they differ", title_justify="left")
@@ -100,9 +100,7 @@ def render_differences(differences: dict[str, list[Any]], labels: list[str]) -> 
     for label in labels:
         table.add_column(make_printable(label), overflow="fold")
     for key, values in differences.items():
-        table.add_row(
-            key, *("–" if value is None else make_printable(str(value)) for value in values)
-        )
+        table.add_row(key, *("–" if value is None else make_printable(str(value)) for value in values))
     return table
 
 

@@ -1,4 +1,4 @@
-"""``agentrl watch``: a run from another terminal."""
+"""``agentrl watch``: follow a run from another terminal."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cli.arguments import RunDir, examples
 EXAMPLES = examples("agentrl watch runs/20260101-120000-linear")
 
 
-def watch(context: typer.Context, run: RunDir) -> None:
-    """Look on while a run runs, and end with it. Nothing of the run is changed.
+def watch(run: RunDir) -> None:
+    """Watch a run until it ends; the run is only read.
 
-    Exit code: the run's own; 4 if its driver is gone. ctrl-C ends the looking on, not the run.
+    Exit code: the run's own; 4 if its driver is gone. ctrl-C stops watching, not the run.
     """
     from cli.invocation import stderr, stdout
     from conf.errors import ExitCode

@@ -42,4 +42,4 @@ def test_a_program_that_cannot_be_installed_has_exit_code_3(
 def test_the_preflights_problems_are_its_own(agentrl: Agentrl, tmp_path: Path) -> None:
     done = agentrl("check", f"model.path={tmp_path / 'none'}")
     assert done.code == 3
-    assert "is no directory" in done.stderr
+    assert "is not a directory" in done.stderr

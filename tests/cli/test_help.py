@@ -8,7 +8,6 @@ from typing import get_type_hints
 
 import pytest
 
-from cli.dump import Only
 from conf.compose import compose
 from tests.cli.conftest import Agentrl
 
@@ -59,10 +58,13 @@ def test_show_json_is_the_resolved_configuration(agentrl: Agentrl) -> None:
     assert done.stderr == ""
 
 
-def test_only_offers_what_the_export_knows() -> None:
+def test_the_help_of_only_names_every_kind_that_the_export_knows() -> None:
+    from cli.dump import dump_trajectories
     from runners.export.dump import ONLY
 
-    assert [choice.value for choice in Only] == list(ONLY)
+    option = get_type_hints(dump_trajectories, include_extras=True)["only"].__metadata__[0]
+    *first, last = ONLY
+    assert f"{', '.join(first)} or {last}" in option.help
 
 
 def test_eval_offers_what_it_can_measure() -> None:

@@ -52,7 +52,7 @@ def test_an_error_of_ours_with_an_unreadable_text_keeps_its_exit_code() -> None:
     class Broken(AgentrlError, Unreadable):
         pass
 
-    code, message = Invocation().judge(Broken())
+    code, message = Invocation().classify(Broken())
     assert code == Broken.exit_code
     assert "Broken" in message
 

@@ -1,4 +1,4 @@
-"""``agentrl run launch=…``: started, followed, left and taken up again, against stand-ins for the
+"""``agentrl run launch=…``: start a job, follow it, leave it and follow it again, with fake
 launchers.
 """
 
@@ -98,7 +98,7 @@ def test_a_job_survives_its_terminal_and_is_followed_again(
     for mode in ([], ["--dry-run"]):
         refused = agentrl("run", "--resume", str(cluster.job), "run.steps=70", *mode)
         assert refused.code == 2
-        assert "is running with the configuration it was started with" in said(refused)
+        assert "runs with the configuration that it was started with" in said(refused)
     assert (cluster.job / "launch" / "settings.sh").read_text() == settings
     second = cluster.agentrl("run", "--resume", str(cluster.job))
     assert second.stderr is not None
@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_the_job_in_its_queue_and_says_how_to_stop_it(
         elsewhere.setenv("PATH", "/usr/bin:/bin")
         seen = agentrl("status", str(cluster.job))
     assert seen.code == 0, seen.stderr
-    assert "the last that was seen of it: queued; squeue" in " ".join(seen.stdout.split())
+    assert "last seen: queued; squeue" in " ".join(seen.stdout.split())
     first.send_signal(signal.SIGINT)
     _, stderr = first.communicate(timeout=DEADLINE_S)
     assert first.returncode == 130
@@ -195,7 +195,7 @@ def test_a_shared_directory_that_is_not_here_is_found_before_anything_starts(
     for mode in ([], ["--dry-run"]):
         done = agentrl("run", *overrides, *mode)
         assert (done.code, done.stdout) == (3, "")
-        assert "not-here is no directory here: start the job where it is mounted" in said(done)
+        assert "not-here is not a directory here: start the job where it is mounted" in said(done)
     assert cluster.said("calls") == []
     assert not list(cluster.root.glob("**/slurm.sh"))
 
@@ -212,7 +212,7 @@ def test_every_problem_of_a_start_is_said_at_once(
     assert done.code == 3
     for message in (
         "launch=ssh starts the job with ssh, which is not on this machine's PATH",
-        "E2B_API_KEY is not in the environment",
+        "the job needs E2B_API_KEY in the environment",
         "names 1 hosts, and launch.nodes=8",
         "tasks.jsonl does not exist",
         "weights has no config.json",
