@@ -100,7 +100,9 @@ def render_differences(differences: dict[str, list[Any]], labels: list[str]) -> 
     for label in labels:
         table.add_column(make_printable(label), overflow="fold")
     for key, values in differences.items():
-        table.add_row(key, *("–" if value is None else make_printable(str(value)) for value in values))
+        table.add_row(
+            key, *("–" if value is None else make_printable(str(value)) for value in values)
+        )
     return table
 
 
