@@ -1,4 +1,4 @@
-"""Where agents and tests run."""
+"""Settings of sandboxes, in which agents and tests run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conf.sections.section import BaseUrl, Section
 
 
 class LocalSandboxConfig(Section):
-    """Namespaces on this machine, whose programs they have: a task's image is ignored."""
+    """Namespaces on this machine. They contain its programs, so a task's image is ignored."""
 
     kind: Literal["local"]
     isolation: Literal["auto", "bubblewrap", "unshare", "none"]
@@ -18,13 +18,13 @@ class LocalSandboxConfig(Section):
     memory_mb: PositiveInt
     """Address space per process (RLIMIT_AS)."""
     processes: PositiveInt
-    """Processes per sandbox (RLIMIT_NPROC)."""
+    """Largest number of processes per sandbox (control group, or RLIMIT_NPROC)."""
     file_mb: PositiveInt
     """Largest file (RLIMIT_FSIZE)."""
     cpu_s: PositiveInt
     """CPU seconds per process (RLIMIT_CPU)."""
     warm: NonNegativeInt
-    """Sandboxes that are booted before anybody asks, of each kind: an agent's, a grader's."""
+    """Sandboxes kept booted in advance, for each set of mounts: an agent's, a grader's."""
 
 
 class E2bSandboxConfig(Section):
@@ -32,39 +32,39 @@ class E2bSandboxConfig(Section):
 
     kind: Literal["e2b"]
     template: str
-    """E2B template of tasks that name no image. Its own CPU and memory are the sandbox's."""
+    """E2B template for tasks that name no image; it decides the sandbox's CPU and memory."""
     image_key: str | None
-    """Metadata key by which a service that makes sandboxes of images picks one, e.g.
+    """Metadata key for the image, for a service that starts images instead of templates, e.g.
     ``example.com/image``; null: a task's image is the name of a template, as at E2B.
     """
     size: str | None
-    """Metadata ``size``, under the image key's prefix, for such a service; null: not sent."""
+    """Metadata ``size``, with the image key's prefix, for such a service; null: not sent."""
     lifetime_s: PositiveInt
-    """E2B ends a sandbox so long after its last use."""
+    """Seconds after its last use at which E2B ends a sandbox."""
     boots: PositiveInt
-    """Sandboxes that start at once."""
+    """Sandboxes that may start at the same time."""
     attempts: PositiveInt
-    """Tries per call, with full jitter between them."""
+    """Attempts per call, with full jitter between them."""
     api_url: BaseUrl | None
     """Control plane; null: E2B's."""
     sandbox_url: BaseUrl | None
-    """One URL for all sandboxes; null: each has its own below E2B's domain."""
+    """One URL for all sandboxes; null: each has its own in E2B's domain."""
 
 
 class DockerSandboxConfig(Section):
-    """Containers of a docker engine."""
+    """Containers of a Docker engine."""
 
     kind: Literal["docker"]
     image: str
-    """Image of tasks that name none."""
+    """Image for tasks that name none."""
     network: str
-    """Docker network of agents' sandboxes; graders' have none. On one made with ``--internal`` they
-    reach the gateway, at its address on that network, but not the internet.
+    """Docker network of the agents' sandboxes; graders' have none. On one made with ``--internal``
+    they reach the gateway, at its address on that network, but not the internet.
     """
     memory_mb: PositiveInt
-    """Memory per sandbox."""
+    """Memory per sandbox, in MB."""
     processes: PositiveInt
-    """Processes per sandbox."""
+    """Largest number of processes per sandbox."""
     cpus: PositiveFloat
     """CPUs per sandbox."""
 

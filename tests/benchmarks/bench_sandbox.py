@@ -1,4 +1,4 @@
-"""What a rollout pays outside the model: sandbox, agent start, patch, grade.
+"""Measure the cost of a rollout outside the model: sandbox, agent start, patch, grade.
 
     python -m tests.benchmarks.bench_sandbox
     python -m tests.benchmarks.bench_sandbox --isolation unshare --count 20 --at-once 4
@@ -42,11 +42,11 @@ HARNESS = NativeHarness(
 
 BOOT = "boot: workspace, sandbox, listener"
 BOOT_MS = 30
-"""What a boot may take on an idle machine, at the median."""
+"""Target for a boot on an idle machine, at the median."""
 WARM = 2
-"""Sandboxes kept ready, where the row says so."""
-REST_S = 0.25
-"""Between two boots from which rooms are made ahead: less than a model thinks between two turns."""
+"""Sandboxes kept warm, where the row says so."""
+PAUSE_S = 0.25
+"""Between two boots from warm slots: less than a model computes between two turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class Cost:
 
 
 def cpu_seconds() -> float:
-    """Return what this process and its ended children have used."""
+    """Return the CPU time of this process and its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 async def measure(piece: str, count: int, action: Callable[[int], Awaitable[object]]) -> Cost:
-    """Do it ``count`` times, one after the other, after one that does not count."""
+    """Measure an action ``count`` times, one after the other, after one warm-up."""
     await action(-1)
     walls = []
     cpu = cpu_seconds()
@@ -87,7 +87,7 @@ def read_then_submit(request: dict[str, Any]) -> Step:
 
 
 class Bench:
-    """The pieces."""
+    """The pieces of a rollout, on one backend."""
 
     def __init__(self, backend: LocalBackend, gateway: ScriptedGateway, tasks: list[Task]) -> None:
         self._backend = backend
@@ -107,8 +107,8 @@ class Bench:
         )
 
     async def boot(self, number: int) -> float:
-        """Make a workspace, a sandbox and its gateway listener; return the milliseconds, without
-        those of the end.
+        """Make a workspace, a sandbox and its gateway listener; return the milliseconds until a
+        command has ended, without those of the removal.
         """
         begun = time.perf_counter()
         sandbox = await self._backend.create(self.spec(f"b{number}", self._tasks[0]))
@@ -117,13 +117,13 @@ class Bench:
         await sandbox.close()
         return spent
 
-    async def boots(self, piece: str, count: int, at_once: int, rest_s: float) -> Cost:
-        """Boot so many, so many at a time."""
+    async def boots(self, piece: str, count: int, at_once: int, pause_s: float) -> Cost:
+        """Boot ``count`` sandboxes, ``at_once`` at a time."""
         await self.boot(-1)
         walls: list[float] = []
         cpu = cpu_seconds()
         for first in range(0, count, at_once):
-            await asyncio.sleep(rest_s)
+            await asyncio.sleep(pause_s)
             walls += await asyncio.gather(*(self.boot(first + each) for each in range(at_once)))
         cpu = (cpu_seconds() - cpu) * 1000 / len(walls)
         p95 = statistics.quantiles(walls, n=20)[-1]
@@ -141,7 +141,7 @@ class Bench:
         assert result.code is OutcomeCode.POLICY_FINISHED, result
 
     async def rollout(self, number: int) -> None:
-        """Do all of it, as a rollout does, but for the model."""
+        """Run a rollout without the model: boot, agent, patch, grade."""
         task = self._tasks[number % len(self._tasks)]
         sandbox = await self._backend.create(self.spec(f"r{number}", task))
         try:
@@ -169,19 +169,19 @@ async def bench(isolation: str, count: int, at_once: int) -> list[Cost]:
         root = Path(directory)
         tasks = build(root / "tasks", seed=0, train=4, held_out=4)
         backend = LocalBackend(settings(isolation, warm=0), root / "sandboxes")
-        kept = LocalBackend(settings(isolation, warm=WARM), root / "kept")
+        warm = LocalBackend(settings(isolation, warm=WARM), root / "warm")
         async with scripted_gateway(root) as gateway:
             gateway.choose = read_then_submit
             pieces = Bench(backend, gateway, tasks)
-            ahead = Bench(kept, gateway, tasks)
+            warm_pieces = Bench(warm, gateway, tasks)
             costs = []
-            for _ in range(2):  # in turn: what else runs here disturbs both alike
+            for _ in range(2):  # alternately, so that other load on the machine disturbs both alike
                 costs += [
-                    await ahead.boots(f"{BOOT}; {WARM} kept ready", count, 1, REST_S),
-                    await pieces.boots(f"{BOOT}; none ready", count, 1, REST_S),
+                    await warm_pieces.boots(f"{BOOT}; {WARM} kept warm", count, 1, PAUSE_S),
+                    await pieces.boots(f"{BOOT}; none warm", count, 1, PAUSE_S),
                 ]
-            costs.append(await pieces.boots("64 boots at once, none ready", 64, 64, 0))
-            await kept.close()
+            costs.append(await pieces.boots("64 boots at once, none warm", 64, 64, 0))
+            await warm.close()
             costs.append(await measure("workspace made and removed", count, pieces.workspace))
             task = tasks[0]
             plain = await backend.create(SandboxSpec("plain", task.repo, "none"))
@@ -201,7 +201,7 @@ async def bench(isolation: str, count: int, at_once: int) -> list[Cost]:
                 await diff_workspace(task, sandbox.workspace)
 
             async def grade(number: int) -> None:
-                grader = SandboxGrader(backend)  # a fresh one: nothing remembered
+                grader = SandboxGrader(backend)  # a new one, without cached verdicts
                 empty = await diff_workspace(task, task.repo)
                 await grader.grade(task, empty, name=f"g{number}", deadline_s=60)
 
@@ -233,7 +233,7 @@ def _runner(sandbox: Sandbox, argv: list[str]) -> Callable[[int], Awaitable[obje
 
 
 def main() -> None:
-    """Print a table for people and a line for programs."""
+    """Print a table, and a line of JSON for programs."""
     parser = argparse.ArgumentParser(description="The cost of a rollout outside the model.")
     parser.add_argument("--isolation", default="auto")
     parser.add_argument("--count", type=int, default=40)
