@@ -1,8 +1,8 @@
-"""The grader: a patch in, a verdict out, decided by really running the tests.
+"""Grading of a patch by running the tests in a fresh sandbox without network.
 
-Each patch is graded in a fresh sandbox without network, made from the pristine repository: it is
-applied from outside, protected files are put back, then the judge of the task's kind of grading
-runs the tests inside. A verdict is ``infra`` only for what the patch cannot have caused.
+The sandbox is made from the pristine repository: the patch is applied from outside, protected files
+are restored, then the judge of the task's kind of grading runs the tests inside. A verdict is
+``infra`` only for a failure that the patch cannot have caused.
 """
 
 from __future__ import annotations
@@ -18,27 +18,32 @@ from conf.errors import AgentrlError
 from conf.sections.task import BugfixTaskConfig, SwebenchTaskConfig, TaskConfig
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
 from runners.sandboxes.tree import copy_tree, remove_tree
-from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
 from runners.tasks.graders import JUDGES
-from runners.tasks.graders.decorators import OncePerPatch, Ready, ReadyFirst, SecondLook
-from runners.tasks.graders.logs import KeptLogs
+from runners.tasks.graders.task_grader import EnsureRepository, TaskGrader
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY, make_verdict
 from runners.tasks.patch import git_environment, init_git_dir, run_git
 from runners.tasks.protection import find_tampered
 from runners.tasks.pytest_mounts import filter_mounts
 
 
-def make_grader(backend: SandboxBackend, task: TaskConfig, ready: Ready, run_dir: Path) -> Grader:
-    """Return the grader of a configuration's tasks; a benchmark's logs stay below ``run_dir``."""
-    grader: Grader = SandboxGrader(backend)
-    if not isinstance(task, BugfixTaskConfig) and task.flaky_reruns:
-        grader = SecondLook(grader, task.flaky_reruns)
-    measured = isinstance(task, SwebenchTaskConfig)
-    return OncePerPatch(KeptLogs(ReadyFirst(grader, ready), run_dir if measured else None))
+def make_grader(
+    backend: SandboxBackend,
+    task: TaskConfig,
+    ensure_repository: EnsureRepository,
+    run_dir: Path,
+) -> TaskGrader:
+    """Return the grader of a configuration's tasks; a benchmark's logs are kept in ``run_dir``."""
+    return TaskGrader(
+        SandboxGrader(backend),
+        ensure_repository,
+        flaky_reruns=0 if isinstance(task, BugfixTaskConfig) else task.flaky_reruns,
+        log_dir=run_dir if isinstance(task, SwebenchTaskConfig) else None,
+    )
 
 
 class SandboxGrader:
-    """Grades in sandboxes of one backend."""
+    """Grades once, in a sandbox of one backend."""
 
     def __init__(self, backend: SandboxBackend) -> None:
         self._backend = backend
@@ -49,12 +54,12 @@ class SandboxGrader:
         if patch.refused:
             return make_verdict(task, VerdictKind.UNSOLVED, patch.refused)
         try:
-            found = await self._grade(task, patch, name, deadline_s)
+            verdict = await self._run_judge(task, patch, name, deadline_s)
         except (AgentrlError, OSError, subprocess.SubprocessError) as error:
-            found = make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
-        return replace(found, duration_s=time.monotonic() - started)
+            verdict = make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
+        return replace(verdict, duration_s=time.monotonic() - started)
 
-    async def _grade(self, task: Task, patch: Patch, name: str, deadline_s: float) -> Verdict:
+    async def _run_judge(self, task: Task, patch: Patch, name: str, deadline_s: float) -> Verdict:
         judge = JUDGES[task.grading.kind]
 
         def change(workspace: Path) -> None:
@@ -83,11 +88,11 @@ class SandboxGrader:
 
 
 class _DoesNotApplyError(Exception):
-    """Git refuses the patch; its text says why."""
+    """Git refuses the patch; the text is git's reason."""
 
 
 async def _close(sandbox: Sandbox) -> None:
-    """Close it; one that cannot be removed stays in the ledger, and the verdict stands."""
+    """Close it; a sandbox that cannot be removed stays in the ledger, and the verdict stands."""
     try:
         await sandbox.close()
     except (SandboxError, OSError):
@@ -95,7 +100,7 @@ async def _close(sandbox: Sandbox) -> None:
 
 
 def apply_patch(task: Task, patch: Patch, workspace: Path) -> str:
-    """Apply a patch to a fresh workspace and put protected files back; return git's refusal if any.
+    """Apply a patch to a fresh workspace and restore protected files; return git's refusal, or "".
 
     Raises OSError and SubprocessError. Git neither follows symbolic links nor writes into ``.git``.
     """
@@ -104,18 +109,22 @@ def apply_patch(task: Task, patch: Patch, workspace: Path) -> str:
             init_git_dir(Path(scratch))
             environment = git_environment(Path(scratch), workspace)
             done = run_git(environment, "apply", "--whitespace=nowarn", "-", stdin=patch.diff)
-        said = done.stderr.decode(errors="replace").strip()
-        if done.returncode < 0 or "No space left" in said:
-            raise OSError(f"git apply ended with {done.returncode}: {said[-400:]}")
+        output = done.stderr.decode(errors="replace").strip()
+        # Killed, or a full disk: not the patch's fault, so not a refusal.
+        if done.returncode < 0 or "No space left" in output:
+            raise OSError(f"git apply ended with {done.returncode}: {output[-400:]}")
         if done.returncode:
-            return said or f"git apply ended with {done.returncode}"
+            return output or f"git apply ended with {done.returncode}"
     for path in find_tampered(task, workspace):
         restore_path(task.repo, workspace, path)
     return ""
 
 
 def restore_path(pristine: Path, workspace: Path, relative: str) -> None:
-    """Make a protected path what it was, whatever the patch put there or on the way there."""
+    """Make a protected path what it is in ``pristine``, whatever the patch put there.
+
+    A file or link that the patch put in the place of a parent directory is removed first.
+    """
     at = workspace
     for part in relative.split("/")[:-1]:
         at = at / part

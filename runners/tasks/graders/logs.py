@@ -1,6 +1,4 @@
-"""What the tests printed: whole in a file per patch where a benchmark is measured, its end in the
-verdict.
-"""
+"""Logs of the tests: the whole log in a file per patch, its end in the verdict."""
 
 from __future__ import annotations
 
@@ -10,44 +8,38 @@ from dataclasses import replace
 from pathlib import Path
 
 from runners.processes.atomic_write import atomic_file
-from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import Patch, Verdict, VerdictKind
 
 FOLDER = Path("logs", "grading")
-"""In a run's directory."""
+"""Below a run's directory."""
 TAIL = 4000
-"""Characters that a verdict keeps."""
+"""Characters of the log that a verdict keeps."""
 
 
 def log_file(run_dir: Path, task_id: str, patch: Patch) -> Path:
-    """Return where the log of a patch is kept."""
+    """Return the path of a patch's log."""
     return run_dir / FOLDER / task_id / f"{patch.sha256}.txt"
 
 
-class KeptLogs:
-    """Keeps the log of each grading below ``run_dir`` (None: of none), and cuts it in the verdict.
+def cut_log(verdict: Verdict) -> Verdict:
+    """Return a verdict with the end of its log."""
+    return replace(verdict, log=verdict.log[-TAIL:])
 
-    A log that cannot be kept is no reason to lose the verdict, and a grading that failed none to
-    lose the log of one that did not.
+
+async def keep_log(run_dir: Path, task_id: str, patch: Patch, verdict: Verdict) -> None:
+    """Write a verdict's log below ``run_dir``; a file that cannot be written is given up.
+
+    The log of an infra verdict does not replace one that is there.
     """
-
-    def __init__(self, grader: Grader, run_dir: Path | None) -> None:
-        self._grader = grader
-        self._run_dir = run_dir
-
-    async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
-        """Grade."""
-        found = await self._grader.grade(task, patch, name=name, deadline_s=deadline_s)
-        if self._run_dir is not None and found.log:
-            file = log_file(self._run_dir, task.id, patch)
-            failed = found.kind is VerdictKind.INFRA
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(_write, file, found.log, keep=failed)
-        return replace(found, log=found.log[-TAIL:])
+    if not verdict.log:
+        return
+    file, replaces = log_file(run_dir, task_id, patch), verdict.kind is not VerdictKind.INFRA
+    with contextlib.suppress(OSError):  # the verdict is worth more than its log
+        await asyncio.to_thread(_write, file, verdict.log, replaces=replaces)
 
 
-def _write(file: Path, text: str, *, keep: bool) -> None:
-    """Write a log; ``keep``: the one that is there stays."""
-    if keep and file.exists():
+def _write(file: Path, text: str, *, replaces: bool) -> None:
+    if not replaces and file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(file) as partial:

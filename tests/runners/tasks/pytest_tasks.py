@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runners.sandboxes.local.backend import LocalBackend
-from runners.tasks.contract import EvalScript, Grading, Task, Verdict
+from runners.tasks.contract import EvalScript, Grading, Task, Verdict, VerdictKind
 from runners.tasks.diffs import read_paths
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.rows import SwebenchRow
@@ -117,3 +117,10 @@ def run_log(*lines: str) -> bytes:
 def said(outcome: str, name: str) -> str:
     """Return one report."""
     return f"{outcome} {json.dumps(name)}"
+
+
+def scripted_verdict(fixed: int, kept: int, *, timed_out: bool = False) -> Verdict:
+    """Return a verdict of 1 s on two fail-to-pass tests and two pass-to-pass tests."""
+    solved = (fixed, kept) == (2, 2)
+    kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
+    return Verdict(kind, fixed, 2, kept, 2, "because", "", 1.0, timed_out)

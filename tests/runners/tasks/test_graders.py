@@ -1,4 +1,4 @@
-"""Every kind of grading in real sandboxes: honest patches, forged ones, and what stands around."""
+"""Every kind of grading in real sandboxes: honest patches, forged patches, partial credit."""
 
 from __future__ import annotations
 
@@ -20,15 +20,11 @@ from runners.tasks.contract import (
     EvalCommand,
     EvalScript,
     F2PScript,
-    Patch,
     ProScripts,
     Task,
-    Verdict,
     VerdictKind,
 )
-from runners.tasks.graders.decorators import SecondLook
 from runners.tasks.graders.eval_script import PLUGIN, parse_run, run_script, script_mounts
-from runners.tasks.graders.logs import TAIL, KeptLogs, log_file
 from runners.tasks.graders.official import build_spec, judge_log, read_report
 from runners.tasks.graders.pytest_ids import judge_run
 from runners.tasks.grading import SandboxGrader
@@ -41,6 +37,7 @@ from tests.runners.tasks.pytest_tasks import (
     official,
     run_log,
     said,
+    scripted_verdict,
 )
 from tests.runners.tasks.repositories import patch_of
 
@@ -285,7 +282,7 @@ async def test_pro_runs_its_script_and_its_parser(backend: LocalBackend, task: T
     assert (await grade(backend, none, task.gold_patch)).kind is VerdictKind.UNSOLVED
 
 
-# --- around the graders ------------------------------------------------------------------------
+# --- failures of the sandbox, rewards ----------------------------------------------------------
 
 
 @dataclass
@@ -326,55 +323,6 @@ async def test_a_sandbox_that_cannot_be_removed_does_not_change_the_verdict(
     assert verdict.kind is VerdictKind.SOLVED
 
 
-def verdict_of(first: int, second: int, *, timed_out: bool = False) -> Verdict:
-    solved = (first, second) == (2, 2)
-    kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
-    return Verdict(kind, first, 2, second, 2, "because", "", 1.0, timed_out)
-
-
-@dataclass
-class Listed:
-    """A grader with its answers in a list."""
-
-    verdicts: list[Verdict]
-    names: list[str] = field(default_factory=list)
-
-    async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
-        self.names.append(name)
-        return self.verdicts[len(self.names) - 1]
-
-
-async def test_a_log_is_kept_whole_and_the_verdict_has_its_end(task: Task, tmp_path: Path) -> None:
-    long = replace(verdict_of(2, 2), log="x" * TAIL + "the end")
-    kept = KeptLogs(Listed([long, long, long]), tmp_path)
-    verdict = await kept.grade(task, patch_of(b"d"), name="g", deadline_s=1)
-    assert (len(verdict.log), verdict.log[-7:]) == (TAIL, "the end")
-    assert log_file(tmp_path, task.id, patch_of(b"d")).read_text() == long.log
-    failed = replace(verdict_of(0, 0), kind=VerdictKind.INFRA, log="no python")
-    await KeptLogs(Listed([failed]), tmp_path).grade(task, patch_of(b"d"), name="g", deadline_s=1)
-    assert log_file(tmp_path, task.id, patch_of(b"d")).read_text() == long.log
-    (tmp_path / "full").write_text("no directory can be made below it")
-    for nowhere in (None, tmp_path / "full"):
-        grader = KeptLogs(Listed([long]), nowhere)
-        assert (await grader.grade(task, patch_of(b"d"), name="g", deadline_s=1)) == verdict
-
-
-async def test_only_failing_kept_tests_get_a_second_look(task: Task) -> None:
-    for verdicts, reruns, runs, kind in (
-        ([verdict_of(2, 1), verdict_of(2, 2)], 1, 2, VerdictKind.SOLVED),
-        ([verdict_of(2, 1), verdict_of(2, 1)], 1, 2, VerdictKind.UNSOLVED),
-        ([verdict_of(2, 1), verdict_of(2, 2)], 0, 1, VerdictKind.UNSOLVED),
-        ([verdict_of(1, 1)], 1, 1, VerdictKind.UNSOLVED),
-        ([verdict_of(2, 1, timed_out=True)], 1, 1, VerdictKind.UNSOLVED),
-        ([verdict_of(2, 2)], 1, 1, VerdictKind.SOLVED),
-    ):
-        listed = Listed(verdicts)
-        found = await SecondLook(listed, reruns).grade(task, patch_of(b""), name="g", deadline_s=30)
-        assert (len(listed.names), found.kind) == (runs, kind)
-        assert len(set(listed.names)) == runs
-        assert found.duration_s == runs
-
-
 @pytest.mark.parametrize(
     ("first", "second", "late", "partial", "worth"),
     [
@@ -386,13 +334,14 @@ async def test_only_failing_kept_tests_get_a_second_look(task: Task) -> None:
         (1, 2, True, True, -1.0),
     ],
 )
-def test_partial_credit_is_the_share_of_mended_tests(
+def test_partial_credit_is_the_share_of_fixed_tests(
     first: int, second: int, late: bool, partial: bool, worth: float
 ) -> None:
     reward = TestsRewardConfig(
         kind="tests", solved=1, unsolved=-1, partial=partial, turn_penalty=0, malformed_penalty=0
     )
-    assert compute_reward(reward, verdict_of(first, second, timed_out=late), TurnTotals()) == worth
+    verdict = scripted_verdict(first, second, timed_out=late)
+    assert compute_reward(reward, verdict, TurnTotals()) == worth
 
 
 async def test_the_log_is_what_the_script_printed(backend: LocalBackend, task: Task) -> None:

@@ -14,10 +14,11 @@ from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, San
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.contract import Task, Verdict, VerdictKind
-from runners.tasks.graders.decorators import OncePerPatch
+from runners.tasks.graders.task_grader import TaskGrader
 from runners.tasks.graders.unittest_ids import read_verdict
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import diff_workspace, make_refused_patch
+from runners.tasks.task_repositories import use_repository_as_is
 from tests.runners.tasks.repositories import FIX, make_task, patch_of
 
 
@@ -209,7 +210,7 @@ async def test_a_refused_patch_is_unsolved_for_its_reason(
 
 async def test_the_same_patch_is_graded_once(backend: LocalBackend, task: Task) -> None:
     counting = Counting(backend)
-    grader = OncePerPatch(SandboxGrader(counting))
+    grader = TaskGrader(SandboxGrader(counting), use_repository_as_is)
     verdicts = await asyncio.gather(
         *(grader.grade(task, patch_of(b""), name=f"g{n}", deadline_s=30) for n in range(5))
     )
@@ -224,7 +225,7 @@ async def test_an_infrastructure_failure_is_infra_and_not_remembered(
     backend: LocalBackend, task: Task
 ) -> None:
     counting = Counting(backend, failures=1)
-    grader = OncePerPatch(SandboxGrader(counting))
+    grader = TaskGrader(SandboxGrader(counting), use_repository_as_is)
     first, second = await asyncio.gather(
         *(grader.grade(task, patch_of(b""), name=f"g{n}", deadline_s=30) for n in range(2))
     )
@@ -236,7 +237,7 @@ async def test_an_infrastructure_failure_is_infra_and_not_remembered(
 async def test_who_waits_for_a_cancelled_grading_grades_himself(
     backend: LocalBackend, task: Task
 ) -> None:
-    grader = OncePerPatch(SandboxGrader(backend))
+    grader = TaskGrader(SandboxGrader(backend), use_repository_as_is)
     first = asyncio.ensure_future(grader.grade(task, patch_of(b""), name="g1", deadline_s=30))
     second = asyncio.ensure_future(grader.grade(task, patch_of(b""), name="g2", deadline_s=30))
     await asyncio.sleep(0.02)

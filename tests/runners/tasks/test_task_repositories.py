@@ -12,7 +12,7 @@ from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import EvalCommand, Origin, Task, VerdictKind
-from runners.tasks.graders.decorators import ReadyFirst
+from runners.tasks.graders.task_grader import TaskGrader
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import diff_workspace
 from runners.tasks.pinned_repositories import SourceError, make_pinned_repository
@@ -78,7 +78,7 @@ async def test_agents_and_graders_work_on_it(
     (tmp_path / "workspace/calc/add.py").write_text(FIX)
     patch = await diff_workspace(ready, tmp_path / "workspace")
     assert patch.files == ("calc/add.py",)
-    grader = ReadyFirst(SandboxGrader(backend), repositories.ensure)
+    grader = TaskGrader(SandboxGrader(backend), repositories.ensure)
     verdict = await grader.grade(task, patch, name="g", deadline_s=30)
     assert verdict.kind is VerdictKind.SOLVED, verdict
 
@@ -104,7 +104,7 @@ async def test_a_missing_repository_is_infra(
 ) -> None:
     repositories = TaskRepositories(backend, tmp_path / "root")
     lost = replace(task, origin=Origin(str(tmp_path / "gone"), task.base_commit))
-    grader = ReadyFirst(SandboxGrader(backend), repositories.ensure)
+    grader = TaskGrader(SandboxGrader(backend), repositories.ensure)
     verdict = await grader.grade(lost, patch_of(b""), name="g", deadline_s=30)
     assert verdict.kind is VerdictKind.INFRA
     assert "gone" in verdict.reason

@@ -1,0 +1,107 @@
+"""The grader of a run's tasks: one run of the tests, with four steps around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from conf.errors import AgentrlError, error_text
+from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
+from runners.tasks.graders.logs import cut_log, keep_log
+from runners.tasks.graders.verdicts import make_verdict
+
+EnsureRepository = Callable[[Task], Awaitable[Task]]
+"""Returns a task whose repository exists; raises AgentrlError."""
+
+
+class TaskGrader:
+    """Grades a patch in four steps around ``run_tests``, which grades once.
+
+    From the outside in:
+
+    1. VerdictCache: an identical patch of a task is graded once; infra verdicts are not cached.
+    2. GradingLog: the whole log goes to a file below ``log_dir``, its end stays in the verdict.
+    3. EnsureRepository: the task's repository is made first; failing that, the verdict is infra.
+    4. FlakyRetry: if only pass-to-pass tests fail, grade again, up to ``flaky_reruns`` times. They
+       passed at the base commit, so it may be chance, and one good run decides.
+    """
+
+    def __init__(
+        self,
+        run_tests: Grader,
+        ensure_repository: EnsureRepository,
+        *,
+        flaky_reruns: int = 0,
+        log_dir: Path | None = None,
+    ) -> None:
+        self._run_tests = run_tests
+        self._ensure_repository = ensure_repository
+        self._flaky_reruns = flaky_reruns
+        self._log_dir = log_dir
+        self._verdicts: dict[tuple[str, str, str], Verdict] = {}
+        self._in_progress: dict[tuple[str, str, str], asyncio.Event] = {}
+
+    async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
+        """Grade a patch; ``name`` names the sandbox, ``deadline_s`` is of one run of the tests."""
+        key = (task.id, task.base_commit, patch.refused or patch.sha256)
+        # A loop, as several callers may wait for a grading that fails or is cancelled: the first to
+        # wake grades, the others wait again.
+        while key in self._in_progress:
+            await self._in_progress[key].wait()
+        if key in self._verdicts:
+            return self._verdicts[key]
+        self._in_progress[key] = asyncio.Event()
+        try:
+            verdict = await self._grade_and_log(task, patch, name, deadline_s)
+            if verdict.kind is not VerdictKind.INFRA:
+                self._verdicts[key] = verdict
+            return verdict
+        finally:
+            self._in_progress.pop(key).set()
+
+    async def _grade_and_log(
+        self, task: Task, patch: Patch, name: str, deadline_s: float
+    ) -> Verdict:
+        verdict = await self._prepare_and_grade(task, patch, name, deadline_s)
+        if self._log_dir is not None:
+            await keep_log(self._log_dir, task.id, patch, verdict)
+        return cut_log(verdict)
+
+    async def _prepare_and_grade(
+        self, task: Task, patch: Patch, name: str, deadline_s: float
+    ) -> Verdict:
+        try:
+            task = await self._ensure_repository(task)
+        except AgentrlError as error:
+            reason = f"{type(error).__name__}: {error_text(error)}"
+            return make_verdict(task, VerdictKind.INFRA, reason)
+        return await self._grade_with_retries(task, patch, name, deadline_s)
+
+    async def _grade_with_retries(
+        self, task: Task, patch: Patch, name: str, deadline_s: float
+    ) -> Verdict:
+        first = await self._run_tests.grade(task, patch, name=name, deadline_s=deadline_s)
+        spent_s = first.duration_s
+        for number in range(1, self._flaky_reruns + 1):
+            if not _may_be_flaky(first):
+                break
+            again = await self._run_tests.grade(
+                task, patch, name=f"{name}-{number}", deadline_s=deadline_s
+            )
+            spent_s += again.duration_s
+            if again.kind is VerdictKind.SOLVED:
+                reason = f"{again.reason} (run {number + 1}; before: {first.reason})"
+                return replace(again, reason=reason, duration_s=spent_s)
+        return replace(first, duration_s=spent_s)
+
+
+def _may_be_flaky(verdict: Verdict) -> bool:
+    """Whether only pass-to-pass tests fail."""
+    return (
+        verdict.kind is VerdictKind.UNSOLVED
+        and not verdict.timed_out
+        and verdict.fail_to_pass_passed == verdict.fail_to_pass_total > 0
+        and verdict.pass_to_pass_passed < verdict.pass_to_pass_total
+    )

@@ -1,0 +1,115 @@
+"""The steps around one run of the tests: cache, log, repository, retry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from runners.sandboxes.contract import SandboxError
+from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.tasks.graders.logs import TAIL, log_file
+from runners.tasks.graders.task_grader import TaskGrader
+from runners.tasks.task_repositories import use_repository_as_is
+from tests.runners.tasks.pytest_tasks import scripted_verdict
+from tests.runners.tasks.repositories import make_task, patch_of
+
+GOOD, FLAKY, BROKEN = scripted_verdict(2, 2), scripted_verdict(2, 1), scripted_verdict(1, 1)
+INFRA = replace(scripted_verdict(0, 0), kind=VerdictKind.INFRA)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@dataclass
+class ScriptedGrader:
+    """A grader with its verdicts in a list."""
+
+    verdicts: list[Verdict]
+    names: list[str] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+
+    async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
+        self.names.append(name)
+        self.tasks.append(task)
+        return self.verdicts[len(self.names) - 1]
+
+
+async def grade(grader: TaskGrader, task: Task, diff: bytes = b"d") -> Verdict:
+    return await grader.grade(task, patch_of(diff), name="g", deadline_s=1)
+
+
+async def test_a_log_is_kept_whole_and_the_verdict_has_its_end(task: Task, tmp_path: Path) -> None:
+    long = replace(GOOD, log="x" * TAIL + "the end")
+    file = log_file(tmp_path, task.id, patch_of(b"d"))
+    verdict = await grade(
+        TaskGrader(ScriptedGrader([long]), use_repository_as_is, log_dir=tmp_path), task
+    )
+    assert (len(verdict.log), verdict.log[-7:]) == (TAIL, "the end")
+    assert file.read_text() == long.log
+    failed = ScriptedGrader([replace(INFRA, log="no python")])
+    await grade(TaskGrader(failed, use_repository_as_is, log_dir=tmp_path), task)
+    assert file.read_text() == long.log, "an infra verdict does not replace a log"
+    (tmp_path / "full").write_text("no directory can be made below it")
+    for log_dir in (None, tmp_path / "full"):
+        grader = TaskGrader(ScriptedGrader([long]), use_repository_as_is, log_dir=log_dir)
+        assert await grade(grader, task) == verdict
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "reruns", "runs", "kind"),
+    [
+        ([FLAKY, GOOD], 1, 2, VerdictKind.SOLVED),
+        ([FLAKY, FLAKY], 1, 2, VerdictKind.UNSOLVED),
+        ([FLAKY, GOOD], 0, 1, VerdictKind.UNSOLVED),
+        ([BROKEN], 1, 1, VerdictKind.UNSOLVED),
+        ([scripted_verdict(2, 1, timed_out=True)], 1, 1, VerdictKind.UNSOLVED),
+        ([GOOD], 1, 1, VerdictKind.SOLVED),
+    ],
+)
+async def test_only_failing_pass_to_pass_tests_are_retried(
+    verdicts: list[Verdict], reruns: int, runs: int, kind: VerdictKind, task: Task
+) -> None:
+    scripted = ScriptedGrader(verdicts)
+    grader = TaskGrader(scripted, use_repository_as_is, flaky_reruns=reruns)
+    found = await grade(grader, task)
+    assert (len(scripted.names), found.kind) == (runs, kind)
+    assert len(set(scripted.names)) == runs, "each run has a sandbox of its own"
+    assert found.duration_s == runs
+
+
+async def test_the_steps_are_cache_then_log_then_repository_then_retry(
+    task: Task, tmp_path: Path
+) -> None:
+    ensured: list[str] = []
+
+    async def ensure(asked: Task) -> Task:
+        ensured.append(asked.id)
+        return replace(asked, kind="ensured")
+
+    scripted = ScriptedGrader([replace(FLAKY, log="first"), replace(GOOD, log="second"), BROKEN])
+    grader = TaskGrader(scripted, ensure, flaky_reruns=1, log_dir=tmp_path)
+    first, second = await grade(grader, task), await grade(grader, task)
+    assert first is second, "the retried verdict is cached"
+    assert ensured == [task.id], "once for both runs, and not for a cached verdict"
+    assert [done.kind for done in scripted.tasks] == ["ensured", "ensured"]
+    assert log_file(tmp_path, task.id, patch_of(b"d")).read_text() == "second"
+    await grade(grader, task, b"another")
+    assert len(ensured) == 2
+
+
+async def test_a_repository_that_cannot_be_made_is_infra_and_asked_for_again(task: Task) -> None:
+    failures = [SandboxError("disk full")]
+
+    async def ensure(asked: Task) -> Task:
+        if failures:
+            raise failures.pop()
+        return asked
+
+    grader = TaskGrader(ScriptedGrader([GOOD]), ensure)
+    lost = await grade(grader, task)
+    assert (lost.kind, lost.reason) == (VerdictKind.INFRA, "SandboxError: disk full")
+    assert (await grade(grader, task)).kind is VerdictKind.SOLVED
