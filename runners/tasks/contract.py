@@ -1,4 +1,4 @@
-"""What a task is, and what a grader answers."""
+"""The contracts of tasks: a problem, a patch, and the verdict of a grader."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True, slots=True)
 class UnittestIds:
-    """The ids are ``module.Class.method`` of unittest; our runner runs them."""
+    """Ids are unittest's ``module.Class.method``; our runner in the sandbox runs them."""
 
     kind: Literal["unittest"] = "unittest"
 
 
 @dataclass(frozen=True, slots=True)
 class EvalScript:
-    """A shell script puts the tests in place and runs them, as SWE-bench does it."""
+    """A shell script that puts the tests in place and runs them, as SWE-bench does."""
 
     kind: Literal["pytest", "swebench"]
-    """Who judges: our plugin in pytest, or the ``swebench`` package's reading of the log."""
+    """The judge: our plugin in pytest, or the log parser of the ``swebench`` package."""
     script: str
     workdir: str
-    """The repository's path as the script knows it; it is put into the sandbox's instead."""
+    """The repository's path in the script; it is replaced by the sandbox's."""
     row: str
-    """What the ``swebench`` package needs besides, as a JSON object of its field names."""
+    """Further fields for the ``swebench`` package: a JSON object by its field names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProScripts:
-    """SWE-bench-Pro: a script runs the selected test files, a parser reads what it printed."""
+    """SWE-bench-Pro: a script runs the selected test files, a parser reads its output."""
 
     run_script: str
     parser: str
@@ -59,22 +59,22 @@ class F2PScript:
 
 
 Grading = UnittestIds | EvalScript | ProScripts | EvalCommand | F2PScript
-"""How a task's tests are run and read; ``graders/`` has one judge per ``kind``."""
+"""Way to run a task's tests and to read them; ``graders/`` has one judge per ``kind``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a repository comes from that is not there yet."""
+    """Source of a repository that is still to be made."""
 
     source: str
-    """Directory, bundle or URL that git can fetch from."""
+    """Directory, bundle or URL from which git can fetch."""
     base_commit: str
     setup: tuple[str, ...] = ()
-    """Shell commands that belong to the base: what they change is no part of a patch."""
+    """Shell commands that belong to the base: their changes are no part of a patch."""
     workdir: str = "/testbed"
-    """The repository's path as the commands know it."""
+    """The repository's path in the commands."""
     image: str | None = None
-    """What the commands are run in, where sandboxes have images."""
+    """Image to run the commands in, where sandboxes have images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Task:
     base_commit: str
     problem_statement: str
     fail_to_pass: tuple[str, ...]
-    """Test ids that fail at the base commit and must pass; what an id is says ``grading``."""
+    """Test ids that fail at the base commit and must pass; ``grading`` fixes the form of an id."""
     pass_to_pass: tuple[str, ...]
     """Test ids that pass at the base commit and must still pass."""
     protected: tuple[str, ...]
@@ -96,37 +96,38 @@ class Task:
     gold_patch: str
     """The reference fix, as a git diff; never shown to the agent."""
     kind: str
-    """The family's own label (kind of bug, repository), for breakdowns."""
+    """Label of the dataset (kind of bug, repository), by which reports group."""
     grading: Grading = UnittestIds()
     origin: Origin | None = None
-    """Set while ``repo`` is still to be made (``workspaces.py``)."""
+    """Set while ``repo`` is still to be made (``task_repositories.py``)."""
     image: str | None = None
-    """What its sandboxes are made from, an image or a template; it has the programs that its tests
-    need. None: what the configuration says. Sandboxes without images never see it (``Workspaces``).
+    """Image or template of its sandboxes, with the programs that its tests need. None: that of the
+    configuration. ``TaskRepositories`` removes it where sandboxes have no images.
     """
     workdir: str | None = None
-    """Where the image has the repository."""
+    """Path of the repository in the image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What the agent changed, against the base commit."""
+    """Changes of the agent against the base commit."""
 
     diff: bytes
-    """``git diff --binary`` against the base: commits, index and untracked files alike; protected
-    paths left out.
+    """``git diff --binary`` against the base, without protected paths. Commits, index and untracked
+    files all count.
     """
     sha256: str
     files: tuple[str, ...]
     tampered: tuple[str, ...]
-    """Protected paths the agent touched (restored for grading, reported)."""
+    """Protected paths that the agent changed; grading restores them, the record reports them."""
     refused: str = ""
-    """Why the change is not graded (too large); ``diff`` is empty then, and the verdict unsolved.
+    """Reason why the change is not graded (too large), else ""; such a patch has an empty ``diff``
+    and the verdict unsolved.
     """
 
 
 class VerdictKind(StrEnum):
-    """What grading found; ``infra`` is not ``unsolved``."""
+    """Finding of a grader; ``infra`` means no grade, which is not ``unsolved``."""
 
     SOLVED = "solved"
     UNSOLVED = "unsolved"
@@ -135,7 +136,7 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The grader's answer."""
+    """Answer of a grader."""
 
     kind: VerdictKind
     fail_to_pass_passed: int
@@ -154,7 +155,7 @@ class Grader(Protocol):
     """Turns a patch into a verdict, in a second, clean sandbox without network."""
 
     async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
-        """Grade; never raises for what the patch does. An infrastructure failure is a verdict of
-        kind infra.
+        """Grade; never raises for anything the patch does. An infrastructure failure is a verdict
+        of kind infra.
         """
         ...

@@ -1,4 +1,7 @@
-"""Rows of a file or of a dataset on the hub, each with its place; nothing is skipped in silence."""
+"""Rows of a file or of a dataset on the hub, each with its location.
+
+Nothing is skipped silently: a malformed row is yielded as its problem.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +15,37 @@ from conf.errors import AgentrlError, ExitCode
 from runners.tasks.hub import fetch_split, is_dataset_name
 
 Rows = Iterator[tuple["RowLocation", dict[str, Any] | str]]
-"""Every row with its place, or in its stead what is wrong with it."""
+"""Every row with its location, or its problem as text."""
 
 
 class DatasetError(AgentrlError):
-    """A dataset cannot be read, or has malformed rows: all of them are named."""
+    """A dataset cannot be read, or has malformed rows; the message names all of them."""
 
     exit_code = ExitCode.DATA_REFUSED
 
 
 @dataclass(frozen=True, slots=True)
 class RowLocation:
-    """Where a row stands."""
+    """Location of a row, printed as ``source:number``."""
 
     source: str
     number: int
-    """Line of a JSONL file, else the row's number; from 1."""
+    """Line in a JSONL file, else the row's number; from 1."""
 
     def __str__(self) -> str:
         return f"{self.source}:{self.number}"
 
 
 def check_path(path: str) -> None:
-    """Raise DatasetError for what neither is a file nor can be a name of the hub."""
+    """Raise DatasetError unless ``path`` is a readable file or may be a name on the hub."""
     file = Path(path)
     if file.is_file():
         if file.suffix not in READERS:
-            raise DatasetError(f"task.path={path} is no .jsonl, .json or .parquet file")
+            raise DatasetError(f"task.path={path} is not a .jsonl, .json or .parquet file")
     elif not is_dataset_name(path) or file.exists() or file.suffix in READERS:
-        raise DatasetError(f"task.path={path}: there is no such file, and it is no name of the hub")
+        raise DatasetError(
+            f"task.path={path}: there is no such file, and it is not a dataset name of the hub"
+        )
 
 
 def read_rows(path: str) -> Rows:
@@ -54,34 +59,37 @@ def read_rows(path: str) -> Rows:
             raise DatasetError(f"task.path={path} cannot be read: {error}") from error
 
 
-def _jsonl(file: Path) -> Rows:
+def _read_jsonl(file: Path) -> Rows:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                yield RowLocation(file.name, number), _object(json.loads(line.rstrip(b"\r\n")))
+                yield (
+                    RowLocation(file.name, number),
+                    _check_object(json.loads(line.rstrip(b"\r\n"))),
+                )
             except json.JSONDecodeError as error:
                 yield (
                     RowLocation(file.name, number),
-                    f"no JSON: {error.msg} at column {error.colno}",
+                    f"not JSON: {error.msg} at column {error.colno}",
                 )
             except ValueError as error:
-                yield RowLocation(file.name, number), f"no JSON: {error}"
+                yield RowLocation(file.name, number), f"not JSON: {error}"
 
 
-def _json(file: Path) -> Rows:
+def _read_json(file: Path) -> Rows:
     try:
         rows = json.loads(file.read_bytes())
     except ValueError as error:
-        raise DatasetError(f"task.path={file}: no JSON: {error}") from error
+        raise DatasetError(f"task.path={file}: not JSON: {error}") from error
     if not isinstance(rows, list):
-        raise DatasetError(f"task.path={file} is no list of rows")
+        raise DatasetError(f"task.path={file} is not a list of rows")
     for number, row in enumerate(rows, 1):
-        yield RowLocation(file.name, number), _object(row)
+        yield RowLocation(file.name, number), _check_object(row)
 
 
-def _parquet(file: Path) -> Rows:
+def _read_parquet(file: Path) -> Rows:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -95,18 +103,18 @@ def _parquet(file: Path) -> Rows:
             for batch in table.iter_batches(batch_size=256):
                 for row in batch.to_pylist():
                     number += 1
-                    yield RowLocation(file.name, number), _object(row)
+                    yield RowLocation(file.name, number), _check_object(row)
     except pyarrow.ArrowException as error:
-        raise DatasetError(f"task.path={file} is no Parquet file: {error}") from error
+        raise DatasetError(f"task.path={file} is not a Parquet file: {error}") from error
 
 
-def _object(row: object) -> dict[str, Any] | str:
-    return row if isinstance(row, dict) else f"a row is an object, not {type(row).__name__}"
+def _check_object(row: object) -> dict[str, Any] | str:
+    return row if isinstance(row, dict) else f"a row must be an object, not {type(row).__name__}"
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {
-    ".jsonl": _jsonl,
-    ".json": _json,
-    ".parquet": _parquet,
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
 }
-"""By the end of a file's name."""
+"""Readers by the suffix of the file's name."""

@@ -1,4 +1,4 @@
-"""Where a configuration's tasks come from."""
+"""Tasks of a configuration: generated, built in, or read from a dataset."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from runners.tasks.loading import (
 
 
 def load_tasks(config: Config) -> list[Task]:
-    """Return the tasks of both splits; generated ones are made once and kept in the user's cache.
+    """Return the tasks of both splits; generated tasks are made once and kept in the user's cache.
 
-    Blocks. Raises TaskRootError, RepositoryError, DatasetError, and ConfigError if they are too few
-    to train on.
+    Blocks. Raises TaskRootError, RepositoryError, DatasetError, and ConfigError if there are too
+    few to train on.
     """
     family = config.task
     if not isinstance(family, BugfixTaskConfig):
@@ -38,19 +38,19 @@ def load_tasks(config: Config) -> list[Task]:
 
 
 def _check_enough(config: Config, found: int) -> None:
-    """Raise ConfigError if a step would need a task twice: a file's length is known only now."""
+    """Raise ConfigError if a step would need a task twice; a file's length is known only now."""
     wanted = config.run.tasks_per_step if config.run.steps else 0
     if found >= wanted:
         return
-    mend = "lower run.tasks_per_step or task.held_out_tasks"
+    fix = "lower run.tasks_per_step or task.held_out_tasks"
     if config.task.kind == "swebench":
-        mend = "it is there to measure (agentrl eval swebench); train on task=jsonl task.path=FILE"
+        fix = "it is for measuring (agentrl eval swebench); train on task=jsonl task.path=FILE"
     has = f"task={config.task.kind} has {found} tasks to train on"
-    raise ConfigError([f"{has}, run.tasks_per_step={wanted}: {mend}"])
+    raise ConfigError([f"{has}, run.tasks_per_step={wanted}: {fix}"])
 
 
 def check_dataset(family: TaskConfig) -> DatasetReport | None:
-    """Read a whole dataset and return what is in it; None for generated tasks.
+    """Read a whole dataset and return a report on it; None for generated tasks.
 
     Raises DatasetError, which names every malformed row.
     """
@@ -62,7 +62,7 @@ def check_dataset(family: TaskConfig) -> DatasetReport | None:
 
 
 def find_dataset(family: FileTask) -> str:
-    """Return the dataset's file or name; the built-in set is made first."""
+    """Return the dataset's file or hub name; the built-in set is made first."""
     if family.path is not None:
         return family.path
     return str(builtin.build(cache_root() / "tasks" / f"swebench-{builtin.VERSION}"))

@@ -1,4 +1,4 @@
-"""Which files a git diff names."""
+"""Paths of a git diff."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ _NAME = re.compile(rf"^(---|\+\+\+|rename from|rename to) ({_QUOTED}|[^\t\n]*)")
 
 @dataclass(frozen=True, slots=True)
 class DiffPaths:
-    """The paths of a diff."""
+    """Paths that a diff names."""
 
     all: frozenset[str]
-    """Before and after."""
+    """Paths before and after."""
     existing: frozenset[str]
-    """Those that are there before it is applied."""
+    """Paths that exist before it is applied."""
 
 
 def read_paths(diff: str) -> DiffPaths:
-    """Return the paths that a diff in git's format names; hunks are passed over."""
+    """Return the paths that a diff in git's format names.
+
+    Hunks are skipped by their line counts, as a changed line may look like a header.
+    """
     before: set[str] = set()
     after: set[str] = set()
     left = [0, 0]
-    """Lines of the present hunk that are still to come: old, new."""
+    """Lines of the current hunk that are still to come: old, new."""
     for line in diff.split("\n"):
         if left[0] > 0 or left[1] > 0:
             left[0] -= line[:1] in ("", " ", "-")
@@ -44,16 +47,14 @@ def read_paths(diff: str) -> DiffPaths:
 
 
 def unquote_path(name: str) -> str:
-    """Return a path as it is: git quotes unusual ones as C strings."""
+    """Return a path without quotes: git writes unusual paths as C strings."""
     if not name.startswith('"'):
         return name
     return os.fsdecode(codecs.escape_decode(name[1:-1].encode())[0])
 
 
 def _header_path(line: str) -> str:
-    """Return the path of a header whose both paths are the same; "" for a rename, which says its
-    names in lines of its own.
-    """
+    """Return the path of a header with equal paths; "" for a rename, which has its own lines."""
     if quoted := _HEADER.match(line):
         old, new = _path(quoted[1]), _path(quoted[2])
     else:

@@ -1,4 +1,4 @@
-"""From rows to tasks; what is malformed, unknown or out of reach is reported, all of it at once."""
+"""Conversion of dataset rows to tasks; every malformed row is reported, all at once."""
 
 from __future__ import annotations
 
@@ -31,44 +31,43 @@ from runners.tasks.swebench import build_eval_script, encode_package_row, parser
 
 FileTask = SwebenchTaskConfig | JsonlTaskConfig
 SHOWN = 20
-"""Faults in the message that stops a run; ``check`` shows all."""
+"""Faults in the message that stops a run; ``agentrl check`` shows all."""
 WORD = re.compile(r"[\w./-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetReport:
-    """What a dataset holds."""
+    """Contents of a dataset: its tasks and its faults."""
 
     path: str
     tasks: tuple[Task, ...]
-    """The good rows, in their order."""
+    """Tasks of the valid rows, in order."""
     faults: tuple[str, ...]
     """``file:line: reason``, one per malformed row."""
     kinds: dict[str, int] = field(default_factory=dict)
-    """Tasks by how they are graded."""
+    """Number of tasks by kind of grading."""
     repositories: dict[str, int] = field(default_factory=dict)
+    """Number of tasks by repository."""
 
 
 def read_dataset(config: FileTask, path: str) -> DatasetReport:
-    """Read a whole dataset and say everything that is wrong with it; raises DatasetError if it
-    cannot be read at all.
-    """
+    """Read a whole dataset and collect all faults; raises DatasetError if it cannot be read."""
     tasks: list[Task] = []
     faults: list[str] = []
     seen: dict[str, str] = {}
-    for place, row in read_rows(path):
+    for location, row in read_rows(path):
         try:
             if isinstance(row, str):
                 raise ValueError(row)
-            read = read_row(row)
-            if read.instance_id in seen:
-                raise ValueError(f"{read.instance_id} is in {seen[read.instance_id]} already")
-            tasks.append(build_task(read, config, beside=Path(path).parent))
-            seen[read.instance_id] = str(place)
+            parsed = read_row(row)
+            if parsed.instance_id in seen:
+                raise ValueError(f"{parsed.instance_id} is in {seen[parsed.instance_id]} already")
+            tasks.append(build_task(parsed, config, beside=Path(path).parent))
+            seen[parsed.instance_id] = str(location)
         except ValidationError as error:
-            faults.append(f"{place}: {_format_errors(error)}")
+            faults.append(f"{location}: {_format_errors(error)}")
         except (ValueError, OSError, SourceError) as error:
-            faults.append(f"{place}: {' '.join(str(error).split())}")
+            faults.append(f"{location}: {' '.join(str(error).split())}")
     return DatasetReport(
         path=path,
         tasks=tuple(tasks),
@@ -79,13 +78,13 @@ def read_dataset(config: FileTask, path: str) -> DatasetReport:
 
 
 def load_dataset(config: FileTask, path: str) -> list[Task]:
-    """Return the tasks of a dataset without fault.
+    """Return the tasks of a dataset that has no fault.
 
-    Raises DatasetError, which names every fault, and ToolboxError.
+    Raises DatasetError, which names every fault, and PytestMissingError.
     """
     report = read_dataset(config, path)
     raise_for_faults(report, shown=SHOWN)
-    pytest_mounts()  # now, rather than in every sandbox
+    pytest_mounts()  # raises now rather than in every sandbox
     train = 0
     if isinstance(config, JsonlTaskConfig):
         train = len(report.tasks) - config.held_out_tasks
@@ -101,11 +100,11 @@ def load_dataset(config: FileTask, path: str) -> list[Task]:
 
 
 def raise_for_faults(report: DatasetReport, *, shown: int | None = None) -> None:
-    """Raise DatasetError, which names the malformed rows, if there are any; or no row at all."""
+    """Raise DatasetError if there are malformed rows, which it names, or no row at all."""
     if report.faults:
         lines = list(report.faults[:shown])
         if more := len(report.faults) - len(lines):
-            lines.append(f"… and {more} more: agentrl check names them all")
+            lines.append(f"… and {more} more: agentrl check names all of them")
         number = len(report.faults)
         rows = f"{number} malformed row{'s' if number > 1 else ''}"
         raise DatasetError(f"{report.path} has {rows}:\n" + "\n".join(lines))
@@ -175,7 +174,7 @@ def _read_script(text: str, path: str, beside: Path, name: str) -> str:
 
 
 def _protected_paths(row: AnyRow) -> tuple[str, ...]:
-    """Return the files that decide: of the test patch, of test ids, and what a command names."""
+    """Return the paths that decide the verdict: of the test patch, test ids and test commands."""
     found: set[str] = set()
     if isinstance(row, SwebenchRow):
         found |= read_paths(row.test_patch).all
@@ -190,7 +189,7 @@ def _protected_paths(row: AnyRow) -> tuple[str, ...]:
 
 
 def _format_errors(error: ValidationError) -> str:
-    """Return pydantic's complaints in one line."""
+    """Return pydantic's errors in one line."""
     return "; ".join(
         f"{'.'.join(str(part) for part in fault['loc']) or 'the row'}: {fault['msg']}"
         for fault in error.errors()

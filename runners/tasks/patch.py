@@ -1,10 +1,9 @@
-"""What an agent changed, as a diff against the pinned base commit.
+"""Capture of an agent's changes as a diff against the pinned base commit.
 
-Commits, the index, untracked files, deletions, modes and binaries all count: the work tree is what
-is compared, and no matter what the agent did to ``.git``, nothing of it is read. Git runs with a
-repository of our own making (configuration, attributes, index, a place for new objects) that
-borrows the pristine repository's objects; an agent's hooks, filters, fsmonitor, attributes and
-nested repositories have no say. No symbolic link is followed.
+The work tree is compared, so commits, the index, untracked files, deletions, modes and binaries all
+count. The agent's ``.git`` is never read: git runs with a repository of ours (configuration,
+attributes, index, new objects) that borrows the pristine repository's objects. So an agent's hooks,
+filters, fsmonitor, attributes and nested repositories have no effect. No symbolic link is followed.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from runners.tasks.diffs import unquote_path
 from runners.tasks.protection import FILE_LIMIT, escape_path, find_tampered, walk_entries
 
 DIFF_LIMIT = 2 << 20
-"""Bytes; a patch beyond it is refused. SWE-bench's largest reference patch has 0.2 MB."""
+"""Bytes; a larger patch is refused. SWE-bench's largest reference patch has 0.2 MB."""
 ENTRY_LIMIT = 50_000
-"""New directories and files beyond the repository's own."""
+"""Limit of directories and files beyond the repository's own."""
 GIT_S = 60.0
-LEFT_OUT = (":(exclude,glob)**/__pycache__/**", ":(exclude,glob)**/*.pyc")
-"""Python writes these by itself."""
+EXCLUDED_CACHES = (":(exclude,glob)**/__pycache__/**", ":(exclude,glob)**/*.pyc")
+"""Pathspecs of files that Python writes by itself."""
 
 CONFIG = """\
 [core]
@@ -48,16 +47,17 @@ looseCompression = 0
 fsync = none
 """
 ATTRIBUTES = "* -text !eol !filter !ident !working-tree-encoding !diff !whitespace\n"
-"""Bytes as they are: info/attributes goes before any .gitattributes of the work tree."""
+"""No conversion of any byte: info/attributes overrides the work tree's .gitattributes."""
 
 
 class PatchError(AgentrlError):
-    """The change could not be captured; not the agent's doing."""
+    """The change could not be captured, and not through the agent's fault."""
 
 
 async def capture_patch(task: Task, sandbox: Sandbox) -> Patch:
-    """Return the patch of a sandbox in which nothing runs any more; raises PatchError and
-    SandboxError. One that is too large to be looked at is too large to be graded.
+    """Return the patch of a sandbox in which nothing runs any more.
+
+    A work tree that is too large to copy gives a refused patch. Raises PatchError and SandboxError.
     """
     try:
         async with sandbox.on_host(leave_out=(".git",)) as workspace:
@@ -69,20 +69,20 @@ async def capture_patch(task: Task, sandbox: Sandbox) -> Patch:
 async def diff_workspace(task: Task, workspace: Path) -> Patch:
     """Return the patch of a workspace in which nothing runs any more; raises PatchError.
 
-    A change that is too large to be graded is a patch without diff, whose ``refused`` says why.
+    A change that is too large gives a patch without diff, with the reason in ``refused``.
     """
     return await asyncio.to_thread(_diff_workspace, task, workspace)
 
 
 def _diff_workspace(task: Task, workspace: Path) -> Patch:
     try:
-        forbidden = find_tampered(task, workspace)
-        tampered = tuple(escape_path(path) for path in forbidden)
+        changed = find_tampered(task, workspace)
+        tampered = tuple(escape_path(path) for path in changed)
         survey = _survey_work_tree(task, workspace)
         if survey.refused:
             return make_refused_patch(survey.refused, tampered)
         shielded = {
-            _highest_replaced(workspace, path.rstrip("/")) for path in (*task.protected, *forbidden)
+            _highest_replaced(workspace, path.rstrip("/")) for path in (*task.protected, *changed)
         }
         excluded = sorted(shielded.union(survey.excluded))
         with tempfile.TemporaryDirectory(dir=workspace.parent) as scratch:
@@ -92,23 +92,23 @@ def _diff_workspace(task: Task, workspace: Path) -> Patch:
 
 
 def make_refused_patch(reason: str, tampered: tuple[str, ...] = ()) -> Patch:
-    """Return the patch that stands for a change that is not graded."""
+    """Return the empty patch of a change that is not graded."""
     empty = hashlib.sha256(b"").hexdigest()
     return Patch(diff=b"", sha256=empty, files=(), tampered=tampered, refused=reason)
 
 
-# --- the work tree, looked at without git ------------------------------------------------------
+# --- the work tree, walked without git ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Survey:
     excluded: tuple[str, ...]
-    """Nested repositories, which git would record as submodules and look into."""
+    """Nested repositories, which git would read and record as submodules."""
     refused: str
 
 
 def _survey_work_tree(task: Task, workspace: Path) -> _Survey:
-    """Walk the work tree once: find what git must not see, and what is too large for it."""
+    """Walk the work tree once; find paths that git must not see or that are too large for it."""
     excluded: list[str] = []
     number = 0
     for relative, entry in walk_entries(str(workspace)):
@@ -117,7 +117,7 @@ def _survey_work_tree(task: Task, workspace: Path) -> _Survey:
             return _Survey((), f"the workspace has more than {ENTRY_LIMIT} new files")
         if entry.name.lower() == ".git":
             parent = relative.rpartition("/")[0]
-            if not (task.repo / parent).is_dir():  # in a tracked directory git overlooks it
+            if not (task.repo / parent).is_dir():  # git itself skips one in a tracked directory
                 excluded.append(parent)
             continue
         info = entry.stat(follow_symlinks=False)
@@ -154,10 +154,12 @@ def _diff(
 ) -> Patch:
     git = _Git(task, workspace, scratch)
     literal = [f":(exclude,literal){path}" for path in excluded]
-    # 1 means that some file could not be added (a FIFO in the place of a file): it stays as it was.
-    git.run("add", "--all", "--ignore-errors", "--", ".", *LEFT_OUT, *literal, fine=(0, 1))
+    # Exit code 1: git could not add some file (for example a FIFO); that path stays as it was.
+    git.run(
+        "add", "--all", "--ignore-errors", "--", ".", *EXCLUDED_CACHES, *literal, accepted=(0, 1)
+    )
     diff, raw = git.difference(task.base_commit)
-    if not _is_utf8(diff):  # a Latin-1 file: base85 survives where only text is kept
+    if not _is_utf8(diff):  # of a Latin-1 file: as a binary patch it survives text-only stores
         (scratch / "info/attributes").write_text(f"{ATTRIBUTES.rstrip()} -diff\n")
         diff, raw = git.difference(task.base_commit)
     if len(diff) > DIFF_LIMIT:
@@ -172,7 +174,7 @@ def _diff(
 
 
 def _highest_replaced(workspace: Path, relative: str) -> str:
-    """Return a protected path, or the parent of it that the agent made something else of."""
+    """Return a protected path, or its highest parent that the agent replaced by a non-directory."""
     parts = relative.split("/")
     for end in range(1, len(parts)):
         at = workspace.joinpath(*parts[:end])
@@ -182,7 +184,7 @@ def _highest_replaced(workspace: Path, relative: str) -> str:
 
 
 def _path_of(line: bytes) -> str:
-    """Return the path in a line of ``--raw``."""
+    """Return the path of a line of ``--raw``."""
     return unquote_path(os.fsdecode(line.partition(b"\t")[2]))
 
 
@@ -195,7 +197,7 @@ def _is_utf8(diff: bytes) -> bool:
 
 
 class _Git:
-    """Git on the agent's files with a repository of ours."""
+    """Git on the agent's work tree with a repository of ours."""
 
     def __init__(self, task: Task, workspace: Path, scratch: Path) -> None:
         self._environment = {
@@ -205,14 +207,14 @@ class _Git:
         init_git_dir(scratch)
         pristine = task.repo / ".git"
         (scratch / "objects/info/alternates").write_text(f"{pristine / 'objects'}\n")
-        # The index says which files are tracked although .gitignore names them.
+        # The pristine index: without it, tracked files that .gitignore names would be left out.
         if (pristine / "index").exists():
             shutil.copyfile(pristine / "index", scratch / "index")
         else:
             self.run("read-tree", task.base_commit)
 
     def difference(self, base_commit: str) -> tuple[bytes, bytes]:
-        """Return index against base: the diff, and the lines of ``--raw``."""
+        """Return the difference of index and base: the diff, and the lines of ``--raw``."""
         output = self.run(
             *("diff-index", "--cached", "--raw", "--patch", "--binary", "--full-index"),
             *("--no-color", "--no-renames", "--no-ext-diff", "--no-textconv"),
@@ -221,17 +223,17 @@ class _Git:
         raw, _, diff = output.partition(b"\n\n") if output else (b"", b"", b"")
         return diff, raw
 
-    def run(self, *arguments: str, fine: tuple[int, ...] = (0,)) -> bytes:
+    def run(self, *arguments: str, accepted: tuple[int, ...] = (0,)) -> bytes:
         """Run git and return its output; raises PatchError."""
         done = run_git(self._environment, *arguments)
-        if done.returncode not in fine:
-            said = done.stderr[-400:].decode(errors="replace").strip()
-            raise PatchError(f"git {arguments[0]} ended with {done.returncode}: {said}")
+        if done.returncode not in accepted:
+            output = done.stderr[-400:].decode(errors="replace").strip()
+            raise PatchError(f"git {arguments[0]} ended with {done.returncode}: {output}")
         return done.stdout
 
 
 def init_git_dir(git_dir: Path) -> None:
-    """Make the least that git takes for a repository: no history, no conversions."""
+    """Make the minimum that git accepts as a repository: no history, no conversions."""
     for name in ("refs", "info", "objects/info"):
         (git_dir / name).mkdir(parents=True)
     (git_dir / "HEAD").write_text("ref: refs/heads/none\n")
@@ -240,7 +242,7 @@ def init_git_dir(git_dir: Path) -> None:
 
 
 def git_environment(git_dir: Path, work_tree: Path) -> dict[str, str]:
-    """Return an environment in which git reads no configuration but that of ``git_dir``."""
+    """Return an environment in which git reads only the configuration of ``git_dir``."""
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "LC_ALL": "C",

@@ -1,4 +1,4 @@
-"""A patch as a rollout's record keeps it: text for people, exact bytes for grading it again."""
+"""Encoding of a patch in a rollout's record: text for people, exact bytes for grading it again."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from runners.tasks.contract import Patch
 
 BYTES, REFUSED = "patch_base64", "patch_refused"
-"""Keys of a record's ``extra``; each is there only where the text does not say it."""
+"""Keys of a record's ``extra``; each is set only if the text alone would lose it."""
 
 
 def encode_patch_text(patch: Patch) -> str:
-    """Return the diff as text; bytes that are no UTF-8 show as U+FFFD."""
+    """Return the diff as text; bytes that are not UTF-8 become U+FFFD."""
     return patch.diff.decode("utf-8", "replace")
 
 
 def encode_patch_extra(patch: Patch) -> dict[str, str]:
-    """Return what the text does not say: a diff that is no UTF-8 (a changed Latin-1 file has such
-    lines), and why a patch is not graded.
+    """Return the fields that the text lacks: the bytes of a diff that is not UTF-8 (of a Latin-1
+    file, for example), and the reason why a patch is not graded.
     """
     extra: dict[str, str] = {}
     if encode_patch_text(patch).encode() != patch.diff:
@@ -31,7 +31,7 @@ def encode_patch_extra(patch: Patch) -> dict[str, str]:
 
 
 def decode_patch(text: str, extra: Mapping[str, Any]) -> Patch:
-    """Return the patch of a record, byte for byte; it names no files (its diff does)."""
+    """Return the patch of a record, byte for byte; ``files`` is empty, as the diff names them."""
     diff = base64.b64decode(extra[BYTES]) if BYTES in extra else text.encode()
     return Patch(
         diff=diff,

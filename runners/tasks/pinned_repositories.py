@@ -1,8 +1,8 @@
-"""The pristine repository of a task: one commit and what came before it, and nothing else.
+"""Pristine repositories: one commit and its history, nothing else.
 
 Only what the base commit reaches is fetched, into a new repository without remotes, tags, other
-branches or reflogs: the future (the fix among it) is not hidden but absent. The work tree has the
-blobs' bytes as they are. A repository is complete or absent; commit ids name content, so the same
+branches or reflogs. So later commits, the fix among them, are not hidden but absent. The work tree
+has the blobs' exact bytes. A repository is complete or absent; as commit ids name content, each
 commit is made once per user.
 """
 
@@ -29,33 +29,35 @@ CONFIG = """\
 [gc]
 \tauto = 0
 """
-TRUSTING = "[safe]\n\tdirectory = *\n"
-"""The source may belong to another user; git runs none of its hooks to read it."""
+TRUST_CONFIG = "[safe]\n\tdirectory = *\n"
+"""Lets git read a source of another user; reading runs none of its hooks."""
 TRANSPORTS = "file:git:http:https:ssh"
 BRANCH = "main"
 
 
 class SourceError(AgentrlError):
-    """A repository cannot be had from where it should come from."""
+    """A repository cannot be fetched from its source."""
 
     exit_code = ExitCode.DATA_REFUSED
 
 
-def find_source(row_says: str, repo: str, beside: Path, repositories: Path | None) -> str:
-    """Return where to fetch a repository from: the row's ``repo_path`` (relative to its file) or
-    URL, else what ``repositories`` has for ``owner/name``; raises SourceError.
+def find_source(row_path: str, repo: str, beside: Path, repositories: Path | None) -> str:
+    """Return the source of a repository; raises SourceError.
+
+    It is the row's ``repo_path`` (a URL, or a path relative to the row's file), else the clone of
+    ``owner/name`` in the directory ``repositories``.
     """
-    if "://" in row_says:
-        return row_says
-    if row_says:
-        path = beside / row_says
+    if "://" in row_path:
+        return row_path
+    if row_path:
+        path = beside / row_path
         if not path.exists():
-            raise SourceError(f"repo_path={row_says}: there is no {path}")
+            raise SourceError(f"repo_path={row_path}: there is no {path}")
         return str(path.resolve())
     if repositories is None:
         raise SourceError(
-            f"nothing says where {repo or 'its repository'} is: give the row a repo_path, or set "
-            "task.repositories to a directory of clones"
+            f"the source of {repo or 'its repository'} is unknown: give the row a repo_path, or "
+            "set task.repositories to a directory of clones"
         )
     names = [repo, repo.replace("/", "__"), repo.rpartition("/")[2]]
     for path in (
@@ -78,20 +80,19 @@ def read_head(source: str) -> str:
             command, env=environment, capture_output=True, timeout=FETCH_S, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise SourceError(f"cannot ask {source} for its HEAD: {error}") from error
+        raise SourceError(f"cannot read the HEAD of {source}: {error}") from error
     commit = done.stdout[:40].decode(errors="replace")
     if done.returncode or len(commit) < 40:
-        raise SourceError(f"{source} is no git repository with a HEAD")
+        raise SourceError(f"{source} is not a git repository with a HEAD")
     return commit
 
 
 def make_pinned_repository(
     source: str, commit: str, target: Path, *, also: tuple[str, ...] = ()
 ) -> None:
-    """Make ``target`` a repository at ``commit`` with the history of it (and of the commits
-    ``also``, as far as the source has them), checked out; does nothing if it is there.
+    """Make ``target`` a checked-out repository at ``commit`` with its history, unless it exists.
 
-    Blocks. Raises SourceError.
+    ``also``: further commits to fetch, if the source has them. Blocks. Raises SourceError.
     """
     if target.exists():
         return
@@ -123,8 +124,8 @@ def _fetch_and_check_out(source: str, commit: str, repo: Path, also: tuple[str, 
     (folder / "config").write_text(CONFIG)
     with _ByteExactGit(repo) as git:
         with tempfile.TemporaryDirectory(dir=repo.parent) as scratch:
-            if source.endswith(".bundle"):  # a bundle answers only to its heads
-                git("clone", "--quiet", "--mirror", source, f"{scratch}/clone", apart=True)
+            if source.endswith(".bundle"):  # git fetches only the heads of a bundle, not any commit
+                git("clone", "--quiet", "--mirror", source, f"{scratch}/clone", outside=True)
                 source = f"{scratch}/clone"
             _fetch(git, source, commit)
             for extra in also:
@@ -132,7 +133,7 @@ def _fetch_and_check_out(source: str, commit: str, repo: Path, also: tuple[str, 
         git("update-ref", f"refs/heads/{BRANCH}", commit)
         git("read-tree", commit)
         git("checkout-index", "--all", "--force")
-        git("update-index", "-q", "--refresh", fine=(0, 1))
+        git("update-index", "-q", "--refresh", accepted=(0, 1))
     for name in ("FETCH_HEAD", "ORIG_HEAD", "shallow", "description"):
         (folder / name).unlink(missing_ok=True)
     for name in ("branches", "hooks", "logs"):
@@ -140,17 +141,17 @@ def _fetch_and_check_out(source: str, commit: str, repo: Path, also: tuple[str, 
 
 
 def _fetch(git: _ByteExactGit, source: str, commit: str, *, needed: bool = True) -> None:
-    said = git(
+    output = git(
         *("-c", "fetch.writeCommitGraph=false", "fetch", "--quiet", "--no-tags", "--no-auto-gc"),
         *("--no-write-fetch-head", "--no-recurse-submodules", "--", source, commit),
-        fine=(0,) if needed else (0, 1, 128),
+        accepted=(0,) if needed else (0, 1, 128),
     )
-    if needed and git("cat-file", "-t", commit, fine=(0, 128)).strip() != "commit":
-        raise SourceError(f"{source} has no commit {commit}: fetch it there ({said.strip()})")
+    if needed and git("cat-file", "-t", commit, accepted=(0, 128)).strip() != "commit":
+        raise SourceError(f"{source} has no commit {commit}: fetch it there ({output.strip()})")
 
 
 class _ByteExactGit:
-    """Git on a repository of ours, with bytes as they are for as long as it is entered."""
+    """Git on a repository of ours; within the ``with`` block it converts no byte."""
 
     def __init__(self, repo: Path) -> None:
         self._attributes = repo / ".git/info/attributes"
@@ -166,23 +167,25 @@ class _ByteExactGit:
     def __enter__(self) -> _ByteExactGit:
         self._attributes.parent.mkdir(exist_ok=True)
         self._attributes.write_text(ATTRIBUTES)
-        handle, self._trusting = tempfile.mkstemp()
-        os.write(handle, TRUSTING.encode())
+        handle, self._trust_config = tempfile.mkstemp()
+        os.write(handle, TRUST_CONFIG.encode())
         os.close(handle)
-        self._environment["GIT_CONFIG_GLOBAL"] = self._trusting
+        self._environment["GIT_CONFIG_GLOBAL"] = self._trust_config
         return self
 
     def __exit__(self, *_: object) -> None:
         self._attributes.unlink(missing_ok=True)
-        Path(self._trusting).unlink(missing_ok=True)
+        Path(self._trust_config).unlink(missing_ok=True)
 
-    def __call__(self, *arguments: str, fine: tuple[int, ...] = (0,), apart: bool = False) -> str:
-        """Run git, ``apart`` from the repository; raises SourceError with what it said."""
+    def __call__(
+        self, *arguments: str, accepted: tuple[int, ...] = (0,), outside: bool = False
+    ) -> str:
+        """Run git, or run it ``outside`` the repository; raises SourceError with its output."""
         environment = dict(self._environment)
-        if apart:
+        if outside:
             del environment["GIT_DIR"]
         done = run_git(environment, *arguments, deadline_s=FETCH_S)
-        if done.returncode not in fine:
-            said = done.stderr[-400:].decode(errors="replace").strip()
-            raise SourceError(f"git {' '.join(arguments)[:200]} failed: {said}")
+        if done.returncode not in accepted:
+            output = done.stderr[-400:].decode(errors="replace").strip()
+            raise SourceError(f"git {' '.join(arguments)[:200]} failed: {output}")
         return done.stdout.decode(errors="replace")

@@ -1,9 +1,9 @@
-"""What of a work tree decides about the tests, and is therefore not the agent's to change.
+"""Protected paths: the parts of a work tree that decide the tests, so an agent may not change them.
 
 Protected are the task's own paths (the tests), whatever configures pytest, and whatever Python
-would import instead of a test, of pytest or of its own library. A patch leaves these out and names
-them; grading puts them back, whoever made the patch. Configuration that the reference patch changes
-is free.
+would import instead of a test, of pytest or of its own library. A patch leaves these paths out and
+names them; grading restores them, whoever made the patch. Configuration that the reference patch
+changes is not protected.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from runners.tasks.contract import Task, UnittestIds
 from runners.tasks.diffs import read_paths
 
 FILE_LIMIT = 8 << 20
-"""A changed file beyond it is refused before git reads it."""
+"""Bytes; a larger changed file is refused before git reads it."""
 PLUGINS = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
-"""Run by pytest or Python without being asked for."""
+"""Files that pytest or Python runs without being asked to."""
 SETTINGS = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
 SHARED: dict[str, tuple[str, ...]] = {
     "tox.ini": ("pytest",),
     "setup.cfg": ("tool:pytest",),
     "pyproject.toml": ("tool", "pytest"),
 }
-"""Files of which only a section is pytest's: INI sections, or the path of a TOML table."""
+"""Files of which pytest reads one part: INI sections, or the path of a TOML table."""
 PLUGIN = "agentrl_report"
 """Our pytest plugin."""
 TOOLS = frozenset(
     {
         *(PLUGIN, "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"),
-        # what the pytest of an image may be of, or need: 3.6 and later
+        # parts and dependencies of the pytest that an image may have, from 3.6 on
         *("atomicwrites", "attr", "attrs", "exceptiongroup", "funcsigs", "importlib_metadata"),
         *("more_itertools", "pathlib2", "pkg_resources", "pyparsing", "setuptools", "six", "toml"),
         *("tomli", "typing_extensions", "wcwidth", "zipp"),
-        *("asynchat", "asyncore", "distutils", "imp", "smtpd"),  # of Python until 3.11
+        *("asynchat", "asyncore", "distutils", "imp", "smtpd"),  # in Python until 3.11
     }
 )
-"""``python -m pytest`` looks for these in the work tree first: before our plugin is there."""
+"""Modules that ``python -m pytest`` imports from the work tree first, before our plugin runs."""
 SKIPPED = frozenset({".git", "__pycache__"})
 
 
 def find_tampered(task: Task, workspace: Path) -> tuple[str, ...]:
-    """Return the protected paths that are not what they were, new ones included, sorted."""
+    """Return the protected paths that were changed or added, sorted."""
     others = set(_shadows(task, workspace))
     if not isinstance(task.grading, UnittestIds):  # unittest reads none of these
         others |= set(_configuration(task, workspace))
@@ -56,13 +56,13 @@ def find_tampered(task: Task, workspace: Path) -> tuple[str, ...]:
 
 
 def escape_path(path: str) -> str:
-    """Return a path as text that can be stored: bytes that are no UTF-8 are escaped."""
+    """Return a path as text that can be stored: bytes that are not UTF-8 are escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def walk_entries(root: str, relative: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield every entry below ``root`` but the top ``.git``, Python's caches, and what is in nested
-    repositories; directories are made readable.
+    """Yield every entry below ``root`` except the top ``.git``, Python's caches and the contents of
+    nested ``.git`` directories; makes directories readable on the way.
     """
     os.chmod(root, os.stat(root).st_mode | stat.S_IRWXU)  # noqa: PTH101, PTH116
     with os.scandir(root) as found:
@@ -83,7 +83,7 @@ def _tests(task: Task, workspace: Path) -> Iterator[str]:
 
 
 def _configuration(task: Task, workspace: Path) -> Iterator[str]:
-    """Yield what configures pytest, or runs unasked, and is not what it was."""
+    """Yield the changed paths that configure pytest or run unasked."""
     places = {path for path, entry in walk_entries(str(workspace)) if _configures(entry.name)}
     for folder, directories, files in os.walk(task.repo):
         directories[:] = [name for name in directories if name not in SKIPPED]
@@ -103,7 +103,10 @@ def _configures(name: str) -> bool:
 
 
 def _section(path: Path) -> object:
-    """Return pytest's part of a shared file: None if it has none; unreadable ones equal nothing."""
+    """Return pytest's part of a shared file, None if it has none.
+
+    An unreadable file gives a new object, which equals nothing: it counts as changed.
+    """
     if not os.path.lexists(path):
         return None
     if path.is_symlink() or not path.is_file() or path.stat().st_size > FILE_LIMIT:
@@ -121,7 +124,7 @@ def _section(path: Path) -> object:
 
 
 def _shadows(task: Task, workspace: Path) -> Iterator[str]:
-    """Yield new files that Python would import instead of a test, a tool or its own library."""
+    """Yield new paths that Python would import instead of a test, a tool or its own library."""
     taken = sys.stdlib_module_names | TOOLS
     for name in _importable(workspace):
         if name.partition(".")[0] in taken and not os.path.lexists(task.repo / name):
@@ -140,7 +143,7 @@ def _shadows(task: Task, workspace: Path) -> Iterator[str]:
 
 
 def _importable(folder: Path) -> list[str]:
-    """Return the names in a directory that ``import`` would look at."""
+    """Return the names in a directory that ``import`` considers."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as found:
@@ -152,7 +155,7 @@ def _importable(folder: Path) -> list[str]:
 
 
 def _contents(root: Path, relative: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
-    """Yield path → (kind and mode, content) of what is at a path, links not followed."""
+    """Yield path → (kind and mode, content) of everything at a path; follows no link."""
     if _parent_is_no_directory(root, relative):
         return
     path = root / relative
@@ -175,7 +178,7 @@ def _contents(root: Path, relative: str) -> Iterator[tuple[str, tuple[str, bytes
 
 
 def _parent_is_no_directory(root: Path, relative: str) -> bool:
-    """Whether a path leads through something that is no directory of this tree."""
+    """Whether a parent of a path is not a directory of this tree."""
     at = root
     for part in relative.split("/")[:-1]:
         at = at / part

@@ -1,6 +1,6 @@
 """pytest for sandboxes whose Python has none: the host's own, mounted read-only.
 
-Only pytest and what it imports is mounted, without metadata, so no plugin loads itself.
+Only pytest and its imports are mounted, without package metadata, so no plugin loads by itself.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ NEEDED = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 
 class PytestMissingError(AgentrlError):
-    """Something that sandboxes need is not installed here."""
+    """A package that sandboxes need from the host is not installed."""
 
     exit_code = ExitCode.PREFLIGHT
 
 
 @cache
 def pytest_mounts() -> dict[str, Path]:
-    """Return what to mount so that ``python -m pytest`` works with ``pytest_environment``; raises
-    ToolboxError.
+    """Return the mounts with which ``python -m pytest`` works, given ``pytest_environment``.
+
+    Raises PytestMissingError.
     """
     mounts = {}
     for name in NEEDED:
@@ -42,12 +43,12 @@ def pytest_mounts() -> dict[str, Path]:
 
 
 def pytest_environment() -> dict[str, str]:
-    """Return the variables with which Python finds the mounts."""
+    """Return the variables by which Python finds the mounts."""
     return {"PYTHONPATH": SITE}
 
 
 def agent_mounts(task: Task) -> dict[str, Path]:
-    """Return what an agent needs to run the task's tests itself; raises ToolboxError."""
+    """Return the mounts an agent needs to run the task's tests; raises PytestMissingError."""
     return {} if isinstance(task.grading, UnittestIds) or task.image else pytest_mounts()
 
 
@@ -57,7 +58,7 @@ def agent_environment(task: Task) -> dict[str, str]:
 
 
 def filter_mounts(mounts: Mapping[str, Path], image: str | None) -> dict[str, Path]:
-    """Return mounts without our pytest where an image has its own."""
+    """Return the mounts, without our pytest if an image has its own."""
     return {
         inside: host
         for inside, host in mounts.items()
@@ -65,8 +66,12 @@ def filter_mounts(mounts: Mapping[str, Path], image: str | None) -> dict[str, Pa
     }
 
 
-def rewrite_paths(text: str, workdir: str, here: str) -> str:
-    """Return a script with the repository's path put where it is in this sandbox."""
+def rewrite_paths(text: str, workdir: str, sandbox_workdir: str) -> str:
+    """Return a script with the repository's path replaced by its path in this sandbox.
+
+    >>> rewrite_paths("cd /testbed && ls /testbed2", "/testbed", "/workspace")
+    'cd /workspace && ls /testbed2'
+    """
     if not workdir.strip("/"):
         return text
-    return re.sub(rf"(?<![\w./-]){re.escape(workdir)}(?![\w.-])", lambda _: here, text)
+    return re.sub(rf"(?<![\w./-]){re.escape(workdir)}(?![\w.-])", lambda _: sandbox_workdir, text)

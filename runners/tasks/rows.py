@@ -1,9 +1,8 @@
-"""The schemas of task rows: SWE-bench's (5.x and classic), SWE-bench-Pro's, and rows with a command
-or a script.
+"""Schemas of task rows: SWE-bench (5.x and classic), SWE-bench-Pro, rows with a command or script.
 
-A row may be flat, or have its fields in ``metadata`` and ``metadata.remote_env_info`` (the inner
-ones win nothing: a field counts where it is found first, from outside in). Which schema it has,
-its fields say. Unknown fields are ignored: published datasets have many.
+A row may be flat, or have fields in ``metadata`` and ``metadata.remote_env_info``; of a field that
+occurs twice, the outer one counts. The schema is told by the fields. Unknown fields are ignored,
+as published datasets have many.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 ID_LIMIT = 256
-"""A longer label is no id."""
+"""Characters; a longer label is not an id."""
 
 
-def _names(value: object) -> object:
-    """Read a list that is written as JSON text, or as Python's (SWE-bench-Pro on the hub)."""
+def _read_list(value: object) -> object:
+    """Return a list that may be JSON text or, as in SWE-bench-Pro, the text of a Python literal."""
     if isinstance(value, str):
-        value = _parsed(value)
+        value = _parse_literal(value)
     return tuple(value) if isinstance(value, list) else value
 
 
-def _parsed(text: str) -> object:
+def _parse_literal(text: str) -> object:
     for read in (json.loads, ast.literal_eval):
         try:
             return read(text)
@@ -35,28 +34,28 @@ def _parsed(text: str) -> object:
     raise ValueError("is neither a list nor the JSON text of one")
 
 
-def _lines(value: object) -> object:
-    """Read commands: a list, or one text in which newlines may be escaped."""
+def _read_commands(value: object) -> object:
+    """Return commands: a list, or one text in which newlines may be escaped."""
     if isinstance(value, str):
         return (value.replace("\\n", "\n"),) if value.strip() else ()
     return tuple(value) if isinstance(value, list) else value
 
 
-def _text(value: object) -> object:
+def _empty_if_none(value: object) -> object:
     return "" if value is None else value
 
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
-NameList = Annotated[tuple[Name, ...], BeforeValidator(_names)]
-Commands = Annotated[tuple[str, ...], BeforeValidator(_lines)]
-Text = Annotated[str, BeforeValidator(_text)]
+NameList = Annotated[tuple[Name, ...], BeforeValidator(_read_list)]
+Commands = Annotated[tuple[str, ...], BeforeValidator(_read_commands)]
+Text = Annotated[str, BeforeValidator(_empty_if_none)]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-"""It names sandboxes, files and directories."""
+"""An id that can name sandboxes, files and directories."""
 
 
 class Row(BaseModel):
-    """What every row has."""
+    """Fields of every row."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
 
@@ -71,14 +70,14 @@ class Row(BaseModel):
     patch: Text = ""
     """The reference fix."""
     workdir: Text = "/testbed"
-    """The repository's path as commands know it."""
+    """The repository's path in commands."""
     pre_commands: Commands = ()
     image: Text = ""
-    """What it is run in, where sandboxes have images."""
+    """Image of its sandboxes, where sandboxes have images."""
 
 
 class SwebenchRow(Row):
-    """SWE-bench. 5.x rows say how they are run, classic rows leave it to the harness."""
+    """SWE-bench. Rows of 5.x have their eval script, classic rows leave it to the harness."""
 
     base_commit: Commit
     test_patch: Name
@@ -107,7 +106,7 @@ class ProRow(Row):
 
 
 class CommandRow(Row):
-    """Solved is what a shell command ends with exit code 0."""
+    """A row that is solved if a shell command ends with exit code 0."""
 
     eval_cmd: Name
     fail_to_pass: NameList = Field(default=(), alias="FAIL_TO_PASS")
@@ -115,7 +114,7 @@ class CommandRow(Row):
 
 
 class ScriptRow(Row):
-    """Solved is what a Python program ends with exit code 0."""
+    """A row that is solved if a Python program ends with exit code 0."""
 
     f2p_script: Name
 
@@ -125,7 +124,7 @@ _PRO = {"fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS"}
 
 
 def read_row(row: Mapping[str, Any]) -> AnyRow:
-    """Return the row in its schema; raises ValueError (pydantic's too) with everything wrong."""
+    """Return the row in its schema; raises ValueError (also pydantic's) that names every fault."""
     fields = _flatten(row)
     if "run_script" in fields or "run_script_path" in fields:
         for ours, theirs in _PRO.items():
@@ -140,13 +139,13 @@ def read_row(row: Mapping[str, Any]) -> AnyRow:
     if "test_patch" in fields or "FAIL_TO_PASS" in fields:
         return SwebenchRow.model_validate(fields)
     raise ValueError(
-        "nothing says how it is graded: it needs FAIL_TO_PASS and test_patch (SWE-bench), "
+        "its grading is unknown: it needs FAIL_TO_PASS and test_patch (SWE-bench), "
         "run_script and parser_script (SWE-bench-Pro), eval_cmd, or f2p_script"
     )
 
 
 def _flatten(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's fields from outside in; empty ones are absent."""
+    """Return the fields of all layers, the outer layer first; empty fields are absent."""
     layers = [row]
     for name in ("metadata", "remote_env_info", "swepro"):
         inner = next((layer[name] for layer in reversed(layers) if layer.get(name)), None)
@@ -155,7 +154,7 @@ def _flatten(row: Mapping[str, Any]) -> dict[str, Any]:
         if inner is None:
             continue
         if not isinstance(inner, Mapping):
-            raise ValueError(f"{name} is no object")
+            raise ValueError(f"{name} is not an object")
         layers.append(inner)
     fields: dict[str, Any] = {}
     for layer in layers:
@@ -165,14 +164,14 @@ def _flatten(row: Mapping[str, Any]) -> dict[str, Any]:
     label = row.get("label")
     if isinstance(label, str) and 0 < len(label) < ID_LIMIT:
         fields.setdefault("instance_id", label)
-    if "problem_statement" not in fields and (asked := _prompt_text(row.get("prompt"))):
-        fields["problem_statement"] = asked
+    if "problem_statement" not in fields and (text := _prompt_text(row.get("prompt"))):
+        fields["problem_statement"] = text
     fields.setdefault("image", fields.get("image_url", ""))
     return fields
 
 
 def _prompt_text(prompt: object) -> str:
-    """Return the text of a prompt: itself, or the first message of a user."""
+    """Return the text of a prompt: the string itself, or the first user message of a list."""
     if isinstance(prompt, str):
         return prompt
     for message in prompt if isinstance(prompt, list) else ():

@@ -1,4 +1,4 @@
-"""What SWE-bench leaves to its harness: how a row's tests are run, and who reads the log."""
+"""The parts of SWE-bench that its rows leave to the harness: test commands and log parsers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ CLASSIC: dict[str, tuple[str, str]] = {
     "scikit-learn/scikit-learn": ("parse_log_scikit", PYTEST),
     "sphinx-doc/sphinx": ("parse_log_sphinx", PYTEST),
 }
-"""Repository → the package's log parser and the test command, where it is not plain pytest."""
-OF_PYTEST = frozenset(
+"""Log parser and test command by repository, for those that do not run plain pytest."""
+PYTEST_PARSERS = frozenset(
     f"parse_log_{name}"
     for name in (
         *("pytest", "pytest_options", "pytest_v2", "seaborn", "matplotlib", "astroid", "flask"),
@@ -42,7 +42,7 @@ OF_PYTEST = frozenset(
         *("astropy", "scikit", "sphinx"),
     )
 )
-"""The package's parsers of what pytest prints; of the others our plugin sees nothing."""
+"""The package's parsers of pytest's output; tests of other runners our plugin cannot see."""
 COUNTS_BOTH = "pass_and_fail"
 _SHORTENING = frozenset(
     f"parse_log_{name}" for name in ("pytest_options", "pydicom", "requests", "pylint")
@@ -51,7 +51,7 @@ _OPTION = re.compile(r"(.*?)\[(/(?!/)[^*]*)\]")
 
 
 def build_eval_script(row: SwebenchRow) -> str:
-    """Return the script that puts the tests in place and runs them, in the harness's own shape."""
+    """Return the script that puts the tests in place and runs them, as SWE-bench writes it."""
     if row.eval_script:
         return row.eval_script
     names = read_paths(row.test_patch)
@@ -79,7 +79,7 @@ def build_eval_script(row: SwebenchRow) -> str:
 
 
 def test_arguments(row: SwebenchRow) -> list[str]:
-    """Return what the test command is asked to run: the test files of the patch."""
+    """Return the arguments of the test command: the test files of the patch."""
     found = [
         path
         for path in sorted(read_paths(row.test_patch).all)
@@ -91,36 +91,36 @@ def test_arguments(row: SwebenchRow) -> list[str]:
 
 
 def parser_name(row: SwebenchRow) -> str:
-    """Return the name of the package's parser of a row's log."""
+    """Return the name of the package's log parser of a row."""
     return row.log_parser or CLASSIC.get(row.repo, ("parse_log_pytest", ""))[0]
 
 
 def uses_pytest(row: SwebenchRow) -> bool:
-    """Whether our plugin can see its tests."""
-    return parser_name(row) in OF_PYTEST and row.eval_type in ("", COUNTS_BOTH)
+    """Whether our plugin can see the row's tests."""
+    return parser_name(row) in PYTEST_PARSERS and row.eval_type in ("", COUNTS_BOTH)
 
 
 def id_normalizer(parser: str) -> Callable[[str], str]:
-    """Return how a pytest id reads in the instances whose logs this parser reads."""
+    """Return the function from a pytest id to its form in the rows of this log parser."""
     if parser in _SHORTENING:
-        return _without_folder
+        return _drop_option_path
     if parser == "parse_log_matplotlib":
-        return _without_buttons
+        return _number_mouse_buttons
     return str
 
 
-def _without_folder(name: str) -> str:
-    """Leave of a path that is a parameter its last part: the rest is the machine's."""
+def _drop_option_path(name: str) -> str:
+    """Return an id whose parameter, if a path, is cut to its last part, as the parsers do."""
     found = _OPTION.match(name)
     return f"{found[1]}[/{found[2].rpartition('/')[2]}]" if found else name
 
 
-def _without_buttons(name: str) -> str:
+def _number_mouse_buttons(name: str) -> str:
     return name.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")
 
 
 def encode_package_row(row: SwebenchRow) -> str:
-    """Return what the package's ``make_test_spec`` asks for besides ids and script, as JSON."""
+    """Return the fields that ``make_test_spec`` needs besides ids and script, as JSON."""
     return json.dumps(
         {
             "repo": row.repo,

@@ -1,8 +1,8 @@
-"""What agent and grader start from: the task's repository, made when it is first asked for.
+"""Task repositories from which agents and graders start, each made at its first use.
 
 A task's setup commands (``pre_commands``, ``before_repo_set_cmd``) run once, in a sandbox without
-network, before any agent is told the problem. What they change becomes a commit of its own above
-the base, so it is no part of a patch; what of history they needed is gone again.
+network, before any agent sees the problem. Their changes become a commit above the base, so they
+are no part of a patch. Further history that the commands needed is not kept.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from runners.tasks.pytest_mounts import (
 )
 
 VERSION = 1
-"""Raised whenever the same origin gives another repository."""
+"""Version of the made repositories: raise it when the same origin gives another one."""
 SETUP_S = 600.0
 COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 HEAD = "HEAD.txt"
-"""Beside a prepared work tree: its commit."""
+"""File beside a prepared work tree with its commit."""
 
 
 async def use_repository_as_is(task: Task) -> Task:
-    """Return a task whose repository is there already."""
+    """Return the task: its repository exists already."""
     return task
 
 
 class TaskRepositories:
-    """Makes repositories below ``root``, each once; whoever gives up waiting stops nobody."""
+    """Makes repositories below ``root``, each once; a caller that is cancelled stops no other."""
 
     def __init__(self, backend: SandboxBackend, root: Path) -> None:
         self._backend = backend
@@ -50,9 +50,9 @@ class TaskRepositories:
         self._making: dict[Origin, asyncio.Task[tuple[Path, str]]] = {}
 
     async def ensure(self, task: Task) -> Task:
-        """Return the task with its repository there; raises SandboxError.
+        """Return the task with an existing repository; raises SandboxError.
 
-        Where sandboxes have no images, the task's are made of the configuration alone.
+        Where sandboxes have no images, the task's image is removed.
         """
         if task.image is not None and not self._backend.has_images:
             origin = None if task.origin is None else replace(task.origin, image=None)
@@ -63,6 +63,7 @@ class TaskRepositories:
         if making is None or (making.done() and (making.cancelled() or making.exception())):
             making = asyncio.create_task(self._make(task.origin), name=f"workspace-{task.id}")
             self._making[task.origin] = making
+        # Shielded: the making goes on for the other callers when this one is cancelled.
         repo, commit = await asyncio.shield(making)
         return replace(task, repo=repo, base_commit=commit, origin=None)
 
@@ -75,16 +76,16 @@ class TaskRepositories:
         if not origin.setup:
             return base, origin.base_commit
         image = [origin.image] if origin.image else []
-        said = json.dumps([origin.base_commit, origin.workdir, *origin.setup, *image])
-        place = self._root / f"{VERSION}-setup-{hashlib.sha256(said.encode()).hexdigest()[:40]}"
+        key = json.dumps([origin.base_commit, origin.workdir, *origin.setup, *image])
+        place = self._root / f"{VERSION}-setup-{hashlib.sha256(key.encode()).hexdigest()[:40]}"
         if not place.exists():
-            await self._set_up(origin, base, place)
+            await self._run_setup(origin, base, place)
         return place / "repo", (place / HEAD).read_text()
 
-    async def _set_up(self, origin: Origin, base: Path, place: Path) -> None:
-        """Run the setup and keep its work tree above the base's history."""
+    async def _run_setup(self, origin: Origin, base: Path, place: Path) -> None:
+        """Run the setup commands; store their work tree as a commit above the base."""
         with tempfile.TemporaryDirectory(prefix=".setup.", dir=self._root) as scratch:
-            source = Path(scratch) / "with-more"
+            source = Path(scratch) / "with-history"
             also = tuple(dict.fromkeys(COMMIT.findall("\n".join(origin.setup))))
             await asyncio.to_thread(
                 make_pinned_repository, origin.source, origin.base_commit, source, also=also
@@ -99,14 +100,14 @@ class TaskRepositories:
             )
             sandbox = await self._backend.create(spec)
             try:
-                await _run_setup(origin, sandbox)
+                await _run_commands(origin, sandbox)
                 async with sandbox.on_host(leave_out=(".git",)) as workspace:
-                    await asyncio.to_thread(_keep, workspace, base, place)
+                    await asyncio.to_thread(_store_work_tree, workspace, base, place)
             finally:
                 await _close(sandbox)
 
 
-async def _run_setup(origin: Origin, sandbox: Sandbox) -> None:
+async def _run_commands(origin: Origin, sandbox: Sandbox) -> None:
     commands = rewrite_paths("\n".join(origin.setup), origin.workdir, sandbox.workdir)
     result = await sandbox.run(
         ["bash", "-c", f"set -e\n{commands}"],
@@ -114,11 +115,11 @@ async def _run_setup(origin: Origin, sandbox: Sandbox) -> None:
         env=pytest_environment(),
     )
     if result.exit_code:
-        said = (result.stdout + result.stderr)[-400:].decode(errors="replace").strip()
-        raise SandboxError(f"the task's setup ended with exit code {result.exit_code}: {said}")
+        output = (result.stdout + result.stderr)[-400:].decode(errors="replace").strip()
+        raise SandboxError(f"the task's setup ended with exit code {result.exit_code}: {output}")
 
 
-def _keep(workspace: Path, base: Path, place: Path) -> None:
+def _store_work_tree(workspace: Path, base: Path, place: Path) -> None:
     try:
         with atomic_directory(place) as made:
             repo = made / "repo"
@@ -127,11 +128,11 @@ def _keep(workspace: Path, base: Path, place: Path) -> None:
             copy_tree(base / ".git", repo / ".git")
             (made / HEAD).write_text(commit_all(repo, "Prepare"))
     except (OSError, subprocess.SubprocessError) as error:
-        raise SandboxError(f"cannot keep a prepared workspace: {error}") from error
+        raise SandboxError(f"cannot store a prepared work tree: {error}") from error
 
 
 async def _close(sandbox: Sandbox) -> None:
-    """Close it; a sandbox that cannot be removed is the ledger's business, not the task's."""
+    """Close it; a sandbox that cannot be removed stays in the ledger, and the task goes on."""
     try:
         await sandbox.close()
     except (SandboxError, OSError):

@@ -1,4 +1,4 @@
-"""A generated, seeded family of small git repositories, each with one bug and real tests."""
+"""Generated tasks: small git repositories from a seed, each with one bug and real tests."""
 
 from runners.tasks.bugfix.family import VERSION, build
 

@@ -1,8 +1,7 @@
-"""The kinds of bugs: what a docstring can ask for, and the expression that does it.
+"""Kinds of bugs: pairs of a docstring's wording and the expression that fulfils it.
 
 The behaviours of one kind are each other's bugs: a repository asks for one and has the code of
-another. Within a kind any two behaviours differ on some drawn arguments, so tests can tell them
-apart.
+another. Any two behaviours of a kind differ on some drawn arguments, so tests can tell them apart.
 """
 
 from __future__ import annotations
@@ -13,21 +12,25 @@ from dataclasses import dataclass
 from typing import Any
 
 Arguments = tuple[Any, ...]
-"""One call's arguments, literals all."""
+"""Arguments of one call, all of them literals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """One thing a function can do; ``{a}`` and ``{b}`` stand for its arguments' names."""
+    """One behaviour of a function; ``{a}`` and ``{b}`` stand for the names of its arguments."""
 
     wording: str
-    """What the docstring says."""
+    """Text of the docstring."""
     expression: str
-    """What the code returns."""
+    """Expression that the code returns."""
 
 
 def evaluate(expression: str, arguments: Arguments) -> object:
-    """Return what a function with this expression returns for these arguments."""
+    """Return the value of an expression for these arguments.
+
+    >>> evaluate("{a} + {b}", (1, 2))
+    3
+    """
     scope = dict(zip("ab", arguments, strict=False))
     return eval(expression.format(a="a", b="b"), {}, scope)
 
@@ -39,7 +42,7 @@ class BugKind:
     name: str
     arity: int
     behaviours: tuple[Behaviour, ...]
-    """What a docstring can ask for."""
+    """Behaviours that a docstring can ask for."""
     slips: tuple[str, ...]
     """Further expressions that no docstring asks for."""
     draw: Callable[[random.Random], Arguments]
@@ -47,19 +50,19 @@ class BugKind:
 
     @property
     def expressions(self) -> tuple[str, ...]:
-        """Everything a function of this kind may return, right or wrong."""
+        """All expressions that a function of this kind may return, right or wrong."""
         return (*(behaviour.expression for behaviour in self.behaviours), *self.slips)
 
     def cases(self, rng: random.Random, wanted: str) -> list[Arguments]:
-        """Draw calls which together fail every expression but the wanted one; at least three."""
+        """Draw at least three calls that together fail every expression except the wanted one."""
         others = [expression for expression in self.expressions if expression != wanted]
         drawn: list[Arguments] = []
-        while len(drawn) < 3 or any(_same(wanted, other, drawn) for other in others):
+        while len(drawn) < 3 or any(_agree(wanted, other, drawn) for other in others):
             drawn.append(self.draw(rng))
         return drawn
 
 
-def _same(one: str, other: str, cases: list[Arguments]) -> bool:
+def _agree(one: str, other: str, cases: list[Arguments]) -> bool:
     return all(evaluate(one, case) == evaluate(other, case) for case in cases)
 
 

@@ -1,7 +1,7 @@
-"""Builds the family: the repositories of both splits below one root, once.
+"""Generation of the repositories of both splits below one root, once.
 
-A root is complete or absent: it is made beside its place and renamed. A manifest in it holds the
-tasks, so an existing root is read back without touching git.
+A root is complete or absent. Its manifest holds the tasks, so an existing root is read back without
+git.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from runners.tasks.bugfix.repository import write_repository
 from runners.tasks.contract import Task, UnittestIds
 
 VERSION = 1
-"""Raised whenever the same inputs give other repositories."""
+"""Version of the repositories: raise it when the same inputs give others."""
 
 _MANIFEST = "tasks.json"
 _WRITERS = 4
-"""Repositories written at once; most of the time is git starting."""
+"""Threads that write repositories; they mostly wait for git to start."""
 
 
 class TaskRootError(AgentrlError):
-    """The directory for the tasks holds something else, or cannot be written."""
+    """The directory of the tasks holds other contents, or cannot be written."""
 
     exit_code = ExitCode.DATA_REFUSED
 
 
 def build(root: Path, *, seed: int, train: int, held_out: int) -> list[Task]:
-    """Return the tasks of both splits, with their repositories below ``root``; the same inputs give
-    the same commits.
+    """Return the tasks of both splits, with repositories below ``root``.
+
+    The same inputs give the same commits.
 
     A complete root of the same inputs is reused. Raises TaskRootError if ``root`` holds other
     tasks, RepositoryError if git fails.
@@ -48,7 +49,7 @@ def build(root: Path, *, seed: int, train: int, held_out: int) -> list[Task]:
                 _write(directory, inputs)
         except OSError as error:
             raise TaskRootError(
-                f"the tasks cannot be kept in {root.parent}: {error}; free some space there, or "
+                f"the tasks cannot be stored in {root.parent}: {error}; free some space there, or "
                 "set XDG_CACHE_HOME to another directory"
             ) from error
     return _read(root, inputs)
@@ -72,7 +73,7 @@ def _write(root: Path, inputs: dict[str, int]) -> None:
 
 
 def _draw(inputs: dict[str, int]) -> dict[str, Project]:
-    """Draw the projects of both splits, by task id; no two of a split have the same path."""
+    """Draw the projects of both splits, by task id; within a split every path is unique."""
     projects: dict[str, Project] = {}
     splits: tuple[Literal["train", "held_out"], ...] = ("train", "held_out")
     for split in splits:

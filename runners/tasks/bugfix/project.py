@@ -1,6 +1,4 @@
-"""One small project with one bug: its files, the problem it poses, the fix and the tests that
-decide.
-"""
+"""Project with one bug: its files, the problem statement, the fix and the deciding tests."""
 
 from __future__ import annotations
 
@@ -85,28 +83,28 @@ class Project:
     wording: str
     """Its docstring."""
     files: dict[str, str]
-    """Path to text, as at the base commit."""
+    """Text by path, as at the base commit."""
     path: str
     """The file with the bug."""
     broken: str
-    """The statement that is wrong, as it stands in that file."""
+    """The wrong statement, as it is in that file."""
     fix: str
-    """The statement that is right."""
+    """The right statement."""
     wrong: tuple[str, ...]
-    """Other statements that are wrong: what else a function of this kind could return."""
+    """Other wrong statements, from the other expressions of this kind."""
     problem_statement: str
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     protected: tuple[str, ...]
 
-    def patched(self, statement: str) -> str:
-        """Return the text of the buggy file with another statement in the bug's place."""
+    def replace_bug(self, statement: str) -> str:
+        """Return the text of the buggy file with another statement in place of the bug."""
         return self.files[self.path].replace(self.broken, statement)
 
     @property
     def gold_patch(self) -> str:
         """The fix as ``git diff`` prints it."""
-        before, after = self.files[self.path], self.patched(self.fix)
+        before, after = self.files[self.path], self.replace_bug(self.fix)
         old, new = before.splitlines(), after.splitlines()
         line = next(
             number for number, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1]
@@ -183,7 +181,7 @@ def draw_project(rng: random.Random, split: NameSplit) -> Project:
 
 
 def _companion(drawn: ProjectNames, value: int) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return a second module that is right with its tests, and the ids of these."""
+    """Return a second, correct module with its tests, and the ids of those tests."""
     package, module = drawn.package, drawn.companion
     case = _class_name(drawn.raiser)
     fields = {
@@ -211,7 +209,7 @@ def _function_tests(
     module: str,
     function: str,
 ) -> str:
-    """Return tests that the bug fails, and every other wrong expression of the kind too."""
+    """Return tests that fail for the bug and for every other wrong expression of the kind."""
     cases = kind.cases(rng, wanted)
     first = next(case for case in cases if evaluate(wanted, case) != evaluate(present, case))
     return _FUNCTION_TESTS.format(
@@ -230,6 +228,6 @@ def _class_name(identifier: str) -> str:
 
 
 def _blob_id(text: str) -> str:
-    """Return the object id git gives a file's content."""
+    """Return git's object id of a file's content."""
     content = text.encode()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()

@@ -1,8 +1,8 @@
-"""Names of projects that never cross a split.
+"""Names of projects, of which no two splits share one.
 
-A project is known by three words: its package, the module with the bug and the function. Every such
-triple belongs to exactly one split, so no repository of one split can occur in another, while the
-single words are common to all of them.
+Three words identify a project: its package, the module with the bug and the function. Every such
+triple belongs to exactly one split, so no repository of one split occurs in another, while all
+splits use the same single words.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 NameSplit = Literal["train", "held_out", "bootstrap"]
-"""``bootstrap``: the names that demonstrations use; no task of either split has them."""
+"""``bootstrap``: names of the demonstrations, which no task of the other splits has."""
 
 _SPLITS: tuple[NameSplit, ...] = ("train", "held_out", "bootstrap")
 
@@ -29,23 +29,25 @@ WORDS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ProjectNames:
-    """What a project calls its parts; all different."""
+    """Names of a project's parts; all different."""
 
     package: str
     module: str
     function: str
     first: str
-    """The function's first argument."""
+    """First argument of the function."""
     second: str
-    """Its second."""
+    """Second argument of the function."""
     companion: str
     """Another module of the package, with one function and one constant."""
     raiser: str
+    """Function of the companion."""
     constant: str
+    """Constant of the companion."""
 
 
 def assign_split(package: str, module: str, function: str) -> NameSplit:
-    """Return the one split a project belongs to: a tenth each is train and held out."""
+    """Return the split of a project: one tenth is train, one tenth held out, the rest bootstrap."""
     place = zlib.crc32(f"{package}.{module}.{function}".encode()) % 10
     return _SPLITS[min(place, 2)]
 

@@ -1,5 +1,4 @@
-"""Writes a project as a git repository: two git processes, few files, and the same commit id every
-time.
+"""Write a project as a git repository: two git processes, few files, a reproducible commit id.
 
 History is one commit whose author, committer and date are fixed. Objects are in one pack and there
 are no hooks, so a copy of the repository copies six files of ``.git``.
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from conf.errors import AgentrlError
 
-_WHO = "agentrl <agentrl@localhost> 1700000000 +0000"
+_IDENTITY = "agentrl <agentrl@localhost> 1700000000 +0000"
 _CONFIG = """\
 [core]
 \trepositoryformatversion = 0
@@ -53,11 +52,11 @@ def write_repository(directory: Path, files: dict[str, str]) -> str:
 
 
 def _commit_stream(files: dict[str, str]) -> bytes:
-    """One commit in git fast-import's language."""
+    """Return one commit in the language of git fast-import."""
     message = b"Start\n"
     parts = [
         b"commit refs/heads/main\ncommitter %s\ndata %d\n%s\n"
-        % (_WHO.encode(), len(message), message)
+        % (_IDENTITY.encode(), len(message), message)
     ]
     for path, text in sorted(files.items()):
         content = text.encode()

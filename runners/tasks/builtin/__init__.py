@@ -1,4 +1,4 @@
-"""A small set in SWE-bench's format for machines without images: four Python packages of our own,
+"""Built-in tasks in SWE-bench's format, for machines without images: four Python packages of ours,
 fourteen issues with their fixes and tests.
 """
 

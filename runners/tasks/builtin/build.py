@@ -1,7 +1,7 @@
-"""Builds the set below one root, once: a repository per package, and ``instances.jsonl``.
+"""Build the tasks below one root, once: a repository per package, and ``instances.jsonl``.
 
-A package's history is a line of commits: all of its bugs, then one fix (with its tests) after the
-other. So every instance has a future that its workspace must not hold. The same sources give the
+A package's history is linear: first all of its bugs, then one fix (with its tests) per commit. So
+every instance has later commits, which its workspace must not contain. The same sources give the
 same commit ids.
 """
 
@@ -23,7 +23,7 @@ from runners.tasks.rows import SwebenchRow
 from runners.tasks.swebench import build_eval_script
 
 VERSION = 2
-"""Raised whenever the sources or what is made of them change."""
+"""Version of the set: raise it when the sources or the result change."""
 OWNER = "agentrl-fixtures"
 INSTANCES = "instances.jsonl"
 SOURCES = Path(__file__).with_name("sources")
@@ -33,14 +33,14 @@ _PART = re.compile(r"^-- (\S+) --\n", re.MULTILINE)
 
 
 def build(root: Path) -> Path:
-    """Return the file with the instances below ``root``; a complete root is used as it is.
+    """Return the file with the instances below ``root``; a complete root is reused.
 
     Blocks. Raises TaskRootError.
     """
     if not root.exists():
         try:
             with atomic_directory(root) as made:
-                rows = [row for package in packages() for row in _write(made, package)]
+                rows = [row for package in find_packages() for row in _write(made, package)]
                 text = "".join(f"{json.dumps(row)}\n" for row in rows)
                 (made / INSTANCES).write_text(text)
         except (OSError, subprocess.SubprocessError) as error:
@@ -50,13 +50,13 @@ def build(root: Path) -> Path:
     return root / INSTANCES
 
 
-def packages() -> list[Path]:
+def find_packages() -> list[Path]:
     """Return the folders with the packages' sources."""
     return sorted(path for path in SOURCES.iterdir() if path.is_dir())
 
 
 def read_txtar(file: Path) -> dict[str, str]:
-    """Return the parts of a text archive: a line ``-- NAME --`` begins each (Go's txtar)."""
+    """Return the parts of a text archive (Go's txtar) by name; ``-- NAME --`` begins each part."""
     _, *found = _PART.split(file.read_text("utf-8"))
     return dict(zip(found[::2], found[1::2], strict=True))
 
@@ -102,7 +102,7 @@ def _instance(
 
 
 class _History:
-    """A repository that grows commit by commit, each a day after the one before."""
+    """A repository that grows by commits, one per day."""
 
     def __init__(self, repo: Path, work_tree: Path) -> None:
         self._day = 0
@@ -139,5 +139,5 @@ class _History:
         environment |= {"GIT_CONFIG_KEY_0": "core.bare", "GIT_CONFIG_VALUE_0": "false"}
         done = run_git(environment, *arguments, stdin=stdin)
         if done.returncode:
-            said = os.fsdecode(done.stderr).strip()
-            raise OSError(f"git {arguments[0]} ended with {done.returncode}: {said}")
+            output = os.fsdecode(done.stderr).strip()
+            raise OSError(f"git {arguments[0]} ended with {done.returncode}: {output}")

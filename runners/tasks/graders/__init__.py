@@ -1,4 +1,4 @@
-"""The graders: one judge per kind of grading, and what stands around them all."""
+"""The judges, one per kind of grading."""
 
 from __future__ import annotations
 

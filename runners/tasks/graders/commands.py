@@ -1,7 +1,7 @@
-"""Judges by an exit code: a shell command, or a Python program from outside the repository.
+"""Judges by exit code: of a shell command, or of a Python program from outside the repository.
 
-The code under test can end its process with any code it likes, so these are the weakest graders:
-what configures pytest and what the command names is protected, and nothing more can be.
+The code under test can end its process with any exit code, so these are the weakest judges. Only
+pytest's configuration and the paths that the command names are protected; more is not possible.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ cat > "$folder/f2p.py"
 export PYTHONPATH="$PYTHONPATH:$PWD"
 exec python "$folder/f2p.py"
 """
-"""A file of its own: such programs hand ``__file__`` to pytest."""
+"""Runs the program on stdin from a file, because such programs pass ``__file__`` to pytest."""
 
 
 class CommandJudge:
-    """Runs ``eval_cmd`` in the work tree."""
+    """Judges by a shell command in the work tree (``eval_cmd``)."""
 
     def mounts(self, task: Task) -> Mapping[str, Path]:
         """Return pytest, which most commands run."""
@@ -41,7 +41,7 @@ class CommandJudge:
 
 
 class F2PScriptJudge:
-    """Runs a Python program that the work tree has no say in."""
+    """Judges by a Python program that the work tree cannot change."""
 
     def mounts(self, task: Task) -> Mapping[str, Path]:
         """Return pytest, which most programs call."""

@@ -1,4 +1,4 @@
-"""What a judge does: run a task's tests in a prepared sandbox, and read them."""
+"""The contract of a judge: run a task's tests in a prepared sandbox, and read their results."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.tasks.contract import Task, Verdict
 
 OUTPUT_LIMIT = 32 << 20
-"""A log that is cut loses results."""
+"""Bytes: ample, because a truncated log loses results."""
 INSIDE = "/opt/agentrl/grading"
+"""Folder of the judges' programs in the sandbox."""
 
 
 class Judge(Protocol):
     """One kind of grading."""
 
     def mounts(self, task: Task) -> Mapping[str, Path]:
-        """Return the files it needs inside, read-only; raises AgentrlError."""
+        """Return the read-only files it needs, by their paths inside; raises AgentrlError."""
         ...
 
     async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
-        """Return the verdict on the work tree as it is; raises SandboxError and OSError."""
+        """Return the verdict on the present work tree; raises SandboxError and OSError."""
         ...
 
 
 def killed_after_s(result: CommandResult) -> float | None:
-    """Return after how long a command was ended at its deadline; None if it ended by itself."""
+    """Return the seconds after which its deadline killed a command; None if it ended by itself."""
     return result.duration_s if result.timed_out else None

@@ -1,4 +1,4 @@
-"""Runs an eval script inside, and keeps apart what pytest reported from what was printed."""
+"""Run of an eval script in a sandbox, with pytest's reports apart from printed output."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ PLUGIN_FOLDER = f"{INSIDE}/report"
 
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
-    """How an eval script went."""
+    """Result of an eval script."""
 
     started: bool
-    """The runner did."""
+    """The runner has started."""
     began: bool = False
-    """pytest did, and loaded the plugin."""
+    """pytest has started and loaded the plugin."""
     outcomes: dict[str, str] = field(default_factory=dict)
-    """Node id → the worst that was reported of it."""
+    """Node id → the worst outcome that was reported."""
     exit_code: int | None = None
-    """The script's; None if it did not end."""
+    """Exit code of the script; None if it did not end."""
     log: bytes = b""
     """Everything the script printed."""
     late_s: float | None = None
+    """Seconds after which the deadline killed it; None if it ended by itself."""
 
 
 def script_mounts() -> dict[str, Path]:
-    """Return what ``run_script`` needs inside; raises ToolboxError."""
+    """Return the mounts that ``run_script`` needs; raises PytestMissingError."""
     plugin = f"{PLUGIN_FOLDER}/{PLUGIN.name}"
     return {**pytest_mounts(), RUNNER_INSIDE: RUNNER, plugin: PLUGIN}
 
@@ -61,13 +62,13 @@ async def run_script(
 
 
 def parse_run(nonce: str, result: CommandResult) -> ScriptRun:
-    """Read the runner's lines; only those with the nonce count."""
+    """Return the result from the runner's lines; only lines with the nonce count."""
     started, began, exit_code = False, False, None
     outcomes: dict[str, str] = {}
     for line in result.stdout.decode(errors="replace").split("\n"):
-        given, _, said = line.partition(" ")
-        word, _, rest = said.partition(" ")
-        if given != nonce:
+        prefix, _, message = line.partition(" ")
+        word, _, rest = message.partition(" ")
+        if prefix != nonce:
             continue
         if word == "start":
             started = True

@@ -1,8 +1,8 @@
-"""Judges as the installed ``swebench`` package does, without its docker: our sandbox runs the eval
-script, the package reads the log.
+"""Judge of the ``swebench`` package, without its docker: our sandbox runs the eval script, the
+package reads the log.
 
-A log can be forged by whatever prints into it. So where pytest ran, a test that the log says passed
-must have been reported as passed too.
+Any code can print into a log and forge it. So where pytest ran, a test that passed according to the
+log must also have been reported as passed by our plugin.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
 from runners.tasks.graders.eval_script import ScriptRun, run_script, script_mounts
 from runners.tasks.graders.pytest_ids import PASSING, has_passed, normalize_ids
 from runners.tasks.graders.verdicts import PassedCounts, judge_counts, make_verdict
-from runners.tasks.swebench import OF_PYTEST
+from runners.tasks.swebench import PYTEST_PARSERS
 
 MISSING = (
     "task.grader=official needs the package swebench>=5,<6: pip install 'agentrl[swebench]', or "
     "set task.grader=own"
 )
-NOT_BROKEN = PASSING | {"skipped"}
-"""What the package takes of a pass-to-pass test, if the log names the skipped ones at all."""
+PASSING_OR_SKIPPED = PASSING | {"skipped"}
+"""Outcomes that the package accepts of a pass-to-pass test, if the log names skipped tests."""
 
 
 EMPTY_REPORT = {
@@ -39,25 +39,25 @@ EMPTY_REPORT = {
     "resolved": False,
     "infra_failure": False,
 }
-"""The package's report on a log without results."""
+"""Report of the package on a log without results."""
 
 
 class OfficialError(AgentrlError):
-    """The ``swebench`` package is missing, or does not take a row."""
+    """The ``swebench`` package is missing, or does not accept a row."""
 
     exit_code = ExitCode.PREFLIGHT
 
 
 def is_installed() -> bool:
-    """Whether the package is there."""
+    """Whether the package is installed."""
     return importlib.util.find_spec("swebench") is not None
 
 
 def check_parser(name: str) -> None:
-    """Raise ValueError if the package has no log parser of that name; OfficialError without it."""
+    """Raise ValueError if the package has no such log parser, OfficialError if it is missing."""
     if not is_installed():
         raise OfficialError(MISSING)
-    if name in OF_PYTEST:
+    if name in PYTEST_PARSERS:
         return
     from swebench.harness.log_parsers import PARSER_REGISTRY
 
@@ -67,7 +67,7 @@ def check_parser(name: str) -> None:
 
 
 class OfficialJudge:
-    """Runs the eval script and asks the package what its log says."""
+    """Judges by the package's reading of the eval script's log."""
 
     def mounts(self, task: Task) -> Mapping[str, Path]:
         """Return pytest, its plugin and the runner."""
@@ -82,7 +82,7 @@ class OfficialJudge:
 
 
 def build_spec(task: Task) -> Any:
-    """Return the package's own description of a task; raises OfficialError."""
+    """Return the package's ``TestSpec`` of a task; raises OfficialError."""
     assert isinstance(task.grading, EvalScript)
     try:
         from swebench.harness.utils import make_test_spec
@@ -100,11 +100,8 @@ def build_spec(task: Task) -> Any:
     )
 
 
-build_spec.__test__ = False  # type: ignore[attr-defined]  # pytest: the name is not a test's
-
-
 def judge_log(task: Task, spec: Any, run: ScriptRun) -> Verdict:
-    """Return the verdict on a run; blocks while the package is imported (1 s, once)."""
+    """Return the verdict on a run; the first call blocks for 1 s while it imports the package."""
     if not run.started and run.late_s is None:
         return make_verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
     with tempfile.NamedTemporaryFile("wb", suffix=".log") as file:
@@ -113,22 +110,23 @@ def judge_log(task: Task, spec: Any, run: ScriptRun) -> Verdict:
         report = read_report(task, spec, Path(file.name))
     status = report.get("tests_status")
     if status is None:
-        said = report.get("infra_failure_reason") or "the log has no results"
-        reason = f"the tests did not run: {said}"
-        if run.late_s is None:  # a patch can do that; calibration finds the others
+        cause = report.get("infra_failure_reason") or "the log has no results"
+        reason = f"the tests did not run: {cause}"
+        if run.late_s is None:  # a patch can cause it; calibration finds rows that do
             return make_verdict(task, VerdictKind.UNSOLVED, reason, log=run.log)
         return judge_counts(task, PassedCounts(), log=run.log, late_s=run.late_s)
-    mended, kept = status["FAIL_TO_PASS"]["success"], status["PASS_TO_PASS"]["success"]
+    fixed, kept = status["FAIL_TO_PASS"]["success"], status["PASS_TO_PASS"]["success"]
     if run.began:
         outcomes = normalize_ids(task, run.outcomes)
-        mended = [name for name in mended if has_passed(name, outcomes)]
-        kept = [name for name in kept if has_passed(name, outcomes, NOT_BROKEN)]
-    return judge_counts(task, PassedCounts(len(mended), len(kept)), log=run.log, late_s=run.late_s)
+        fixed = [name for name in fixed if has_passed(name, outcomes)]
+        kept = [name for name in kept if has_passed(name, outcomes, PASSING_OR_SKIPPED)]
+    return judge_counts(task, PassedCounts(len(fixed), len(kept)), log=run.log, late_s=run.late_s)
 
 
 def read_report(task: Task, spec: Any, log: Path) -> dict[str, Any]:
-    """Return what ``get_eval_report`` says of a log; nothing is resolved in one that its parser
-    stumbles over, which any printed line can bring about.
+    """Return the package's report on a log.
+
+    A printed line can make its parser raise: such a log counts as one without results.
     """
     from swebench.harness.grading import get_eval_report
 
@@ -138,6 +136,6 @@ def read_report(task: Task, spec: Any, log: Path) -> dict[str, Any]:
             spec, prediction, str(log), include_tests_status=True
         )
     except (LookupError, ValueError, TypeError, AttributeError) as error:
-        said = f"{spec.log_parser} cannot read the log ({type(error).__name__}: {error})"
-        return {**EMPTY_REPORT, "infra_failure_reason": said}
+        reason = f"{spec.log_parser} cannot read the log ({type(error).__name__}: {error})"
+        return {**EMPTY_REPORT, "infra_failure_reason": reason}
     return report[task.id]

@@ -1,8 +1,8 @@
-"""Judges as SWE-bench-Pro does: a script runs the selected test files, a parser reads the output.
+"""Judge of SWE-bench-Pro: a script runs the selected test files, a parser reads the output.
 
-Solved is a task whose fail-to-pass and pass-to-pass tests are all among those that the parser calls
-PASSED; a task without any is never solved. The parser runs after the tests' processes are gone,
-away from the work tree.
+A task is solved if the parser reports all its fail-to-pass and pass-to-pass tests as PASSED; a task
+without tests is never solved. The parser runs after the tests' processes are gone, outside the work
+tree.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PARSE_S = 120.0
 
 
 class ProJudge:
-    """Runs both scripts."""
+    """Judges by the row's own test script and parser."""
 
     def mounts(self, task: Task) -> Mapping[str, Path]:
-        """Return pytest and the program around the parser."""
+        """Return pytest and the program that runs the parser."""
         return {**pytest_mounts(), PARSER_INSIDE: PARSER}
 
     async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
@@ -45,14 +45,15 @@ class ProJudge:
         parsed = await sandbox.run(
             ["python", "-I", "-S", PARSER_INSIDE],
             deadline_s=PARSE_S,
-            stdin=_request(grading.parser, tests),
+            stdin=_encode_request(grading.parser, tests),
             output_limit=OUTPUT_LIMIT,
         )
         log = tests.stdout + tests.stderr
-        passed = _passed(parsed)
+        passed = _passed_tests(parsed)
         if passed is None:
-            said = parsed.stderr[-400:].decode(errors="replace").strip()
-            return make_verdict(task, VerdictKind.UNSOLVED, f"the parser failed: {said}", log=log)
+            output = parsed.stderr[-400:].decode(errors="replace").strip()
+            reason = f"the parser failed: {output}"
+            return make_verdict(task, VerdictKind.UNSOLVED, reason, log=log)
         tally = PassedCounts(
             sum(name in passed for name in task.fail_to_pass),
             sum(name in passed for name in task.pass_to_pass),
@@ -62,14 +63,14 @@ class ProJudge:
         return judge_counts(task, tally, log=log, late_s=killed_after_s(tests))
 
 
-def _request(parser: str, tests: CommandResult) -> bytes:
+def _encode_request(parser: str, tests: CommandResult) -> bytes:
     texts = {"stdout": tests.stdout, "stderr": tests.stderr}
     printed = {name: text.decode(errors="replace") for name, text in texts.items()}
     return json.dumps({"parser": parser, **printed}).encode()
 
 
-def _passed(parsed: CommandResult) -> set[str] | None:
-    """Return the tests that the parser calls passed; None if it gave no result."""
+def _passed_tests(parsed: CommandResult) -> set[str] | None:
+    """Return the tests that the parser reports as passed; None if it gave no result."""
     if parsed.exit_code:
         return None
     try:

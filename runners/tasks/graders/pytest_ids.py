@@ -1,8 +1,8 @@
-"""Judges by pytest node ids, as our plugin reported them.
+"""Judge by pytest node ids, as our plugin reported them.
 
-The rules are SWE-bench's: an expected failure has passed, a skipped test has not (pytest's summary
-does not name it), and an id that was cut off inside its parameters stands for all tests that begin
-like it, if they agree. What was printed decides nothing.
+The rules are SWE-bench's: an expected failure has passed; a skipped test has not (pytest's summary
+does not name it); an id that is cut off inside its parameters stands for all tests that begin with
+it, if they agree. Printed output decides nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PASSING = frozenset({"passed", "xfailed"})
 
 
 class PytestJudge:
-    """Runs the eval script and counts what pytest reported."""
+    """Judges by the outcomes that pytest reported during the eval script."""
 
     def mounts(self, task: Task) -> Mapping[str, Path]:
         """Return pytest, its plugin and the runner."""
@@ -38,7 +38,7 @@ def judge_run(task: Task, run: ScriptRun) -> Verdict:
     """Return the verdict on a run; a test without a report has failed."""
     if not run.started and run.late_s is None:
         return make_verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
-    if not run.began and run.late_s is None:  # a patch can do that; calibration finds the others
+    if not run.began and run.late_s is None:  # a patch can cause it; calibration finds rows that do
         return make_verdict(task, VerdictKind.UNSOLVED, "pytest did not start", log=run.log)
     outcomes = normalize_ids(task, run.outcomes)
     tally = PassedCounts(
@@ -49,7 +49,7 @@ def judge_run(task: Task, run: ScriptRun) -> Verdict:
 
 
 def normalize_ids(task: Task, outcomes: Mapping[str, str]) -> dict[str, str]:
-    """Return the outcomes by the names that tests have in the task; the worst of equal ones."""
+    """Return the outcomes by the tests' names in the task; of equal names the worst counts."""
     assert isinstance(task.grading, EvalScript)
     naming = id_normalizer(json.loads(task.grading.row)["log_parser"])
     found: dict[str, str] = {}
@@ -59,7 +59,7 @@ def normalize_ids(task: Task, outcomes: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_passed(name: str, outcomes: Mapping[str, str], passing: frozenset[str] = PASSING) -> bool:
-    """Whether a test did."""
+    """Whether a test passed."""
     if name in outcomes:
         return outcomes[name] in passing
     if name.count("[") <= name.count("]"):

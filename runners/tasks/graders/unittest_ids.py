@@ -1,4 +1,4 @@
-"""Judges by unittest ids, run one by one by a program of ours."""
+"""Judge by unittest ids, which a program of ours runs one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTPUT_LIMIT = 1 << 20
 
 
 class UnittestJudge:
-    """Asks for each test, and believes only lines with a nonce."""
+    """Judges by the results of ``test_runner.py``; only lines with the nonce count."""
 
     def mounts(self, task: Task) -> Mapping[str, Path]:
         """Return the runner."""
@@ -40,11 +40,11 @@ class UnittestJudge:
 
 
 def read_verdict(task: Task, nonce: str, result: CommandResult) -> Verdict:
-    """Turn what the test runner printed into a verdict; a test without a result has failed."""
+    """Return the verdict from the test runner's output; a test without a result has failed."""
     lines = [line.split() for line in result.stdout.decode(errors="replace").splitlines()]
-    said = [words[1:] for words in lines if words and words[0] == nonce]
-    passed = {int(words[0]) for words in said if words[1:] == ["pass"]}
-    if not said and not result.timed_out:
+    messages = [words[1:] for words in lines if words and words[0] == nonce]
+    passed = {int(words[0]) for words in messages if words[1:] == ["pass"]}
+    if not messages and not result.timed_out:
         reason = f"the test runner ended with exit code {result.exit_code} before it began"
         return make_verdict(task, VerdictKind.INFRA, reason, log=result.stderr)
     first = len(task.fail_to_pass)

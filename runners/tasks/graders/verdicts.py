@@ -1,4 +1,4 @@
-"""From counts of passed tests to a verdict."""
+"""Verdicts from counts of passed tests or from an exit code."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from runners.tasks.contract import Task, Verdict, VerdictKind
 
 DOES_NOT_APPLY = "patch does not apply"
-"""The reason of a verdict."""
+"""Reason of the verdict on a patch that git refuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassedCounts:
-    """Tests that passed."""
+    """Numbers of passed tests."""
 
     fail_to_pass: int = 0
     pass_to_pass: int = 0
@@ -21,7 +21,7 @@ class PassedCounts:
 def judge_counts(
     task: Task, tally: PassedCounts, *, log: bytes, late_s: float | None = None
 ) -> Verdict:
-    """Return solved if every test passed; ``late_s``: the tests were ended after so long."""
+    """Return solved if every test passed; ``late_s``: seconds until the deadline ended them."""
     first, second = len(task.fail_to_pass), len(task.pass_to_pass)
     solved = (tally.fail_to_pass, tally.pass_to_pass) == (first, second) and late_s is None
     reason = _reason(task, tally)
@@ -32,7 +32,7 @@ def judge_counts(
 
 
 def judge_exit_code(task: Task, code: int, *, log: bytes, late_s: float | None) -> Verdict:
-    """Return solved for exit code 0; no test is counted."""
+    """Return solved for exit code 0; all tests of the task count as passed, else none."""
     kind, reason = VerdictKind.UNSOLVED, f"the command ended with exit code {code}"
     if late_s is not None:
         reason = f"the command did not end within {late_s:.0f} s"

@@ -1,1 +1,1 @@
-"""Programs of the graders that run inside a sandbox: standard library only."""
+"""Programs of the judges that run inside a sandbox, on the standard library only."""

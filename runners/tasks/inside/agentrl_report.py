@@ -1,11 +1,11 @@
-"""A pytest plugin that tells the script runner how each test ended.
+"""A pytest plugin that reports the outcome of each test to the script runner.
 
-An id is reported once all phases of its test are over, as the worst of them: ``passed``,
+An id is reported once all phases of its test are over, with the worst outcome of them: ``passed``,
 ``xfailed``, ``xpassed``, ``skipped``, ``failed`` or ``error``. A test that passed after pytest or
-the builtins had been replaced has ``failed``.
+the builtins were replaced is reported as ``failed``.
 
-It runs in the Python and the pytest of the project under test, from Python 3.6 and pytest 3.6 on;
-where it cannot, it reports nothing and the tests run without it.
+It runs in the Python and the pytest of the project under test, from Python 3.6 and pytest 3.6 on.
+Where it cannot run, it reports nothing and the tests run without it.
 """
 
 import builtins
@@ -19,45 +19,48 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WORD = 32
+SECRET_BYTES = 32
 ORDER = ("xpassed", "passed", "xfailed", "skipped", "failed", "error")
-"""From the least to the worst."""
+"""Outcomes from best to worst."""
 
 
-def claim() -> "object | None":
-    """Return the reporter, if this is the first pytest of the script: the word is there once."""
+def make_reporter() -> "object | None":
+    """Return the reporter in the first pytest of the script, else None.
+
+    The pipe holds the secret once, so a second pytest or the code under test finds it empty.
+    """
     pipes = os.environ.pop("AGENTRL_REPORT", "")
     if not pipes:
         return None
-    ask, tell = (int(word) for word in pipes.split(","))
-    word = os.read(ask, WORD)
-    os.close(ask)
-    if len(word) != WORD:
+    secret_pipe, report_pipe = (int(number) for number in pipes.split(","))
+    secret = os.read(secret_pipe, SECRET_BYTES)
+    os.close(secret_pipe)
+    if len(secret) != SECRET_BYTES:
         return None
-    os.set_inheritable(tell, False)
+    os.set_inheritable(report_pipe, False)
     try:
-        return reporter(word, tell)
-    except Exception as error:  # a pytest of another age: the log has to do
+        return reporter(secret, report_pipe)
+    except Exception as error:  # an unknown pytest: the log alone must do
         sys.stderr.write(f"agentrl_report: {type(error).__name__}: {error}\n")
         return None
 
 
 def pytest_configure(config: "pytest.Config") -> None:
-    """Take part."""
+    """Register the reporter."""
     if REPORTER is not None:
         config.pluginmanager.register(REPORTER, "agentrl-reporter")
 
 
-def reporter(word: bytes, tell: int) -> object:
-    """Return the plugin that reports; only its closures know the word."""
+def reporter(secret: bytes, report_pipe: int) -> object:
+    """Return the plugin that reports; only its closures hold the secret."""
     write, dumps = os.write, json.dumps  # taken before the code under test can replace them
-    intact, rank = guard(), ORDER.index
+    is_intact, rank = snapshot_pytest(), ORDER.index
     outcomes: dict[str, str] = {}
 
     def send(outcome: str, name: str) -> None:
-        data = word + f" {outcome} {dumps(name)}\n".encode()
+        data = secret + f" {outcome} {dumps(name)}\n".encode()
         while data:
-            data = data[write(tell, data) :]
+            data = data[write(report_pipe, data) :]
 
     class Reporter:
         @pytest.hookimpl(tryfirst=True)
@@ -67,21 +70,21 @@ def reporter(word: bytes, tell: int) -> object:
             if found and (known is None or rank(found) > rank(known)):
                 outcomes[report.nodeid] = found
             if report.when == "teardown":
-                said = outcomes.pop(report.nodeid, "error")
-                good = said in ("passed", "xfailed", "skipped")
-                send("failed" if good and not intact() else said, report.nodeid)
+                outcome = outcomes.pop(report.nodeid, "error")
+                good = outcome in ("passed", "xfailed", "skipped")
+                send("failed" if good and not is_intact() else outcome, report.nodeid)
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
             if report.failed:
                 send("error", report.nodeid)
 
-    write(tell, word + b" begin\n")
+    write(report_pipe, secret + b" begin\n")
     return Reporter()
 
 
 def outcome_of(report: "pytest.TestReport") -> str:
-    """Return what one phase says; "" for a setup or teardown in which nothing happened."""
+    """Return the outcome of one phase; "" for a setup or teardown without incident."""
     if report.failed:
         return "failed" if report.when == "call" else "error"
     if hasattr(report, "wasxfail"):
@@ -91,8 +94,8 @@ def outcome_of(report: "pytest.TestReport") -> str:
     return "passed" if report.when == "call" else ""
 
 
-def guard() -> "Callable[[], bool]":
-    """Return a function that says whether pytest and the builtins are as they are now."""
+def snapshot_pytest() -> "Callable[[], bool]":
+    """Return a function that tells whether pytest and the builtins are still as they are now."""
     import _pytest.assertion.rewrite
     import _pytest.python
     import _pytest.reports
@@ -107,20 +110,20 @@ def guard() -> "Callable[[], bool]":
         for name, value in vars(owner).items()
         if (callable(value) or isinstance(value, (classmethod, staticmethod))) and name != "_"
     ]
-    look, vary = code_of, vars
+    get_code, get_vars = code_of, vars  # taken before the code under test can replace them
 
-    def intact() -> bool:
+    def is_intact() -> bool:
         for owner, name, value, code in before:
-            if vary(owner).get(name) is not value or look(value) is not code:
+            if get_vars(owner).get(name) is not value or get_code(value) is not code:
                 return False
         return True
 
-    return intact
+    return is_intact
 
 
 def code_of(value: object) -> object:
-    """Return a function's code; None for what is none."""
+    """Return a function's code; None for another object."""
     return getattr(getattr(value, "__func__", value), "__code__", None)
 
 
-REPORTER = claim()  # on import, which is before any conftest is
+REPORTER = make_reporter()  # at import, which comes before any conftest

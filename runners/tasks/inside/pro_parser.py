@@ -1,10 +1,10 @@
-"""Run a SWE-bench-Pro parser on what the tests printed; mounted into the grading sandbox.
+"""Run a SWE-bench-Pro parser on the tests' output; runs in the grading sandbox.
 
 Runs as ``python -I -S pro_parser.py``, after the tests' processes are gone. Stdin is JSON with
 ``parser`` (its source), ``stdout`` and ``stderr``; stdout is the JSON that the parser wrote.
 """
 
-# ruff: noqa: PTH118, PTH123 (pathlib takes 6 ms to import)
+# ruff: noqa: PTH118, PTH123 (pathlib takes 4 ms to import)
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def demonstrate(renderer: Renderer, tokenizer: Tokenizer, line: Line) -> Demonst
 
 def reading(tokenizer: Tokenizer, project: Project) -> Demonstration:
     """Turn a module whose code is right into tokens; its statement is the part to predict."""
-    signature, marker, statement = project.patched(project.fix).partition("    return")
+    signature, marker, statement = project.replace_bug(project.fix).partition("    return")
     given = tokenizer.encode(signature)
     predicted = tokenizer.encode(marker + statement)
     sampled = [False] * len(given) + [True] * len(predicted)

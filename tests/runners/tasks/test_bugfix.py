@@ -78,9 +78,9 @@ def test_the_base_fails_the_right_tests_the_fix_none_and_a_wrong_fix_some(
     assert failing(tmp_path, tests) == set(project.fail_to_pass)
     bug = tmp_path / project.path
     for statement in project.wrong:
-        bug.write_text(project.patched(statement))
+        bug.write_text(project.replace_bug(statement))
         assert failing(tmp_path, tests) & set(project.fail_to_pass)
-    bug.write_text(project.patched(project.fix))
+    bug.write_text(project.replace_bug(project.fix))
     assert failing(tmp_path, tests) == set()
 
 
@@ -88,7 +88,7 @@ def test_the_base_fails_the_right_tests_the_fix_none_and_a_wrong_fix_some(
 def test_the_gold_patch_is_what_git_prints_for_the_fix(name: str, tmp_path: Path) -> None:
     project = project_of(name, seed=1)
     write_repository(tmp_path, project.files)
-    (tmp_path / project.path).write_text(project.patched(project.fix))
+    (tmp_path / project.path).write_text(project.replace_bug(project.fix))
     assert git(tmp_path, "diff", "--abbrev=7") == project.gold_patch
 
 

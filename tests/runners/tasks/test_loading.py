@@ -76,14 +76,14 @@ def test_every_malformed_row_is_named_with_its_line(tmp_path: Path, here: dict[s
     said = dict(fault.split(": ", 1) for fault in report.faults)
     assert sorted(said) == [f"rows.jsonl:{line}" for line in range(2, 10)]
     for line, words in {
-        2: "no JSON",
-        3: "a row is an object, not list",
+        2: "not JSON",
+        3: "a row must be an object, not list",
         4: "base_commit",
         5: "o__r-1 is in rows.jsonl:1 already",
         6: "repo_path=elsewhere: there is no",
         7: "FAIL_TO_PASS is empty",
         8: "task.repositories",
-        9: "nothing says how it is graded",
+        9: "its grading is unknown",
     }.items():
         assert words in said[f"rows.jsonl:{line}"]
     with pytest.raises(DatasetError, match="has 8 malformed rows") as caught:
@@ -121,7 +121,7 @@ def test_the_last_rows_of_a_training_file_are_held_out(
 def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
     for name, said in (
         ("none.jsonl", "no such file"),
-        ("x.csv", "no .jsonl"),
+        ("x.csv", "not a .jsonl"),
         ("e.jsonl", "no rows"),
     ):
         if name != "none.jsonl":

@@ -134,5 +134,5 @@ def test_what_is_malformed_is_named(change: dict[str, Any], said: str) -> None:
 
 
 def test_a_row_that_no_grader_takes_says_what_it_lacks() -> None:
-    with pytest.raises(ValueError, match="nothing says how it is graded"):
+    with pytest.raises(ValueError, match="its grading is unknown"):
         read_row({"instance_id": "x", "problem_statement": "p"})

@@ -219,7 +219,7 @@ def test_a_reading_predicts_the_right_statement(parts: tuple[Tokenizer, Renderer
     tokenizer, _, _ = parts
     ((project, _),) = drawn(1, seed=5)
     read = reading(tokenizer, project)
-    assert tokenizer.decode(read.tokens.tolist()) == project.patched(project.fix)
+    assert tokenizer.decode(read.tokens.tolist()) == project.replace_bug(project.fix)
     assert tokenizer.decode(read.tokens[read.sampled].tolist()).strip() == project.fix
 
 
