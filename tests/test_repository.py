@@ -22,13 +22,13 @@ FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "base"}
 README_LINES = 40
 WITHOUT_README = {
     *("campaign", "concurrency", "diagnostics", "engines", "evaluation", "export", "faults"),
-    *("gateway", "harnesses", "observe", "preflight", "ray_workers", "replay", "report"),
-    *("rollouts", "runtime", "sandboxes", "slime", "store", "tasks", "training", "trajectory"),
+    *("gateway", "observe", "preflight", "ray_workers", "replay", "report"),
+    *("rollouts", "runtime", "sandboxes", "slime", "store", "training", "trajectory"),
 }
 """Folders of ``runners/`` whose README is still to be written."""
 IMPORTING_TESTS = {
     f"tests/runners/{folder}"
-    for folder in ("export", "gateway", "rollouts", "sandboxes", "tasks", "training")
+    for folder in ("export", "gateway", "rollouts", "sandboxes", "training")
 }
 """Folders whose tests still import other tests."""
 NOT_PLAIN_YET = {"conf/sections", "conf/fault_table.py", "cli", "runners"}

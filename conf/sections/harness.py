@@ -15,9 +15,9 @@ class NativeHarnessConfig(Section):
 
     kind: Literal["native"]
     max_turns: PositiveInt
-    """Model calls before the agent gives up."""
+    """Model calls before the agent stops."""
     max_tokens: PositiveInt
-    """``max_tokens`` it asks for in each turn."""
+    """``max_tokens`` of its requests."""
     memory_mb: PositiveInt
     """Default of ``sandbox.memory_mb``."""
     cpu_s: PositiveInt
@@ -35,7 +35,7 @@ class ClaudeCodeHarnessConfig(Section):
     max_turns: PositiveInt
     """Model calls before it is stopped, including those of sub-agents and compactions."""
     max_tokens: PositiveInt
-    """``max_tokens`` it asks for in each turn."""
+    """``max_tokens`` of its requests."""
     memory_mb: PositiveInt
     """Address space that it needs: default and least value of ``sandbox.memory_mb``."""
     cpu_s: PositiveInt
@@ -69,9 +69,9 @@ class MiniSweAgentHarnessConfig(Section):
     one ``agentrl check`` installed.
     """
     max_turns: PositiveInt
-    """Model calls before it gives up."""
+    """Model calls before it stops."""
     max_tokens: PositiveInt
-    """``max_tokens`` it asks for in each turn."""
+    """``max_tokens`` of its requests."""
     command_s: PositiveInt
     """Time limit of one of its shell commands, in seconds."""
     memory_mb: PositiveInt

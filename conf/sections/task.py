@@ -1,4 +1,4 @@
-"""What the agent works on, and what that is worth."""
+"""Configuration of the tasks (``task=…``) and of their reward (``reward=…``)."""
 
 from __future__ import annotations
 
@@ -17,47 +17,51 @@ class BugfixTaskConfig(Section):
     train_tasks: PositiveInt
     """Tasks in the training split."""
     held_out_tasks: PositiveInt
-    """Tasks in the held-out split; shares no repository with the training split."""
+    """Tasks in the held-out split, which shares no repository with the training split."""
 
 
 class SwebenchTaskConfig(Section):
-    """SWE-bench's instances, to measure on: none is for training."""
+    """SWE-bench instances, for evaluation only."""
 
     kind: Literal["swebench"]
     path: str | None
     """JSONL, JSON or Parquet file, or a dataset on the hub: ``OWNER/NAME[@REVISION][:SPLIT]``;
-    null: a small set that agentrl makes itself.
+    null: a small built-in set.
     """
     repositories: Path | None
-    """Directory with clones (``owner/name``, ``owner__name.git`` or ``….bundle``) for rows that do
-    not say where their repository is.
+    """Directory of clones (``owner/name``, ``owner__name.git`` or ``….bundle``), for rows without
+    ``repo_path``.
     """
     grader: Literal["auto", "official", "own"]
-    """``official``: the package ``swebench`` reads the log; ``own``: our plugin in pytest; auto:
-    official if the package is installed.
+    """Judge. ``official``: the package ``swebench`` reads the log; ``own``: our pytest plugin
+    reports; ``auto``: official if the package is installed.
     """
     flaky_reruns: Annotated[int, Field(ge=0)]
-    """Grade again when only pass-to-pass tests fail; one good run decides."""
+    """Further gradings when only pass-to-pass tests fail, which may be chance; one good run
+    decides.
+    """
 
 
 class JsonlTaskConfig(Section):
-    """Tasks in a file, in any of the row schemas, to train on."""
+    """Tasks from a file, in any of the row schemas, for training."""
 
     kind: Literal["jsonl"]
     path: str
     """JSONL, JSON or Parquet file, or a dataset on the hub: ``OWNER/NAME[@REVISION][:SPLIT]``."""
     repositories: Path | None
-    """Directory with clones (``owner/name``, ``owner__name.git`` or ``….bundle``) for rows that do
-    not say where their repository is.
+    """Directory of clones (``owner/name``, ``owner__name.git`` or ``….bundle``), for rows without
+    ``repo_path``.
     """
     held_out_tasks: Annotated[int, Field(ge=0)]
-    """The file's last so many tasks are held out."""
+    """Number of tasks at the end of the file that are held out."""
     grader: Literal["auto", "official", "own"]
-    """Of SWE-bench's rows. ``official``: the package ``swebench`` reads the log; ``own``: our
-    plugin in pytest; auto: official if the package is installed.
+    """Judge of SWE-bench rows. ``official``: the package ``swebench`` reads the log; ``own``: our
+    pytest plugin reports; ``auto``: official if the package is installed.
     """
     flaky_reruns: Annotated[int, Field(ge=0)]
-    """Grade again when only pass-to-pass tests fail; one good run decides."""
+    """Further gradings when only pass-to-pass tests fail, which may be chance; one good run
+    decides.
+    """
 
 
 TaskConfig = Annotated[

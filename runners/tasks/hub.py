@@ -39,7 +39,7 @@ class HubUnreachableError(HubError):
 
 
 def is_dataset_name(path: str) -> bool:
-    """Whether ``path`` may name a dataset: ``OWNER/NAME``, ``OWNER/NAME@REVISION:SPLIT``."""
+    """Return whether ``path`` may name a dataset: ``OWNER/NAME``, ``OWNER/NAME@REVISION:SPLIT``."""
     return NAME.fullmatch(path) is not None
 
 

@@ -178,7 +178,7 @@ def _contents(root: Path, relative: str) -> Iterator[tuple[str, tuple[str, bytes
 
 
 def _parent_is_no_directory(root: Path, relative: str) -> bool:
-    """Whether a parent of a path is not a directory of this tree."""
+    """Return whether a parent of a path is not a directory of this tree."""
     at = root
     for part in relative.split("/")[:-1]:
         at = at / part

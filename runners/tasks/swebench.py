@@ -96,7 +96,7 @@ def parser_name(row: SwebenchRow) -> str:
 
 
 def uses_pytest(row: SwebenchRow) -> bool:
-    """Whether our plugin can see the row's tests."""
+    """Return whether our plugin can see the row's tests."""
     return parser_name(row) in PYTEST_PARSERS and row.eval_type in ("", COUNTS_BOTH)
 
 

@@ -1,5 +1,5 @@
-"""A Hugging Face hub on loopback: datasets, their trees, and files behind a redirect to where large
-ones are kept.
+"""A Hugging Face hub on loopback: datasets, file lists, and files behind a redirect to a second
+host, as the hub serves large files.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _FILE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 @dataclass
 class Hub:
-    """What the hub has, and what it was asked."""
+    """Datasets of the hub, and the requests it received."""
 
     datasets: Mapping[str, Mapping[str, bytes]]
-    """Files of each dataset, at one commit: ``main``, ``v1``, or ``SHA``."""
+    """Files of each dataset, at one commit, which is also called ``main`` and ``v1``."""
     gated: frozenset[str] = frozenset()
-    """Everybody may list these and nobody may read them."""
-    asked: list[str] = field(default_factory=list)
+    """Datasets that everybody may list and nobody may read."""
+    requests: list[str] = field(default_factory=list)
     url: str = ""
-    stored_at: str = ""
+    storage_url: str = ""
 
 
 def _oid(body: bytes) -> str:
@@ -49,25 +49,29 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reply(self) -> None:
         path = unquote(self.path.partition("?")[0])
-        self.hub.asked.append(f"{self.command} {path}")
+        self.hub.requests.append(f"{self.command} {path}")
         if path.startswith("/stored/"):
-            self._stored(path.removeprefix("/stored/"))
+            self._reply_stored(path.removeprefix("/stored/"))
         elif match := _FILE.fullmatch(path):
-            self._file(*match.groups())
-        elif (match := _TREE.fullmatch(path)) and self._known(match[1], match[2]):
-            self._json(200, [self._entry(*item) for item in self.hub.datasets[match[1]].items()])
-        elif (match := _INFO.fullmatch(path)) and self._known(match[1], match[2] or "main"):
+            self._reply_file(*match.groups())
+        elif (match := _TREE.fullmatch(path)) and self._check_known(match[1], match[2]):
+            self._reply_json(
+                200, [self._entry(*item) for item in self.hub.datasets[match[1]].items()]
+            )
+        elif (match := _INFO.fullmatch(path)) and self._check_known(match[1], match[2] or "main"):
             gated = "manual" if match[1] in self.hub.gated else False
             files = [{"rfilename": name} for name in self.hub.datasets[match[1]]]
             document = {"id": match[1], "sha": SHA, "siblings": files, "gated": gated}
-            self._json(200, {**document, "private": False, "disabled": False, "tags": []})
+            self._reply_json(200, {**document, "private": False, "disabled": False, "tags": []})
 
-    def _known(self, repo: str, revision: str) -> bool:
+    def _check_known(self, repo: str, revision: str) -> bool:
         if repo not in self.hub.datasets:
-            self._json(404, {"error": "Repository not found"}, ("X-Error-Code", "RepoNotFound"))
+            self._reply_json(
+                404, {"error": "Repository not found"}, ("X-Error-Code", "RepoNotFound")
+            )
         elif revision not in ("main", "v1", SHA):
-            said = {"error": f"Invalid rev id: {revision}"}
-            self._json(404, said, ("X-Error-Code", "RevisionNotFound"))
+            error = {"error": f"Invalid rev id: {revision}"}
+            self._reply_json(404, error, ("X-Error-Code", "RevisionNotFound"))
         else:
             return True
         return False
@@ -77,38 +81,38 @@ class _Handler(BaseHTTPRequestHandler):
         lfs = {"oid": _oid(body), "size": len(body), "pointerSize": 132}
         return {"type": "file", "oid": _oid(body)[:40], "size": len(body), "path": path, "lfs": lfs}
 
-    def _file(self, repo: str, revision: str, path: str) -> None:
-        if not self._known(repo, revision):
+    def _reply_file(self, repo: str, revision: str, path: str) -> None:
+        if not self._check_known(repo, revision):
             return
         if repo in self.hub.gated:
-            said = {"error": f"Access to dataset {repo} is restricted."}
-            self._json(403, said, ("X-Error-Code", "GatedRepo"))
+            error = {"error": f"Access to dataset {repo} is restricted."}
+            self._reply_json(403, error, ("X-Error-Code", "GatedRepo"))
             return
         body = self.hub.datasets[repo][path]
-        self._head(
+        self._send_head(
             302,
-            ("Location", f"{self.hub.stored_at}/{_oid(body)}"),
+            ("Location", f"{self.hub.storage_url}/{_oid(body)}"),
             ("X-Repo-Commit", SHA),
             ("X-Linked-ETag", f'"{_oid(body)}"'),
             ("X-Linked-Size", str(len(body))),
             ("Content-Length", "0"),
         )
 
-    def _stored(self, oid: str) -> None:
+    def _reply_stored(self, oid: str) -> None:
         every = (body for files in self.hub.datasets.values() for body in files.values())
         body = next(body for body in every if _oid(body) == oid)
-        self._head(200, ("Content-Length", str(len(body))), ("ETag", f'"{oid}"'))
+        self._send_head(200, ("Content-Length", str(len(body))), ("ETag", f'"{oid}"'))
         if self.command == "GET":
             self.wfile.write(body)
 
-    def _json(self, status: int, document: object, *headers: tuple[str, str]) -> None:
+    def _reply_json(self, status: int, document: object, *headers: tuple[str, str]) -> None:
         body = json.dumps(document).encode()
         kind = ("Content-Type", "application/json")
-        self._head(status, kind, ("Content-Length", str(len(body))), *headers)
+        self._send_head(status, kind, ("Content-Length", str(len(body))), *headers)
         if self.command == "GET":
             self.wfile.write(body)
 
-    def _head(self, status: int, *headers: tuple[str, str]) -> None:
+    def _send_head(self, status: int, *headers: tuple[str, str]) -> None:
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)
@@ -119,12 +123,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(hub: Hub) -> Iterator[Hub]:
-    """Serve a hub on a free port; its ``url`` is set, ``stored_at`` is another host to a client."""
+def serve_hub(hub: Hub) -> Iterator[Hub]:
+    """Serve a hub on a free port; ``storage_url`` is another host to a client."""
     handler = type("Handler", (_Handler,), {"hub": hub})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-        hub.stored_at = f"http://localhost:{server.server_address[1]}/stored"
+        hub.storage_url = f"http://localhost:{server.server_address[1]}/stored"
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:

@@ -49,7 +49,7 @@ class OfficialError(AgentrlError):
 
 
 def is_installed() -> bool:
-    """Whether the package is installed."""
+    """Return whether the package is installed."""
     return importlib.util.find_spec("swebench") is not None
 
 

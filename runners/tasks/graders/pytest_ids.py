@@ -59,7 +59,7 @@ def normalize_ids(task: Task, outcomes: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_passed(name: str, outcomes: Mapping[str, str], passing: frozenset[str] = PASSING) -> bool:
-    """Whether a test passed."""
+    """Return whether a test passed."""
     if name in outcomes:
         return outcomes[name] in passing
     if name.count("[") <= name.count("]"):

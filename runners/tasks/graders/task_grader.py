@@ -98,7 +98,7 @@ class TaskGrader:
 
 
 def _may_be_flaky(verdict: Verdict) -> bool:
-    """Whether only pass-to-pass tests fail."""
+    """Return whether only pass-to-pass tests fail."""
     return (
         verdict.kind is VerdictKind.UNSOLVED
         and not verdict.timed_out

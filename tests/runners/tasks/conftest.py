@@ -1,4 +1,4 @@
-"""Sandboxes of this machine for the tests of graders."""
+"""A sandbox backend of this machine for the tests of graders."""
 
 from __future__ import annotations
 

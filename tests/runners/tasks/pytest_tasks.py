@@ -1,4 +1,4 @@
-"""A small repository whose tests pytest runs, as a task of any kind of grading."""
+"""A task with pytest tests, for any kind of grading, and helpers to grade it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PASS_TO_PASS = (
 
 
 def diff_of(repo: Path, **files: str) -> str:
-    """Return the diff that writes files (``calc__add`` is calc/add.py), and undo it."""
+    """Return the diff that writes files (``calc__add`` is calc/add.py); the files are reset."""
     for name, text in files.items():
         (repo / f"{name.replace('__', '/')}.py").write_text(text)
     git(repo, "add", "-A")
@@ -67,7 +67,7 @@ def diff_of(repo: Path, **files: str) -> str:
 
 
 def make_pytest_task(directory: Path) -> Task:
-    """Write the repository; the task is in SWE-bench's format, judged by our plugin."""
+    """Write the repository; return a task in SWE-bench's format, judged by our plugin."""
     task = make_task(directory, **{"tests/test_calc.py": OLD})
     row = SwebenchRow.model_validate(
         {
@@ -92,13 +92,13 @@ def make_pytest_task(directory: Path) -> Task:
     )
 
 
-def official(task: Task) -> Task:
-    """Return the task, judged by the official package."""
+def with_official_judge(task: Task) -> Task:
+    """Return the task with the official package as judge."""
     assert isinstance(task.grading, EvalScript)
     return replace(task, grading=replace(task.grading, kind="swebench"))
 
 
-def judged(task: Task, grading: Grading) -> Task:
+def with_grading(task: Task, grading: Grading) -> Task:
     """Return the task with another kind of grading."""
     return replace(task, grading=grading)
 
@@ -110,12 +110,12 @@ async def grade(backend: LocalBackend, task: Task, diff: str, *, deadline_s: flo
 
 
 def run_log(*lines: str) -> bytes:
-    """Return what the script runner prints with the nonce ``n``."""
+    """Return the output of the script runner with the nonce ``n``."""
     return "".join(f"n {line}\n" for line in lines).encode()
 
 
-def said(outcome: str, name: str) -> str:
-    """Return one report."""
+def report_line(outcome: str, name: str) -> str:
+    """Return one report of the plugin."""
     return f"{outcome} {json.dumps(name)}"
 
 

@@ -37,7 +37,7 @@ IDENTITY = {
 
 
 def git(directory: Path, *arguments: str) -> str:
-    """Run git as the agent would, with whatever configuration the repository has."""
+    """Run git as the agent would, with the repository's own configuration."""
     done = subprocess.run(
         ["git", "-C", str(directory), *arguments],
         env=IDENTITY,
@@ -49,7 +49,7 @@ def git(directory: Path, *arguments: str) -> str:
 
 
 def make_task(directory: Path, **files: str) -> Task:
-    """Write the repository below ``directory``; more files by path."""
+    """Write the repository below ``directory``, with more files by path; return its task."""
     repo = directory / "pristine"
     for name, text in {**FILES, **files}.items():
         (repo / name).parent.mkdir(parents=True, exist_ok=True)
@@ -72,5 +72,5 @@ def make_task(directory: Path, **files: str) -> Task:
 
 
 def patch_of(diff: bytes) -> Patch:
-    """Return a patch that did not come from ``capture``."""
+    """Return a patch made by hand, not captured."""
     return Patch(diff, hashlib.sha256(diff).hexdigest(), (), ())

@@ -1,4 +1,4 @@
-"""The bug-fix family: what is broken, what mends it, and what two splits may not share."""
+"""Generated bug-fix tasks: their bugs, fixes and tests, and the separation of the splits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from runners.tasks.bugfix.repository import RepositoryError, write_repository
 KIND_NAMES = [kind.name for kind in BUG_KINDS]
 
 
-def kind_named(name: str) -> BugKind:
-    """Return the kind of that name."""
+def find_kind(name: str) -> BugKind:
+    """Return the bug kind of a name."""
     return next(kind for kind in BUG_KINDS if kind.name == name)
 
 
-def project_of(kind: str, seed: int = 0) -> Project:
-    """Draw until a project is of a kind."""
+def draw_of_kind(kind: str, seed: int = 0) -> Project:
+    """Draw projects until one is of a kind."""
     rng = random.Random(seed)
     while (project := draw_project(rng, "train")).kind != kind:
         pass
@@ -37,12 +37,12 @@ def project_of(kind: str, seed: int = 0) -> Project:
 
 
 def git(directory: Path, *arguments: str) -> str:
-    """Run git and return what it prints."""
+    """Run git and return its output."""
     done = subprocess.run(["git", *arguments], cwd=directory, capture_output=True, check=True)
     return done.stdout.decode()
 
 
-def failing(directory: Path, tests: tuple[str, ...]) -> set[str]:
+def find_failing(directory: Path, tests: tuple[str, ...]) -> set[str]:
     """Run tests in a fresh interpreter and return those that do not pass."""
     command = [sys.executable, "-B", "-m", "unittest", "-v", *tests]
     done = subprocess.run(command, cwd=directory, capture_output=True, check=False)
@@ -58,7 +58,7 @@ def test_there_are_several_kinds_of_bugs() -> None:
 
 @pytest.mark.parametrize("name", KIND_NAMES)
 def test_the_cases_of_a_kind_fail_everything_but_the_wanted_expression(name: str) -> None:
-    kind = kind_named(name)
+    kind = find_kind(name)
     for behaviour in kind.behaviours:
         cases = kind.cases(random.Random(3), behaviour.expression)
         for other in kind.expressions:
@@ -72,21 +72,21 @@ def test_the_cases_of_a_kind_fail_everything_but_the_wanted_expression(name: str
 def test_the_base_fails_the_right_tests_the_fix_none_and_a_wrong_fix_some(
     name: str, tmp_path: Path
 ) -> None:
-    project = project_of(name)
+    project = draw_of_kind(name)
     write_repository(tmp_path, project.files)
     tests = (*project.fail_to_pass, *project.pass_to_pass)
-    assert failing(tmp_path, tests) == set(project.fail_to_pass)
+    assert find_failing(tmp_path, tests) == set(project.fail_to_pass)
     bug = tmp_path / project.path
     for statement in project.wrong:
         bug.write_text(project.replace_bug(statement))
-        assert failing(tmp_path, tests) & set(project.fail_to_pass)
+        assert find_failing(tmp_path, tests) & set(project.fail_to_pass)
     bug.write_text(project.replace_bug(project.fix))
-    assert failing(tmp_path, tests) == set()
+    assert find_failing(tmp_path, tests) == set()
 
 
 @pytest.mark.parametrize("name", KIND_NAMES)
 def test_the_gold_patch_is_what_git_prints_for_the_fix(name: str, tmp_path: Path) -> None:
-    project = project_of(name, seed=1)
+    project = draw_of_kind(name, seed=1)
     write_repository(tmp_path, project.files)
     (tmp_path / project.path).write_text(project.replace_bug(project.fix))
     assert git(tmp_path, "diff", "--abbrev=7") == project.gold_patch
@@ -121,7 +121,7 @@ def test_the_gold_patch_applies(tmp_path: Path) -> None:
     git(task.repo, "apply", "--check", str(patch))
 
 
-def test_what_the_user_configured_for_git_changes_nothing(
+def test_the_users_git_configuration_has_no_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = bugfix.build(tmp_path / "plain", seed=0, train=1, held_out=1)
@@ -164,8 +164,8 @@ def test_the_names_of_a_project_differ() -> None:
         assert len(set(astuple(drawn))) == 8
 
 
-def test_the_bug_is_told_apart_by_the_docstring_alone() -> None:
-    project = project_of("operator")
+def test_only_the_docstring_identifies_the_bug() -> None:
+    project = draw_of_kind("operator")
     assert project.fix not in project.problem_statement
     assert project.files[project.path].count(project.broken) == 1
 
@@ -185,7 +185,7 @@ def test_a_root_with_other_tasks_is_refused(tmp_path: Path) -> None:
         bugfix.build(tmp_path / "tasks", seed=1, train=1, held_out=1)
 
 
-def test_a_root_that_is_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_root_without_a_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     with pytest.raises(TaskRootError, match="no complete set of tasks"):
         bugfix.build(tmp_path / "tasks", seed=0, train=1, held_out=1)

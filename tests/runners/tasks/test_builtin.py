@@ -1,4 +1,4 @@
-"""The built-in set: what it is made of, and that its verdicts are right whoever gives them."""
+"""The built-in tasks: their rows, and the same verdicts from our judge and the official one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_row_has_the_fields_of_swe_bench(instances: Path) -> None:
 async def both_verdicts(
     backend: LocalBackend, task: Task, diff: str, name: str
 ) -> tuple[Verdict, Verdict | None]:
-    """Run the tests once and have the log judged by us, and by the package if it is there."""
+    """Run the tests once; judge the log by ourselves, and by the package if it is installed."""
     assert isinstance(task.grading, EvalScript)
     spec = official.build_spec(task) if official.is_installed() else None
     script = spec.eval_script if spec else task.grading.script
@@ -86,7 +86,7 @@ async def both_verdicts(
 
 
 async def check_verdicts(backend: LocalBackend, tasks: list[Task], root: Path) -> None:
-    """Gold solves, nothing does not, and both graders say so of the same run."""
+    """Check that gold solves, an empty patch does not, and both judges agree on each run."""
     repositories, room = TaskRepositories(backend, root), asyncio.Semaphore(AT_ONCE)
 
     async def check(task: Task) -> None:
@@ -106,7 +106,7 @@ async def check_verdicts(backend: LocalBackend, tasks: list[Task], root: Path) -
             group.create_task(check(task))
 
 
-async def test_verdicts_are_right_whoever_gives_them(
+async def test_both_judges_give_the_right_verdicts(
     backend: LocalBackend, tasks: list[Task], tmp_path: Path
 ) -> None:
     of_each = {task.kind: task for task in tasks}
@@ -114,13 +114,13 @@ async def test_verdicts_are_right_whoever_gives_them(
 
 
 @pytest.mark.slow
-async def test_verdicts_are_right_on_every_instance(
+async def test_both_judges_are_right_on_every_instance(
     backend: LocalBackend, tasks: list[Task], tmp_path: Path
 ) -> None:
     await check_verdicts(backend, tasks, tmp_path / "root")
 
 
-async def test_no_fix_and_no_test_of_it_is_in_a_workspace(
+async def test_a_workspace_holds_neither_the_fix_nor_its_tests(
     backend: LocalBackend, tasks: list[Task], tmp_path: Path
 ) -> None:
     repositories = TaskRepositories(backend, tmp_path / "root")

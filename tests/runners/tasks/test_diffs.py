@@ -1,4 +1,4 @@
-"""Reading the names in a diff, as git writes it."""
+"""The paths of a diff, as git writes them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_kind_of_change_is_named(tmp_path: Path) -> None:
     assert not names.existing & new
 
 
-def test_lines_of_a_hunk_are_no_headers() -> None:
+def test_lines_of_a_hunk_are_not_headers() -> None:
     diff = (
         "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n--- a/y\n+++ b/y\n z\n"
         "\\ No newline at end of file\n--- a/w\n+++ b/w\n@@ -1 +1 @@\n-a\n+b\n"

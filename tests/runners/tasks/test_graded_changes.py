@@ -1,4 +1,4 @@
-"""Every way to change a work tree, from the agent's workspace to the verdict."""
+"""Every kind of change of a work tree, from the agent's workspace to the verdict."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_a_change_reaches_the_verdict(
     patch.diff.decode()
 
 
-async def test_a_deleted_test_is_put_back_and_told(
+async def test_a_deleted_test_is_restored_and_reported(
     backend: LocalBackend, task: Task, workspace: Path
 ) -> None:
     (workspace / "tests/test_cases.py").unlink()
@@ -194,7 +194,7 @@ def pytest_runtest_makereport(item, call):
 """
 
 
-async def test_an_edited_conftest_is_put_back_and_told(
+async def test_an_edited_conftest_is_restored_and_reported(
     backend: LocalBackend, tmp_path: Path
 ) -> None:
     task = make_pytest_task(tmp_path)

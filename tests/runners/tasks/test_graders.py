@@ -32,12 +32,12 @@ from runners.trajectory.turn_totals import TurnTotals
 from tests.runners.tasks.pytest_tasks import (
     diff_of,
     grade,
-    judged,
     make_pytest_task,
-    official,
+    report_line,
     run_log,
-    said,
     scripted_verdict,
+    with_grading,
+    with_official_judge,
 )
 from tests.runners.tasks.repositories import patch_of
 
@@ -54,10 +54,10 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 @pytest.mark.parametrize("kind", ["pytest", pytest.param("swebench", marks=needs_package)])
-async def test_gold_solves_and_nothing_does_not(
+async def test_the_gold_patch_solves_and_an_empty_patch_does_not(
     backend: LocalBackend, task: Task, kind: str
 ) -> None:
-    task = official(task) if kind == "swebench" else task
+    task = with_official_judge(task) if kind == "swebench" else task
     gold = await grade(backend, task, task.gold_patch)
     assert (gold.kind, gold.reason) == (VerdictKind.SOLVED, "all tests pass"), gold
     empty = await grade(backend, task, "")
@@ -99,7 +99,7 @@ async def test_a_forgery_does_not_solve(backend: LocalBackend, task: Task, how: 
     assert verdict.fail_to_pass_passed == 0
 
 
-POSING = f"""\
+IMPERSONATING = f"""\
 import json, os
 ask, tell = map(int, os.environ.pop("AGENTRL_REPORT").split(","))
 word = os.read(ask, 32).decode()
@@ -111,15 +111,15 @@ os._exit(0)
 """
 
 
-async def test_a_module_that_poses_as_our_plugin_does_not_solve(
+async def test_a_module_that_impersonates_our_plugin_does_not_solve(
     backend: LocalBackend, task: Task
 ) -> None:
-    verdict = await grade(backend, task, diff_of(task.repo, agentrl_report=POSING))
+    verdict = await grade(backend, task, diff_of(task.repo, agentrl_report=IMPERSONATING))
     assert (verdict.kind, verdict.fail_to_pass_passed) == (VerdictKind.UNSOLVED, 0), verdict
 
 
 @needs_package
-async def test_what_fools_the_official_log_does_not_fool_us(
+async def test_a_log_that_fools_the_official_judge_does_not_fool_ours(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
     grading, forged = task.grading, FORGERIES["a printed summary, then the end"]
@@ -153,7 +153,7 @@ def test_the_plugin_can_be_read_by_the_oldest_python_of_swe_bench() -> None:
     assert "from __future__" not in PLUGIN.read_text("utf-8")
 
 
-def test_a_pytest_that_the_plugin_does_not_know_runs_without_it(tmp_path: Path) -> None:
+def test_an_unknown_pytest_runs_without_the_plugin(tmp_path: Path) -> None:
     (tmp_path / "pytest.py").write_text("def hookimpl(**_): return lambda function: function\n")
     (tmp_path / "_pytest").mkdir()
     (tmp_path / "_pytest/__init__.py").write_text("")
@@ -177,7 +177,7 @@ def test_a_pytest_that_the_plugin_does_not_know_runs_without_it(tmp_path: Path) 
     assert "agentrl_report: ModuleNotFoundError" in done.stderr
 
 
-# --- what pytest says, read --------------------------------------------------------------------
+# --- reading of pytest's reports ---------------------------------------------------------------
 
 
 def result(*lines: str, code: int = 0) -> CommandResult:
@@ -197,22 +197,28 @@ def result(*lines: str, code: int = 0) -> CommandResult:
 )
 def test_outcomes_count_as_in_swebench(task: Task, outcome: str, first: int, second: int) -> None:
     small = replace(task, fail_to_pass=("t::a",), pass_to_pass=("t::b",))
-    run = parse_run("n", result(said(outcome, "t::a"), said(outcome, "t::b")))
+    run = parse_run("n", result(report_line(outcome, "t::a"), report_line(outcome, "t::b")))
     verdict = judge_run(small, run)
     assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (first, second)
 
 
 def test_a_cut_off_id_stands_for_tests_that_agree(task: Task) -> None:
     small = replace(task, fail_to_pass=("t::a[x",), pass_to_pass=("t::b[x", "t::c"))
-    lines = [said("passed", "t::a[x y]"), said("passed", "t::a[x z]"), said("passed", "t::c[x]")]
-    run = parse_run("n", result(*lines, said("passed", "t::b[x]"), said("failed", "t::b[x y]")))
+    lines = [
+        report_line("passed", "t::a[x y]"),
+        report_line("passed", "t::a[x z]"),
+        report_line("passed", "t::c[x]"),
+    ]
+    run = parse_run(
+        "n", result(*lines, report_line("passed", "t::b[x]"), report_line("failed", "t::b[x y]"))
+    )
     verdict = judge_run(small, run)
     assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (1, 0)
 
 
 def test_the_worst_of_several_reports_counts(task: Task) -> None:
     small = replace(task, fail_to_pass=("t::a",), pass_to_pass=())
-    run = parse_run("n", result(said("failed", "t::a"), said("passed", "t::a")))
+    run = parse_run("n", result(report_line("failed", "t::a"), report_line("passed", "t::a")))
     assert judge_run(small, run).kind is VerdictKind.UNSOLVED
 
 
@@ -229,7 +235,7 @@ def test_only_a_script_that_was_not_started_is_infra(task: Task) -> None:
 
 async def test_a_command_decides_by_its_exit_code(backend: LocalBackend, task: Task) -> None:
     command = "cd /repo && python -m pytest -q -p no:cacheprovider tests/test_add.py"
-    with_command = judged(task, EvalCommand(command, "/repo"))
+    with_command = with_grading(task, EvalCommand(command, "/repo"))
     solved = await grade(backend, with_command, task.gold_patch)
     assert solved.kind is VerdictKind.SOLVED, solved
     empty = await grade(backend, with_command, "")
@@ -237,18 +243,18 @@ async def test_a_command_decides_by_its_exit_code(backend: LocalBackend, task: T
         VerdictKind.UNSOLVED,
         "the command ended with exit code 1",
     )
-    loops = judged(task, EvalCommand("sleep 60", "/repo"))
+    loops = with_grading(task, EvalCommand("sleep 60", "/repo"))
     assert (await grade(backend, loops, "", deadline_s=0.5)).timed_out
 
 
-async def test_a_program_from_outside_decides(backend: LocalBackend, task: Task) -> None:
+async def test_a_program_outside_the_repository_decides(backend: LocalBackend, task: Task) -> None:
     program = (
         "import sys, pytest\nfrom calc.add import add\n"
         "def test_sum():\n    assert add(2, 3) == 5\n"
         "if __name__ == '__main__':\n"
         "    sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', __file__]))\n"
     )
-    with_program = judged(task, F2PScript(program, "/repo"))
+    with_program = with_grading(task, F2PScript(program, "/repo"))
     assert (await grade(backend, with_program, task.gold_patch)).kind is VerdictKind.SOLVED
     assert (await grade(backend, with_program, "")).kind is VerdictKind.UNSOLVED
 
@@ -268,14 +274,14 @@ async def test_pro_runs_its_script_and_its_parser(backend: LocalBackend, task: T
     )
     grading = ProScripts(script, PARSER, ("tests/test_add.py", "tests/test_calc.py"), "/app")
     pro = replace(
-        judged(task, grading),
+        with_grading(task, grading),
         fail_to_pass=("tests/test_add.py::TestAdd::test_sum",),
         pass_to_pass=("tests/test_calc.py::test_zero",),
     )
     solved = await grade(backend, pro, task.gold_patch)
     assert solved.kind is VerdictKind.SOLVED, solved
     assert (await grade(backend, pro, "")).reason == "1 of 1 fail-to-pass tests fail"
-    broken = judged(pro, replace(grading, parser="raise SystemExit('cannot read')"))
+    broken = with_grading(pro, replace(grading, parser="raise SystemExit('cannot read')"))
     verdict = await grade(backend, broken, task.gold_patch)
     assert verdict.reason == "the parser failed: cannot read"
     none = replace(pro, fail_to_pass=(), pass_to_pass=())
@@ -286,7 +292,7 @@ async def test_pro_runs_its_script_and_its_parser(backend: LocalBackend, task: T
 
 
 @dataclass
-class Stubborn:
+class UnremovableSandbox:
     """A sandbox that cannot be removed."""
 
     sandbox: Sandbox
@@ -304,21 +310,21 @@ class Stubborn:
 
 
 @dataclass
-class StubbornBackend:
+class UnremovableBackend:
     """Makes sandboxes that cannot be removed."""
 
     backend: LocalBackend
 
-    async def create(self, spec: SandboxSpec) -> Stubborn:
-        return Stubborn(await self.backend.create(spec))
+    async def create(self, spec: SandboxSpec) -> UnremovableSandbox:
+        return UnremovableSandbox(await self.backend.create(spec))
 
 
 async def test_a_sandbox_that_cannot_be_removed_does_not_change_the_verdict(
     backend: LocalBackend, task: Task
 ) -> None:
-    grader = SandboxGrader(StubbornBackend(backend))  # type: ignore[arg-type]
+    grader = SandboxGrader(UnremovableBackend(backend))  # type: ignore[arg-type]
     verdict = await grader.grade(
-        judged(task, EvalCommand("true", "/repo")), patch_of(b""), name="g", deadline_s=30
+        with_grading(task, EvalCommand("true", "/repo")), patch_of(b""), name="g", deadline_s=30
     )
     assert verdict.kind is VerdictKind.SOLVED
 

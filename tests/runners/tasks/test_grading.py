@@ -1,4 +1,4 @@
-"""Grading in real sandboxes: honest patches, forged ones, and failures of the machinery."""
+"""Grading in real sandboxes: honest patches, forged patches, and infrastructure failures."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return make_task(tmp_path_factory.mktemp("task"))
 
 
-class Counting:
-    """A backend that counts what it makes; the first ``failures`` sandboxes fail."""
+class CountingBackend:
+    """A backend that counts its sandboxes; the first ``failures`` of them fail."""
 
     has_images = False
 
@@ -56,7 +56,7 @@ class Counting:
 async def grade(
     backend: LocalBackend, task: Task, tmp_path: Path, deadline_s: float = 30, **files: str
 ) -> Verdict:
-    """Grade the work tree in which some files (``calc__add`` is calc/add.py) are replaced."""
+    """Grade the work tree with some files replaced (``calc__add`` is calc/add.py)."""
     workspace = tmp_path / "workspace"
     copy_tree(task.repo, workspace)
     for name, text in files.items():
@@ -84,7 +84,7 @@ async def test_no_change_is_tested_and_unsolved(
     assert "AssertionError: -1 != 5" in verdict.log
 
 
-async def test_no_change_solves_what_needs_none(
+async def test_an_empty_patch_solves_a_task_without_failing_tests(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
     done = replace(task, fail_to_pass=task.pass_to_pass, pass_to_pass=())
@@ -209,7 +209,7 @@ async def test_a_refused_patch_is_unsolved_for_its_reason(
 
 
 async def test_the_same_patch_is_graded_once(backend: LocalBackend, task: Task) -> None:
-    counting = Counting(backend)
+    counting = CountingBackend(backend)
     grader = TaskGrader(SandboxGrader(counting), use_repository_as_is)
     verdicts = await asyncio.gather(
         *(grader.grade(task, patch_of(b""), name=f"g{n}", deadline_s=30) for n in range(5))
@@ -221,10 +221,10 @@ async def test_the_same_patch_is_graded_once(backend: LocalBackend, task: Task) 
     assert counting.made == 2
 
 
-async def test_an_infrastructure_failure_is_infra_and_not_remembered(
+async def test_an_infrastructure_failure_is_infra_and_not_cached(
     backend: LocalBackend, task: Task
 ) -> None:
-    counting = Counting(backend, failures=1)
+    counting = CountingBackend(backend, failures=1)
     grader = TaskGrader(SandboxGrader(counting), use_repository_as_is)
     first, second = await asyncio.gather(
         *(grader.grade(task, patch_of(b""), name=f"g{n}", deadline_s=30) for n in range(2))
@@ -234,7 +234,7 @@ async def test_an_infrastructure_failure_is_infra_and_not_remembered(
     assert second.kind is VerdictKind.UNSOLVED
 
 
-async def test_who_waits_for_a_cancelled_grading_grades_himself(
+async def test_a_caller_that_waits_for_a_cancelled_grading_grades_itself(
     backend: LocalBackend, task: Task
 ) -> None:
     grader = TaskGrader(SandboxGrader(backend), use_repository_as_is)
@@ -246,14 +246,14 @@ async def test_who_waits_for_a_cancelled_grading_grades_himself(
     assert first.cancelled()
 
 
-def test_a_runner_that_never_began_is_infra(task: Task) -> None:
+def test_a_test_runner_that_did_not_start_is_infra(task: Task) -> None:
     dead = CommandResult(1, b"", b"python: cannot start", 0.1)
     verdict = read_verdict(task, "nonce", dead)
     assert verdict.kind is VerdictKind.INFRA
     assert "exit code 1" in verdict.reason
 
 
-def test_lines_without_the_nonce_are_nothing(task: Task) -> None:
+def test_lines_without_the_nonce_are_ignored(task: Task) -> None:
     said = b"nonce start\nnonce 1 pass\nother 0 pass\nnonce 0 fail\n"
     verdict = read_verdict(task, "nonce", CommandResult(0, said, b"", 0.1))
     assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (0, 1)

@@ -21,7 +21,7 @@ import pytest
 from conf.errors import ExitCode
 from runners.tasks.dataset_files import DatasetError, read_rows
 from runners.tasks.hub import is_dataset_name
-from tests.fakes.hub_server import SHA, Hub, serving
+from tests.fakes.hub_server import SHA, Hub, serve_hub
 
 LITE = "org/SWE-bench_Lite"
 READ = """
@@ -105,7 +105,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hub(home: Path) -> Iterator[Hub]:
-    with serving(Hub(DATASETS, gated=frozenset({"org/gated"}))) as served:
+    with serve_hub(Hub(DATASETS, gated=frozenset({"org/gated"}))) as served:
         yield served
 
 
@@ -120,7 +120,7 @@ def test_a_split_is_read_at_its_revision(found: Found, name: str) -> None:
 
 
 def test_only_a_splits_files_are_fetched_and_only_once(found: Found, hub: Hub) -> None:
-    asked = [path for path in hub.asked if path.startswith(f"HEAD /datasets/{LITE}/resolve/")]
+    asked = [path for path in hub.requests if path.startswith(f"HEAD /datasets/{LITE}/resolve/")]
     assert sorted(path.rpartition("/")[2] for path in asked) == [
         "dev-00000-of-00001.parquet",
         "test-00000-of-00002.parquet",
@@ -137,13 +137,13 @@ def test_a_row_is_named_by_its_file_and_number(found: Found) -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_the_hub_has_not_got_is_said_with_the_mend(found: Found, name: str) -> None:
+def test_a_missing_dataset_is_reported_with_its_fix(found: Found, name: str) -> None:
     code, said = found[name]
     assert BAD[name] in said
     assert code == ExitCode.DATA_REFUSED
 
 
-def test_without_a_network_the_cache_has_it(found: Found, home: Path) -> None:
+def test_a_cached_split_needs_no_network(found: Found, home: Path) -> None:
     offline = read(home, "http://127.0.0.1:9", LITE, "org/other", f"{LITE}:tset")
     assert offline.pop(LITE) == found[LITE]
     for code, said in offline.values():
@@ -152,7 +152,9 @@ def test_without_a_network_the_cache_has_it(found: Found, home: Path) -> None:
         assert said.endswith("or give a file")
 
 
-def test_half_a_split_in_the_cache_is_no_split(found: Found, home: Path, tmp_path: Path) -> None:
+def test_an_incomplete_split_in_the_cache_is_refused(
+    found: Found, home: Path, tmp_path: Path
+) -> None:
     assert found[LITE]
     cut_off = shutil.copytree(home, tmp_path / "home", symlinks=True)
     for shard in cut_off.rglob("test-00001-of-00002.parquet"):
@@ -164,7 +166,7 @@ def test_half_a_split_in_the_cache_is_no_split(found: Found, home: Path, tmp_pat
     assert "the cache has 1 of the 2 files of the split" in said
 
 
-def test_a_missing_file_is_no_name_of_the_hub() -> None:
+def test_a_missing_file_is_not_taken_for_a_hub_name() -> None:
     assert is_dataset_name("princeton-nlp/SWE-bench_Verified@main:test")
     for path in ("data/rows.jsonl", "rows", "/data/rows", "a/b/c", "./a/b"):
         with pytest.raises(DatasetError, match="there is no such file"):

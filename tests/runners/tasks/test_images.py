@@ -1,4 +1,4 @@
-"""The image that a row names reaches the sandboxes that have images, and no others."""
+"""Images of rows: they reach the sandboxes that have images, and no others."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from runners.tasks.pytest_mounts import (
 )
 from runners.tasks.task_repositories import TaskRepositories
 from tests.fakes.rollout_parts import FolderBackend
+from tests.runners.tasks.dataset_rows import CLASSIC, config, write
 from tests.runners.tasks.repositories import make_task
-from tests.runners.tasks.test_loading import config, write
-from tests.runners.tasks.test_rows import CLASSIC
 
 IMAGE = "swebench/sweb.eval.x86_64.o_1776_r-1:latest"
 
@@ -35,7 +34,9 @@ IMAGE = "swebench/sweb.eval.x86_64.o_1776_r-1:latest"
         {"remote_env_info": {"image_url": IMAGE}},
     ],
 )
-def test_a_rows_image_and_work_directory_are_the_tasks(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_a_task_has_the_image_and_work_directory_of_its_row(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
     (tmp_path / "repo").mkdir()
     rows = [{**CLASSIC, "repo_path": "repo", **row}]
     (task,) = load_dataset(config(file := write(tmp_path / "rows.jsonl", rows)), str(file))
@@ -44,7 +45,7 @@ def test_a_rows_image_and_work_directory_are_the_tasks(tmp_path: Path, row: dict
     assert task.origin.image == IMAGE
 
 
-def test_a_row_without_image_leaves_it_to_the_configuration(tmp_path: Path) -> None:
+def test_without_an_image_in_the_row_the_configuration_decides(tmp_path: Path) -> None:
     (tmp_path / "repo").mkdir()
     file = write(tmp_path / "rows.jsonl", [{**CLASSIC, "repo_path": "repo"}])
     (task,) = load_dataset(config(file), str(file))
@@ -68,7 +69,7 @@ async def test_sandboxes_with_images_see_it(tmp_path: Path) -> None:
     assert ready == task
 
 
-def test_an_image_is_tested_by_its_own_pytest(tmp_path: Path) -> None:
+def test_an_image_uses_its_own_pytest(tmp_path: Path) -> None:
     task = replace(make_task(tmp_path / "task"), image=IMAGE)
     assert (agent_mounts(task), agent_environment(task)) == ({}, {})
     mounts = {**pytest_mounts(), "/opt/agentrl/grade/runner.py": Path("runner.py")}

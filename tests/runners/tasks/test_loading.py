@@ -1,10 +1,9 @@
-"""Datasets in files: what is good becomes tasks, what is not is named with its line."""
+"""Dataset files: valid rows become tasks, malformed rows are reported with their line."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -12,41 +11,25 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.sections.task import JsonlTaskConfig, SwebenchTaskConfig
+from conf.sections.task import JsonlTaskConfig
 from runners.tasks.contract import EvalCommand, EvalScript, ProScripts
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.datasets import load_tasks
 from runners.tasks.loading import load_dataset, read_dataset
 from runners.tasks.pinned_repositories import SourceError, find_source
+from tests.runners.tasks.dataset_rows import CLASSIC, config, write
 from tests.runners.tasks.repositories import git, make_task
-from tests.runners.tasks.test_rows import CLASSIC
-
-
-def config(
-    path: Path | str,
-    repositories: Path | None = None,
-    grader: Literal["auto", "official", "own"] = "own",
-) -> SwebenchTaskConfig:
-    return SwebenchTaskConfig(
-        kind="swebench", path=str(path), repositories=repositories, grader=grader, flaky_reruns=0
-    )
-
-
-def write(file: Path, rows: list[Any]) -> Path:
-    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    file.write_text("\n".join(lines) + "\n")
-    return file
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> dict[str, Any]:
-    """A row whose repository is beside its file."""
+def row(tmp_path: Path) -> dict[str, Any]:
+    """Return a row whose repository is beside its file."""
     (tmp_path / "repo").mkdir()
     return {**CLASSIC, "repo_path": "repo"}
 
 
-def test_good_rows_become_tasks(tmp_path: Path, here: dict[str, Any]) -> None:
-    file = write(tmp_path / "rows.jsonl", [here, "", {**here, "instance_id": "o__r-2"}])
+def test_valid_rows_become_tasks(tmp_path: Path, row: dict[str, Any]) -> None:
+    file = write(tmp_path / "rows.jsonl", [row, "", {**row, "instance_id": "o__r-2"}])
     first, second = load_dataset(config(file), str(file))
     assert (first.id, second.id, first.kind, first.split) == ("o__r-1", "o__r-2", "o/r", "held_out")
     assert first.protected == ("t.py",)
@@ -56,18 +39,18 @@ def test_good_rows_become_tasks(tmp_path: Path, here: dict[str, Any]) -> None:
     assert "git apply -v -" in first.grading.script
 
 
-def test_every_malformed_row_is_named_with_its_line(tmp_path: Path, here: dict[str, Any]) -> None:
+def test_every_malformed_row_is_named_with_its_line(tmp_path: Path, row: dict[str, Any]) -> None:
     file = write(
         tmp_path / "rows.jsonl",
         [
-            here,
+            row,
             "{not json",
             "[1]",
-            {**here, "instance_id": "x", "base_commit": "short"},
-            here,
-            {**here, "instance_id": "y", "repo_path": "elsewhere"},
-            {**here, "instance_id": "z", "FAIL_TO_PASS": []},
-            {**here, "instance_id": "w", "repo_path": None},
+            {**row, "instance_id": "x", "base_commit": "short"},
+            row,
+            {**row, "instance_id": "y", "repo_path": "elsewhere"},
+            {**row, "instance_id": "z", "FAIL_TO_PASS": []},
+            {**row, "instance_id": "w", "repo_path": None},
             {"instance_id": "v", "problem_statement": "p", "repo_path": "repo"},
         ],
     )
@@ -91,8 +74,10 @@ def test_every_malformed_row_is_named_with_its_line(tmp_path: Path, here: dict[s
     assert all(fault in str(caught.value) for fault in report.faults)
 
 
-def test_parquet_says_the_same_as_jsonl(tmp_path: Path, here: dict[str, Any]) -> None:
-    rows = [here, {**here, "instance_id": "o__r-2", "base_commit": "short"}]
+def test_parquet_and_jsonl_give_the_same_tasks_and_faults(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    rows = [row, {**row, "instance_id": "o__r-2", "base_commit": "short"}]
     jsonl = write(tmp_path / "rows.jsonl", rows)
     parquet = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pa.Table.from_pylist(rows), parquet)
@@ -101,10 +86,8 @@ def test_parquet_says_the_same_as_jsonl(tmp_path: Path, here: dict[str, Any]) ->
     assert [f.replace("parquet", "jsonl") for f in other.faults] == list(one.faults)
 
 
-def test_the_last_rows_of_a_training_file_are_held_out(
-    tmp_path: Path, here: dict[str, Any]
-) -> None:
-    file = write(tmp_path / "r.jsonl", [{**here, "instance_id": f"t-{n}"} for n in range(4)])
+def test_the_last_rows_of_a_training_file_are_held_out(tmp_path: Path, row: dict[str, Any]) -> None:
+    file = write(tmp_path / "r.jsonl", [{**row, "instance_id": f"t-{n}"} for n in range(4)])
     choice = JsonlTaskConfig(
         kind="jsonl",
         path=str(file),
@@ -118,7 +101,7 @@ def test_the_last_rows_of_a_training_file_are_held_out(
         load_dataset(choice.model_copy(update={"held_out_tasks": 9}), str(file))
 
 
-def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_dataset_is_refused(tmp_path: Path) -> None:
     for name, said in (
         ("none.jsonl", "no such file"),
         ("x.csv", "not a .jsonl"),
@@ -129,7 +112,7 @@ def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=said):
             load_dataset(config(tmp_path / name), str(tmp_path / name))
     (tmp_path / "bad.parquet").write_text("x")
-    with pytest.raises(DatasetError, match="no Parquet file"):
+    with pytest.raises(DatasetError, match="not a Parquet file"):
         load_dataset(config("x"), str(tmp_path / "bad.parquet"))
 
 
@@ -170,8 +153,8 @@ def test_tests_named_by_ids_and_commands_are_protected(tmp_path: Path) -> None:
     assert pro.protected == ("tests/a.py", "tests/b.py")
 
 
-def test_too_few_tasks_to_train_on_are_refused(tmp_path: Path, here: dict[str, Any]) -> None:
-    file = write(tmp_path / "r.jsonl", [{**here, "instance_id": f"t-{n}"} for n in range(4)])
+def test_too_few_tasks_to_train_on_are_refused(tmp_path: Path, row: dict[str, Any]) -> None:
+    file = write(tmp_path / "r.jsonl", [{**row, "instance_id": f"t-{n}"} for n in range(4)])
     fits = ("task=jsonl", f"task.path='{file}'", "run.eval_tasks=1", "run.tasks_per_step=3")
     assert len(load_tasks(compose([*fits]))) == 4
     with pytest.raises(ConfigError, match=r"has 3 tasks to train on, run\.tasks_per_step=4"):

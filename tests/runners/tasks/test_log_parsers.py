@@ -20,8 +20,7 @@ from runners.tasks.graders.official import OfficialError, build_spec, judge_log,
 from runners.tasks.loading import load_dataset, read_dataset
 from runners.tasks.rows import SwebenchRow
 from runners.tasks.swebench import build_eval_script, encode_package_row, id_normalizer, uses_pytest
-from tests.runners.tasks.test_loading import config, write
-from tests.runners.tasks.test_rows import CLASSIC
+from tests.runners.tasks.dataset_rows import CLASSIC, config, write
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("swebench") is None, reason="the extra swebench is not installed"
@@ -168,8 +167,8 @@ CASES: dict[str, tuple[str, str, list[str], list[str]]] = {
 """Repository, log, tests that pass in it and tests that do not."""
 
 
-def a_task(repo: str, fail_to_pass: list[str], pass_to_pass: list[str]) -> Task:
-    """A task as a classic row of the repository gives it."""
+def classic_task(repo: str, fail_to_pass: list[str], pass_to_pass: list[str]) -> Task:
+    """Return the task of a classic row of the repository."""
     lists = {"FAIL_TO_PASS": fail_to_pass, "PASS_TO_PASS": pass_to_pass}
     row = SwebenchRow.model_validate({**CLASSIC, "repo": repo, **lists})
     grading = EvalScript("swebench", build_eval_script(row), row.workdir, encode_package_row(row))
@@ -188,13 +187,13 @@ def a_task(repo: str, fail_to_pass: list[str], pass_to_pass: list[str]) -> Task:
     )
 
 
-def a_log(text: str) -> bytes:
-    """The log of an eval script in which the tests printed this."""
+def eval_log(text: str) -> bytes:
+    """Return the log of an eval script whose tests printed this text."""
     return f"+ : '>>>>> Start Test Output'\n{text}+ : '>>>>> End Test Output'\n".encode()
 
 
 def outcomes_of(text: str) -> dict[str, str]:
-    """What our plugin would have reported of the pytest run in a log."""
+    """Return the reports of our plugin on the pytest run of a log."""
     words = {"PASSED": "passed", "FAILED": "failed", "XFAIL": "xfailed"}
     lines = [line.partition(" - ")[0].partition(" ") for line in text.splitlines()]
     return {name: words[word] for word, _, name in lines if word in words and "::" in name}
@@ -204,13 +203,13 @@ def outcomes_of(text: str) -> dict[str, str]:
 @pytest.mark.parametrize("kind", CASES)
 def test_a_classic_log_is_read_as_the_package_reads_it(kind: str, tmp_path: Path) -> None:
     repo, text, passing, failing = CASES[kind]
-    run = ScriptRun(started=True, exit_code=0, log=a_log(text))
+    run = ScriptRun(started=True, exit_code=0, log=eval_log(text))
     for wanted, kept, solved, counts in (
         (passing[:1], passing[1:], True, (1, len(passing) - 1)),
         (passing[:1], failing, False, (1, 0)),
         ([*failing, passing[0]], [], False, (1, 0)),
     ):
-        task = a_task(repo, wanted, kept)
+        task = classic_task(repo, wanted, kept)
         spec = build_spec(task)
         verdict = judge_log(task, spec, run)
         file = tmp_path / "log"
@@ -222,11 +221,11 @@ def test_a_classic_log_is_read_as_the_package_reads_it(kind: str, tmp_path: Path
 
 @needs_package
 @pytest.mark.parametrize("kind", ["pytest", "tox", "seaborn", "requests", "matplotlib"])
-def test_our_plugin_says_the_same_of_a_run_as_its_log(kind: str) -> None:
+def test_our_plugin_and_the_log_agree_on_a_run(kind: str) -> None:
     repo, text, passing, failing = CASES[kind]
-    run = ScriptRun(True, True, outcomes_of(text), 0, a_log(text))
+    run = ScriptRun(True, True, outcomes_of(text), 0, eval_log(text))
     for wanted, kept in ((passing, []), (passing, failing), (failing, passing)):
-        task = a_task(repo, wanted, kept)
+        task = classic_task(repo, wanted, kept)
         ours, theirs = pytest_ids.judge_run(task, run), judge_log(task, build_spec(task), run)
         assert ours == theirs
         alone = judge_log(task, build_spec(task), replace(run, began=False))
@@ -234,9 +233,9 @@ def test_our_plugin_says_the_same_of_a_run_as_its_log(kind: str) -> None:
 
 
 @needs_package
-def test_a_line_that_the_packages_parser_stumbles_over_solves_nothing() -> None:
-    run = ScriptRun(started=True, exit_code=0, log=a_log(f"{DJANGO}FAIL:\n"))
-    task = a_task("django/django", [f"test_empty {DJANGO_TEST}"], [])
+def test_a_line_that_breaks_the_packages_parser_solves_nothing() -> None:
+    run = ScriptRun(started=True, exit_code=0, log=eval_log(f"{DJANGO}FAIL:\n"))
+    task = classic_task("django/django", [f"test_empty {DJANGO_TEST}"], [])
     verdict = judge_log(task, build_spec(task), run)
     assert verdict.kind is VerdictKind.UNSOLVED
     assert "parse_log_django cannot read the log (IndexError" in verdict.reason
@@ -246,10 +245,12 @@ def test_a_line_that_the_packages_parser_stumbles_over_solves_nothing() -> None:
 def test_a_skipped_test_that_the_log_names_is_not_broken() -> None:
     name = "sklearn/tests/test_base.py::test_pickle"
     outcomes = {"sklearn/tests/test_base.py::test_clone": "passed", name: "skipped"}
-    run = ScriptRun(True, True, outcomes, 0, a_log(OLD_SCIKIT))
-    task = a_task("scikit-learn/scikit-learn", ["sklearn/tests/test_base.py::test_clone"], [name])
+    run = ScriptRun(True, True, outcomes, 0, eval_log(OLD_SCIKIT))
+    task = classic_task(
+        "scikit-learn/scikit-learn", ["sklearn/tests/test_base.py::test_clone"], [name]
+    )
     assert judge_log(task, build_spec(task), run).kind is VerdictKind.SOLVED
-    task = a_task("scikit-learn/scikit-learn", [name], [])
+    task = classic_task("scikit-learn/scikit-learn", [name], [])
     assert judge_log(task, build_spec(task), run).kind is VerdictKind.UNSOLVED
 
 
@@ -264,7 +265,7 @@ def test_a_skipped_test_that_the_log_names_is_not_broken() -> None:
         ("parse_log_pytest", "t.py::a[/x/y]", "t.py::a[/x/y]"),
     ],
 )
-def test_ids_are_compared_as_the_instances_have_them(parser: str, name: str, read: str) -> None:
+def test_ids_are_compared_in_the_form_of_the_instances(parser: str, name: str, read: str) -> None:
     assert id_normalizer(parser)(name) == read
 
 
@@ -278,7 +279,7 @@ FOREIGN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", FOREIGN)
-def test_what_pytest_does_not_run_is_not_judged_by_us(
+def test_tests_of_other_runners_are_not_judged_by_our_plugin(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     (tmp_path / "repo").mkdir()
@@ -291,7 +292,7 @@ def test_what_pytest_does_not_run_is_not_judged_by_us(
 
 
 @needs_package
-def test_a_parser_that_the_package_has_not_got_is_a_fault_of_the_row(tmp_path: Path) -> None:
+def test_an_unknown_log_parser_is_a_fault_of_the_row(tmp_path: Path) -> None:
     (tmp_path / "repo").mkdir()
     row = {**CLASSIC, "repo_path": "repo", "log_parser": "parse_log_jset"}
     file = write(tmp_path / "rows.jsonl", [row])

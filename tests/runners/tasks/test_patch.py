@@ -1,4 +1,4 @@
-"""Capturing a patch: every way to change a work tree, and every way to fool git."""
+"""Capture of a patch: every kind of change, and every attempt to mislead git."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def workspace(task: Task, tmp_path: Path) -> Path:
     return tmp_path / "workspace"
 
 
-def tree(root: Path) -> dict[str, tuple[str, bytes]]:
+def read_tree(root: Path) -> dict[str, tuple[str, bytes]]:
     """Return path → (kind, content) of a work tree, without ``.git`` and empty directories."""
     found = {}
     for path in sorted(root.rglob("*")):
@@ -44,20 +44,20 @@ def tree(root: Path) -> dict[str, tuple[str, bytes]]:
     return found
 
 
-def applied(task: Task, patch: Patch, directory: Path) -> dict[str, tuple[str, bytes]]:
-    """Return the tree that grading sees."""
+def apply_to_copy(task: Task, patch: Patch, directory: Path) -> dict[str, tuple[str, bytes]]:
+    """Return the work tree of grading."""
     target = directory / "graded"
     remove_tree(target)
     copy_tree(task.repo, target)
     assert apply_patch(task, patch, target) == ""
-    return tree(target)
+    return read_tree(target)
 
 
 async def check(task: Task, workspace: Path, *files: str) -> Patch:
-    """Capture; the patch names these files and makes the same tree again."""
+    """Capture a patch; check its files, and that it reproduces the tree."""
     patch = await diff_workspace(task, workspace)
     assert patch.files == tuple(sorted(files))
-    assert applied(task, patch, workspace.parent) == tree(workspace)
+    assert apply_to_copy(task, patch, workspace.parent) == read_tree(workspace)
     assert patch.tampered == ()
     return patch
 
@@ -67,7 +67,7 @@ async def test_no_change_is_an_empty_patch(task: Task, workspace: Path) -> None:
     assert patch.diff == b""
 
 
-async def test_an_edit_is_captured_wherever_git_has_it(task: Task, workspace: Path) -> None:
+async def test_an_edit_is_captured_committed_staged_or_neither(task: Task, workspace: Path) -> None:
     (workspace / "calc/add.py").write_text(FIX)
     in_tree = await check(task, workspace, "calc/add.py")
     git(workspace, "add", "-A")
@@ -111,7 +111,7 @@ async def test_a_deleted_git_directory_changes_nothing(task: Task, workspace: Pa
     await check(task, workspace, "calc/add.py")
 
 
-async def test_what_git_ignores_and_python_caches_is_left_out(task: Task, workspace: Path) -> None:
+async def test_ignored_files_and_python_caches_are_left_out(task: Task, workspace: Path) -> None:
     for name in ("build/out", "debug.log", "calc/__pycache__/add.cpython-311.pyc", "calc/x.pyc"):
         (workspace / name).parent.mkdir(exist_ok=True)
         (workspace / name).write_text("artefact")
@@ -139,7 +139,7 @@ async def test_planted_hooks_filters_and_monitors_do_not_run(
     (workspace / "calc/add.py").write_bytes(b"$Id$\r\n" + FIX.encode())
     patch = await diff_workspace(task, workspace)
     assert not ran.exists()
-    assert applied(task, patch, tmp_path) == tree(workspace)
+    assert apply_to_copy(task, patch, tmp_path) == read_tree(workspace)
     assert not ran.exists()
 
 
@@ -162,9 +162,7 @@ async def test_a_planted_alternate_or_git_file_is_not_followed(
     await check(task, workspace, "calc/add.py")
 
 
-async def test_a_nested_repository_is_not_looked_into(
-    task: Task, workspace: Path, tmp_path: Path
-) -> None:
+async def test_a_nested_repository_is_not_read(task: Task, workspace: Path, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     nested = workspace / "vendored"
     git(workspace, "init", "-q", str(nested))
@@ -203,7 +201,9 @@ async def test_links_are_kept_as_links_and_not_followed(
     assert [path.name for path in outside.iterdir()] == ["secret"]
 
 
-async def test_special_files_and_locked_ones_do_not_stop_it(task: Task, workspace: Path) -> None:
+async def test_special_and_unreadable_files_do_not_stop_the_capture(
+    task: Task, workspace: Path
+) -> None:
     os.mkfifo(workspace / "fifo")
     (workspace / "script.sh").unlink()
     os.mkfifo(workspace / "script.sh")
@@ -215,7 +215,7 @@ async def test_special_files_and_locked_ones_do_not_stop_it(task: Task, workspac
     assert b"+    return a + b" in patch.diff
 
 
-async def test_touched_tests_are_left_out_and_told(task: Task, workspace: Path) -> None:
+async def test_changed_tests_are_left_out_and_reported(task: Task, workspace: Path) -> None:
     (workspace / "tests/test_add.py").write_text("pass\n")
     (workspace / "tests/__init__.py").unlink()
     (workspace / "tests/test_more.py").write_text("# a new test is nobody's harm\n")
@@ -227,7 +227,7 @@ async def test_touched_tests_are_left_out_and_told(task: Task, workspace: Path) 
     assert patch.tampered == ("tests/__init__.py", "tests/test_add.py")
 
 
-async def test_files_that_would_be_imported_instead_are_left_out_and_told(
+async def test_files_that_would_shadow_imports_are_left_out_and_reported(
     task: Task, workspace: Path
 ) -> None:
     (workspace / "tests/test_add").mkdir()
@@ -243,7 +243,7 @@ async def test_files_that_would_be_imported_instead_are_left_out_and_told(
 
 
 @pytest.mark.parametrize("replacement", ["link", "file", "nothing"])
-async def test_a_replaced_test_directory_is_told_and_restored(
+async def test_a_replaced_test_directory_is_reported_and_restored(
     task: Task, workspace: Path, tmp_path: Path, replacement: str
 ) -> None:
     remove_tree(workspace / "tests")
@@ -257,11 +257,11 @@ async def test_a_replaced_test_directory_is_told_and_restored(
     patch = await diff_workspace(task, workspace)
     assert patch.files == ("calc/add.py",)
     assert patch.tampered == ("tests/__init__.py", "tests/test_add.py")
-    graded = applied(task, patch, tmp_path)
-    assert graded["tests/test_add.py"] == tree(task.repo)["tests/test_add.py"]
+    graded = apply_to_copy(task, patch, tmp_path)
+    assert graded["tests/test_add.py"] == read_tree(task.repo)["tests/test_add.py"]
 
 
-async def test_new_files_in_a_protected_directory_are_left_out_and_told(tmp_path: Path) -> None:
+async def test_new_files_in_a_protected_directory_are_left_out_and_reported(tmp_path: Path) -> None:
     task = replace(make_task(tmp_path), protected=("tests/",))
     copy_tree(task.repo, tmp_path / "workspace")
     (tmp_path / "workspace/tests/conftest.py").write_text("cheat")
@@ -276,11 +276,13 @@ async def test_grading_restores_protected_files_from_any_patch(
     (workspace / "tests/test_add.py").write_text("pass\n")
     git(workspace, "add", "-A")
     diff = git(workspace, "diff", "--cached", "--binary") + "\n"
-    graded = applied(task, patch_of(diff.encode()), tmp_path)
-    assert graded == tree(task.repo)
+    graded = apply_to_copy(task, patch_of(diff.encode()), tmp_path)
+    assert graded == read_tree(task.repo)
 
 
-async def test_what_is_too_large_is_refused_with_its_reason(task: Task, workspace: Path) -> None:
+async def test_a_change_that_is_too_large_is_refused_with_its_reason(
+    task: Task, workspace: Path
+) -> None:
     with (workspace / "huge").open("wb") as file:
         file.truncate(FILE_LIMIT + 1)
     patch = await diff_workspace(task, workspace)
@@ -306,7 +308,7 @@ bodies = st.binary(max_size=40) | st.sampled_from([b"diff --git a/x b/x\n", b"\r
 
 @given(st.lists(st.tuples(names, bodies | st.none(), st.booleans()), max_size=6))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_any_change_is_made_again_by_its_patch(
+async def test_any_change_is_reproduced_by_its_patch(
     task: Task, tmp_path: Path, changes: list[tuple[str, bytes | None, bool]]
 ) -> None:
     workspace = tmp_path / "workspace"
@@ -324,4 +326,4 @@ async def test_any_change_is_made_again_by_its_patch(
         path.write_bytes(content)
         path.chmod(0o755 if executable else 0o644)
     patch = await diff_workspace(task, workspace)
-    assert applied(task, patch, tmp_path) == tree(workspace)
+    assert apply_to_copy(task, patch, tmp_path) == read_tree(workspace)

@@ -1,4 +1,4 @@
-"""A patch survives its record byte for byte, whatever its bytes are."""
+"""Patches in records: any bytes survive encoding and decoding."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tests.runners.export.records import CONFIG, a_rollout
 LATIN_1 = "--- a/n.txt\n+++ b/n.txt\n@@ -1 +1 @@\n-ol\xe9\n+\xe0 la\r\n".encode("latin-1")
 
 
-def a_patch(diff: bytes) -> Patch:
+def make_patch(diff: bytes) -> Patch:
     return Patch(diff, hashlib.sha256(diff).hexdigest(), (), ())
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_come_back(diff: bytes) -> None:
-    patch = a_patch(diff)
+def test_any_bytes_survive(diff: bytes) -> None:
+    patch = make_patch(diff)
     extra = loads(dumps(encode_patch_extra(patch)))
     assert decode_patch(clean_text(encode_patch_text(patch)), extra) == patch
 
 
-def test_a_patch_of_a_latin_1_file_comes_back_from_the_store(tmp_path: Path) -> None:
-    patch = a_patch(LATIN_1)
+def test_a_patch_of_a_latin_1_file_survives_the_store(tmp_path: Path) -> None:
+    patch = make_patch(LATIN_1)
     with RunStore.create(tmp_path / "run", CONFIG) as store:
         record = replace(
             a_rollout(), patch=encode_patch_text(patch), extra=dict(encode_patch_extra(patch))
@@ -43,11 +43,11 @@ def test_a_patch_of_a_latin_1_file_comes_back_from_the_store(tmp_path: Path) -> 
     assert "\ufffd la" in found.patch
 
 
-def test_text_is_kept_once() -> None:
-    assert encode_patch_extra(a_patch("ünïcode \U0001f600\n".encode())) == {}
+def test_utf8_text_is_not_stored_twice() -> None:
+    assert encode_patch_extra(make_patch("ünïcode \U0001f600\n".encode())) == {}
 
 
-def test_what_was_refused_and_what_was_tampered_with_come_back() -> None:
+def test_the_refusal_and_the_tampered_paths_survive() -> None:
     patch = make_refused_patch("too large", ("tests/a.py",))
     assert (
         decode_patch(

@@ -1,4 +1,4 @@
-"""What configures the tests is not the agent's to change; everything else is."""
+"""Protection: changes of the tests' configuration are left out, all others are kept."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ TAMPERING = {
 
 
 @pytest.mark.parametrize("path", TAMPERING)
-async def test_tampering_is_left_out_told_and_put_back(
+async def test_tampering_is_left_out_reported_and_restored(
     task: Task, workspace: Path, tmp_path: Path, path: str
 ) -> None:
     (workspace / path).parent.mkdir(exist_ok=True)
@@ -87,7 +87,7 @@ HONEST = {
 }
 
 
-async def test_what_does_not_configure_tests_is_free(task: Task, workspace: Path) -> None:
+async def test_other_changes_are_not_protected(task: Task, workspace: Path) -> None:
     for path, text in HONEST.items():
         (workspace / path).write_text(text)
     patch = await diff_workspace(task, workspace)
@@ -95,7 +95,7 @@ async def test_what_does_not_configure_tests_is_free(task: Task, workspace: Path
     assert patch.files == tuple(sorted(HONEST))
 
 
-async def test_a_file_that_cannot_be_read_any_more_is_tampering(
+async def test_a_configuration_file_that_became_unreadable_is_tampering(
     task: Task, workspace: Path
 ) -> None:
     (workspace / "pyproject.toml").write_text("[broken\n")
@@ -106,7 +106,7 @@ async def test_a_file_that_cannot_be_read_any_more_is_tampering(
     assert patch.files == ()
 
 
-async def test_what_the_reference_patch_changes_is_free(task: Task, workspace: Path) -> None:
+async def test_paths_of_the_reference_patch_are_not_protected(task: Task, workspace: Path) -> None:
     gold = "diff --git a/conftest.py b/conftest.py\n--- a/conftest.py\n+++ b/conftest.py\n"
     (workspace / "conftest.py").write_text("x = 1\n")
     assert (await diff_workspace(task, workspace)).tampered == ("conftest.py",)

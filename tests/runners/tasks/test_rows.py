@@ -1,4 +1,4 @@
-"""The schemas of rows, and what is wrong with bad ones."""
+"""Row schemas, and the messages on malformed rows."""
 
 from __future__ import annotations
 
@@ -9,21 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from runners.tasks.rows import CommandRow, ProRow, ScriptRow, SwebenchRow, read_row
-
-COMMIT = "a" * 40
-CLASSIC: dict[str, Any] = {
-    "instance_id": "o__r-1",
-    "repo": "o/r",
-    "base_commit": COMMIT,
-    "problem_statement": "It fails.",
-    "patch": "diff --git a/x b/x\n",
-    "test_patch": "diff --git a/t.py b/t.py\n",
-    "FAIL_TO_PASS": '["t.py::a"]',
-    "PASS_TO_PASS": ["t.py::b", "t.py::c"],
-    "version": "1.0",
-    "hints_text": "",
-    "difficulty": "an unknown field",
-}
+from tests.runners.tasks.dataset_rows import CLASSIC
 
 
 def without(row: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -37,7 +23,7 @@ def test_lists_are_read_as_lists_and_as_json_text() -> None:
     assert row.workdir == "/testbed"
 
 
-def test_a_new_row_says_how_it_is_run() -> None:
+def test_a_new_row_has_its_own_eval_script() -> None:
     extra = {"eval_script": "#!/bin/bash\n", "log_parser": "parse_log_django", "image": "i"}
     row = read_row({**CLASSIC, **extra})
     assert isinstance(row, SwebenchRow)
@@ -61,7 +47,7 @@ def test_fields_in_the_remote_environment_are_found(text: bool) -> None:
     assert (row.instance_id, row.problem_statement) == ("o__r-1", "Mend it.")
 
 
-def test_a_command_in_metadata_wins_over_what_is_inside_it() -> None:
+def test_outer_metadata_wins_over_inner_metadata() -> None:
     row = read_row(
         {
             "prompt": "p",
@@ -128,11 +114,11 @@ def test_a_row_of_pro_is_read_flat_as_on_the_hub_and_nested() -> None:
         ({"test_patch": None}, "test_patch"),
     ],
 )
-def test_what_is_malformed_is_named(change: dict[str, Any], said: str) -> None:
+def test_malformed_fields_are_named(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         read_row({**CLASSIC, **change})
 
 
-def test_a_row_that_no_grader_takes_says_what_it_lacks() -> None:
+def test_a_row_without_grading_fields_is_refused_with_the_choices() -> None:
     with pytest.raises(ValueError, match="its grading is unknown"):
         read_row({"instance_id": "x", "problem_statement": "p"})

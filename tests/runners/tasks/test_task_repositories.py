@@ -1,4 +1,4 @@
-"""Pristine repositories: one commit and its past, nothing of the future, whatever git hides."""
+"""Task repositories: one commit and its history, and nothing later in any part of git."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    """A task whose repository has a past, and a future in every corner of git."""
+    """Return a task whose source has later commits in every part of git that can hold them."""
     task = make_task(tmp_path_factory.mktemp("source"))
     repo = task.repo
     past = git(repo, "rev-parse", "HEAD")
@@ -50,7 +50,7 @@ def objects(repo: Path) -> set[str]:
     return set(listed.split())
 
 
-async def test_the_future_is_absent_and_the_past_is_there(
+async def test_later_commits_are_absent_and_earlier_ones_present(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
     ready = await TaskRepositories(backend, tmp_path / "root").ensure(task)
@@ -124,7 +124,7 @@ def test_bundles_and_mirrors_are_sources_too(task: Task, tmp_path: Path) -> None
     assert not list(tmp_path.glob(".none*"))
 
 
-def test_nothing_is_borrowed_from_the_source_or_its_work_trees(task: Task, tmp_path: Path) -> None:
+def test_nothing_refers_to_the_source_or_its_work_trees(task: Task, tmp_path: Path) -> None:
     assert task.origin is not None
     original, source = tmp_path / "original", tmp_path / "source"
     copy_tree(Path(task.origin.source), original)
@@ -145,7 +145,7 @@ def test_nothing_is_borrowed_from_the_source_or_its_work_trees(task: Task, tmp_p
     )
 
 
-def test_bytes_are_the_blobs_whatever_attributes_say(tmp_path: Path) -> None:
+def test_files_have_the_blobs_bytes_despite_attributes(tmp_path: Path) -> None:
     source = tmp_path / "source"
     git(tmp_path, "init", "-q", str(source))
     (source / "a.txt").write_bytes(b"one\ntwo\n")
@@ -157,7 +157,7 @@ def test_bytes_are_the_blobs_whatever_attributes_say(tmp_path: Path) -> None:
     assert not (tmp_path / "made/.git/info/attributes").exists()
 
 
-async def test_the_setup_is_part_of_the_base_and_its_commits_are_gone(
+async def test_the_setup_is_part_of_the_base_and_its_own_commits_are_removed(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
     assert task.origin is not None
@@ -182,7 +182,7 @@ async def test_the_setup_is_part_of_the_base_and_its_commits_are_gone(
     assert again == ready
 
 
-async def test_a_setup_that_fails_says_what_it_printed(
+async def test_the_output_of_a_failed_setup_is_in_the_message(
     backend: LocalBackend, task: Task, tmp_path: Path
 ) -> None:
     assert task.origin is not None
