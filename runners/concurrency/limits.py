@@ -1,7 +1,7 @@
-"""How hard a service is leant on: a rate, a number in flight, and the pause before another try.
+"""Rate and concurrency limits (AIMD), and the backoff before a retry.
 
-Invariant: whoever asked first goes first; one who leaves takes nothing from the others. Time is the
-event loop's.
+Invariant: callers are admitted in the order in which they asked, and one that is cancelled uses up
+nothing. Time is the event loop's.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 DECREASE = 0.5
-"""What a signal of overload leaves of the number in flight (TCP's halving)."""
+"""Factor of the limit after a signal of overload (TCP halves as well)."""
 
 GAIN_SHARE = 16
-"""The usual additive increase per round trip is this part of the most: half is regained in eight.
+"""By default the limit grows per round trip by the maximum divided by this, so eight round trips
+undo a decrease by half.
 """
 
 SIGNAL_S = 1.0
-"""Refusals this close together are one signal, however short a round trip."""
+"""Refusals this close together are one signal, even if round trips are shorter."""
 
 BACKOFF_S = 0.25
 BACKOFF_MAX_S = 8.0
 
 
 class TokenBucket:
-    """A rate limit: ``burst`` at once, then ``rate_per_s``; None: no limit.
+    """A rate limit: ``burst`` calls at once, then ``rate_per_s``; None: no limit.
 
-    The virtual scheduling form of the leaky bucket (GCRA, ITU-T I.371): one time instead of a count
-    of tokens that rounding would wear away.
+    The virtual scheduling form of the leaky bucket (GCRA, ITU-T I.371). It keeps one time, not
+    a fractional count of tokens, so rounding errors do not add up.
     """
 
     def __init__(self, rate_per_s: float | None, *, burst: float = 1.0) -> None:
@@ -39,15 +40,15 @@ class TokenBucket:
         self._interval_s = 1 / rate_per_s if rate_per_s else 0.0
         self._saved_s = (burst - 1) * self._interval_s
         self._due = float("-inf")
-        """When the next token comes, were the bucket never full."""
-        self._line = asyncio.Lock()
-        """Wakes those who wait in the order of their coming."""
+        """Loop time of the next token if the bucket could not overflow."""
+        self._lock = asyncio.Lock()
+        """Wakes waiting callers in the order in which they came."""
 
     async def take(self) -> None:
-        """Return when it is the caller's turn; one that is cancelled takes no token."""
+        """Return when it is the caller's turn; a cancelled caller takes no token."""
         if not self._interval_s:
             return
-        async with self._line:
+        async with self._lock:
             now = asyncio.get_running_loop().time()
             due = max(self._due, now - self._saved_s)
             await asyncio.sleep(due - now)
@@ -55,11 +56,11 @@ class TokenBucket:
 
 
 class Admission:
-    """How many may be in flight: at most ``most``, fewer while the service pushes back.
+    """A limit on calls in flight: ``most``, and less while the service pushes back.
 
-    Additive increase, multiplicative decrease, which shares a service fairly with others who do the
-    same (Chiu & Jain 1989). A decrease starts from what was in flight since the one before, because
-    a limit that nobody reached held nobody back.
+    Additive increase, multiplicative decrease (AIMD): clients that all do so share a service fairly
+    (Chiu & Jain 1989). A decrease starts from the peak in flight since the last one: a limit that
+    was never reached had no effect.
     """
 
     def __init__(self, most: int, *, adaptive: bool, gain: float | None = None) -> None:
@@ -72,25 +73,25 @@ class Admission:
         self._gain = max(1.0, most / GAIN_SHARE) if gain is None else gain
         self._in_flight = 0
         self._peak = 0
-        """Most in flight since the last decrease."""
+        """Greatest number in flight since the last decrease."""
         self._older = 0
-        """Still in flight since before the last decrease: what they tell, it has answered."""
+        """Calls in flight since before the last decrease: their refusals are the same signal."""
         self._decreased_at = float("-inf")
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def limit(self) -> int:
-        """How many may be in flight now."""
+        """Return the number of calls that may be in flight now."""
         return int(self._window)
 
     @property
     def in_flight(self) -> int:
-        """How many are in flight; for a while after a decrease more than ``limit``."""
+        """Return the number in flight; after a decrease it may exceed ``limit`` for a while."""
         return self._in_flight
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Be in flight inside this context."""
+        """Wait for a place and count as in flight inside this context."""
         await self._enter()
         try:
             yield
@@ -98,8 +99,9 @@ class Admission:
             self._leave()
 
     def record_pushback(self) -> None:
-        """Take note that the service has too much to do: one decrease per round trip and second,
-        however many refusals.
+        """Decrease the limit because the service is overloaded.
+
+        At most once per round trip and per ``SIGNAL_S``, however many calls are refused.
         """
         now = asyncio.get_running_loop().time()
         if not self._adaptive or self._older or now - self._decreased_at < SIGNAL_S:
@@ -109,12 +111,14 @@ class Admission:
         self._older = self._peak = self._in_flight
 
     def record_success(self) -> None:
-        """Take note that a call was served: as many as may be in flight are a round trip."""
+        """Increase the limit after a served call: by ``gain`` per ``limit`` calls, a round trip."""
         self._window = min(float(self._most), self._window + self._gain / self._window)
         self._admit()
 
     async def _enter(self) -> None:
-        if self._in_flight < self.limit:  # nobody waits while there is room
+        if (
+            self._in_flight < self.limit
+        ):  # then nobody waits: ``_admit`` runs whenever a place is free
             self._begin()
             return
         turn = asyncio.get_running_loop().create_future()
@@ -122,7 +126,7 @@ class Admission:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it was admitted in the same moment
+            if not turn.cancelled():  # admitted at the same moment: give the place back
                 self._leave()
             raise
 
@@ -144,9 +148,9 @@ class Admission:
 
 
 def backoff_s(failures: int) -> float:
-    """Return how long to wait after so many failures: exponential, with full jitter.
+    """Return the seconds to wait after so many failures: exponential, with full jitter.
 
-    Uniform from 0 to a cap that doubles, so that those who failed together do not come back
-    together (Brooker, "Exponential Backoff And Jitter", 2015).
+    Uniform from 0 to a cap that doubles each time, so that callers that failed together retry
+    apart (Brooker, "Exponential Backoff And Jitter", 2015).
     """
     return random.uniform(0.0, min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** (failures - 1)))

@@ -1,4 +1,7 @@
-"""A task group whose first error is raised as itself, so that callers catch what they know."""
+"""A task group that raises its first error itself, not in an exception group.
+
+Callers can then catch the types that they know.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
-    """Run tasks together: the first failure cancels the others and is raised."""
+    """Run tasks together; the first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group

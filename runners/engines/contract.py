@@ -1,4 +1,7 @@
-"""What the rooms above an engine rely on: SGLang's HTTP API, typed."""
+"""The engine as the rest of agentrl sees it: SGLang's ``/generate``, typed.
+
+Invariant: output ids and logprobs of a generation belong together, one logprob per sampled id.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,13 @@ from runners.trajectory.record import IdArray, LogprobArray
 
 
 class EngineError(AgentrlError):
-    """The engine failed or refused; ``status`` is the HTTP status, None when it could not be
-    reached. ``pushed_back``: it has too much to do, and said so; ``retry_after_s``: for how long.
-    ``dropped``: the connection ended before a word of an answer, as one does that the server closed
-    while it was idle. ``unreachable``: there was no connection, so nothing was begun.
+    """The engine failed or refused.
+
+    ``status``: HTTP status of the answer; None without an answer.
+    ``retryable``: the same request may succeed later.
+    ``pushed_back``: the engine reported overload; ``retry_after_s``: how long it asks to wait.
+    ``dropped``: the connection ended before the answer began, as an idle connection does that the
+    server closes just then. ``unreachable``: no connection was made, so nothing was started.
     """
 
     exit_code = ExitCode.SERVICE_GONE
@@ -44,7 +50,7 @@ class EngineError(AgentrlError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """SGLang's ``sampling_params``, the part we use."""
+    """The part of SGLang's ``sampling_params`` that agentrl uses."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -54,70 +60,75 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     sampling_seed: int | None = None
     routing_start: int | None = None
-    """First position of prompt + output whose routing is wanted; None: none is."""
+    """First position of prompt + output whose routing is returned; None: no routing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One answer of ``/generate``."""
+    """One answer of ``/generate``; m tokens were sampled."""
 
     output_ids: IdArray
-    """[m] sampled ids, stop token included."""
+    """int32 [m]: sampled ids, stop token included."""
     logprobs: LogprobArray
-    """[m] after temperature."""
+    """float32 [m]: natural log, of the distribution after temperature, before top-p and top-k."""
     finish_reason: str
-    """stop | length | abort"""
+    """``stop``, ``length`` or ``abort``."""
     matched: int | str | None
-    """The stop token or string that ended it."""
+    """Stop token or stop string that ended it; None for other reasons."""
     prompt_tokens: int
     cached_tokens: int
     weight_version: int
     engine_s: float
+    """Seconds at the engine, queueing included."""
     routing: NDArray[np.int32] | None = None
-    """[rows · layers · top_k] experts from ``routing_start`` on, rows being prompt + output − 1 −
-    start; None where the engine sent none.
+    """int32 [rows · layers · top_k]: chosen experts of the positions from ``routing_start`` on.
+
+    rows = prompt + m − 1 − start: the last token was never an input. None if none was sent.
     """
     queue_s: float = 0.0
-    """Of ``engine_s``, how long the request waited to be run; 0 where the engine does not say."""
+    """Part of ``engine_s`` before the request ran; 0 if the engine does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine has to do, over all its data-parallel ranks."""
+    """Number of requests at an engine, over all its data-parallel ranks."""
 
     running: int
     waiting: int
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing to do."""
+        """Return whether there are none."""
         return not self.running and not self.waiting
 
 
 def session_id_of(rid: str) -> str:
-    """Return whose call it is: what stands before the first colon of its request id."""
+    """Return the session of a call: its request id up to the first colon."""
     return rid.partition(":")[0]
 
 
 class Engine(Protocol):
-    """A running engine."""
+    """A running engine, ours or SGLang."""
 
     async def generate(
         self, input_ids: list[int], params: SamplingParams, *, rid: str
     ) -> Generation:
-        """Sample a continuation; raises EngineError. Cancelling the call aborts the request at the
-        engine.
+        """Sample a continuation of ``input_ids``; raises EngineError.
+
+        ``rid`` is the request's id, unique among the requests in flight: ``SESSION:BRANCH:…``.
+        Cancelling the call aborts the request at the engine.
         """
         ...
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """Load safetensors weights from a directory, flush the cache, and report ``version`` from
-        then on.
+        """Load safetensors weights from a directory and flush the prefix cache; raises EngineError.
+
+        Generations report ``version`` from then on.
         """
         ...
 
     async def healthy(self) -> bool:
-        """Whether it answers."""
+        """Return whether it answers."""
         ...
 
     async def close(self) -> None:
@@ -126,12 +137,12 @@ class Engine(Protocol):
 
 
 class ServedEngine(Engine, Protocol):
-    """An engine as the driver holds it: with what a drain needs."""
+    """An engine with the calls that a drain before new weights needs."""
 
     async def loads(self) -> EngineLoad:
-        """Return what it has to do; raises EngineError."""
+        """Return the number of requests that run and wait; raises EngineError."""
         ...
 
     async def abort_all(self) -> None:
-        """Abort every request, whoever made it."""
+        """Abort every request of every client; raises EngineError."""
         ...

@@ -1,9 +1,8 @@
-"""An engine that the gateway may lean on: limited, tried again in place, and paused for new
-weights.
+"""Put limits, retries and pauses around an engine.
 
-Invariants: what the caller gets is a whole generation of one weight version, never one that was cut
-off. A deadline counts the time at the engine and between tries, never a wait for our own limits or
-for a pause. Each try has a request id of its own.
+Invariants: a call returns a whole generation of one weight version, never one that was cut off. Its
+deadline counts time at the engine and between attempts, never a wait for our own limits or for a
+pause. Each attempt has a request id of its own.
 """
 
 from __future__ import annotations
@@ -18,38 +17,42 @@ from runners.concurrency.limits import Admission, TokenBucket, backoff_s
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
 
 QUEUED_SHARE = 0.25
-"""A call that waited in the engine's queue for so much of its deadline says that too many are
-there: they wait better here, where it costs no deadline.
+"""A call that waited this share of its deadline in the engine's queue counts as pushback: it should
+wait here instead, where waiting costs no deadline.
 """
 
 
 @dataclass(slots=True)
 class EngineCallCounters:
-    """What calls of an engine met; kept by the caller, counted by the engine."""
+    """Counters of the calls of one caller; the engine increments them."""
 
     engine_retries: int = 0
-    """Tries after failures that may pass."""
+    """Attempts after a retryable failure."""
     pushed_back: int = 0
-    """Times that the engine had too much to do: it refused, or its queue was long."""
+    """Times that the engine was overloaded: it refused, or its queue was long."""
     drained: int = 0
-    """Generations cut off for new weights, and sampled again."""
+    """Generations that a pause aborted, and that were sampled again."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseResult:
-    """What a pause did with the generations that were in flight."""
+    """The end of the generations that were in flight when a pause began."""
 
     finished: int
     aborted: int
-    """They are sampled again after the pause."""
+    """Sampled again after the pause."""
 
 
 class _Drained(Exception):
-    """A generation was cut off for a pause."""
+    """A pause aborted the generation."""
 
 
 class ResilientEngine:
-    """An ``Engine`` behind limits; all calls on one event loop."""
+    """An ``Engine`` around another one; all calls come from one event loop.
+
+    ``deadline_s`` bounds a call over all its attempts. ``bucket`` limits the rate of attempts,
+    ``admission`` their number in flight.
+    """
 
     def __init__(
         self,
@@ -66,9 +69,9 @@ class ResilientEngine:
         self._bucket = bucket
         self._admission = admission
         self._running: dict[asyncio.Timeout, bool] = {}
-        """Deadlines of the tries at the engine; whether a pause has moved it to now."""
+        """Deadline of each attempt at the engine → whether a pause has moved it to now."""
         self._aborted = 0
-        """Tries that a pause has ended."""
+        """Attempts that pauses have aborted."""
         self._open = asyncio.Event()
         self._open.set()
         self._idle = asyncio.Event()
@@ -82,34 +85,36 @@ class ResilientEngine:
         rid: str,
         counters: EngineCallCounters | None = None,
     ) -> Generation:
-        """Sample a continuation, trying again what may pass; raises EngineError.
+        """Sample a continuation, retrying what is retryable; raises the last EngineError.
 
-        ``rid`` is what the ids of all tries begin with. Cancelling the call aborts it at the
-        engine.
+        ``rid`` is the prefix of the request ids of all attempts. Cancelling the call aborts it at
+        the engine.
         """
         counters = EngineCallCounters() if counters is None else counters
         clock = asyncio.get_running_loop().time
-        left, tries, failures, dropped = self._deadline_s, 0, 0, False
+        left, attempts, failures, dropped = self._deadline_s, 0, 0, False
         while True:
             async with self._admitted():
-                began, tries = clock(), tries + 1
+                began, attempts = clock(), attempts + 1
                 try:
-                    # of equal length: SGLang aborts every id that begins with the one it is told
-                    generation = await self._once(input_ids, params, f"{rid}-{tries:03}", left)
+                    # padded, because SGLang aborts by prefix: r-1 would also abort r-10
+                    generation = await self._attempt(
+                        input_ids, params, f"{rid}-{attempts:03}", left
+                    )
                 except _Drained:
                     counters.drained += 1
                     continue
                 except EngineError as error:
                     failure = error
                 else:
-                    self._served(generation, counters)
+                    self._adapt_limit(generation, counters)
                     return generation
                 if failure.pushed_back:
                     counters.pushed_back += 1
                     self._admission.record_pushback()
             left -= clock() - began
             if failure.dropped and not dropped:
-                dropped = True  # an idle connection that was closed: once more, at once
+                dropped = True  # an idle connection that the server closed: retry once, at once
             else:
                 failures += 1
                 pause = failure.retry_after_s + backoff_s(failures)
@@ -120,10 +125,10 @@ class ResilientEngine:
             counters.engine_retries += 1
 
     async def pause(self, deadline_s: float) -> PauseResult:
-        """Begin no call from now on, until ``resume``; return when none is in flight.
+        """Start no attempt until ``resume``; return when none is in flight.
 
         Those in flight get ``deadline_s`` to finish, then they are aborted; their callers wait for
-        the end of the pause and notice nothing. Cancelled, it leaves the engine paused.
+        the end of the pause and get a new generation. Cancelling leaves the engine paused.
         """
         self._open.clear()
         in_flight, aborted_before = len(self._running), self._aborted
@@ -131,6 +136,8 @@ class ResilientEngine:
             async with asyncio.timeout(deadline_s):
                 await self._idle.wait()
         except TimeoutError:
+            # an expired deadline cancels the call, which aborts it at the engine; the flag tells
+            # ``_attempt`` that it was the pause
             for limit in self._running:
                 if not limit.expired():
                     self._running[limit] = True
@@ -140,7 +147,7 @@ class ResilientEngine:
         return PauseResult(finished=in_flight - aborted, aborted=aborted)
 
     def resume(self) -> None:
-        """Begin calls again; those that waited come in their order."""
+        """Start attempts again, in the order in which they waited."""
         self._open.set()
 
     async def update_weights(self, path: Path, version: int) -> None:
@@ -148,7 +155,7 @@ class ResilientEngine:
         await self._engine.update_weights(path, version)
 
     async def healthy(self) -> bool:
-        """Whether the engine answers."""
+        """Return whether the engine answers."""
         return await self._engine.healthy()
 
     async def close(self) -> None:
@@ -157,17 +164,17 @@ class ResilientEngine:
 
     @asynccontextmanager
     async def _admitted(self) -> AsyncIterator[None]:
-        """Wait for whatever limits apply."""
+        """Wait for the limits and for the end of a pause."""
         async with self._admission.slot():
             await self._bucket.take()
-            while not self._open.is_set():  # it may close again before we run
+            while not self._open.is_set():  # it may be cleared again before this task wakes up
                 await self._open.wait()
             yield
 
-    async def _once(
+    async def _attempt(
         self, input_ids: list[int], params: SamplingParams, rid: str, left_s: float
     ) -> Generation:
-        """Try once; raises EngineError for whatever is no whole generation, or _Drained."""
+        """Make one attempt; raises EngineError unless it gives a whole generation, or _Drained."""
         limit = asyncio.timeout(left_s)
         try:
             async with limit:
@@ -189,7 +196,7 @@ class ResilientEngine:
             raise EngineError("the engine aborted the generation", retryable=True)
         return generation
 
-    def _served(self, generation: Generation, counters: EngineCallCounters) -> None:
+    def _adapt_limit(self, generation: Generation, counters: EngineCallCounters) -> None:
         if generation.queue_s > QUEUED_SHARE * self._deadline_s:
             counters.pushed_back += 1
             self._admission.record_pushback()

@@ -1,5 +1,6 @@
-"""The engine's service process: ``python -m runners.engines.embedded``, settings on stdin, address
-on stdout.
+"""Serve the embedded engine as a process: ``python -m runners.engines.embedded``.
+
+Settings come on stdin, the address goes to stdout (protocol: ``runners.processes.service``).
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from conf.errors import AgentrlError, ExitCode
 from runners.diagnostics.diagnostics import diagnostics
 from runners.engines.contract import EngineError
-from runners.engines.embedded.faults import describe
+from runners.engines.embedded.validation import describe_errors
 from runners.processes.ports import PATIENCE_S, listen, port_of
 from runners.processes.service import announce, receive_settings, wait_for_parent_exit
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long the HTTP thread may keep the interpreter from the decode loop (Python's default is ten
-times longer, which is a whole decode step).
+"""Longest time that the HTTP thread holds the GIL while the decode loop waits for it. Python's
+default is ten times longer, which is a whole decode step.
 """
 
 SHUTDOWN_S = 1.0
 
 
-class Settings(BaseModel):
-    """What the parent sends."""
+class EngineSettings(BaseModel):
+    """The settings that the parent sends."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,14 +49,14 @@ class Settings(BaseModel):
     """As ``Precision.weights``."""
     router_noise: float = Field(0.0, ge=0)
     run_dir: Path | None = None
-    """Where diagnostics go; None: nowhere."""
+    """Folder for diagnostics; None: none are written."""
     watchdog_s: float = Field(0.0, ge=0)
     """As ``observe.watchdog_s``."""
     port_patience_s: float = Field(PATIENCE_S, gt=0)
-    """An engine of the same run that is just dying may hold the port this long."""
+    """Wait this long for the port: an engine of the same run that is just ending may hold it."""
 
 
-async def serve(settings: Settings, listener: socket.socket) -> None:
+async def serve(settings: EngineSettings, listener: socket.socket) -> None:
     """Serve until SIGTERM, SIGINT or the end of the parent."""
     # imported late: torch takes seconds, and bad settings or a port in use are known before
     from aiohttp import web
@@ -82,9 +83,10 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
     try:
         await web.SockSite(runner, listener).start()
         announce({"url": f"http://{settings.host}:{port_of(listener)}"})
-        await _until_told()
+        await _wait_for_stop()
     finally:
-        await core.close()  # first: whoever still waits is told at once
+        # the core first: its requests fail at once, so the handlers that cleanup waits for end
+        await core.close()
         await runner.cleanup()
 
 
@@ -92,14 +94,14 @@ def main() -> int:
     """Run the process; the return value is its exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        settings = Settings.model_validate(receive_settings())
+        settings = EngineSettings.model_validate(receive_settings())
         with (
             _listen(settings) as listener,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
         ):
-            loop.run(_diagnosed(settings, listener))
+            loop.run(_serve_with_diagnostics(settings, listener))
     except ValidationError as error:
-        print(f"engine settings: {'; '.join(describe(error))}", file=sys.stderr)
+        print(f"engine settings: {'; '.join(describe_errors(error))}", file=sys.stderr)
         return ExitCode.USAGE
     except AgentrlError as error:
         print(f"engine: {error}", file=sys.stderr)
@@ -107,19 +109,19 @@ def main() -> int:
     return ExitCode.DONE
 
 
-async def _diagnosed(settings: Settings, listener: socket.socket) -> None:
+async def _serve_with_diagnostics(settings: EngineSettings, listener: socket.socket) -> None:
     if settings.run_dir is None:
         await serve(settings, listener)
         return
-    with diagnostics(settings.run_dir, "engine", watchdog_s=settings.watchdog_s, tell=_say):
+    with diagnostics(settings.run_dir, "engine", watchdog_s=settings.watchdog_s, tell=_print_line):
         await serve(settings, listener)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(f"engine: {line}", file=sys.stderr, flush=True)
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(settings: EngineSettings) -> socket.socket:
     host, port = settings.host, settings.port
     try:
         return listen(host, port, patience_s=settings.port_patience_s)
@@ -132,13 +134,13 @@ def _listen(settings: Settings) -> socket.socket:
         raise EngineError(reason) from error
 
 
-async def _until_told() -> None:
-    told = asyncio.Event()
+async def _wait_for_stop() -> None:
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, stop.set)
     watches: list[asyncio.Task[Any]] = [
-        asyncio.create_task(told.wait()),
+        asyncio.create_task(stop.wait()),
         asyncio.create_task(wait_for_parent_exit()),
     ]
     await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""The engine in one object: a scheduler on a worker thread, driven from asyncio.
+"""The whole engine in one object: a scheduler on a worker thread, driven from asyncio.
 
-Every touch of the scheduler happens on the worker between two steps; callers only post commands and
-await results.
+Invariant: the scheduler is touched only on the worker, between two steps; callers post commands and
+await results. So no array needs a lock.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import torch
 
 from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.embedded.model import Qwen3Moe
-from runners.engines.embedded.request import Finished, Request, Sampling, load_tokenizer
-from runners.engines.embedded.rounding import EXACT, Precision, rounded
+from runners.engines.embedded.request import Request, RequestResult, RequestSampling, load_tokenizer
+from runners.engines.embedded.rounding import EXACT, Precision, round_weights
 from runners.engines.embedded.scheduler import Scheduler
-from runners.engines.embedded.weights import Weights, load_weights
+from runners.engines.embedded.weights import ModelWeights, load_weights
 from runners.trajectory.record import IdArray
 
 Answer = TypeVar("Answer")
@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLoad:
-    """What the engine is doing right now."""
+    """A snapshot of what the engine is doing."""
 
     running: int
     waiting: int
@@ -45,7 +45,7 @@ class SchedulerLoad:
 
 
 class EngineCore:
-    """An in-process engine: also usable directly, it is a complete ``Engine``."""
+    """An in-process engine. It is a complete ``Engine``, so tests use it without HTTP."""
 
     def __init__(
         self,
@@ -59,7 +59,13 @@ class EngineCore:
         threads: int | None = None,
         precision: Precision = EXACT,
     ) -> None:
-        """Load the model, start the worker; ``threads`` sets torch's process-wide thread count."""
+        """Load the model and start the worker.
+
+        ``max_running_requests`` bounds the batch, ``cache_tokens`` the tokens whose keys and values
+        are kept (running rows and prefix cache together), ``max_context_tokens`` prompt + output.
+        ``threads`` sets torch's thread count, for the whole process. Raises EngineError if model or
+        tokenizer cannot be loaded, or the model has fewer positions than the context.
+        """
         if threads is not None:
             torch.set_num_threads(threads)
         self.model_path = model_path
@@ -86,7 +92,7 @@ class EngineCore:
         )
         self.paused = False
         self.failure: Exception | None = None
-        """What ended the worker, None while it lives."""
+        """The exception that ended the worker; None while it lives."""
         self._live: set[str] = set()
         self._pending: set[Future[Any]] = set()
         self._commands: deque[Callable[[], None]] = deque()
@@ -111,11 +117,12 @@ class EngineCore:
         self,
         rid: str,
         prompt: IdArray,
-        sampling: Sampling,
+        sampling: RequestSampling,
         routing_start: int | None = None,
-    ) -> Finished:
-        """Run one request to its end; cancelling the call aborts it. Raises EngineError 400 on a
-        live ``rid``.
+    ) -> RequestResult:
+        """Run one request to its end; ``prompt`` is int32 [n]. Cancelling the call aborts it.
+
+        Raises EngineError 400 for a request that cannot be run, and for an ``rid`` in use.
         """
         self._check(prompt, sampling)
         if rid in self._live:
@@ -124,6 +131,7 @@ class EngineCore:
         self._live.add(rid)
         try:
             self._post(lambda: self._scheduler.waiting.append(request), request.result)
+            # shield: cancelling the future would make the scheduler's set_result raise
             return await asyncio.shield(asyncio.wrap_future(request.result))
         except asyncio.CancelledError:
             with suppress(EngineError):  # a stopped engine has nothing left to abort
@@ -135,8 +143,8 @@ class EngineCore:
     async def generate(
         self, input_ids: list[int], params: SamplingParams, *, rid: str
     ) -> Generation:
-        """Sample a continuation (the ``Engine`` protocol, without HTTP)."""
-        sampling = Sampling(
+        """Sample a continuation; see ``Engine.generate``."""
+        sampling = RequestSampling(
             max_new_tokens=params.max_new_tokens,
             temperature=params.temperature,
             top_p=params.top_p,
@@ -161,26 +169,25 @@ class EngineCore:
         )
 
     async def abort(self, matches: Callable[[str], bool]) -> None:
-        """Abort the requests whose rid matches; returns when it is done."""
+        """Abort the requests whose rid matches; return when they are ended."""
         await self._call(lambda: self._scheduler.abort(matches))
 
     # --- control ------------------------------------------------------------------------------
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """Do ``switch_weights`` (the ``Engine`` protocol)."""
+        """Switch to other weights; see ``Engine.update_weights``."""
         await self.switch_weights(path, version)
 
     async def switch_weights(self, path: Path, version: int | None) -> int:
-        """Switch to other weights of the same shape between two steps; return how many requests
-        were running.
+        """Switch to other weights of the same shape, between two steps.
 
-        On any error (EngineError 400) nothing changes. Without a ``version`` the present one is
-        kept.
+        Returns the number of requests that were running. Without a ``version`` the present one
+        stays. Raises EngineError 400, and then nothing has changed.
         """
         weights = await asyncio.to_thread(self._load, path)
         if weights.config != self.config:
             raise EngineError(f"{path} holds a model of another shape", status=400)
-        model = Qwen3Moe(weights, self.max_context_tokens)
+        model = Qwen3Moe(weights, self.max_context_tokens)  # here: it takes longer than a step
 
         def switch() -> int:
             self._scheduler.replace_model(model, version)
@@ -190,9 +197,7 @@ class EngineCore:
         return await self._call(switch)
 
     async def flush_cache(self) -> bool:
-        """Empty the prefix cache unless requests are running or about to; return whether it was
-        done.
-        """
+        """Empty the prefix cache, unless requests run or are about to; return whether it was."""
 
         def flush() -> bool:
             scheduler = self._scheduler
@@ -204,8 +209,8 @@ class EngineCore:
         return await self._call(flush)
 
     async def pause(self, mode: str) -> None:
-        """Stop stepping; ``mode`` says what becomes of running requests: abort, retract (to the
-        queue), in_place.
+        """Stop generating. ``mode`` is for the running requests: ``abort`` ends them, ``retract``
+        puts them back into the queue, ``in_place`` keeps them as they are.
         """
 
         def pause() -> None:
@@ -218,7 +223,7 @@ class EngineCore:
         await self._call(pause)
 
     async def resume(self) -> None:
-        """Step again after ``pause``."""
+        """Generate again after ``pause``."""
 
         def resume() -> None:
             self.paused = False
@@ -226,7 +231,7 @@ class EngineCore:
         await self._call(resume)
 
     async def load(self) -> SchedulerLoad:
-        """Return the present load."""
+        """Return a snapshot of the load."""
 
         def read() -> SchedulerLoad:
             scheduler = self._scheduler
@@ -243,7 +248,7 @@ class EngineCore:
         return await self._call(read)
 
     async def healthy(self) -> bool:
-        """Whether the worker lives."""
+        """Return whether the worker lives."""
         return self.failure is None and self._thread.is_alive()
 
     async def close(self) -> None:
@@ -251,7 +256,7 @@ class EngineCore:
         await asyncio.to_thread(self.shut_down)
 
     def shut_down(self) -> None:
-        """Do what ``close`` does, outside of asyncio."""
+        """Abort everything and end the worker, outside of asyncio."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -260,8 +265,9 @@ class EngineCore:
     # --- the worker ---------------------------------------------------------------------------
 
     def _post(self, command: Callable[[], None], answer: Future[Any] | None = None) -> None:
-        """Have the worker run ``command`` before its next step; it will resolve ``answer``, or its
-        end will.
+        """Let the worker run ``command`` before its next step.
+
+        ``answer`` is resolved by the command, or failed when the worker ends: nobody waits forever.
         """
         with self._wake:
             if self._closing:
@@ -275,6 +281,7 @@ class EngineCore:
     async def _call(self, function: Callable[[], Answer]) -> Answer:
         answer: Future[Answer] = Future()
         self._post(lambda: answer.set_result(function()), answer)
+        # shield: as in ``run``
         return await asyncio.shield(asyncio.wrap_future(answer))
 
     def _work(self) -> None:
@@ -282,7 +289,7 @@ class EngineCore:
             while self._wait():
                 if not self.paused:
                     self._scheduler.step()
-        except Exception as error:  # the thread's top
+        except Exception as error:  # the thread's top: every caller is told
             traceback.print_exc()
             self.failure = error
         with self._wake:
@@ -291,8 +298,9 @@ class EngineCore:
             answer.set_exception(self._stopped())
 
     def _wait(self) -> bool:
-        """Run posted commands, sleeping while there is nothing to do; False when the engine is
-        closing.
+        """Run posted commands, and sleep while there is nothing to do.
+
+        Returns True when there is a step to do, False when the engine is closing.
         """
         while True:
             with self._wake:
@@ -305,8 +313,8 @@ class EngineCore:
             if self._has_work():
                 return True
 
-    def _load(self, directory: Path) -> Weights:
-        return rounded(load_weights(directory), self.precision)
+    def _load(self, directory: Path) -> ModelWeights:
+        return round_weights(load_weights(directory), self.precision)
 
     def _has_work(self) -> bool:
         return not self.paused and not self._scheduler.idle
@@ -314,7 +322,7 @@ class EngineCore:
     def _stopped(self) -> EngineError:
         return EngineError(f"the engine has stopped ({self.failure or 'closed'})", status=500)
 
-    def _check(self, prompt: IdArray, sampling: Sampling) -> None:
+    def _check(self, prompt: IdArray, sampling: RequestSampling) -> None:
         limit, length, new = self.max_context_tokens, len(prompt), sampling.max_new_tokens
         if not length:
             raise EngineError(

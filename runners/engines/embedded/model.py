@@ -1,9 +1,12 @@
-"""The Qwen3-MoE forward pass over a mixed batch: one token of every decoding row, many of every
-prefilling row.
+"""The Qwen3-MoE forward pass in float32 over a packed batch of decoding and prefilling rows.
 
 Rows ``0 … decoding-1`` of the KV store each contribute their last token; every span contributes the
-tokens it lists. All linear work is done once over the packed tokens; attention is one batched
-product for the decoding rows and one small product per span.
+tokens it lists. All linear layers run once over the N packed tokens; attention is one batched
+product for a block of decoding rows and one small product per span.
+
+Architecture: Qwen3 technical report (arXiv 2505.09388): RMSNorm on queries and keys, grouped-query
+attention, rotary positions, SwiGLU experts. Names of shapes: N packed tokens, H hidden size, V
+vocabulary, E experts, I inner size of an expert.
 """
 
 from __future__ import annotations
@@ -18,21 +21,23 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runners.engines.embedded.weights import LayerWeights, ModelConfig, MoeMlp, Weights
+from runners.engines.embedded.weights import LayerWeights, ModelConfig, ModelWeights, MoeMlp
 
-DENSE_EXPERT_WORK = 512
-"""Up to this many tokens x experts, running every expert on every token beats sorting tokens by
-expert (measured).
+MAX_DENSE_WORK = 512
+"""Up to this many tokens · experts, running every expert on every token is faster than sorting the
+tokens by expert (measured on a CPU).
 """
 
 BLOCK_ROWS = 16
-WORTH_CUTTING = 0.8
-"""Blocks are used when they read less than this share of what one padded block would (measured)."""
+MAX_PADDED_SHARE = 0.8
+"""Rows are cut into blocks when those read less than this share of what one padded block would
+(measured on a CPU).
+"""
 
 RoutingArray = NDArray[np.int16]
 
 
-class Span(NamedTuple):
+class PrefillSpan(NamedTuple):
     """``size`` consecutive positions of one prefilling row, beginning at ``start``."""
 
     row: int
@@ -40,8 +45,8 @@ class Span(NamedTuple):
     size: int
 
 
-class Block(NamedTuple):
-    """Decoding rows ``begin … end-1``, attended to together over ``longest`` positions."""
+class DecodeBlock(NamedTuple):
+    """Decoding rows ``begin … end-1``, whose attention runs together over ``longest`` positions."""
 
     begin: int
     end: int
@@ -49,7 +54,7 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PackedStep:
     """The packed input of one forward pass: decoding rows first, then the spans in order."""
 
     tokens: Tensor
@@ -57,23 +62,23 @@ class Step:
     positions: Tensor
     """[N] int64"""
     slots: Tensor
-    """[N * kv_heads] int64: where each token's keys and values go in the flattened KV store."""
+    """[N · kv_heads] int64: index of each token's keys and values in the flattened KV store."""
     decoding: int
     lengths: Tensor
-    """[decoding] int64: positions each decoding row attends to, its own included."""
-    blocks: tuple[Block, ...]
-    """The decoding rows in order, cut where rows of like length end."""
-    spans: tuple[Span, ...]
+    """[decoding] int64: number of positions that each decoding row attends to, its own included."""
+    blocks: tuple[DecodeBlock, ...]
+    """The decoding rows in order, in blocks of similar length."""
+    spans: tuple[PrefillSpan, ...]
     wanted: Tensor | None
-    """Packed indices whose logits are wanted; None for all."""
+    """[M] int64: packed indices whose logits are wanted; None for all."""
 
 
 class KvStore:
-    """Keys and values of the running rows: ``data[layer, k|v, row * kv_heads + head, position]``,
-    float32.
+    """Keys and values of the running rows, float32.
 
-    Pages are touched only where tokens are written, so the store costs memory by use, not by
-    capacity.
+    ``data[layer, 0 (keys) | 1 (values), row · kv_heads + head, position, head_dim]``. The operating
+    system gives memory where a page is first written, so the store costs what is used, not what is
+    allocated.
     """
 
     def __init__(self, config: ModelConfig, rows: int, capacity: int) -> None:
@@ -86,28 +91,28 @@ class KvStore:
         self._head_offsets = np.arange(self.heads, dtype=np.int64) * capacity
 
     def slots(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """Flat indices [N * kv_heads] of (row, position) pairs."""
+        """Return the flat indices, int64 [N · kv_heads], of N (row, position) pairs."""
         first = rows * (self.heads * self.capacity) + positions
         return torch.from_numpy((first[:, None] + self._head_offsets).reshape(-1))
 
     def span(self, row: int, start: int, end: int) -> Tensor:
-        """Return a view [layers, 2, kv_heads, end - start, head_dim]."""
+        """Return a view of positions of a row, [layers, 2, kv_heads, end - start, head_dim]."""
         return self.data[:, :, row * self.heads : (row + 1) * self.heads, start:end]
 
 
 class Qwen3Moe:
-    """The model; stateless between calls except for its rotary table."""
+    """The model; it keeps nothing between calls except its rotary table."""
 
-    def __init__(self, weights: Weights, max_context: int) -> None:
+    def __init__(self, weights: ModelWeights, max_context: int) -> None:
         self.config = weights.config
         self.weights = weights
         self._cos, self._sin = _rotary_table(weights.config, max_context)
 
-    def forward(self, step: Step, kv: KvStore) -> tuple[Tensor, RoutingArray]:
-        """Write keys and values of the packed tokens, return logits [M, V] and routing [N, layers,
-        top-k].
+    def forward(self, step: PackedStep, kv: KvStore) -> tuple[Tensor, RoutingArray]:
+        """Write the keys and values of the packed tokens into ``kv``; return logits and routing.
 
-        Routing of dense layers is all zero.
+        Logits are float32 [M, V] of the wanted tokens, routing int16 [N, layers, top_k]: the chosen
+        experts, best first; all zero in dense layers.
         """
         config = self.config
         hidden = self.weights.embeddings[step.tokens]
@@ -138,16 +143,22 @@ class Qwen3Moe:
         cos: Tensor,
         sin: Tensor,
         mask: Tensor | None,
-        step: Step,
+        step: PackedStep,
         kv: KvStore,
     ) -> Tensor:
+        """Return ``hidden + attention(norm(hidden))``, [N, H].
+
+        softmax(q · kᵀ / √head_dim) · v; the scale 1/√head_dim is folded into the query norm on
+        loading.
+        """
         config = self.config
         dim, heads, groups = config.head_dim, config.heads, config.kv_heads
         normed = F.rms_norm(hidden, (config.hidden_size,), layer.input_norm, config.rms_norm_eps)
         qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * groups, dim)
         turned = F.rms_norm(qkv[:, : heads + groups], (dim,), None, config.rms_norm_eps)
         turned = turned.mul_(layer.qk_norm)
-        # rotate_half with its sign folded into the sine table
+        # RoPE: x·cos + rotate_half(x)·sin. rotate_half is a roll by half the head, whose minus sign
+        # for the first half is folded into the sine table
         turned = torch.addcmul(turned * cos, turned.roll(dim // 2, -1), sin)
         query = turned[:, :heads]
         kv.flat[index, 0].index_copy_(0, step.slots, turned[:, heads:].reshape(-1, dim))
@@ -167,6 +178,11 @@ class Qwen3Moe:
         return hidden if layer.out_bias is None else hidden.add_(layer.out_bias)
 
     def _route(self, mlp: MoeMlp, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights, float32, and ids, int64, of each token's experts, both [N, top_k].
+
+        p = softmax(x · Wᵀ) over all experts; the top_k of p, renormalised to sum 1 if the model
+        asks for it (``norm_topk_prob``).
+        """
         probabilities = F.linear(normed, mlp.router).softmax(-1)
         scores, chosen = probabilities.topk(self.config.experts_per_token, dim=-1)
         if self.config.norm_topk_prob:
@@ -175,9 +191,12 @@ class Qwen3Moe:
 
 
 def _attend_rows(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, block: Block, groups: int
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, block: DecodeBlock, groups: int
 ) -> Tensor:
-    """One query per row of the block against its whole row, [rows, heads * head_dim]."""
+    """Return the attention of one query per row over its whole row, [rows, heads · head_dim].
+
+    The heads of a group share keys, so a group is one product [heads / groups, longest].
+    """
     begin, end, longest = block
     rows, heads, dim = end - begin, query.shape[1], query.shape[2]
     stored = slice(begin * groups, end * groups)
@@ -187,8 +206,10 @@ def _attend_rows(
     return torch.bmm(scores.softmax(-1), values[stored, :longest]).view(rows, heads * dim)
 
 
-def _attend_span(query: Tensor, keys: Tensor, values: Tensor, span: Span, groups: int) -> Tensor:
-    """Causal attention of a span over its row, [count, heads * head_dim]."""
+def _attend_span(
+    query: Tensor, keys: Tensor, values: Tensor, span: PrefillSpan, groups: int
+) -> Tensor:
+    """Return the causal attention of a span over its row, [count, heads · head_dim]."""
     count, heads, dim = query.shape
     end = span.start + count
     row = slice(span.row * groups, (span.row + 1) * groups)
@@ -202,15 +223,17 @@ def _attend_span(query: Tensor, keys: Tensor, values: Tensor, span: Span, groups
 
 
 def _experts(mlp: MoeMlp, normed: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
-    """Sum of the chosen experts' outputs weighted by their scores, [N, H]."""
+    """Return Σ score · down(silu(gate(x)) · up(x)) over each token's chosen experts, [N, H]."""
     tokens, top = chosen.shape
     experts, double, width = mlp.gate_up.shape
-    if tokens * experts <= DENSE_EXPERT_WORK:
+    if tokens * experts <= MAX_DENSE_WORK:
+        # every expert runs; those that were not chosen have weight 0
         weights = torch.zeros(tokens, experts).scatter_(1, chosen, scores)
         both = F.linear(normed, mlp.gate_up.view(-1, width)).view(tokens, experts, double)
         gate, up = both.chunk(2, dim=-1)
         inner = F.silu(gate).mul_(up).mul_(weights.unsqueeze(-1))
         return inner.view(tokens, -1) @ mlp.down.view(-1, width)
+    # tokens sorted by expert, so that each expert multiplies one contiguous slice (grouped_mm)
     flat = chosen.reshape(-1)
     order = flat.argsort(stable=True)
     ends = torch.bincount(flat, minlength=experts).cumsum(0).to(torch.int32)
@@ -222,28 +245,27 @@ def _experts(mlp: MoeMlp, normed: Tensor, scores: Tensor, chosen: Tensor) -> Ten
     return torch.zeros(tokens, width).index_add_(0, sources, out)
 
 
-def decode_blocks(lengths: NDArray[np.int64]) -> tuple[Block, ...]:
-    """Cut decoding rows into blocks where that saves a good part of the padding, else keep them in
-    one.
+def decode_blocks(lengths: NDArray[np.int64]) -> tuple[DecodeBlock, ...]:
+    """Cut decoding rows, of ``lengths`` int64 [rows], into blocks of ``BLOCK_ROWS``, if it pays.
 
-    A block costs some calls; a row that is much longer than the others would cost them all their
-    time.
+    In one block all rows are padded to the longest, so one long row slows down all the others; each
+    further block costs a few calls.
     """
     count = len(lengths)
     if not count:
         return ()
-    whole = Block(0, count, int(lengths.max()))
+    whole = DecodeBlock(0, count, int(lengths.max()))
     ends = [min(begin + BLOCK_ROWS, count) for begin in range(0, count, BLOCK_ROWS)]
     blocks = tuple(
-        Block(begin, end, int(lengths[begin:end].max()))
+        DecodeBlock(begin, end, int(lengths[begin:end].max()))
         for begin, end in zip(range(0, count, BLOCK_ROWS), ends, strict=True)
     )
     padded = sum((end - begin) * longest for begin, end, longest in blocks)
-    return blocks if padded < WORTH_CUTTING * count * whole.longest else (whole,)
+    return blocks if padded < MAX_PADDED_SHARE * count * whole.longest else (whole,)
 
 
-def _decode_mask(step: Step) -> Tensor | None:
-    """Build [decoding, 1, longest]: 0 where a row may look, -inf beyond its length."""
+def _decode_mask(step: PackedStep) -> Tensor | None:
+    """Return [decoding, 1, longest]: 0 where a row may attend, -inf beyond its length."""
     if not step.decoding:
         return None
     longest = max(block.longest for block in step.blocks)
@@ -252,7 +274,11 @@ def _decode_mask(step: Step) -> Tensor | None:
 
 
 def _rotary_table(config: ModelConfig, max_context: int) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine, each [max_context, 1, head_dim]."""
+    """Return cosine and signed sine of every position, each [max_context, 1, head_dim].
+
+    The angle of pair i at position p is p · theta^(-2i / head_dim) (RoFormer, arXiv 2104.09864).
+    The first half of the sine is negated, for the minus in rotate_half.
+    """
     dim = config.head_dim
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     angles = torch.arange(max_context).float()[:, None] * (1.0 / config.rope_theta**exponents)

@@ -1,7 +1,8 @@
-"""Keys, values and routing of finished prefixes, kept as a radix tree over token ids.
+"""A cache of the keys, values and routing of prefixes: a radix tree over token ids.
 
-Every node owns the tensors of its own tokens, so a reader copies what it matched into its row and
-needs no lock: evicting a node never touches a running request.
+Invariants: every cached position was computed with the present weights from exactly the ids on its
+path. Siblings differ in their first id. A node owns the tensors of its own tokens, and a reader
+copies what matches into its row, so evicting a node never touches a running request.
 """
 
 from __future__ import annotations
@@ -14,39 +15,41 @@ from runners.engines.embedded.model import KvStore, RoutingArray
 from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import IdArray
 
-SHRINK_TO = 0.9
-"""Eviction walks the whole tree, so it makes room for many insertions at once."""
+EVICT_TO = 0.9
+"""Eviction walks the whole tree, so it frees a tenth at once instead of a little at each insertion.
+"""
 
 
 @dataclass(slots=True, eq=False)
-class Node:
-    """A run of tokens; mutated only by PrefixCache."""
+class PrefixNode:
+    """A run of consecutive tokens; mutated only by PrefixCache."""
 
     ids: IdArray
     kv: Tensor
-    """[layers, 2, kv_heads, len(ids), head_dim]"""
+    """float32 [layers, 2, kv_heads, len(ids), head_dim]"""
     routing: RoutingArray
-    """[len(ids), layers, top-k]"""
-    parent: Node | None
+    """int16 [len(ids), layers, top_k]"""
+    parent: PrefixNode | None
     used_at: int
-    children: dict[int, Node] = field(default_factory=dict)
+    children: dict[int, PrefixNode] = field(default_factory=dict)
 
 
 class PrefixCache:
-    """Longest-prefix look-up with least-recently-used eviction; ``tokens`` is how many it holds."""
+    """Longest-prefix look-up with least-recently-used eviction; it holds ``tokens`` tokens."""
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._roots: dict[int, Node] = {}
+        self._roots: dict[int, PrefixNode] = {}
         self._clock = 0
 
     def match(self, ids: IdArray) -> int:
-        """Length of the longest stored prefix of ``ids``."""
+        """Return the length of the longest stored prefix of ``ids``, int32 [n]."""
         return sum(take for _, take in self._walk(ids))
 
     def restore(self, ids: IdArray, kv: KvStore, row: int, routing: RoutingArray) -> int:
-        """Copy the longest stored prefix of ``ids`` into a row of ``kv`` and its ``routing``;
-        return its length.
+        """Copy the longest stored prefix of ``ids`` into a row of ``kv`` and its ``routing``.
+
+        Returns its length.
         """
         self._clock += 1
         position = 0
@@ -59,7 +62,7 @@ class PrefixCache:
         return position
 
     def insert(self, ids: IdArray, kv: KvStore, row: int, routing: RoutingArray) -> None:
-        """Store the part of ``ids`` that is not yet stored, copied out of a row."""
+        """Store the part of ``ids`` that is not stored yet, copied from a row."""
         self._clock += 1
         position, parent, children = 0, None, self._roots
         for node, take in self._walk(ids):
@@ -71,7 +74,7 @@ class PrefixCache:
         if position == len(ids):
             return
         added = ids[position:].copy()
-        children[int(added[0])] = Node(
+        children[int(added[0])] = PrefixNode(
             ids=added,
             kv=kv.span(row, position, len(ids)).clone(),
             routing=routing[position : len(ids)].copy(),
@@ -81,10 +84,10 @@ class PrefixCache:
         self.tokens += len(added)
 
     def shrink(self, limit: int) -> None:
-        """Where more than ``limit`` tokens are held, evict least recently used leaves."""
+        """Evict least recently used leaves if more than ``limit`` tokens are held."""
         if self.tokens <= limit:
             return
-        target = int(limit * SHRINK_TO)
+        target = int(limit * EVICT_TO)
         while self.tokens > target:
             leaves = [node for node in self._nodes() if not node.children]
             for node in sorted(leaves, key=lambda leaf: leaf.used_at):
@@ -98,8 +101,12 @@ class PrefixCache:
         self._roots.clear()
         self.tokens = 0
 
-    def _walk(self, ids: IdArray) -> list[tuple[Node, int]]:
-        path: list[tuple[Node, int]] = []
+    def _walk(self, ids: IdArray) -> list[tuple[PrefixNode, int]]:
+        """Return the nodes along ``ids``, each with the number of its tokens that match.
+
+        Only the last may match in part.
+        """
+        path: list[tuple[PrefixNode, int]] = []
         position, children = 0, self._roots
         while position < len(ids):
             node = children.get(int(ids[position]))
@@ -113,9 +120,9 @@ class PrefixCache:
             children = node.children
         return path
 
-    def _split(self, node: Node, at: int) -> None:
+    def _split(self, node: PrefixNode, at: int) -> None:
         """Cut ``node`` after ``at`` tokens; the tail becomes its only child."""
-        tail = Node(
+        tail = PrefixNode(
             ids=node.ids[at:].copy(),
             kv=node.kv[:, :, :, at:].clone(),
             routing=node.routing[at:].copy(),
@@ -129,10 +136,10 @@ class PrefixCache:
         node.kv = node.kv[:, :, :, :at].clone()
         node.children = {int(tail.ids[0]): tail}
 
-    def _siblings(self, node: Node) -> dict[int, Node]:
+    def _siblings(self, node: PrefixNode) -> dict[int, PrefixNode]:
         return self._roots if node.parent is None else node.parent.children
 
-    def _nodes(self) -> list[Node]:
+    def _nodes(self) -> list[PrefixNode]:
         found = list(self._roots.values())
         for node in found:  # grows while it is read: breadth first
             found.extend(node.children.values())

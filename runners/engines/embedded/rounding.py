@@ -1,7 +1,7 @@
-"""Weights as an engine of lower precision has them: rounded on loading, computed with in float32.
+"""Round weights to those of an engine of lower precision; the computation stays in float32.
 
-An engine that serves bf16 or int8 weights is another policy than the one that is trained, by a
-little; this is that engine, on a CPU. Training's own weights are not touched.
+An engine that serves bf16 or int8 weights is a slightly different policy from the trained one; this
+makes the embedded engine such an engine, on a CPU. The trainer's own weights are not touched.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from runners.engines.embedded.weights import DenseMlp, LayerWeights, MoeMlp, Weights
+from runners.engines.embedded.weights import DenseMlp, LayerWeights, ModelWeights, MoeMlp
 
-Kept = Literal["float32", "bfloat16", "int8"]
+WeightFormat = Literal["float32", "bfloat16", "int8"]
 
-INT8_MOST = 127
+INT8_MAX = 127
 NOISE_SEED = 20_251_013
-"""The noise is the same after each update: it is the engine's, not the weights'."""
+"""The noise is the same after each update: it belongs to the engine, not to the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How an engine keeps its weights."""
+    """The precision of an engine's weights."""
 
-    weights: Kept = "float32"
-    """``bfloat16``: every tensor rounded; ``int8``: every matrix of attention and experts, one
-    scale per output channel; embeddings, norms, routers and the head stay, as servers keep them.
+    weights: WeightFormat = "float32"
+    """``bfloat16`` rounds every tensor; ``int8`` every matrix of attention and experts, with one
+    scale per output channel, and leaves embeddings, norms, routers and the head, as servers do.
     """
     router_noise: float = 0.0
-    """Gaussian noise on routers, relative to the standard deviation of their weights."""
+    """Standard deviation of Gaussian noise on router weights, relative to that of the weights."""
 
 
 EXACT = Precision()
 
 
-def rounded(weights: Weights, precision: Precision) -> Weights:
-    """Return weights as such an engine keeps them."""
+def round_weights(weights: ModelWeights, precision: Precision) -> ModelWeights:
+    """Return the weights of an engine of this precision, float32, of the same shapes."""
     generator = torch.Generator().manual_seed(NOISE_SEED)
     layers = [_layer(layer, precision.weights) for layer in weights.layers]
     if precision.router_noise:
@@ -53,20 +53,28 @@ def rounded(weights: Weights, precision: Precision) -> Weights:
     )
 
 
-def int8(matrix: Tensor, inputs: int) -> Tensor:
-    """Quantise a float32 matrix symmetrically to int8 and back, one scale per output channel;
-    ``inputs``: the dimension that is summed over.
+def quantize_int8(matrix: Tensor, inputs: int) -> Tensor:
+    """Quantise a float32 matrix symmetrically to int8 and back; ``inputs`` is its summed dimension.
+
+    scale = max|w| / 127 per output channel, w' = clamp(round(w / scale), -127, 127) · scale.
+    -128 is not used, so that the range is symmetric; ties are rounded to even.
     """
-    scale = matrix.abs().amax(dim=inputs, keepdim=True) / INT8_MOST
+    # an all-zero channel has scale 0: tiny avoids 0/0, and 0 · scale is 0 again
+    scale = matrix.abs().amax(dim=inputs, keepdim=True) / INT8_MAX
     steps = (matrix / scale.clamp(min=torch.finfo(torch.float32).tiny)).round()
-    return steps.clamp(-INT8_MOST, INT8_MOST) * scale
+    return steps.clamp(-INT8_MAX, INT8_MAX) * scale
 
 
-def _layer(layer: LayerWeights, kept: Kept) -> LayerWeights:
+def _layer(layer: LayerWeights, kept: WeightFormat) -> LayerWeights:
     if kept == "float32":
         return layer
     if kept == "int8":
-        return replace(layer, qkv=int8(layer.qkv, 1), out=int8(layer.out, 1), mlp=_int8(layer.mlp))
+        return replace(
+            layer,
+            qkv=quantize_int8(layer.qkv, 1),
+            out=quantize_int8(layer.out, 1),
+            mlp=_int8(layer.mlp),
+        )
     bias, out_bias = layer.qkv_bias, layer.out_bias
     mlp = layer.mlp
     both = {"gate_up": _bfloat16(mlp.gate_up), "down": _bfloat16(mlp.down)}
@@ -84,8 +92,8 @@ def _layer(layer: LayerWeights, kept: Kept) -> LayerWeights:
 
 
 def _int8(mlp: DenseMlp | MoeMlp) -> DenseMlp | MoeMlp:
-    """Both keep ``gate_up`` as […, out, in] and ``down`` as […, in, out]."""
-    return replace(mlp, gate_up=int8(mlp.gate_up, -1), down=int8(mlp.down, -2))
+    """Quantise an MLP; dense and experts alike: ``gate_up`` […, out, in], ``down`` […, in, out]."""
+    return replace(mlp, gate_up=quantize_int8(mlp.gate_up, -1), down=quantize_int8(mlp.down, -2))
 
 
 def _noisy(layer: LayerWeights, share: float, generator: torch.Generator) -> LayerWeights:

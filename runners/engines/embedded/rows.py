@@ -1,9 +1,8 @@
-"""The running requests as arrays: row ``r`` of every array, and of the KV store, belongs to one
-request.
+"""The running requests as arrays: row ``r`` of every array, and of the KV store, is one request.
 
 Invariant: rows ``0 … decoding-1`` decode, rows ``decoding … used-1`` are being prefilled, the rest
-are free. Keeping the decoding rows together is what lets a step attend to them as one contiguous
-slice, without gathering.
+are free. The decoding rows are contiguous, so attention over them is a slice and nothing is
+gathered.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import numpy as np
 
 from runners.engines.embedded.model import KvStore, RoutingArray
 from runners.engines.embedded.request import Request
-from runners.engines.embedded.sampling import Draw
+from runners.engines.embedded.sampling import BatchSampling
 from runners.engines.embedded.weights import ModelConfig
 from runners.trajectory.record import IdArray, LogprobArray
 
-NO_STOP = -1
-"""Fills the unused places of ``stop_ids``; no token has this id."""
+NO_STOP_ID = -1
+"""Padding of ``stop_ids``; no token has this id."""
 
 
 class Rows:
@@ -35,9 +34,9 @@ class Rows:
             (count, capacity, config.layers, config.experts_per_token), dtype=np.int16
         )
         self.length = np.zeros(count, dtype=np.int64)
-        """Tokens in ``ids``: prompt and output."""
+        """Number of tokens in ``ids``, prompt and output."""
         self.computed = np.zeros(count, dtype=np.int64)
-        """Positions whose keys and values are in the store; ``length - 1`` for a decoding row."""
+        """Number of positions with stored keys and values; ``length - 1`` for a decoding row."""
         self.limit = np.zeros(count, dtype=np.int64)
         """Length at which the request ends."""
         self.temperature = np.ones(count, dtype=np.float32)
@@ -45,13 +44,13 @@ class Rows:
         self.top_k = np.zeros(count, dtype=np.int64)
         self.seed = np.zeros(count, dtype=np.uint64)
         self.epoch = np.zeros(count, dtype=np.int64)
-        """Weights under which the row's first keys were computed; mixed rows are never cached."""
+        """Number of the weights that computed the row's first keys; mixed rows are never cached."""
         self.watches_text = np.zeros(count, dtype=np.bool_)
         """Whether the request has stop strings."""
-        self.stop_ids = np.full((count, 4), NO_STOP, dtype=np.int64)
+        self.stop_ids = np.full((count, 4), NO_STOP_ID, dtype=np.int64)
 
     def add(self, request: Request, seed: int, epoch: int) -> int:
-        """Give ``request`` the next free row, in the prefilling part, with no keys yet."""
+        """Put ``request`` into the next free row, in the prefilling part, and return the row."""
         row, ids, sampling = self.used, request.ids, request.sampling
         self.used += 1
         self.requests.append(request)
@@ -60,7 +59,7 @@ class Rows:
         self.logprobs[row, begin : len(ids)] = request.logprobs
         self.length[row] = len(ids)
         self.computed[row] = 0
-        self.limit[row] = request.most_tokens
+        self.limit[row] = request.max_tokens
         self.temperature[row] = sampling.temperature
         self.top_p[row] = sampling.top_p
         self.top_k[row] = sampling.top_k if sampling.top_k > 0 else np.iinfo(np.int64).max
@@ -69,13 +68,15 @@ class Rows:
         self.watches_text[row] = bool(sampling.stop)
         missing = len(sampling.stop_ids) - self.stop_ids.shape[1]
         if missing > 0:
-            self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, missing)), constant_values=NO_STOP)
-        self.stop_ids[row] = NO_STOP
+            self.stop_ids = np.pad(
+                self.stop_ids, ((0, 0), (0, missing)), constant_values=NO_STOP_ID
+            )
+        self.stop_ids[row] = NO_STOP_ID
         self.stop_ids[row, : len(sampling.stop_ids)] = sampling.stop_ids
         return row
 
     def remove(self, row: int) -> None:
-        """Free ``row``: the last row of its part (and of the prefilling part) fills the gap."""
+        """Free ``row``; the last row of its part, then of the prefilling part, fills the gap."""
         if row < self.decoding:
             self.decoding -= 1
             self._move(self.decoding, row)
@@ -85,13 +86,13 @@ class Rows:
         self.requests.pop()
 
     def output(self, row: int) -> tuple[IdArray, LogprobArray]:
-        """Copy what the row has sampled so far: ids and logprobs, [m] each."""
+        """Return copies of what the row has sampled: ids int32 [m] and logprobs float32 [m]."""
         begin, end = len(self.requests[row].prompt), int(self.length[row])
         return self.ids[row, begin:end].copy(), self.logprobs[row, begin:end].copy()
 
-    def draw(self, count: int) -> Draw:
-        """Collect the sampling settings of rows ``0 … count-1``, for the token after their last."""
-        return Draw(
+    def batch_sampling(self, count: int) -> BatchSampling:
+        """Return the sampling settings of rows ``0 … count-1``, for the token after their last."""
+        return BatchSampling(
             self.temperature[:count],
             self.top_p[:count],
             self.top_k[:count],

@@ -1,6 +1,7 @@
-"""Draw one token per row: temperature, top-p, top-k, greedy, and a random number that depends on
-nothing but the row's own seed and position, so that a seeded request samples the same tokens in any
-batch.
+"""Sample one token per row: temperature, top-p, top-k, or greedy.
+
+Invariant: the random number of a token depends only on its row's seed and position, so a seeded
+request samples the same tokens in any batch.
 """
 
 from __future__ import annotations
@@ -16,40 +17,45 @@ from runners.trajectory.record import LogprobArray
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """Sampling settings of M rows, each array of shape [M]."""
+class BatchSampling:
+    """Sampling settings of M rows; each array has shape [M]."""
 
     temperature: NDArray[np.float32]
     """0 is greedy."""
     top_p: NDArray[np.float32]
     top_k: NDArray[np.int64]
-    """At least 1; the vocabulary size or more keeps everything."""
+    """At least 1; the size of the vocabulary or more keeps everything."""
     seed: NDArray[np.uint64]
     position: NDArray[np.int64]
-    """Position of the token to be drawn, in its whole sequence."""
+    """Position of the sampled token in its whole sequence."""
 
 
-def sample(logits: Tensor, draw: Draw) -> tuple[NDArray[np.int64], LogprobArray]:
-    """Draw one token per row of ``logits`` [M, V]; return ids [M] and their logprobs [M].
+def sample(logits: Tensor, settings: BatchSampling) -> tuple[NDArray[np.int64], LogprobArray]:
+    """Sample one token per row of ``logits``, float32 [M, V].
 
-    Logprobs are ``log_softmax(logits / temperature)`` before top-p and top-k cut the tail, as
-    SGLang reports them (temperature 1 for greedy rows).
+    Returns ids, int64 [M], and their logprobs, float32 [M]: ``log_softmax(logits / temperature)``
+    before top-p and top-k cut the tail, as SGLang reports them (temperature 1 for greedy rows).
+    Sampling inverts the distribution function: the first token whose running sum of probabilities
+    exceeds u · total, with u uniform in [0, 1).
     """
-    greedy = draw.temperature == 0
-    if (draw.temperature != 1).any():
-        scale = np.where(greedy, np.float32(1), draw.temperature)
+    greedy = settings.temperature == 0
+    if (settings.temperature != 1).any():
+        scale = np.where(greedy, np.float32(1), settings.temperature)
         logits = logits / torch.from_numpy(scale)[:, None]
     logprobs = logits.log_softmax(-1)
     if greedy.all():
         chosen = logprobs.argmax(-1)
     else:
         weights = logprobs.exp()
-        if (draw.top_p < 1).any() or (draw.top_k < logits.shape[1]).any():
-            weights = _truncate(weights, torch.from_numpy(draw.top_p), torch.from_numpy(draw.top_k))
+        if (settings.top_p < 1).any() or (settings.top_k < logits.shape[1]).any():
+            weights = _truncate(
+                weights, torch.from_numpy(settings.top_p), torch.from_numpy(settings.top_k)
+            )
         # float64: the error of a float32 running sum would be a bias over a large vocabulary
         edges = weights.cumsum(-1, dtype=torch.float64)
-        target = torch.from_numpy(uniform(draw.seed, draw.position)).mul_(edges[:, -1])
+        target = torch.from_numpy(hash_uniform(settings.seed, settings.position)).mul_(edges[:, -1])
         chosen = torch.searchsorted(edges, target[:, None], right=True)[:, 0]
+        # u · total may round up to the total itself, beyond the last token
         chosen.clamp_(max=logits.shape[1] - 1)
         if greedy.any():
             chosen = torch.where(torch.from_numpy(greedy), logprobs.argmax(-1), chosen)
@@ -57,8 +63,12 @@ def sample(logits: Tensor, draw: Draw) -> tuple[NDArray[np.int64], LogprobArray]
     return chosen.numpy(), picked.numpy()
 
 
-def uniform(seed: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Hash (seed, position) pairs to numbers in [0, 1): two rounds of the splitmix64 finaliser."""
+def hash_uniform(seed: NDArray[np.uint64], position: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Hash (seed, position) pairs, both [M], to float64 [M] in [0, 1).
+
+    Two rounds of the finaliser of splitmix64 (Steele et al., OOPSLA 2014), of which the upper 53
+    bits are used. uint64 arithmetic wraps around on purpose.
+    """
     state = _mix(seed + np.uint64(0x9E3779B97F4A7C15))
     state = _mix(state ^ (position.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -71,7 +81,12 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _truncate(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Zero what lies outside the top-k tokens or the smallest set whose mass reaches top-p."""
+    """Return ``weights`` [M, V] with zeros outside the top-k tokens and the nucleus.
+
+    The nucleus is the smallest set of most probable tokens whose mass reaches top_p (Holtzman et
+    al., arXiv 1904.09751): a token stays if the mass before it is at most top_p, so the most
+    probable one always does. The rest is not renormalised: the caller scales u by the sum.
+    """
     ordered, order = weights.sort(stable=True, dim=-1, descending=True)
     before = ordered.cumsum(-1).sub_(ordered)
     rank = torch.arange(weights.shape[1])

@@ -1,8 +1,8 @@
-"""Continuous batching: which requests run, what one step computes, who is done.
+"""Continuous batching: choose the running requests, compute a step, end the finished ones.
 
-A step admits waiting requests, computes a bounded number of prompt tokens together with one token
-of every decoding row in a single forward pass, samples, and hands back what finished.
-Single-threaded; its owner calls everything.
+A step admits waiting requests, runs one forward pass over a bounded number of prompt tokens and one
+token of every decoding row, samples, and resolves what ended. Invariant: single-threaded; only the
+core's worker thread calls it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runners.engines.embedded.model import Qwen3Moe, Span, Step, decode_blocks
+from runners.engines.embedded.model import PackedStep, PrefillSpan, Qwen3Moe, decode_blocks
 from runners.engines.embedded.prefix_cache import PrefixCache
-from runners.engines.embedded.request import Finished, Request, TextCodec
+from runners.engines.embedded.request import EngineTokenizer, Request, RequestResult
 from runners.engines.embedded.rows import Rows
 from runners.engines.embedded.sampling import sample
 from runners.trajectory.prefix import common_prefix_length
 
 PREFILL_TOKENS = 1024
-"""Prompt tokens per step: bounds how long a long prompt holds up the decoding rows."""
+"""Most prompt tokens in a step: bounds how long a long prompt delays the decoding rows."""
 
-WORTH_WAITING = 32
-"""A request that shares this many uncached tokens with one being prefilled waits for it and reuses
-its prefix.
+MIN_SHARED_TOKENS = 32
+"""A request that shares this many uncached tokens with one in prefill waits, and reuses its prefix.
 """
 
 
@@ -44,7 +43,7 @@ class Scheduler:
         cache_tokens: int,
         max_context_tokens: int,
         weight_version: int,
-        tokenizer: TextCodec | None,
+        tokenizer: EngineTokenizer | None,
     ) -> None:
         self.model = model
         self.weight_version = weight_version
@@ -59,11 +58,11 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs or waits."""
+        """Return whether nothing runs or waits."""
         return not self.rows.used and not self.waiting
 
     def step(self) -> None:
-        """Advance every running request by one forward pass and resolve those that end."""
+        """Advance the running requests by one forward pass and resolve those that end."""
         self._admit()
         if not self.rows.used:
             return
@@ -74,7 +73,7 @@ class Scheduler:
             logits, routing = self.model.forward(step, rows.kv)
             self._advance(step, spans, routing)
             if sampled:
-                ids, logprobs = sample(logits, rows.draw(sampled))
+                ids, logprobs = sample(logits, rows.batch_sampling(sampled))
         self._cache_prompts(rows.decoding, sampled)
         rows.decoding = sampled
         self.steps += 1
@@ -83,7 +82,7 @@ class Scheduler:
             self._finish(ids)
 
     def abort(self, matches: Callable[[str], bool]) -> None:
-        """End every request whose rid matches, with what it has sampled so far."""
+        """End every request whose rid matches; its result is what it has sampled so far."""
         for request in [request for request in self.waiting if matches(request.rid)]:
             self.waiting.remove(request)
             self._resolve(request, request.output_ids, request.logprobs, _aborted(), None)
@@ -92,9 +91,7 @@ class Scheduler:
                 self._end(row, _aborted())
 
     def retract(self) -> None:
-        """Take all running requests back into the queue; they are computed again when they are
-        admitted.
-        """
+        """Put all running requests back into the queue; admission computes them again."""
         for row in reversed(range(self.rows.used)):
             request = self.rows.requests[row]
             request.output_ids, request.logprobs = self.rows.output(row)
@@ -107,8 +104,9 @@ class Scheduler:
         self.cache.clear()
 
     def replace_model(self, model: Qwen3Moe, weight_version: int | None) -> None:
-        """Continue with other weights; running requests keep the keys they have, but are not
-        cached.
+        """Continue with other weights; None keeps the version.
+
+        Running requests keep the keys that the old weights computed, and are never cached.
         """
         self.model = model
         if weight_version is not None:
@@ -119,6 +117,11 @@ class Scheduler:
     # --- admission ----------------------------------------------------------------------------
 
     def _admit(self) -> None:
+        """Give waiting requests free rows, in order, while their greatest length fits the cache.
+
+        Admitting by the greatest length, not the present one, means that no row is ever evicted for
+        want of memory.
+        """
         rows = self.rows
         if not self.waiting or rows.used == rows.count:
             return
@@ -126,18 +129,18 @@ class Scheduler:
         passed: list[Request] = []
         while self.waiting and rows.used < rows.count:
             request = self.waiting.popleft()
-            if reserved + request.most_tokens > self.cache_tokens:
+            if reserved + request.max_tokens > self.cache_tokens:
                 self.waiting.appendleft(request)
                 break
             if self._shares_prefill(request):
                 passed.append(request)
                 continue
-            reserved += request.most_tokens
+            reserved += request.max_tokens
             self._start(request)
         self.waiting.extendleft(reversed(passed))
 
     def _shares_prefill(self, request: Request) -> bool:
-        """Whether a row being prefilled is about to compute a good part of this prompt."""
+        """Return whether a row in prefill is about to compute a large part of this prompt."""
         rows = self.rows
         if rows.decoding == rows.used:
             return False
@@ -146,15 +149,14 @@ class Scheduler:
             common_prefix_length(ids, rows.ids[row, : rows.length[row]])
             for row in range(rows.decoding, rows.used)
         )
-        return shared >= WORTH_WAITING and shared - self.cache.match(ids) >= WORTH_WAITING
+        return shared >= MIN_SHARED_TOKENS and shared - self.cache.match(ids) >= MIN_SHARED_TOKENS
 
     def _start(self, request: Request) -> None:
         seed = request.sampling.seed
         if seed is None:
             seed = random.getrandbits(63)
         row = self.rows.add(request, seed % 2**64, self._epoch)
-        # at least the last token is computed again: its logits are what the next token is drawn
-        # from
+        # without its last token, which is always computed: its logits give the next token
         held = self.cache.restore(
             self.rows.ids[row, : self.rows.length[row] - 1],
             self.rows.kv,
@@ -168,9 +170,10 @@ class Scheduler:
 
     # --- one step -----------------------------------------------------------------------------
 
-    def _spans(self) -> tuple[Span, ...]:
-        """Share this step's prefill budget among the prefilling rows, in order: those that complete
-        come first.
+    def _spans(self) -> tuple[PrefillSpan, ...]:
+        """Divide this step's prefill budget among the prefilling rows, in order.
+
+        So rows whose prompt is completed come before the one that is not: ``_pack`` relies on it.
         """
         rows, budget, spans = self.rows, PREFILL_TOKENS, []
         for row in range(rows.decoding, rows.used):
@@ -179,11 +182,11 @@ class Scheduler:
             if not count:
                 break
             budget -= count
-            spans.append(Span(row, start, count))
+            spans.append(PrefillSpan(row, start, count))
         return tuple(spans)
 
-    def _pack(self, spans: tuple[Span, ...]) -> tuple[Step, int]:
-        """Build the forward pass; also return how many rows, from row 0, get a token from it."""
+    def _pack(self, spans: tuple[PrefillSpan, ...]) -> tuple[PackedStep, int]:
+        """Return the input of the forward pass, and how many of the first rows get a token."""
         rows, decoding = self.rows, self.rows.decoding
         row_index = np.arange(decoding)
         positions = rows.computed[:decoding]
@@ -200,7 +203,7 @@ class Scheduler:
             ends = decoding - 1 + np.cumsum([span.size for span in spans])
             wanted = torch.from_numpy(np.concatenate([np.arange(decoding), ends[: len(completed)]]))
         lengths = rows.length[:decoding]
-        step = Step(
+        step = PackedStep(
             tokens=torch.from_numpy(rows.ids[row_index, positions].astype(np.int64)),
             positions=torch.from_numpy(positions),
             slots=rows.kv.slots(row_index, positions),
@@ -212,7 +215,9 @@ class Scheduler:
         )
         return step, decoding + len(completed)
 
-    def _advance(self, step: Step, spans: tuple[Span, ...], routing: NDArray[np.int16]) -> None:
+    def _advance(
+        self, step: PackedStep, spans: tuple[PrefillSpan, ...], routing: NDArray[np.int16]
+    ) -> None:
         rows, decoding = self.rows, step.decoding
         rows.routing[np.arange(decoding), rows.computed[:decoding]] = routing[:decoding]
         rows.computed[:decoding] += 1
@@ -237,7 +242,8 @@ class Scheduler:
     def _finish(self, ids: NDArray[np.int64]) -> None:
         rows, count = self.rows, self.rows.decoding
         stopped = (rows.stop_ids[:count] == ids[:, None]).any(1)
-        stopped &= rows.length[:count] > rows.computed[:count]  # the token was wanted
+        # a row at its limit got no new token (``_append``), so its last one cannot be a stop
+        stopped &= rows.length[:count] > rows.computed[:count]
         done = stopped | (rows.length[:count] >= rows.limit[:count])
         ended: dict[int, dict[str, Any]] = {}
         for row in np.flatnonzero(rows.watches_text[:count] & ~stopped):
@@ -250,15 +256,15 @@ class Scheduler:
             elif int(row) not in ended:
                 output = int(rows.length[row]) - len(rows.requests[row].prompt)
                 ended[int(row)] = {"type": "length", "length": output}
-        for index in sorted(ended, reverse=True):  # removal moves later rows
+        for index in sorted(ended, reverse=True):  # removing a row moves later ones into it
             self._end(index, ended[index])
 
     def _matched_text(self, row: int) -> str | None:
         assert self._tokenizer is not None
         request = self.rows.requests[row]
         stops = request.sampling.stop
-        # a token is at least one byte, so this many tokens hold the longest stop string and its
-        # edges
+        # a token is at least one byte, so these tokens contain the longest stop string; 4 more, for
+        # a character of UTF-8 that begins before it
         window = max(len(stop.encode()) for stop in stops) + 4
         end = int(self.rows.length[row])
         begin = max(len(request.prompt), end - window)
@@ -272,8 +278,7 @@ class Scheduler:
         output_ids, logprobs = rows.output(row)
         routing = None
         if request.routing_start is not None:
-            # a row that is aborted in the middle of its prefill has no routing beyond what it
-            # computed
+            # the last token was never an input; a row aborted during prefill has computed less
             end = min(int(rows.computed[row]), int(rows.length[row]) - 1)
             routing = rows.routing[row, request.routing_start : end].copy()
         self._cache_row(row)
@@ -289,7 +294,7 @@ class Scheduler:
         routing: NDArray[np.int16] | None,
     ) -> None:
         now = time.monotonic()
-        finished = Finished(
+        finished = RequestResult(
             output_ids=output_ids,
             logprobs=logprobs,
             finish_reason=reason,
@@ -305,14 +310,14 @@ class Scheduler:
     # --- prefix cache -------------------------------------------------------------------------
 
     def _cache_prompts(self, begin: int, end: int) -> None:
-        """Offer the prompts that were just completed to requests that share them."""
+        """Cache the prompts that were just completed, before their outputs are."""
         for row in range(begin, end):
             self._cache_row(row)
 
     def _cache_row(self, row: int) -> None:
         rows = self.rows
         if rows.epoch[row] != self._epoch:
-            return
+            return  # part of its keys comes from other weights
         self.cache.insert(rows.ids[row, : rows.computed[row]], rows.kv, row, rows.routing[row])
         held = int(rows.length[: rows.used].sum())
         self.cache.shrink(max(0, self.cache_tokens - held))

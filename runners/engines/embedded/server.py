@@ -1,5 +1,6 @@
-"""The embedded engine behind SGLang's HTTP API: one handler per endpoint, shapes and status codes
-as SGLang's.
+"""The embedded engine behind SGLang's HTTP API: one handler per endpoint.
+
+Invariant: shapes and status codes are SGLang's, so a client cannot tell the two apart.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from conf.errors import error_text
 from runners.engines.contract import EngineError
 from runners.engines.embedded.core import EngineCore
-from runners.engines.embedded.faults import describe
-from runners.engines.embedded.request import Sampling
+from runners.engines.embedded.request import RequestSampling
+from runners.engines.embedded.validation import describe_errors
 from runners.engines.embedded.wire import build_answer, parse_body, parse_generate
 
 BODY_BYTES = 64 << 20
 HEALTH_DEADLINE_S = 20.0
-"""How long ``/health_generate`` waits for a sign of life (SGLang's default)."""
+"""Deadline of ``/health_generate`` (SGLang's default)."""
 
 Command = TypeVar("Command", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -48,7 +49,7 @@ class AbortCommand(_Command):
 
 
 class UpdateCommand(_Command):
-    """``/update_weights_from_disk``; the cache is always flushed."""
+    """``/update_weights_from_disk``; the prefix cache is always flushed."""
 
     model_path: str
     weight_version: int | None = None
@@ -78,43 +79,43 @@ class ContinueCommand(_Command):
 
 
 class WeightUpdateLock:
-    """Generations pass together, an update of the weights alone; who comes after it waits for it.
+    """A readers-writer lock: generations run together, a weight update runs alone.
 
-    SGLang's ``model_update_lock``: a generation never goes on with other weights, unless the engine
-    was paused first.
+    Like SGLang's ``model_update_lock``. A waiting update holds back later generations, so it cannot
+    starve; a generation never continues with other weights, unless the engine was paused first.
     """
 
     def __init__(self) -> None:
-        self._door = asyncio.Lock()
-        """An update holds it."""
-        self._inside = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._entry = asyncio.Lock()
+        """Held by an update from its request to its end, by a generation only to enter."""
+        self._generations = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @asynccontextmanager
     async def generation(self) -> AsyncIterator[None]:
-        """Be inside together with other generations."""
-        async with self._door:
-            self._inside += 1
-            self._empty.clear()
+        """Hold the lock together with other generations."""
+        async with self._entry:
+            self._generations += 1
+            self._idle.clear()
         try:
             yield
         finally:
-            self._inside -= 1
-            if not self._inside:
-                self._empty.set()
+            self._generations -= 1
+            if not self._generations:
+                self._idle.set()
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[None]:
-        """Be inside alone, as soon as those who came before have left."""
-        async with self._door:
-            await self._empty.wait()
+        """Hold the lock alone, once the earlier generations have ended."""
+        async with self._entry:
+            await self._idle.wait()
             yield
 
 
 @dataclass(frozen=True, slots=True)
 class EngineServer:
-    """The handlers; all other state is the core's."""
+    """The handlers of the endpoints; all other state is the core's."""
 
     core: EngineCore
     weight_update_lock: WeightUpdateLock = field(default_factory=WeightUpdateLock)
@@ -144,16 +145,17 @@ class EngineServer:
         return app
 
     async def generate(self, request: web.Request) -> web.Response:
-        """Run one request; a client that disconnects cancels this handler, which aborts the
-        request.
-        """
+        """Run one request. A client that disconnects cancels the handler, which aborts it."""
         call = parse_generate(await request.read(), self.core.config.eos_token_ids)
         async with self.weight_update_lock.generation():
             done = await self.core.run(call.rid, call.prompt, call.sampling, call.routing_start)
         return _json(build_answer(call, done, self.core))
 
     async def abort(self, request: web.Request) -> web.Response:
-        """Abort by rid prefix or all; unknown and empty rids are ignored, as SGLang does."""
+        """Abort all requests, or those whose rid begins with ``rid``, as SGLang does.
+
+        Unknown and empty rids are ignored.
+        """
         command = _parse(AbortCommand, await request.read())
         if command.abort_all:
             await self.core.abort(lambda rid: True)
@@ -170,8 +172,9 @@ class EngineServer:
         )
 
     async def update_weights(self, request: web.Request) -> web.Response:
-        """Switch to the weights of a directory when no request is left, or at once while paused;
-        400 leaves the old ones.
+        """Switch to the weights of a directory once no request runs, or at once while paused.
+
+        400 leaves the old weights.
         """
         command = _parse(UpdateCommand, await request.read())
         if command.abort_all_requests:
@@ -202,14 +205,14 @@ class EngineServer:
         return _json({"message": "Generation continued successfully.", "status": "ok"})
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 while the worker lives."""
+        """Answer 200 while the worker lives."""
         return web.Response(status=200 if await self.core.healthy() else 503)
 
     async def health_generate(self, request: web.Request) -> web.Response:
-        """200 when a token can be generated, or others are being generated."""
+        """Answer 200 if a token can be generated, or other requests make progress."""
         before = self.core.steps
         prompt = np.zeros(1, dtype=np.int32)
-        probe = self.core.run(f"HEALTH_CHECK_{uuid.uuid4().hex}", prompt, Sampling(1))
+        probe = self.core.run(f"HEALTH_CHECK_{uuid.uuid4().hex}", prompt, RequestSampling(1))
         try:
             await asyncio.wait_for(probe, HEALTH_DEADLINE_S)
         except (TimeoutError, EngineError):
@@ -217,7 +220,7 @@ class EngineServer:
         return web.Response()
 
     async def server_info(self, request: web.Request) -> web.Response:
-        """Limits, model and load."""
+        """Report limits, model and load."""
         core, load = self.core, await self.core.load()
         return _json(
             {
@@ -241,11 +244,11 @@ class EngineServer:
         )
 
     async def model_info(self, request: web.Request) -> web.Response:
-        """Say what is served."""
+        """Report the model."""
         return _json(self._model())
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """Say which ids a text has; 400 without a tokenizer."""
+        """Return the ids of a text; 400 without a tokenizer."""
         command, core = _parse(TokenizeCommand, await request.read()), self.core
         if core.tokenizer is None:
             raise EngineError("The engine was started without a tokenizer.", status=400)
@@ -256,7 +259,7 @@ class EngineServer:
         return _json({"tokens": ids, "count": len(ids), "max_model_len": limit})
 
     async def weight_version(self, request: web.Request) -> web.Response:
-        """Say which weights are in use."""
+        """Report the version of the weights in use."""
         return _json({"weight_version": str(self.core.weight_version)})
 
     async def loads(self, request: web.Request) -> web.Response:
@@ -297,9 +300,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if error.status < 400:
             raise
         return _error(f"{request.method} {request.path}: {error.reason}", error.status)
-    except (
-        Exception
-    ) as error:  # a request handler's top: the client gets an answer, the log the trace
+    except Exception as error:
+        # the top of a request handler: the client gets an answer, the log the traceback
         traceback.print_exc(file=sys.stderr)
         return _error(f"{type(error).__name__}: {error_text(error)}", 500)
 
@@ -309,7 +311,7 @@ def _parse(model: type[Command], raw: bytes) -> Command:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise EngineError("; ".join(describe(error)), status=400) from error
+        raise EngineError("; ".join(describe_errors(error)), status=400) from error
 
 
 def _error(message: str, status: int) -> web.Response:

@@ -1,7 +1,7 @@
-"""A Qwen3-MoE directory (config.json + safetensors) read into float32 tensors laid out for the
-forward pass.
+"""Read a Qwen3-MoE directory (config.json + safetensors) into float32 tensors for the forward pass.
 
-Everything is copied: a file that is replaced after loading cannot change the weights in memory.
+Invariant: every tensor is a copy, because safetensors maps files into memory: a file that is
+replaced after loading cannot change the weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runners.engines.contract import EngineError
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The part of config.json that shapes the computation."""
+    """The part of config.json that decides the computation."""
 
     vocab_size: int
     hidden_size: int
@@ -47,7 +47,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """SwiGLU: gate_up [2I, H], down [I, H]."""
+    """SwiGLU, float32: gate_up [2I, H], gate first; down [I, H], transposed from the file."""
 
     gate_up: Tensor
     down: Tensor
@@ -55,7 +55,7 @@ class DenseMlp:
 
 @dataclass(frozen=True, slots=True)
 class MoeMlp:
-    """Routed SwiGLU experts: router [E, H], gate_up [E, 2I, H], down [E, I, H]."""
+    """Routed SwiGLU experts, float32: router [E, H], gate_up [E, 2I, H], down [E, I, H]."""
 
     router: Tensor
     gate_up: Tensor
@@ -64,13 +64,13 @@ class MoeMlp:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer; qkv [(heads + 2 kv_heads) * head_dim, H], out [H, heads * head_dim]."""
+    """One decoder layer: qkv [(heads + 2 · kv_heads) · head_dim, H], out [H, heads · head_dim]."""
 
     input_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
     qk_norm: Tensor
-    """[heads + kv_heads, head_dim]; the query rows carry the softmax scale head_dim**-0.5."""
+    """[heads + kv_heads, head_dim]; query rows include the attention scale head_dim^-0.5."""
     out: Tensor
     out_bias: Tensor | None
     post_norm: Tensor
@@ -78,8 +78,8 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """All tensors of the model."""
+class ModelWeights:
+    """All tensors of the model: embeddings and head [V, H], norm [H]."""
 
     config: ModelConfig
     embeddings: Tensor
@@ -89,22 +89,24 @@ class Weights:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read ``config.json`` (and the eos ids of ``generation_config.json``); raises EngineError with
-    the reason.
+    """Read ``config.json``, and the eos ids of ``generation_config.json``.
+
+    Raises EngineError 400 with the reason, also for a feature that the engine does not have.
     """
     raw = _read_json(directory / "config.json")
     try:
         config = _parse_config(raw, _generation_eos(directory))
     except (KeyError, TypeError, ValueError) as error:
         raise _refuse(directory, f"config.json: {type(error).__name__} {error}") from error
-    for fault in _unsupported(raw):
-        raise _refuse(directory, f"config.json: {fault}")
+    for reason in _unsupported(raw):
+        raise _refuse(directory, f"config.json: {reason}")
     return config
 
 
-def load_weights(directory: Path) -> Weights:
-    """Load a model directory; raises EngineError when a file or tensor is missing or has the wrong
-    shape.
+def load_weights(directory: Path) -> ModelWeights:
+    """Load a model directory.
+
+    Raises EngineError 400 if a file or tensor is missing or has the wrong shape.
     """
     config = read_config(directory)
     tensors = _read_tensors(directory)
@@ -153,21 +155,21 @@ def _parse_config(raw: Mapping[str, Any], eos: tuple[int, ...]) -> ModelConfig:
 def _unsupported(raw: Mapping[str, Any]) -> list[str]:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    faults = []
+    reasons = []
     if raw.get("model_type") != "qwen3_moe":
-        faults.append(
+        reasons.append(
             f"model_type is {raw.get('model_type')!r}, the embedded engine runs qwen3_moe"
         )
     if rope_type != "default":
-        faults.append(f"rope_type {rope_type!r} is not supported, only 'default'")
+        reasons.append(f"rope_type {rope_type!r} is not supported, only 'default'")
     if raw.get("use_sliding_window"):
-        faults.append("use_sliding_window is not supported")
+        reasons.append("use_sliding_window is not supported")
     if raw.get("hidden_act", "silu") != "silu":
-        faults.append(f"hidden_act {raw['hidden_act']!r} is not supported, only 'silu'")
-    return faults
+        reasons.append(f"hidden_act {raw['hidden_act']!r} is not supported, only 'silu'")
+    return reasons
 
 
-def _assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Weights:
+def _assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelWeights:
     width, vocab = config.hidden_size, config.vocab_size
 
     def take(name: str, *shape: int) -> Tensor:
@@ -177,7 +179,7 @@ def _assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Weights:
         return tensor.to(torch.float32, copy=True).contiguous()
 
     embeddings = take("model.embed_tokens.weight", vocab, width)
-    return Weights(
+    return ModelWeights(
         config=config,
         embeddings=embeddings,
         layers=tuple(_layer(config, index, tensors, take) for index in range(config.layers)),
@@ -223,9 +225,7 @@ def _dense(config: ModelConfig, prefix: str, take: Any) -> DenseMlp:
 
 
 def _moe(config: ModelConfig, prefix: str, tensors: Mapping[str, Tensor], take: Any) -> MoeMlp:
-    """Expert weights come fused (``experts.gate_up_proj``) or one by one (what save_pretrained
-    writes).
-    """
+    """Read experts, fused (``experts.gate_up_proj``) or single (as save_pretrained writes)."""
     count, width, inner = config.experts, config.hidden_size, config.moe_intermediate_size
     if prefix + "experts.gate_up_proj" in tensors:
         gate_up = take(prefix + "experts.gate_up_proj", count, 2 * inner, width)

@@ -1,8 +1,7 @@
-"""SGLang's ``/generate`` shapes: a request body checked strictly, an answer built from what the
-engine finished.
+"""Parse SGLang's ``/generate`` bodies strictly, and build its answers.
 
-A key that SGLang knows and this engine does not implement is accepted at the value that means "off"
-and refused otherwise; a key that SGLang does not know is refused by name.
+Invariant: no key that would change the answer is ignored. A key that this engine does not implement
+is accepted only with the value that means "off"; a key that SGLang does not have is refused.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runners.engines.contract import EngineError
 from runners.engines.embedded.core import EngineCore
-from runners.engines.embedded.faults import describe
-from runners.engines.embedded.request import Finished, Sampling
+from runners.engines.embedded.request import RequestResult, RequestSampling
+from runners.engines.embedded.validation import describe_errors
 from runners.trajectory.record import IdArray
 
 GREEDY_BELOW = 1e-6
@@ -38,9 +37,7 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "stop_regex": ([],),
     **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag"), ()),
 }
-"""Sampling keys of SGLang that are not implemented, with the values (besides null) that ask for
-nothing.
-"""
+"""Sampling keys that are not implemented, with the values (besides null) that mean off."""
 
 _OFF_REQUEST: Mapping[str, tuple[Any, ...]] = {
     "logprob_start_len": (-1,),
@@ -70,7 +67,7 @@ _INERT_REQUEST = (
     "log_metrics", "no_logs", "priority", "routing_key", "session_id", "conversation_id",
     "custom_labels", "routed_dp_rank", "data_parallel_rank", "model",
 )  # fmt: skip
-"""Keys without meaning for one process; the router adds some of them."""
+"""Keys that mean nothing to a single process; a router adds some of them."""
 
 Body = TypeVar("Body", bound=BaseModel)
 Ids = list[Annotated[int, Field(ge=0)]]
@@ -113,7 +110,7 @@ class GenerateCall:
 
     rid: str
     prompt: IdArray
-    sampling: Sampling
+    sampling: RequestSampling
     routing_start: int | None
     return_logprob: bool
     trims_stop: bool
@@ -132,22 +129,22 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 
 
 def parse_generate(raw: bytes, eos_token_ids: tuple[int, ...]) -> GenerateCall:
-    """Check a ``/generate`` body; raises EngineError 400 that names every faulty key."""
-    faults: list[str] = []
+    """Check a ``/generate`` body; raises EngineError 400 that names every wrong key."""
+    errors: list[str] = []
     values = parse_body(raw)
-    body = _check(GenerateBody, values, "", _OFF_REQUEST, _INERT_REQUEST, faults)
+    body = _check(GenerateBody, values, "", _OFF_REQUEST, _INERT_REQUEST, errors)
     params, given = None, values.get("sampling_params") or {}
     if isinstance(given, dict):
-        params = _check(SamplingBody, given, "sampling_params.", _OFF, _INERT, faults)
+        params = _check(SamplingBody, given, "sampling_params.", _OFF, _INERT, errors)
     if params is not None and params.top_k == 0:
-        faults.append("sampling_params.top_k: must be -1 (all) or at least 1")
+        errors.append("sampling_params.top_k: must be -1 (all) or at least 1")
     if body is not None and body.routed_experts_start_len > len(body.input_ids):
-        faults.append(
+        errors.append(
             f"routed_experts_start_len: {body.routed_experts_start_len} is beyond the prompt of "
             f"{len(body.input_ids)} tokens"
         )
-    if faults or body is None or params is None:
-        raise EngineError("; ".join(faults), status=400)
+    if errors or body is None or params is None:
+        raise EngineError("; ".join(errors), status=400)
     try:
         prompt = np.asarray(body.input_ids, dtype=np.int32)
     except OverflowError as error:
@@ -163,8 +160,8 @@ def parse_generate(raw: bytes, eos_token_ids: tuple[int, ...]) -> GenerateCall:
     )
 
 
-def build_answer(call: GenerateCall, done: Finished, core: EngineCore) -> dict[str, Any]:
-    """Build SGLang's answer object."""
+def build_answer(call: GenerateCall, done: RequestResult, core: EngineCore) -> dict[str, Any]:
+    """Return SGLang's answer; routing is base64 of little-endian int32 [rows · layers · top_k]."""
     ids = done.output_ids.tolist()
     meta: dict[str, Any] = {
         "id": call.rid,
@@ -191,7 +188,7 @@ def build_answer(call: GenerateCall, done: Finished, core: EngineCore) -> dict[s
     return {"text": _text(call, done, core), "output_ids": ids, "meta_info": meta}
 
 
-def _text(call: GenerateCall, done: Finished, core: EngineCore) -> str:
+def _text(call: GenerateCall, done: RequestResult, core: EngineCore) -> str:
     if core.tokenizer is None:
         return ""
     ids = done.output_ids.tolist()
@@ -204,9 +201,9 @@ def _text(call: GenerateCall, done: Finished, core: EngineCore) -> str:
     return text
 
 
-def _sampling(params: SamplingBody, eos_token_ids: tuple[int, ...]) -> Sampling:
+def _sampling(params: SamplingBody, eos_token_ids: tuple[int, ...]) -> RequestSampling:
     stop_ids = () if params.ignore_eos else {*params.stop_token_ids, *eos_token_ids}
-    return Sampling(
+    return RequestSampling(
         max_new_tokens=params.max_new_tokens,
         temperature=0.0 if params.temperature < GREEDY_BELOW else params.temperature,
         top_p=params.top_p,
@@ -223,9 +220,9 @@ def _check(
     prefix: str,
     off: Mapping[str, tuple[Any, ...]],
     inert: tuple[str, ...],
-    faults: list[str],
+    errors: list[str],
 ) -> Body | None:
-    """Validate ``values``, adding to ``faults`` what is wrong with them."""
+    """Return the validated ``values``, or None; append what is wrong with them to ``errors``."""
     kept = {}
     for key, value in values.items():
         if key in inert or (value is None and (key in off or key in model.model_fields)):
@@ -233,9 +230,9 @@ def _check(
         if key not in off:
             kept[key] = value
         elif value not in off[key]:
-            faults.append(f"{prefix}{key}: the embedded engine does not support it")
+            errors.append(f"{prefix}{key}: the embedded engine does not support it")
     try:
         return model.model_validate(kept)
     except ValidationError as error:
-        faults.extend(prefix + fault for fault in describe(error))
+        errors.extend(prefix + line for line in describe_errors(error))
         return None

@@ -1,8 +1,8 @@
-"""``python -m runners.engines.sglang``: an SGLang server as a child process of a run (protocol:
-``runners.processes.service``).
+"""Run an SGLang server as a service of a run: ``python -m runners.engines.sglang``.
 
-SGLang does not know the protocol, so this process stands between: it starts the server, says when
-it generates, ends when the server does, and ends it when the parent is gone.
+SGLang does not know our protocol (``runners.processes.service``), so this process is in between: it
+starts the server, announces it once it generates, ends when the server ends, and ends the server
+when the parent is gone.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from runners.processes.ports import free_port
 from runners.processes.service import ServiceError, announce, receive_settings, wait_for_parent_exit
 
 POLL_S = 0.2
-"""Between looks whether it generates; SGLang takes a second for each itself."""
+"""Between two probes of its health; SGLang takes a second for each one itself."""
 PROBE_S = 30.0
+"""Deadline of one probe; a server that is loading may accept it and not answer."""
 GRACE_S = 3.0
-"""From SIGTERM to SIGKILL: less than the parent gives us."""
+"""From SIGTERM to SIGKILL: less than the grace that the parent gives to this process."""
 
 
 async def run() -> int:
@@ -40,8 +41,8 @@ async def run() -> int:
         *(sys.executable, "-P", "-m", "sglang.launch_server", *settings["arguments"]),
         *("--host", host, "--port", str(port)),
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=sys.stderr,  # stdout speaks to the parent
-        start_new_session=True,  # its schedulers are in one group, which ends with it
+        stdout=sys.stderr,  # our stdout carries the protocol
+        start_new_session=True,  # a process group of its own: the server and its schedulers
     )
     try:
         ended = asyncio.create_task(server.wait(), name="server")
@@ -51,7 +52,7 @@ async def run() -> int:
             ended,
         ]
         shown = "127.0.0.1" if host == "0.0.0.0" else host
-        ready = asyncio.create_task(_generating(f"http://{shown}:{port}"), name="ready")
+        ready = asyncio.create_task(_wait_until_generating(f"http://{shown}:{port}"), name="ready")
         await asyncio.wait([*waits, ready], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             announce({"url": ready.result(), "pid": server.pid})
@@ -62,11 +63,11 @@ async def run() -> int:
             raise ServiceError(f"SGLang ended by itself (exit {ended.result()})")
         return 0
     finally:
-        await _end(server)
+        await _end_group(server)
 
 
-async def _generating(url: str) -> str:
-    """Return ``url`` as soon as the server there generates."""
+async def _wait_until_generating(url: str) -> str:
+    """Return ``url`` once the server there generates."""
     timeout = aiohttp.ClientTimeout(total=PROBE_S)
     async with aiohttp.ClientSession(trust_env=False, timeout=timeout) as client:
         while True:
@@ -77,8 +78,8 @@ async def _generating(url: str) -> str:
             await asyncio.sleep(POLL_S)
 
 
-async def _end(server: asyncio.subprocess.Process) -> None:
-    """End the server's whole group: it may leave schedulers behind, which hold the GPUs."""
+async def _end_group(server: asyncio.subprocess.Process) -> None:
+    """End the server's process group: a server that dies alone leaves schedulers that hold GPUs."""
     with suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGTERM)
     with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""The SGLang server of a run: which command line it gets."""
+"""Build the command line of a run's SGLang server."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def make_server_settings(
     tokenizer: Path,
     version: int,
 ) -> dict[str, Any]:
-    """Return what ``python -m runners.engines.sglang`` is told; raises ConfigError without weights.
+    """Return the settings for ``python -m runners.engines.sglang``.
 
-    What other sections decide comes from them: context, routing, the seed.
+    Context length, routing and seed come from other sections of the configuration. Raises
+    ConfigError without weights.
     """
     if weights is None:
         raise ConfigError(["engine=sglang_launch serves model.path, which is null: set it"])

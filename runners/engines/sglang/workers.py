@@ -1,13 +1,13 @@
-"""Several SGLang workers as one engine, each session at one of them, with or without a router.
+"""Serve several SGLang workers as one engine, each session at one of them.
 
-Which worker a session has follows from its id alone (rendezvous hashing, Thaler and Ravishankar
-1998), so that every process that talks to the workers agrees, and a worker that goes moves only its
-own sessions. A worker is gone while it takes no connection; its sessions are then at their next.
-Control (weights, loads, aborts) always goes to the workers themselves: a router has no
-``/abort_request`` and no ``/v1/loads``.
+The worker of a session follows from its id alone (rendezvous hashing, Thaler and Ravishankar 1998):
+every process that talks to the workers agrees, and a worker that is lost moves only its own
+sessions. A worker is lost while it accepts no connection; its sessions go to their next worker.
+With a router in front, generations go to the router. Control (weights, loads, aborts) always goes
+to the workers themselves, because a router has no ``/abort_request`` and no ``/v1/loads``.
 
-Invariant: no generation is returned that is older than one of another worker: a worker that missed
-an update counts as gone.
+Invariant: no generation is returned whose weights are older than those of an earlier one: a worker
+that missed an update counts as lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from runners.engines.contract import (
 )
 
 REVISIT_S = 10.0
-"""A worker that is gone is asked last for so long; then it gets its sessions back."""
+"""A lost worker is asked last for this long; then it gets its sessions back."""
 
 T = TypeVar("T")
 
@@ -36,32 +36,32 @@ T = TypeVar("T")
 def connect_engine(
     url: str, workers: Sequence[str] = (), *, deadline_s: float = 600.0
 ) -> HttpEngine | WorkerEngine:
-    """Return the engine at ``url``: a server, or, with ``workers``, what stands in front of them.
+    """Return the engine at ``url``: one server, or with ``workers`` the engine of those servers.
 
-    A ``url`` that is one of the workers means that nothing does.
+    ``url`` is then a router in front of them, unless it is one of the workers.
     """
     if not workers:
         return HttpEngine(url, deadline_s=deadline_s)
-    fleet = WorkerEngine([HttpEngine(worker, deadline_s=deadline_s) for worker in workers])
+    engine = WorkerEngine([HttpEngine(worker, deadline_s=deadline_s) for worker in workers])
     if url.rstrip("/") not in workers:
-        fleet.router = HttpEngine(url, deadline_s=deadline_s, abort=fleet.abort)
-    return fleet
+        engine.router = HttpEngine(url, deadline_s=deadline_s, abort=engine.abort)
+    return engine
 
 
 class WorkerEngine:
-    """A ``ServedEngine`` of several workers; all calls on one event loop."""
+    """A ``ServedEngine`` of several workers; all calls come from one event loop."""
 
     def __init__(self, workers: Sequence[HttpEngine]) -> None:
         self.router: HttpEngine | None = None
-        """Where generations go instead, if set; it keeps sessions together by the routing key."""
+        """Gets all generations if set; it keeps sessions together by the routing key."""
         self._workers = list(workers)
-        self._gone: dict[HttpEngine, float] = {}
-        """When a worker that is gone may be asked first again."""
+        self._lost: dict[HttpEngine, float] = {}
+        """Loop time at which a lost worker may be asked first again."""
         self._newest = 0
         """Weight version of the newest generation or update."""
 
     def wrap_workers(self, wrap: Callable[[HttpEngine], HttpEngine]) -> WorkerEngine:
-        """Return an engine of the same workers, each in what ``wrap`` puts around it."""
+        """Return an engine of the same workers, each as ``wrap`` returns it."""
         wrapped = WorkerEngine([wrap(worker) for worker in self._workers])
         wrapped.router = self.router
         return wrapped
@@ -69,14 +69,14 @@ class WorkerEngine:
     async def generate(
         self, input_ids: list[int], params: SamplingParams, *, rid: str
     ) -> Generation:
-        """Sample at the session's worker, or at the next one that is there; raises EngineError.
+        """Sample at the session's worker, or at the next one that is reachable; raises EngineError.
 
         Cancelling the call aborts the request where it runs.
         """
         if self.router is not None:
             return await self.router.generate(input_ids, params, rid=rid)
         failure = EngineError("there is no worker")
-        for worker in self._in_order(session_id_of(rid)):
+        for worker in self._order_workers(session_id_of(rid)):
             try:
                 generation = await worker.generate(input_ids, params, rid=rid)
             except EngineError as error:
@@ -86,38 +86,36 @@ class WorkerEngine:
             else:
                 if generation.weight_version >= self._newest:
                     self._newest = generation.weight_version
-                    self._gone.pop(worker, None)
+                    self._lost.pop(worker, None)
                     return generation
                 failure = EngineError(
                     f"engine {worker.name} has weights {generation.weight_version}, others have "
                     f"{self._newest}: it missed an update; restart it with the newest",
                     retryable=True,
                 )
-            self._gone[worker] = asyncio.get_running_loop().time() + REVISIT_S
+            self._lost[worker] = asyncio.get_running_loop().time() + REVISIT_S
         raise failure
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """Update every worker that is there; raises EngineError if one of them fails, or none is
-        there.
-        """
-        await self._everywhere(lambda worker: worker.update_weights(path, version))
+        """Update every reachable worker; raises EngineError if one fails, or none is reachable."""
+        await self._call_all(lambda worker: worker.update_weights(path, version))
         self._newest = version
 
     async def loads(self) -> EngineLoad:
-        """Return what all have to do; one that is gone has nothing to do for us."""
-        loads = await self._everywhere(HttpEngine.loads)
+        """Return the sum over the reachable workers."""
+        loads = await self._call_all(HttpEngine.loads)
         return EngineLoad(sum(load.running for load in loads), sum(load.waiting for load in loads))
 
     async def abort(self, rid: str) -> None:
-        """Abort a request, wherever it runs; never raises."""
+        """Abort a request at every worker; never raises."""
         await asyncio.gather(*(worker.abort(rid) for worker in self._workers))
 
     async def abort_all(self) -> None:
-        """Abort every request at every worker."""
-        await self._everywhere(HttpEngine.abort_all)
+        """Abort every request at every reachable worker."""
+        await self._call_all(HttpEngine.abort_all)
 
     async def healthy(self) -> bool:
-        """Whether generations can be had: from the router, or from any worker."""
+        """Return whether the router, or any worker, answers."""
         if self.router is not None:
             return await self.router.healthy()
         return any(await asyncio.gather(*(worker.healthy() for worker in self._workers)))
@@ -125,38 +123,42 @@ class WorkerEngine:
     async def close(self) -> None:
         """Close the connections."""
         if self.router is not None:
-            await self.router.close()  # first: its last aborts go to the workers
+            await self.router.close()  # first: its last aborts go through the workers' connections
         for worker in self._workers:
             await worker.close()
 
-    def _in_order(self, session: str) -> list[HttpEngine]:
-        """Return the workers in the order in which a session has them, those gone last."""
+    def _order_workers(self, session: str) -> list[HttpEngine]:
+        """Return the workers in the session's order of preference, lost ones last."""
         now = asyncio.get_running_loop().time()
-        gone = {worker for worker, until in self._gone.items() if until > now}
+        lost = {worker for worker, until in self._lost.items() if until > now}
         return sorted(
             self._workers,
-            key=lambda worker: (worker not in gone, _weight(session, worker.name)),
+            key=lambda worker: (worker not in lost, _weight(session, worker.name)),
             reverse=True,
         )
 
-    async def _everywhere(self, call: Callable[[HttpEngine], Coroutine[Any, Any, T]]) -> list[T]:
-        """Return what the workers that are there answer; raises the first EngineError else."""
+    async def _call_all(self, call: Callable[[HttpEngine], Coroutine[Any, Any, T]]) -> list[T]:
+        """Call all workers; return the results of the reachable ones.
+
+        Raises the first other error, or EngineError if no worker is reachable.
+        """
         answers = await asyncio.gather(
             *(call(worker) for worker in self._workers), return_exceptions=True
         )
-        there: list[T] = []
-        missing: EngineError | None = None
+        results: list[T] = []
+        unreachable: EngineError | None = None
         for answer in answers:
             if isinstance(answer, EngineError) and answer.unreachable:
-                missing = answer
+                unreachable = answer
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                there.append(answer)
-        if missing is not None and not there:
-            raise missing
-        return there
+                results.append(answer)
+        if unreachable is not None and not results:
+            raise unreachable
+        return results
 
 
 def _weight(session: str, worker: str) -> bytes:
+    """Return the weight of a worker for a session: the greatest wins (rendezvous hashing)."""
     return blake2b(f"{session}\0{worker}".encode(), digest_size=8).digest()

@@ -16,7 +16,7 @@ from transformers import Qwen3MoeForCausalLM
 
 from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.embedded.core import EngineCore
-from runners.engines.embedded.request import Finished, Sampling
+from runners.engines.embedded.request import RequestResult, RequestSampling
 from runners.training.routing.replay import RouterReplay
 from runners.trajectory.record import IdArray
 from tests.fakes.tiny_model import write_tiny_model
@@ -279,7 +279,7 @@ async def test_no_tokens_are_sampled_when_none_are_wanted(core: EngineCore) -> N
 
 async def test_an_abort_returns_what_was_sampled(core: EngineCore) -> None:
     tasks = [
-        asyncio.create_task(core.run(rid, array(prompt(i, 20)), Sampling(1000)))
+        asyncio.create_task(core.run(rid, array(prompt(i, 20)), RequestSampling(1000)))
         for i, rid in enumerate(("keep", "drop-1", "drop-2"))
     ]
     await until_decoding(core, 5)
@@ -294,8 +294,8 @@ async def test_an_abort_returns_what_was_sampled(core: EngineCore) -> None:
 
 async def test_a_waiting_request_can_be_aborted(model_dir: Path) -> None:
     core = EngineCore(model_dir, max_running_requests=1)
-    first = asyncio.create_task(core.run("first", array(prompt(0, 10)), Sampling(200)))
-    second = asyncio.create_task(core.run("second", array(prompt(1, 10)), Sampling(5)))
+    first = asyncio.create_task(core.run("first", array(prompt(0, 10)), RequestSampling(200)))
+    second = asyncio.create_task(core.run("second", array(prompt(1, 10)), RequestSampling(5)))
     await until_decoding(core)
     await core.abort(lambda rid: rid == "second")
     answer = await second
@@ -324,8 +324,8 @@ async def test_routing_covers_cached_and_sampled_positions(
     ids = prompt(11, 70)
     await core.generate(ids, SamplingParams(1), rid="warm")
 
-    async def routed(start: int) -> Finished:
-        sampling = Sampling(9, temperature=0.0)
+    async def routed(start: int) -> RequestResult:
+        sampling = RequestSampling(9, temperature=0.0)
         return await core.run(f"from{start}", array(ids), sampling, routing_start=start)
 
     answer = await routed(0)
@@ -417,7 +417,7 @@ async def test_pausing_in_place_holds_everything_still(core: EngineCore) -> None
 async def test_a_retracted_request_continues_where_it_was(core: EngineCore) -> None:
     params = SamplingParams(60, sampling_seed=3)
     alone = await core.generate(prompt(15, 30), params, rid="alone")
-    call = asyncio.create_task(core.run("r", array(prompt(15, 30)), Sampling(60, seed=3)))
+    call = asyncio.create_task(core.run("r", array(prompt(15, 30)), RequestSampling(60, seed=3)))
     await until_decoding(core)
     await core.pause("retract")
     load = await core.load()

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
-from runners.engines.embedded.model import Block, KvStore, Qwen3Moe, Span, Step, decode_blocks
+from runners.engines.embedded.model import (
+    DecodeBlock,
+    KvStore,
+    PackedStep,
+    PrefillSpan,
+    Qwen3Moe,
+    decode_blocks,
+)
 from runners.engines.embedded.weights import load_weights
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -29,31 +36,35 @@ def prefill(
 ) -> tuple[Tensor, NDArray[np.int16]]:
     """Run ``ids`` as one span of ``row``; return the logits of every position and the routing."""
     positions = np.arange(start, start + len(ids))
-    step = Step(
+    step = PackedStep(
         tokens=ids,
         positions=torch.from_numpy(positions),
         slots=kv.slots(np.full(len(ids), row), positions),
         decoding=0,
         lengths=torch.zeros(0, dtype=torch.int64),
         blocks=(),
-        spans=(Span(row, start, len(ids)),),
+        spans=(PrefillSpan(row, start, len(ids)),),
         wanted=None,
     )
     return model.forward(step, kv)
 
 
 def decode(
-    model: Qwen3Moe, kv: KvStore, tokens: Tensor, at: list[int], blocks: tuple[Block, ...] = ()
+    model: Qwen3Moe,
+    kv: KvStore,
+    tokens: Tensor,
+    at: list[int],
+    blocks: tuple[DecodeBlock, ...] = (),
 ) -> Tensor:
     """Run one token of rows 0, 1, … at their positions; return their logits."""
     positions = np.asarray(at)
-    step = Step(
+    step = PackedStep(
         tokens=tokens,
         positions=torch.from_numpy(positions),
         slots=kv.slots(np.arange(len(at)), positions),
         decoding=len(at),
         lengths=torch.from_numpy(positions + 1),
-        blocks=blocks or (Block(0, len(at), max(at) + 1),),
+        blocks=blocks or (DecodeBlock(0, len(at), max(at) + 1),),
         spans=(),
         wanted=None,
     )
@@ -116,7 +127,7 @@ def test_decoding_rows_of_different_lengths_equal_transformers(
         prefill(model, kv, row, ids[:-1], 0)
     last = torch.stack([ids[-1] for ids in sequences])
     at = [len(ids) - 1 for ids in sequences]
-    for blocks in ((), (Block(0, 1, 5), Block(1, 3, 40))):
+    for blocks in ((), (DecodeBlock(0, 1, 5), DecodeBlock(1, 3, 40))):
         ours = decode(model, kv, last, at, blocks).log_softmax(-1)
         for row, ids in enumerate(sequences):
             assert (ours[row] - expected(reference, ids)[0][-1]).abs().max() < TOLERANCE

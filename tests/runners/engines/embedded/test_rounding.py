@@ -1,4 +1,4 @@
-"""Weights of lower precision: what is rounded, by how much, and that an update is rounded too."""
+"""Weights of lower precision: which are rounded, by how much, and after an update too."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from runners.engines.contract import SamplingParams
 from runners.engines.embedded.core import EngineCore
-from runners.engines.embedded.rounding import EXACT, Precision, int8, rounded
-from runners.engines.embedded.weights import MoeMlp, Weights, load_weights
+from runners.engines.embedded.rounding import EXACT, Precision, quantize_int8, round_weights
+from runners.engines.embedded.weights import ModelWeights, MoeMlp, load_weights
 
 
-def tensors(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+def tensors(weights: ModelWeights) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor by name."""
     for name in ("embeddings", "norm", "head"):
         yield name, getattr(weights, name)
@@ -28,9 +28,9 @@ def tensors(weights: Weights) -> Iterator[tuple[str, Tensor]]:
             yield name, getattr(layer.mlp, name)
 
 
-def changed(weights: Weights, precision: Precision) -> set[str]:
+def changed(weights: ModelWeights, precision: Precision) -> set[str]:
     """Return the names of tensors that a precision changes."""
-    pairs = zip(tensors(weights), tensors(rounded(weights, precision)), strict=True)
+    pairs = zip(tensors(weights), tensors(round_weights(weights, precision)), strict=True)
     return {name for (name, before), (_, after) in pairs if not torch.equal(before, after)}
 
 
@@ -43,7 +43,7 @@ def test_each_precision_rounds_what_a_server_of_it_rounds(model_dir: Path) -> No
 
 
 def test_bfloat16_weights_are_bfloat16_numbers(model_dir: Path) -> None:
-    for _, tensor in tensors(rounded(load_weights(model_dir), Precision("bfloat16"))):
+    for _, tensor in tensors(round_weights(load_weights(model_dir), Precision("bfloat16"))):
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, tensor.bfloat16().float())
 
@@ -52,30 +52,30 @@ def test_int8_has_one_scale_per_output_channel() -> None:
     # one row is a thousand times the other: a scale for both would lose the smaller
     matrix = torch.stack([torch.linspace(-1, 1, 9), torch.linspace(-1e-3, 1e-3, 9)])
     for given, inputs in ((matrix, 1), (matrix.t(), 0)):
-        back = int8(given, inputs)
+        back = quantize_int8(given, inputs)
         scale = given.abs().amax(dim=inputs, keepdim=True) / 127
         assert ((back - given).abs() <= scale / 2 * 1.001).all()
         steps = back / scale
         assert torch.allclose(steps, steps.round(), atol=1e-3)
-    assert torch.equal(int8(torch.zeros(2, 3), 1), torch.zeros(2, 3))
+    assert torch.equal(quantize_int8(torch.zeros(2, 3), 1), torch.zeros(2, 3))
 
 
 def test_the_experts_output_channels_are_those_of_the_product(model_dir: Path) -> None:
     """``down`` is kept transposed: its inputs are dimension 1."""
     weights = load_weights(model_dir)
     mlp = weights.layers[0].mlp
-    after = rounded(weights, Precision("int8")).layers[0].mlp
+    after = round_weights(weights, Precision("int8")).layers[0].mlp
     assert isinstance(mlp, MoeMlp)
     assert isinstance(after, MoeMlp)
     for before, found, inputs in ((mlp.gate_up, after.gate_up, 2), (mlp.down, after.down, 1)):
         scale = before.abs().amax(dim=inputs, keepdim=True) / 127
-        assert torch.equal(found, int8(before, inputs))
+        assert torch.equal(found, quantize_int8(before, inputs))
         assert ((found - before).abs() <= scale / 2 * 1.001).all()
 
 
 def test_router_noise_is_relative_and_the_same_every_time(model_dir: Path) -> None:
     weights = load_weights(model_dir)
-    first, again = (rounded(weights, Precision(router_noise=0.05)) for _ in range(2))
+    first, again = (round_weights(weights, Precision(router_noise=0.05)) for _ in range(2))
     for before, after, second in zip(weights.layers, first.layers, again.layers, strict=True):
         assert isinstance(before.mlp, MoeMlp)
         assert isinstance(after.mlp, MoeMlp)
@@ -120,7 +120,7 @@ async def test_the_core_used_directly_returns_routing_as_over_http(model_dir: Pa
 
 @pytest.mark.parametrize("weights", ["int4", "float16"])
 def test_a_precision_that_there_is_not_is_refused_by_the_process(weights: str) -> None:
-    from runners.engines.embedded.__main__ import Settings
+    from runners.engines.embedded.__main__ import EngineSettings
 
     with pytest.raises(ValueError, match="weights"):
-        Settings.model_validate({"model_path": "x", "weights": weights})
+        EngineSettings.model_validate({"model_path": "x", "weights": weights})

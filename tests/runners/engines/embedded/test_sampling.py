@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runners.engines.embedded.sampling import Draw, sample, uniform
+from runners.engines.embedded.sampling import BatchSampling, hash_uniform, sample
 
 VOCABULARY = 12
 EVERYTHING = 1 << 40
@@ -23,9 +23,9 @@ def draw(
     top_p: float = 1.0,
     top_k: int = EVERYTHING,
     seed: int = 0,
-) -> Draw:
+) -> BatchSampling:
     """``count`` rows that differ only in their position."""
-    return Draw(
+    return BatchSampling(
         temperature=np.full(count, temperature, dtype=np.float32),
         top_p=np.full(count, top_p, dtype=np.float32),
         top_k=np.full(count, top_k, dtype=np.int64),
@@ -39,7 +39,9 @@ def logits(seed: int = 0, rows: int = 1) -> torch.Tensor:
     return torch.randn(rows, VOCABULARY, generator=generator) * 2
 
 
-def frequencies(settings_: Draw, row: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def frequencies(
+    settings_: BatchSampling, row: torch.Tensor
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     ids, _ = sample(row.expand(len(settings_.seed), -1), settings_)
     return np.bincount(ids, minlength=VOCABULARY) / len(ids)
 
@@ -96,14 +98,14 @@ def test_a_draw_does_not_depend_on_its_neighbours(
     seed: int, position: int, temperature: float, top_p: float, others: list[tuple[float, float]]
 ) -> None:
     rows = logits(4, rows=len(others) + 1)
-    settings_ = Draw(
+    settings_ = BatchSampling(
         temperature=np.asarray([temperature, *(t for t, _ in others)], dtype=np.float32),
         top_p=np.asarray([top_p, *(p for _, p in others)], dtype=np.float32),
         top_k=np.full(len(rows), EVERYTHING),
         seed=np.full(len(rows), seed, dtype=np.uint64),
         position=np.full(len(rows), position),
     )
-    alone = Draw(*(getattr(settings_, name)[:1] for name in Draw.__slots__))
+    alone = BatchSampling(*(getattr(settings_, name)[:1] for name in BatchSampling.__slots__))
     batch_ids, batch_logprobs = sample(rows, settings_)
     ids, logprobs = sample(rows[:1], alone)
     assert batch_ids[0] == ids[0]
@@ -113,8 +115,8 @@ def test_a_draw_does_not_depend_on_its_neighbours(
 def test_uniform_numbers_look_uniform_over_seeds_and_positions() -> None:
     index = np.arange(50_000)
     for values in (
-        uniform(np.zeros(50_000, dtype=np.uint64), index),
-        uniform(index.astype(np.uint64), np.full(50_000, 300)),
+        hash_uniform(np.zeros(50_000, dtype=np.uint64), index),
+        hash_uniform(index.astype(np.uint64), np.full(50_000, 300)),
     ):
         assert values.min() >= 0
         assert values.max() < 1

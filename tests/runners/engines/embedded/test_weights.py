@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runners.engines.contract import EngineError
-from runners.engines.embedded.weights import MoeMlp, Weights, load_weights, read_config
+from runners.engines.embedded.weights import ModelWeights, MoeMlp, load_weights, read_config
 
 Json = dict[str, Any]
 
@@ -30,7 +30,7 @@ def edit_config(directory: Path, change: Callable[[Json], Any]) -> None:
     path.write_text(json.dumps(config))
 
 
-def same(left: Weights, right: Weights) -> bool:
+def same(left: ModelWeights, right: ModelWeights) -> bool:
     first, second = left.layers[1].mlp, right.layers[1].mlp
     assert isinstance(first, MoeMlp)
     assert isinstance(second, MoeMlp)

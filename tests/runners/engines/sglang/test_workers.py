@@ -187,7 +187,7 @@ def test_a_worker_more_takes_sessions_and_moves_none_between_the_others(
 ) -> None:
     async def first(count: int) -> dict[str, str]:
         fleet = WorkerEngine([HttpEngine(f"http://w{n}") for n in range(count)])
-        return {session: fleet._in_order(session)[0].name for session in sessions}
+        return {session: fleet._order_workers(session)[0].name for session in sessions}
 
     few, many = asyncio.run(first(3)), asyncio.run(first(4))
     moved = {many[session] for session in sessions if few[session] != many[session]}
