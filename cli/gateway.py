@@ -67,7 +67,7 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
     from runners.faults.wiring import make_gateway_hooks
     from runners.gateway.service import serve
     from runners.gateway.settings import GatewaySettings
-    from runners.runtime.services import captured_shape, start_engine
+    from runners.runtime.services import find_captured_shape, start_engine
     from runners.store.run_state import State
     from runners.store.run_store import RunStore
 
@@ -95,7 +95,7 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
                     run_dir=run_dir,
                     engine_url=url,
                     tokenizer=policy.tokenizer,
-                    routing=captured_shape(config, policy.weights),
+                    routing=find_captured_shape(config, policy.weights),
                 )
                 await serve(
                     settings,

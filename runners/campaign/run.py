@@ -20,7 +20,7 @@ from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.observe.summary import write_reward_curve
 from runners.runtime.driver import Driver, open_run
-from runners.runtime.services import Policy, captured_shape, start_services
+from runners.runtime.services import Policy, find_captured_shape, start_services
 from runners.store.run_store import RunStore
 from runners.tasks.datasets import load_tasks
 from runners.training import checkpoint
@@ -69,7 +69,7 @@ async def _open_campaign(
     """Start services, trainer and tasks side by side, from the newest checkpoint if there is one;
     yield the campaign and stop everything afterwards.
     """
-    saved = checkpoint.latest(store.run_dir / "checkpoints")
+    saved = checkpoint.find_latest(store.run_dir / "checkpoints")
     async with AsyncExitStack() as exits:
         async with task_group() as starting:
             services = starting.create_task(
@@ -96,7 +96,7 @@ async def _open_campaign(
             trainer=trainer.result(),
             resumed=saved,
             tasks=tasks.result(),
-            routing=captured_shape(config, policy.weights),
+            routing=find_captured_shape(config, policy.weights),
             progress=progress,
             metrics=metrics,
             draining=driver.draining,

@@ -22,7 +22,7 @@ from runners.preflight.agent_turn import (
     take_agent_turn,
 )
 from runners.preflight.tokenizer_check import PolicyFormat, ServerParser, probe_server
-from runners.runtime.services import captured_shape, start_engine, workers_of
+from runners.runtime.services import find_captured_shape, start_engine, workers_of
 
 
 async def check_run(
@@ -53,7 +53,7 @@ async def check_engine(config: Config, policy: PolicyFiles, url: str) -> list[Ch
         url,
         workers_of(config.engine),
         context_tokens=config.model.max_context_tokens,
-        routing=captured_shape(config, policy.weights),
+        routing=find_captured_shape(config, policy.weights),
         policy_format=_load_policy_format(config, policy) if policy.own else None,
     )
 

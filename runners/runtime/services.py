@@ -137,7 +137,7 @@ async def start_services(
     """
     run_dir = store.run_dir
     ledger = Ledger(store)
-    routing = captured_shape(config, weights or config.model.path)
+    routing = find_captured_shape(config, weights or config.model.path)
     await reap(ledger)  # before anything starts: an old service may hold a port or the turn file
     async with AsyncExitStack() as exits:
         async with task_group() as starting:
@@ -348,7 +348,7 @@ def _embedded_settings(
     }
 
 
-def captured_shape(config: Config, weights: Path | None) -> RoutingShape | None:
+def find_captured_shape(config: Config, weights: Path | None) -> RoutingShape | None:
     """Return the shape of the routing that the gateway captures, None if it captures none; raises
     ConfigError if it is to be replayed and the policy has none.
     """

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from runners.training.advantages import group_advantages
+from runners.training.advantages import compute_group_advantages
 
 KEY = "agentrl"
 """Key of this package's own entry in a sample's ``metadata``."""
@@ -32,7 +32,7 @@ def compute_rewards(
         groups[sample.group_index][sample.rollout_id] = reward
     advantages: dict[tuple[int, int], float] = {}
     for group, rewards in groups.items():
-        computed = group_advantages(
+        computed = compute_group_advantages(
             list(rewards.values()), min_group=min_group, normalize_std=normalize_std
         )
         for rollout, advantage in zip(rewards, computed, strict=True):

@@ -27,7 +27,7 @@ from runners.gateway.tokenizer import load_tokenizer
 from runners.processes.service import ServiceError
 from runners.rollouts.pool import Pool
 from runners.rollouts.spec import RolloutSpec, make_spec
-from runners.runtime.services import captured_shape, start_services
+from runners.runtime.services import find_captured_shape, start_services
 from runners.slime.arguments import find_engine, sample_step, sample_task
 from runners.slime.job_recorder import JobRecorder, publish_gateway
 from runners.slime.samples import SampleConfig, placeholder, to_slime_samples
@@ -36,7 +36,7 @@ from runners.store.run_store import STORE_FILE, RunStore
 from runners.store.status_file import find_remote_driver
 from runners.tasks.contract import Task
 from runners.tasks.datasets import load_tasks
-from runners.training.placeholder import pad_token
+from runners.training.placeholder import read_pad_token
 from runners.training.stored_rollout import load_rollout
 from runners.trajectory.record import RolloutRecord
 
@@ -125,8 +125,8 @@ class SlimeRolloutWorker:
             fanout=config.fanout,
             train_unfinished=config.trainer.train_unfinished,
             decode=load_tokenizer(tokenizer).decode,
-            pad=pad_token(weights),
-            shape=captured_shape(config, weights),
+            pad=read_pad_token(weights),
+            shape=find_captured_shape(config, weights),
         )
         async with AsyncExitStack() as exits:
             store = await _open_store(config, run_dir)

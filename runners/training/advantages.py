@@ -17,7 +17,7 @@ STD_FLOOR = 1e-6
 """Keeps the division finite; groups with a spread below it carry no signal and get exactly 0."""
 
 
-def group_advantages(
+def compute_group_advantages(
     rewards: Sequence[float | None], *, min_group: int, normalize_std: bool
 ) -> list[float | None]:
     """Return one advantage per member of a group, in order.
@@ -62,7 +62,7 @@ class StepGroups:
         for record in records:
             groups[record.group].append(record)
         for group, members in groups.items():
-            advantages = group_advantages(
+            advantages = compute_group_advantages(
                 [record.reward for record in members],
                 min_group=self._config.trainer.min_group,
                 normalize_std=self._config.trainer.normalize_std,

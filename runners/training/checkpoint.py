@@ -1,9 +1,9 @@
-"""Checkpoints of the local trainer: weights an engine can load, optimizer, random state, and what
-the step measured.
+"""Save and restore the local trainer: weights that an engine can load, optimizer state, random
+state, and the step's metrics.
 
-``<run>/checkpoints/step-000012/`` holds the policy *after* twelve updates. A checkpoint is complete
-or absent: it is written beside its place, flushed to disk and renamed, and goes by being renamed
-back. Nothing is pickled.
+``<run>/checkpoints/step-000012/`` holds the policy *after* twelve steps. Invariant: a directory of
+that name is complete. It is written under another name, flushed to disk and renamed, and renamed
+back before it is deleted. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.errors import AgentrlError, ExitCode
 
-if TYPE_CHECKING:  # a run looks for its checkpoint before it waits seconds for torch
+if TYPE_CHECKING:  # a run looks for its checkpoint before torch is imported, which takes seconds
     import torch
 
     from runners.training.local import LocalTrainer
@@ -42,10 +42,10 @@ class Checkpoint:
 
     path: Path
     step: int
-    """Updates made: the weight version."""
+    """Training steps done: the weight version."""
 
     def state(self) -> dict[str, Any]:
-        """Return what ``save`` was given as ``state``."""
+        """Return the ``state`` that ``save`` was given; raises CheckpointError."""
         try:
             state: dict[str, Any] = json.loads((self.path / STATE).read_text())["state"]
         except (OSError, ValueError, KeyError) as error:
@@ -58,17 +58,18 @@ class Checkpoint:
 def save(
     trainer: LocalTrainer, root: Path, *, step: int, state: dict[str, Any], keep: int
 ) -> Checkpoint:
-    """Write the checkpoint of ``step`` below ``root`` and drop all but the newest ``keep``.
+    """Write the checkpoint of ``step`` below ``root`` and delete all but the newest ``keep``.
 
-    Raises CheckpointError when the disk refuses; what was there before is then untouched.
+    ``state``: anything JSON can hold. Raises CheckpointError if the disk refuses; earlier
+    checkpoints are then untouched.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    final = _place(root, step)
+    final = _directory(root, step)
     partial = final.with_name(final.name + _PARTIAL)
     try:
-        for left in root.glob(f"*{_PARTIAL}"):  # a killed run's
+        for left in root.glob(f"*{_PARTIAL}"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         trainer.model.save_pretrained(partial)  # type: ignore[operator]
@@ -76,11 +77,11 @@ def save(
         (partial / STATE).write_text(json.dumps({"step": step, "state": state}))
         for file in partial.iterdir():
             _flush(file)
-        _flush(partial)
+        _flush(partial)  # the names of its files
         if final.exists():
-            _drop(final)
+            _remove(final)
         partial.rename(final)
-        _flush(root)
+        _flush(root)  # the rename itself
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
@@ -88,20 +89,21 @@ def save(
             ExitCode.SERVICE_GONE,
         ) from error
     for old in _complete(root)[:-keep]:
-        with suppress(OSError):  # what is left takes room, no more
-            _drop(old.path)
+        with suppress(OSError):  # a checkpoint too many costs disk space, no more
+            _remove(old.path)
     return Checkpoint(final, step)
 
 
-def latest(root: Path) -> Checkpoint | None:
+def find_latest(root: Path) -> Checkpoint | None:
     """Return the newest complete checkpoint below ``root``, or None."""
     found = _complete(root)
     return found[-1] if found else None
 
 
 def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
-    """Load weights, optimizer and random state into a trainer of the same shape; raises
-    CheckpointError.
+    """Load weights, optimizer and random state into a trainer of the same model.
+
+    The trainer then continues bit for bit. Raises CheckpointError.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -109,7 +111,8 @@ def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
     from runners.training.local import TrainingError, load_policy
 
     try:
-        # Through the loader, not load_file: on disk experts have their published per-expert names.
+        # Not load_file: on disk the experts have the published names, one tensor per expert, which
+        # the loader of transformers joins.
         trainer.model.load_state_dict(load_policy(checkpoint.path).state_dict())
         tensors = load_file(checkpoint.path / OPTIMIZER)
         trainer.generator.set_state(tensors.pop("generator"))
@@ -120,12 +123,12 @@ def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
         ) from error
 
 
-def _place(root: Path, step: int) -> Path:
+def _directory(root: Path, step: int) -> Path:
     return root / f"step-{step:06d}"
 
 
-def _drop(place: Path) -> None:
-    """Remove a checkpoint so that at no instant a part of it looks like a whole."""
+def _remove(place: Path) -> None:
+    """Delete a checkpoint so that at no instant a part of it looks like a whole one."""
     shutil.rmtree(place.rename(place.with_name(f"{place.name}.dropped{_PARTIAL}")))
 
 
@@ -164,10 +167,9 @@ def _load_optimizer(trainer: LocalTrainer, tensors: dict[str, torch.Tensor]) -> 
     for label, value in tensors.items():
         key, _, name = label.partition("/")
         parameter = parameters[name]
-        place = (
-            value if key == "step" else value.to(parameter.device)
-        )  # AdamW keeps its step counter on the CPU
-        trainer.optimizer.state[parameter][key] = place
+        # AdamW keeps its step counter on the CPU, whatever the parameters' device.
+        moved = value if key == "step" else value.to(parameter.device)
+        trainer.optimizer.state[parameter][key] = moved
 
 
 def _flush(path: Path) -> None:

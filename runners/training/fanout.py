@@ -1,9 +1,9 @@
-"""Fan-out: how a rollout's segments become samples and share its advantage.
+"""Fan-out: turn a rollout's segments into samples that share its advantage.
 
 The advantage comes from the rollout's group, before any fan-out; the loss is averaged per rollout
-(``batching.token_weights``). Invariants: a sampled token is trained at most once over the samples
-of its rollout; a segment is kept or dropped whole; what is dropped is counted with its reason; an
-advantage of 0 stays exactly 0.
+(``micro_batches.compute_token_weights``). Invariants: a sampled token is trained at most once over
+the samples of its rollout; a segment is kept or dropped whole; what is dropped is counted with its
+reason; an advantage of 0 stays exactly 0.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ was sampled in it; ``long``, ``many``: a cap.
 
 @dataclass(frozen=True, slots=True)
 class FanOut:
-    """What became of a rollout's segments."""
+    """The samples of a rollout, and counts of its segments."""
 
     samples: list[Sample]
-    """In order of the segments' first turns. One with no share has advantage 0.0: it holds its
-    place in the rollout's average.
+    """In order of the segments' first turns. A segment without a share has advantage 0.0: its
+    tokens still count in the rollout's average.
     """
     trained: Counter[SegmentKind]
     """Tokens of the samples that have a share of the advantage, whatever the advantage is."""
@@ -53,8 +53,10 @@ def fan_out(
     config: FanoutConfig,
     routing: Callable[[Segment], Routing | None] = lambda _: None,
 ) -> FanOut:
-    """Turn a rollout's segments, in order of their first turns, into samples; ``routing`` gives a
-    segment's.
+    """Turn a rollout's segments, in order of their first turns, into samples.
+
+    Each sample's advantage is ``advantage · share`` (see ``compute_shares``). ``routing`` returns a
+    segment's captured routing and is called once for each kept segment, in order.
 
     Tokens that a kept segment shares with a dropped one are context in the kept one: they were
     sampled in the dropped one and go with it.
@@ -75,7 +77,7 @@ def fan_out(
         kept = capped
     samples = []
     trained: Counter[SegmentKind] = Counter()
-    for segment, share in zip(kept, shares(kept, reward), strict=True):
+    for segment, share in zip(kept, compute_shares(kept, reward), strict=True):
         credit = advantage * share if share else 0.0
         samples.append(
             Sample(
@@ -93,12 +95,12 @@ def fan_out(
     return FanOut(samples, trained, dropped)
 
 
-def shares(kept: Sequence[Segment], reward: RewardShare) -> list[float]:
-    """Return what each kept segment gets of the rollout's advantage, as a factor of it.
+def compute_shares(kept: Sequence[Segment], reward: RewardShare) -> list[float]:
+    """Return each kept segment's share of the rollout's advantage, as a factor of it.
 
     With K segments of n sampled tokens each: ``copy`` 1; ``uniform`` 1 / K; ``token_share``
     n / Σn; ``final_only`` 1 on the final segment, else 0; ``root_only`` 1 on segments of the main
-    thread, else 0.
+    thread, else 0. Example: ``token_share`` of segments with 2 and 6 sampled tokens: [0.25, 0.75].
     """
     match reward:
         case "copy":
@@ -115,7 +117,7 @@ def shares(kept: Sequence[Segment], reward: RewardShare) -> list[float]:
 
 
 def _unwanted(segment: Segment, config: FanoutConfig) -> DropReason | None:
-    """Return why the configuration does not train such a segment."""
+    """Return the reason why the configuration does not train such a segment; None if it does."""
     if isinstance(config, CollapseFanoutConfig):
         if segment.kind == "final":
             return None
@@ -136,7 +138,7 @@ def _unusable(segment: Segment, longest: int | None) -> DropReason | None:
 
 
 def _capped(kept: list[Segment], most: int | None) -> list[Segment]:
-    """Return the final segment and the first others, ``most`` in all, in their order."""
+    """Return the final segment and the first others, ``most`` in total, in their order."""
     if most is None or len(kept) <= most:
         return kept
     finals = sum(segment.kind == "final" for segment in kept)  # 0 if it was dropped, else 1

@@ -1,4 +1,4 @@
-"""The local trainer: GRPO in plain torch on one CPU or one GPU."""
+"""The local trainer: GRPO in plain torch on one CPU or one GPU, float32, without a KL term."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from conf.errors import AgentrlError
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
 from runners.training.losses import (
     PolicyLoss,
-    clipped_policy_loss,
-    corrects,
-    importance_weights,
+    compute_importance_weights,
+    compute_policy_loss,
+    is_active,
 )
 from runners.training.micro_batches import (
     MicroBatch,
     Rollout,
-    deal_rollouts,
-    micro_batches,
-    token_weights,
+    compute_token_weights,
+    make_micro_batches,
+    split_rollouts,
 )
 from runners.training.mismatch import Mismatch
-from runners.training.prefix import Around, hidden_states, plain
+from runners.training.prefix import ForwardScope, compute_hidden_states, no_scope
 from runners.training.routing.shape import routing_shape
-from runners.training.routing.step import ReplayedStep
+from runners.training.routing.step import RoutingReplay
 from runners.training.sample import Sample
 from runners.training.totals import StepTotals
 from runners.trajectory.routing import Routing, RoutingError
 
 NATIVE = RoutingOffConfig(kind="off")
+"""No replay: training chooses its own experts."""
 
 
 class TrainingError(AgentrlError):
@@ -44,8 +45,8 @@ class TrainingError(AgentrlError):
 
 
 class LocalTrainer:
-    """Holds policy and optimizer; mutated only by ``step`` and ``restore``, from one thread at a
-    time.
+    """The policy and its optimizer; changed only by ``step`` and ``checkpoint.restore``, from one
+    thread at a time.
     """
 
     def __init__(
@@ -57,8 +58,11 @@ class LocalTrainer:
         seed: int,
         routing: RoutingReplayConfig = NATIVE,
     ) -> None:
-        """Load the policy from a directory of safetensors; raises TrainingError if it cannot be
-        loaded, RoutingError if its routing cannot be replayed.
+        """Load the policy from a directory of safetensors.
+
+        ``temperature``: that of the rollouts, by which logits are divided here too; ``seed``: of
+        the split into minibatches. Raises TrainingError if the policy cannot be loaded, and
+        RoutingError if its routing cannot be replayed.
         """
         self.config = config
         self.temperature = temperature
@@ -74,70 +78,71 @@ class LocalTrainer:
         )  # fmt: skip
         self.generator = torch.Generator().manual_seed(seed)
         self._steps = 0
-        self.replay: ReplayedStep | None = None
+        self.replay: RoutingReplay | None = None
         if not isinstance(routing, RoutingOffConfig):
             shape = routing_shape(weights)
             if shape is None:
                 raise RoutingError(
                     f"{weights} is a dense policy: it has no routing; set routing_replay=off"
                 )
-            self.replay = ReplayedStep(self.model, routing, shape)
+            self.replay = RoutingReplay(self.model, routing, shape)
 
     def step(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Train on the samples of one campaign step's rollouts and return its metrics.
 
-        Samples whose advantage is exactly 0 stay in the averages but are not run through the model:
-        without a KL term their gradient is exactly 0. Raises TrainingError and RoutingError.
+        ``epochs`` passes over the rollouts, each split anew into ``minibatches`` optimizer updates
+        (AdamW, Loshchilov & Hutter 2019, arXiv 1711.05101). Samples whose advantage is exactly 0
+        stay in the averages but are not run through the model: without a KL term their gradient is
+        exactly 0. Raises TrainingError and RoutingError.
         """
         started = time.perf_counter()
         self._steps += 1
         totals = StepTotals()
-        rollouts = self._prepared(rollouts, totals)
+        rollouts = self._prepare(rollouts, totals)
         for _ in range(self.config.epochs):
-            for part in deal_rollouts(rollouts, self.config.minibatches, self.generator):
+            for part in split_rollouts(rollouts, self.config.minibatches, self.generator):
                 self._update(part, totals)
-        return totals.metrics(time.perf_counter() - started) | self._replay_figures(totals)
+        return totals.metrics(time.perf_counter() - started) | self._replay_metrics(totals)
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Rollouts of the last step that were masked since their routing could not be true, and
-        what was wrong with it: layer and token.
+        """Rollouts of the last step that were masked because their routing was impossible, with
+        the reason: layer and token.
         """
         return {} if self.replay is None else self.replay.refused
 
-    def _prepared(self, rollouts: Sequence[Rollout], totals: StepTotals) -> Sequence[Rollout]:
-        """Return the samples checked, and with what training itself says before its first update,
-        where the configuration needs that.
+    def _prepare(self, rollouts: Sequence[Rollout], totals: StepTotals) -> Sequence[Rollout]:
+        """Return the samples, checked and, where the configuration needs it, with the trainer's
+        own logprobs and routing from before the first update.
         """
         samples = [sample for rollout in rollouts for sample in rollout]
         if self.replay is not None:
-            samples = self.replay.begin(samples)
-        carrying = [index for index, sample in enumerate(samples) if _carries(sample)]
+            samples = self.replay.admit(samples)
+        with_gradient = [index for index, sample in enumerate(samples) if _has_gradient(sample)]
         several = self.config.minibatches * self.config.epochs > 1
         records = self.replay is not None and self.replay.records
-        if records or (several and corrects(self.config.correction)):
-            for index, sample in zip(
-                carrying, self._observed([samples[index] for index in carrying]), strict=True
-            ):
+        if records or (several and is_active(self.config.correction)):
+            observed = self._observe([samples[index] for index in with_gradient])
+            for index, sample in zip(with_gradient, observed, strict=True):
                 samples[index] = sample
         if self.replay is not None and self.replay.shadow_due(self._steps):
-            self._shadow([samples[index] for index in carrying], totals)
-        left = iter(samples)
-        return [[next(left) for _ in rollout] for rollout in rollouts]
+            self._measure_native([samples[index] for index in with_gradient], totals)
+        remaining = iter(samples)
+        return [[next(remaining) for _ in rollout] for rollout in rollouts]
 
     @torch.no_grad()
-    def _observed(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return samples with training's own logprobs and, if it is recorded, routing."""
+    def _observe(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return samples with the trainer's own logprobs and, if recorded, its own routing."""
         observed = list(samples)
         for batch in self._batches(samples):
-            around: Around = plain
+            scope: ForwardScope = no_scope
             routing: dict[int, Routing] = {}
             with ExitStack() as exits:
                 if self.replay is not None and self.replay.records:
-                    around, routing = exits.enter_context(self.replay.recording(batch))
+                    scope, routing = exits.enter_context(self.replay.record(batch))
                 elif self.replay is not None:
-                    around = exits.enter_context(self.replay.micro_batch(batch))
-                logprobs = self._logprobs(batch, around).cpu().numpy()
+                    scope = exits.enter_context(self.replay.replay(batch))
+                logprobs = self._logprobs(batch, scope).cpu().numpy()
             for row, index in enumerate(batch.samples):
                 mask = samples[index].loss_mask
                 old = np.zeros(len(mask), np.float32)
@@ -150,33 +155,34 @@ class LocalTrainer:
         return observed
 
     @torch.no_grad()
-    def _shadow(self, samples: Sequence[Sample], totals: StepTotals) -> None:
-        """Measure the mismatch that there would be without replay."""
+    def _measure_native(self, samples: Sequence[Sample], totals: StepTotals) -> None:
+        """Measure the mismatch that the step would have without replay."""
         totals.native = Mismatch()
         for batch in self._batches(samples):
             totals.native.add(self._logprobs(batch), batch.rollout_logprobs)
 
     def _update(self, rollouts: Sequence[Rollout], totals: StepTotals) -> None:
-        """One optimizer update on one minibatch."""
-        weights = token_weights(rollouts)
+        """Make one optimizer update on one minibatch; none if nothing in it has a gradient."""
+        weights = compute_token_weights(rollouts)
         samples = [sample for rollout in rollouts for sample in rollout]
-        carrying = [index for index, sample in enumerate(samples) if _carries(sample)]
-        if not carrying:
+        with_gradient = [index for index, sample in enumerate(samples) if _has_gradient(sample)]
+        if not with_gradient:
             return
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for batch in self._batches(
-            [samples[index] for index in carrying], [weights[index] for index in carrying]
+            [samples[index] for index in with_gradient], [weights[index] for index in with_gradient]
         ):
             with ExitStack() as exits:
-                around: Around = plain
+                scope: ForwardScope = no_scope
                 if self.replay is not None:
-                    around = exits.enter_context(self.replay.micro_batch(batch))
-                part = self._loss(batch, self._logprobs(batch, around), totals)
+                    scope = exits.enter_context(self.replay.replay(batch))
+                part = self._loss(batch, self._logprobs(batch, scope), totals)
                 part.loss.backward()  # type: ignore[no-untyped-call]
             loss += part.loss.item()
         if self.replay is not None:
-            self.replay.note_gradients()
+            self.replay.measure_gradients()
+        # Returns the norm before clipping.
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
         if not (abs(loss) < float("inf") and norm < float("inf")):
             raise TrainingError(
@@ -184,59 +190,63 @@ class LocalTrainer:
                 "lower trainer.learning_rate"
             )
         self.optimizer.step()
-        totals.updated(loss, norm)
+        totals.count_update(loss, norm)
 
     def _loss(self, batch: MicroBatch, logprobs: Tensor, totals: StepTotals) -> PolicyLoss:
-        """Return a micro-batch's loss; without a correction, the rollout's logprobs are the old
-        ones.
+        """Return a micro-batch's loss.
+
+        The ratio compares with the engine's logprobs; with a correction, with the trainer's own
+        before the step's first update, and the importance weights bridge the two.
         """
         old, weights = batch.rollout_logprobs, batch.weights
         if totals.updates == 0:  # before the first update both sides have the same weights
             totals.mismatch.add(logprobs, batch.rollout_logprobs)
-        if corrects(self.config.correction):
+        if is_active(self.config.correction):
             old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-            corrected = importance_weights(
+            importance = compute_importance_weights(
                 old, batch.rollout_logprobs, batch.rows, self.config.correction
             )
-            totals.corrected(corrected)
-            weights = weights * corrected.weights
-        part = clipped_policy_loss(
+            totals.add_weights(importance)
+            weights = weights * importance.weights
+        part = compute_policy_loss(
             logprobs, old, batch.advantages, weights,
             low=self.config.clip_low, high=self.config.clip_high,
         )  # fmt: skip
-        totals.add(part, len(batch.targets))
+        totals.add_loss(part, len(batch.targets))
         return part
 
     def _batches(
         self, samples: Sequence[Sample], weights: Sequence[float] | None = None
     ) -> Iterator[MicroBatch]:
-        return micro_batches(
+        return make_micro_batches(
             samples,
             weights or [0.0] * len(samples),
             tokens_per_microbatch=self.config.tokens_per_microbatch,
             device=self.device,
         )
 
-    def _logprobs(self, batch: MicroBatch, around: Around = plain) -> Tensor:
-        """Logprobs of the trained tokens after temperature, float32 [n]; logits are computed only
-        where needed.
+    def _logprobs(self, batch: MicroBatch, scope: ForwardScope = no_scope) -> Tensor:
+        """Return the logprobs of the trained tokens after temperature, float32 [n].
+
+        Logits are computed at the positions that predict them only: the vocabulary is the widest
+        dimension.
         """
         policy: Any = self.model
-        hidden = hidden_states(policy.model, batch.input_ids, batch.shared, around)
+        hidden = compute_hidden_states(policy.model, batch.input_ids, batch.shared, scope)
         trained = hidden[batch.rows, batch.positions - batch.shared]
         logits = policy.lm_head(trained).float() / self.temperature
         chosen: Tensor = logits.gather(1, batch.targets[:, None])[:, 0] - logits.logsumexp(dim=1)
         return chosen
 
-    def _replay_figures(self, totals: StepTotals) -> dict[str, Any]:
+    def _replay_metrics(self, totals: StepTotals) -> dict[str, Any]:
         if self.replay is None:
             return {}
-        native = None if totals.native is None else totals.native.figures()
-        return self.replay.figures(totals.mismatch.figures(), native)
+        native = None if totals.native is None else totals.native.metrics()
+        return self.replay.metrics(totals.mismatch.metrics(), native)
 
 
-def _carries(sample: Sample) -> bool:
-    """Whether a sample has a gradient."""
+def _has_gradient(sample: Sample) -> bool:
+    """Return whether a sample changes the weights."""
     return sample.advantage != 0.0 and bool(sample.loss_mask.any())
 
 

@@ -1,7 +1,7 @@
-"""From samples to padded micro-batches.
+"""Pack samples into padded micro-batches, weighted so that every rollout counts alike.
 
-Right padding under a causal mask needs no attention mask: a padded position lies after every real
-one of its row.
+Right padding under a causal mask needs no attention mask: a padded position comes after every real
+one of its row, so no real one attends to it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from runners.training.sample import Sample
 from runners.trajectory.prefix import common_prefix_length
 
 OPENING = 64
-"""Rows that begin with the same so many tokens are batched together: they share more, as a rule."""
+"""Rows that begin with the same 64 tokens are batched together: as a rule they share many more."""
 Rollout = Sequence[Sample]
-"""Every sample of one rollout; none, if nothing of it is trained."""
+"""Every sample of one rollout; empty if nothing of it is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +28,29 @@ class MicroBatch:
     """Rows of tokens, and the flat list of predictions that are trained."""
 
     samples: tuple[int, ...]
-    """Which sample each row is: its index in what was batched."""
+    """Index of each row's sample in the list that was batched."""
     rollout_ids: tuple[str, ...]
-    """Of each row."""
+    """Rollout of each row."""
     lengths: tuple[int, ...]
     """Tokens of each row; what follows is padding."""
     input_ids: Tensor
     """int64 [B, T], right-padded with 0."""
     shared: int
-    """Leading tokens that are the same in all rows; whoever runs them once gets every trained
-    prediction: no position before ``shared`` has one.
+    """Leading tokens that are the same in all rows. No position before ``shared`` predicts a
+    trained token, so they can be run once for all rows.
     """
     rows: Tensor
-    """int64 [n]: row of each trained prediction."""
+    """int64 [n]: row of each trained token."""
     positions: Tensor
-    """int64 [n]: position whose output predicts the trained token (token index − 1)."""
+    """int64 [n]: position whose output predicts the trained token: its index − 1."""
     targets: Tensor
     """int64 [n]: the trained token."""
     rollout_logprobs: Tensor
-    """float32 [n]: logprob at sampling time."""
+    """float32 [n]: the engine's logprob at sampling time."""
     old_logprobs: Tensor | None
-    """float32 [n]: training's own before the step's first update; None: not computed."""
+    """float32 [n]: the trainer's logprob before the step's first update; None: not computed."""
     advantages: Tensor
-    """float32 [n]"""
+    """float32 [n]: advantage of the token's sample."""
     weights: Tensor
     """float32 [n]: weight of the token in the loss."""
     experts: Tensor | None
@@ -59,21 +59,25 @@ class MicroBatch:
     """bool [B, T]: where ``experts`` is known; never in padding."""
 
 
-def deal_rollouts(
+def split_rollouts(
     rollouts: Sequence[Rollout], parts: int, generator: torch.Generator
 ) -> list[list[Rollout]]:
-    """Shuffle rollouts and deal them into at most ``parts`` lists, none of them empty."""
+    """Shuffle rollouts and split them into at most ``parts`` lists of nearly equal length.
+
+    No list is empty. Example: 5 rollouts in 2 parts give lists of 3 and 2.
+    """
     order = torch.randperm(len(rollouts), generator=generator).tolist()
     dealt = [[rollouts[index] for index in order[part::parts]] for part in range(parts)]
     return [part for part in dealt if part]
 
 
-def token_weights(rollouts: Sequence[Rollout]) -> list[float]:
-    """Weight of one trained token of each sample, rollout by rollout: 1 / (number of rollouts ·
-    trained tokens of its rollout).
+def compute_token_weights(rollouts: Sequence[Rollout]) -> list[float]:
+    """Return the weight of one trained token of each sample, samples in order of their rollouts:
+    ``1 / (number of rollouts · trained tokens of the token's rollout)``.
 
-    So a rollout weighs 1 / (number of rollouts), whatever its fan-out. One without samples counts
-    among the rollouts: what is left out of it does not make the others weigh more.
+    So a rollout weighs ``1 / (number of rollouts)``, whatever its length and fan-out. A rollout
+    without samples still counts: leaving its tokens out does not make the others weigh more.
+    Example: rollouts of 2 and 8 trained tokens, one sample each, give ``[1/4, 1/16]``.
     """
     weights = []
     for samples in rollouts:
@@ -82,18 +86,19 @@ def token_weights(rollouts: Sequence[Rollout]) -> list[float]:
     return weights
 
 
-def micro_batches(
+def make_micro_batches(
     samples: Sequence[Sample],
     weights: Sequence[float],
     *,
     tokens_per_microbatch: int,
     device: torch.device,
 ) -> Iterator[MicroBatch]:
-    """Yield padded micro-batches of at most ``tokens_per_microbatch`` tokens, a shared beginning
-    counted once (one longer row stands alone).
+    """Yield padded micro-batches of at most ``tokens_per_microbatch`` tokens, padding included and
+    a shared beginning counted once; a longer sample is a micro-batch of its own.
 
-    Rows are grouped by how they open, so that much is shared, and by length, so that little is
-    padding.
+    Rows are grouped by their first tokens, so that they share much, and by length, so that little
+    is padding. ``weights``: of one trained token of each sample, see ``compute_token_weights``.
+    Raises ValueError for a sample whose first token is trained: nothing predicts it.
     """
     for _, group in groupby(sorted(range(len(samples)), key=_place(samples)), _opening(samples)):
         order = list(group)
@@ -123,7 +128,7 @@ def _place(samples: Sequence[Sample]) -> Callable[[int], tuple[bytes, int]]:
 
 
 def _shared(samples: Sequence[Sample]) -> int:
-    """Return how many leading tokens all samples share, before the first trained prediction."""
+    """Return how many leading tokens all samples share before their first trained prediction."""
     first_trained = min(int(np.argmax(sample.loss_mask)) for sample in samples)
     shared = min(first_trained - 1, common_prefix_length(*(sample.tokens for sample in samples)))
     if shared > 0 and samples[0].routing is not None:
@@ -132,7 +137,7 @@ def _shared(samples: Sequence[Sample]) -> int:
 
 
 def _same_routing(samples: Sequence[Sample], most: int) -> int:
-    """Return how many leading tokens were routed alike in all samples."""
+    """Return how many of the first ``most`` tokens were routed alike in all samples."""
     parts = [sample.routing for sample in samples if sample.routing is not None]
     first = parts[0]
     same = most if len(parts) == len(samples) else 0

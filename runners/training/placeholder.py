@@ -20,7 +20,7 @@ PROMPT_TOKENS = 512
 """Most tokens kept of a prompt: the row has no weight, but the trainer computes it."""
 
 
-def pad_token(model: Path) -> int:
+def read_pad_token(model: Path) -> int:
     """Return a model's padding token id: ``pad_token_id``, which may be a list, else
     ``eos_token_id``, else 0, which every vocabulary has. Never raises.
     """

@@ -1,4 +1,4 @@
-"""What the trainer gets."""
+"""The sample: one token chain with its loss mask, logprobs and advantage, as trainers take it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from runners.trajectory.routing import Routing
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One segment, with what it is worth."""
+    """One segment of a rollout with its share of the advantage; T tokens."""
 
     rollout_id: str
     """The same for all samples of a rollout."""
     tokens: IdArray
-    """[T]"""
+    """int32 [T]: exactly the ids that the model saw and sampled."""
     loss_mask: NDArray[np.bool_]
-    """[T]; True on sampled tokens that are trained."""
+    """bool [T]: True on sampled tokens that are trained."""
     logprobs: LogprobArray
-    """[T]; the engine's logprob at sampling time, 0.0 where not sampled."""
+    """float32 [T]: the engine's logprob at sampling time, after temperature; 0.0 where not sampled.
+    """
     advantage: float
     """The segment's share of its rollout's advantage, which is the rollout's within its group."""
     weight_versions: NDArray[np.int32] | None = None
-    """[T]; the weights each token was sampled from, -1 where not sampled; None: unknown."""
+    """int32 [T]: version of the weights that sampled each token, -1 where not sampled; None:
+    unknown.
+    """
     routing: Routing | None = None
-    """Present on all samples of a batch or on none."""
+    """Captured experts; present on all samples of a step or on none."""
     old_logprobs: LogprobArray | None = None
-    """[T]; training's own before the step's first update, 0.0 where not trained; None: not
-    computed.
+    """float32 [T]: the trainer's logprob before the step's first update, 0.0 where not trained;
+    None: not computed.
     """

@@ -1,11 +1,11 @@
-"""What a trainer's step adds up over its updates, and the metrics made of it."""
+"""Sums over the updates of a training step, and the metrics computed from them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from runners.training.losses import Corrected, PolicyLoss
+from runners.training.losses import ImportanceWeights, PolicyLoss
 from runners.training.mismatch import Mismatch
 
 
@@ -15,43 +15,49 @@ class StepTotals:
 
     updates: int = 0
     tokens: int = 0
+    """Trained tokens; one that is trained in several updates counts in each."""
     loss: float = 0.0
     norm: float = 0.0
+    """Largest gradient norm before clipping."""
     clipped: float = 0.0
     nll: float = 0.0
     mismatch: Mismatch = field(default_factory=Mismatch)
     native: Mismatch | None = None
-    """Without replay; None: not measured in this step."""
+    """The mismatch without routing replay; None: not measured in this step."""
     weight: float = 0.0
     weight_squares: float = 0.0
     truncated: int = 0
     rejected: int = 0
 
-    def add(self, part: PolicyLoss, tokens: int) -> None:
-        """Add a micro-batch."""
+    def add_loss(self, part: PolicyLoss, tokens: int) -> None:
+        """Add a micro-batch of so many trained tokens."""
         self.tokens += tokens
         self.clipped += part.clipped
         self.nll += part.nll_sum
 
-    def corrected(self, part: Corrected) -> None:
+    def add_weights(self, part: ImportanceWeights) -> None:
         """Add a micro-batch's importance weights."""
         self.weight += float(part.weights.sum())
         self.weight_squares += float(part.weights.square().sum())
         self.truncated += part.truncated
         self.rejected += part.rejected
 
-    def updated(self, loss: float, norm: float) -> None:
-        """Count an update."""
+    def count_update(self, loss: float, norm: float) -> None:
+        """Count an optimizer update with its loss and its gradient norm before clipping."""
         self.updates += 1
         self.loss += loss
         self.norm = max(self.norm, norm)
 
     def metrics(self, seconds: float) -> dict[str, Any]:
-        """Return the step's metrics."""
+        """Return the step's metrics; ``seconds``: duration of the training.
+
+        With a correction ``policy/ess`` is the effective sample size, ``(Σw)² / Σw²`` (Kong 1992),
+        as a share of the tokens.
+        """
         tokens = max(1, self.tokens)
         metrics: dict[str, Any] = {
             "loss/policy": self.loss / max(1, self.updates),
-            "policy/k3": self.mismatch.figures()["k3"],
+            "policy/k3": self.mismatch.metrics()["k3"],
             "policy/clip_fraction": self.clipped / tokens,
             "policy/entropy": self.nll / tokens,
             "policy/grad_norm": self.norm,
@@ -59,7 +65,6 @@ class StepTotals:
             "time/train_s": seconds,
         }
         if self.weight_squares:
-            # effective sample size, (Σw)² / Σw², as a share of the tokens (Kong 1992)
             metrics["policy/ess"] = self.weight**2 / self.weight_squares / tokens
             metrics["policy/truncated"] = self.truncated / tokens
             metrics["policy/rejected"] = self.rejected / tokens

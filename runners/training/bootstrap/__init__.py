@@ -1,4 +1,4 @@
-"""The tiny policy: tokenizer, demonstrations and supervised warm-up, made on this machine."""
+"""Make the tiny policy on this machine: tokenizer, demonstrations, supervised warm-up."""
 
 from runners.training.bootstrap.tiny import BootstrapError, ensure_tiny, tiny_directory
 

@@ -1,4 +1,4 @@
-"""The tiny policy's network: its shape, and a starting point from which it learns in minutes."""
+"""The tiny policy's network: its shape, and initial weights from which it learns in minutes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 EMBEDDING_STD = 0.2
 SHARED_STD = 0.2
-"""Of one vector added to every embedding: attention by position alone needs a direction that all
-tokens have."""
+"""Standard deviation of one vector added to every embedding: attention by position alone needs a
+direction that all tokens share."""
 ATTENTION_SCALE = 1.25
 """Weight of the query and key norms; 1 is too flat for a context of hundreds of tokens."""
 FIRST_LAYER_SCALE = 2.0
-"""The same in the first layer, whose first head looks at one token."""
+"""The same in the first layer, whose first head has to attend to a single token."""
 FREQUENCIES = 6
-"""The fastest rotary frequencies tell neighbours apart; the first head uses these."""
+"""Number of rotary frequencies that the first head uses: the fastest tell neighbours apart."""
 
 
-def new_network(*, vocabulary: int, context: int, seed: int) -> Qwen3MoeForCausalLM:
-    """Make a network; the same arguments give the same weights, and global state is left alone."""
+def make_network(*, vocabulary: int, context: int, seed: int) -> Qwen3MoeForCausalLM:
+    """Return a Qwen3-MoE of about half a million parameters, float32, experts ``grouped_mm``.
+
+    ``context``: longest sequence in tokens. The same arguments give the same weights; the global
+    random state is not changed.
+    """
     config = Qwen3MoeConfig(
         vocab_size=vocabulary,
         hidden_size=128,
@@ -51,11 +55,11 @@ def new_network(*, vocabulary: int, context: int, seed: int) -> Qwen3MoeForCausa
 
 
 def _look_back(network: Qwen3MoeForCausalLM, shared: torch.Tensor) -> None:
-    """Point the first head at the previous token.
+    """Make the first head attend to the previous token.
 
-    Copying needs such a head in front of one that matches (induction heads, Olsson et al. 2022,
-    arXiv 2209.11895); it forms late by chance. Keys are one vector for all
-    tokens, queries the same vector one position back, so rotation makes them meet there.
+    Copying needs such a head in front of one that matches tokens (induction heads, Olsson et al.
+    2022, arXiv 2209.11895), and training finds it late, by chance. Keys are one vector for all
+    tokens, queries the same vector rotated back by one position, so their product is largest there.
     """
     config = network.config
     half = config.head_dim // 2

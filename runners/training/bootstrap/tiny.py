@@ -1,7 +1,7 @@
-"""Makes the tiny policy, once per machine and set of inputs, and keeps it in a cache.
+"""Make the tiny policy, once per machine and set of inputs, and cache it.
 
-A cache entry is complete or absent: it is built beside its place and renamed. Its name is a hash of
-everything that determines its content.
+Invariant: a cache entry is complete or absent, and its name is a hash of everything that determines
+its content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What the configuration does not say."""
+    """The parameters of the bootstrap that are not configurable."""
 
     vocabulary: int = 1000
     demonstrations: int = 3000
@@ -43,12 +43,12 @@ class Recipe:
 
 RECIPE = Recipe()
 SEED = 0
-"""Of the policy that runs start from: the same for all runs, whatever their own seed."""
+"""Seed of the policy that runs start from: the same for all runs, whatever their own seed."""
 Progress = Callable[[str, int, int], None]
 
 
 class BootstrapError(AgentrlError):
-    """The tiny policy could not be made or kept."""
+    """The tiny policy could not be made or cached."""
 
 
 def tiny_directory(
@@ -58,7 +58,7 @@ def tiny_directory(
     seed: int = SEED,
     recipe: Recipe = RECIPE,
 ) -> Path:
-    """Return where the policy is kept; the directory exists once it is made, and is complete."""
+    """Return the policy's cache directory; it exists once the policy is complete."""
     text = json.dumps(_inputs(model, scenario, seed, recipe), sort_keys=True)
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     return (model.cache_dir or cache_root()) / "tiny" / name
@@ -89,8 +89,8 @@ def ensure_tiny(
 ) -> Path:
     """Return the directory of the warmed-up policy: weights, config.json and tokenizer.
 
-    Made (minutes) unless cached; two processes may make it at once. ``progress`` gets a phase, and
-    how many of how many steps of it are done. Raises BootstrapError if the cache cannot be written.
+    Takes minutes unless it is cached; two processes may make it at once. ``progress`` gets a phase,
+    its steps done and its steps in total. Raises BootstrapError if the cache cannot be written.
     """
     entry = tiny_directory(model, scenario, seed=seed, recipe=recipe)
     if entry.exists():
@@ -114,7 +114,7 @@ def _make(
     recipe: Recipe,
     progress: Progress,
 ) -> None:
-    # Late, because torch and transformers take seconds to import and a cached policy needs neither.
+    # Imported here: torch and transformers take seconds, and a cached policy needs neither.
     from transformers.utils import logging
 
     from runners.gateway.tokenizer import load_renderer, load_tokenizer
@@ -130,37 +130,38 @@ def _make(
     drawn = demonstrations.draw_episodes(seed, right=recipe.right, scenario=scenario)
     projects, episodes = zip(*islice(drawn, recipe.demonstrations), strict=True)
     tokenizer, renderer = load(vocabulary.train_tokenizer([], size=vocabulary.BYTES_ONLY))
-    # The prompt's text is the renderer's; a tokenizer of bytes alone is enough to ask for it.
-    texts = demonstrations.texts(renderer, tokenizer, episodes)
+    # The renderer needs a tokenizer to render the prompts that the tokenizer is trained on: one of
+    # bytes alone is enough for that.
+    texts = demonstrations.iterate_texts(renderer, tokenizer, episodes)
     tokenizer, renderer = load(vocabulary.train_tokenizer(texts, size=recipe.vocabulary))
-    lines: list[list[demonstrations.Demonstration]] = [[] for _ in episodes[0]]
+    chains: list[list[demonstrations.Demonstration]] = [[] for _ in episodes[0]]
     for number, episode in enumerate(episodes, start=1):
-        for shown, line in zip(lines, episode, strict=True):
-            shown.append(demonstrations.demonstrate(renderer, tokenizer, line))
+        for shown, chain in zip(chains, episode, strict=True):
+            shown.append(demonstrations.demonstrate(renderer, tokenizer, chain))
         if number % 100 == 0:
             progress("demonstrations", number, len(episodes))
-    policy = network.new_network(
+    policy = network.make_network(
         vocabulary=tokenizer.vocab_size, context=model.max_context_tokens, seed=seed
     )
     policy.config.eos_token_id = tokenizer.eos_token_id
     total = recipe.copying_steps + model.warmup_steps
-    warmup.copying(
+    warmup.train_copying(
         policy,
         steps=recipe.copying_steps,
         seed=seed,
-        done=lambda step: progress("warm-up", step, total),
+        report=lambda step: progress("warm-up", step, total),
     )
-    fit = warmup.imitate(
+    final = warmup.imitate(
         policy,
-        lines,
-        [demonstrations.reading(tokenizer, project) for project in projects],
+        chains,
+        [demonstrations.make_reading(tokenizer, project) for project in projects],
         steps=model.warmup_steps,
         seed=seed,
-        done=lambda step: progress("warm-up", recipe.copying_steps + step, total),
+        report=lambda step: progress("warm-up", recipe.copying_steps + step, total),
     )
     policy.save_pretrained(directory)
     record = {
         "inputs": _inputs(model, scenario, seed, recipe),
-        "nll": {"sampled": fit.sampled, "read": fit.read},
+        "nll": {"sampled": final.sampled, "read": final.read},
     }
     (directory / "bootstrap.json").write_text(json.dumps(record, indent=2) + "\n")

@@ -1,6 +1,6 @@
 """The tiny policy's tokenizer: byte-level BPE with Qwen's pre-tokenisation and special tokens.
 
-Any text round-trips (every byte is a token); what the demonstrations contain is short.
+Invariant: any text round-trips, since every byte is a token. Text of the demonstrations is short.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRETOKENIZATION = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Qwen2's and Qwen3's."""
+"""The pattern of Qwen2 and Qwen3."""
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = (
@@ -35,14 +35,14 @@ MARKERS = (
     "<think>",
     "</think>",
 )
-"""Single tokens too, but kept when text is decoded with special tokens left out, as in Qwen3."""
+"""Single tokens that stay when text is decoded without special tokens, as in Qwen3."""
 
 BYTES_ONLY = 256 + len(SPECIAL) + len(MARKERS)
-"""The smallest size: no merges."""
+"""The smallest vocabulary: no merges."""
 
 
 def train_tokenizer(texts: Iterable[str], *, size: int) -> Tokenizer:
-    """Train on texts; at most ``size`` tokens in all, the same texts give the same tokenizer."""
+    """Train on texts; at most ``size`` tokens in total. The same texts give the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -64,7 +64,7 @@ def train_tokenizer(texts: Iterable[str], *, size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Write ``tokenizer.json`` and what transformers' AutoTokenizer needs besides."""
+    """Write ``tokenizer.json``, and ``tokenizer_config.json`` for transformers' AutoTokenizer."""
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,4 +1,4 @@
-"""The supervised warm-up: first how to copy, then how the tools are used."""
+"""The supervised warm-up of the tiny policy: first copying, then the use of the tools."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from transformers import Qwen3MoeForCausalLM
 
 from runners.training.bootstrap.demonstrations import Demonstration
 from runners.training.bootstrap.muon import Muon
-from runners.training.prefix import hidden_states
+from runners.training.prefix import compute_hidden_states
 from runners.trajectory.prefix import common_prefix_length
 
 MATRIX_RATE = 0.02
 OTHER_RATE = 3e-3
 RAMP_STEPS = 20
+"""Steps over which the learning rates rise linearly."""
 EPISODES = 16
-"""Per step."""
+"""Demonstrations per step."""
 CONTEXT_WEIGHT = 0.1
-"""Of a token that the policy reads; one that it samples weighs 1."""
+"""Weight of a token that the policy reads; one that it samples weighs 1."""
 READINGS = 16
 """Modules read per step."""
 LISTS = 64
@@ -30,20 +31,23 @@ LISTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class FinalLoss:
     """Mean negative log-likelihood at the end of the warm-up, nats per token."""
 
     sampled: float
+    """Over tokens that the policy samples."""
     read: float
+    """Over tokens that it reads."""
 
 
-def copying(
-    network: Qwen3MoeForCausalLM, *, steps: int, seed: int, done: Callable[[int], None]
+def train_copying(
+    network: Qwen3MoeForCausalLM, *, steps: int, seed: int, report: Callable[[int], None]
 ) -> None:
-    """Practise copying: a list of random pairs, then the same pairs in another order.
+    """Train copying: a list of random pairs of tokens, then the same pairs in another order.
 
-    The second token of a pair is predictable, the second time, from the first one's earlier place.
-    All tokens take part, so names that no demonstration has can be copied too.
+    When a pair comes again, its second token can be predicted from its first appearance; the loss
+    is the cross-entropy of those tokens alone. All tokens of the vocabulary take part, so names
+    that no demonstration has can be copied too.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = Muon(network, matrix_rate=MATRIX_RATE, other_rate=OTHER_RATE)
@@ -65,78 +69,84 @@ def copying(
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step(min(1.0, (step + 1) / RAMP_STEPS))
-        done(step + 1)
+        report(step + 1)
 
 
 def imitate(
     network: Qwen3MoeForCausalLM,
-    lines: Sequence[Sequence[Demonstration]],
+    chains: Sequence[Sequence[Demonstration]],
     readings: Sequence[Demonstration],
     *,
     steps: int,
     seed: int,
-    done: Callable[[int], None],
-) -> Fit:
-    """Imitate demonstrations, given by line of the episode; those of a line begin with the same
-    prompt, run once per step. Half of what is imitated is the first line, the one with the fix.
+    report: Callable[[int], None],
+) -> FinalLoss:
+    """Imitate demonstrations, which are given by chain of the episode.
 
-    Beside them ``readings``: right code, which teaches what a docstring means. With that and a
-    share of right fixes above chance, a warmed-up policy prefers the right fix: decoded greedily it
-    solves more than it does when sampled.
+    Demonstrations of the same chain begin with the same prompt, which is run once per step. Half of
+    a step's demonstrations are of the first chain, the one with the fix. ``readings``: correct
+    code, which teaches the meaning of docstrings. With it, and with right fixes more frequent than
+    by chance, the policy prefers the right fix: decoded greedily it solves more than when sampled.
     """
     rng = random.Random(seed)
     optimizer = Muon(network, matrix_rate=MATRIX_RATE, other_rate=OTHER_RATE)
-    decks = [
-        _Deck(line, share, rng) for line, share in zip(lines, _shares(len(lines)), strict=True)
+    samplers = [
+        _Sampler(chain, share, rng)
+        for chain, share in zip(chains, _shares(len(chains)), strict=True)
     ]
-    fits: list[Fit] = []
+    recent: list[FinalLoss] = []
     for step in range(steps):
-        for deck in decks:
-            fit, loss = _loss(network, deck.deal(), deck.prefix)
-            (loss * (deck.share / EPISODES)).backward()  # type: ignore[no-untyped-call]
-            fits = [*fits[-19:], fit]
-        _, loss = _loss(network, rng.sample(readings, READINGS), prefix=0)
+        for sampler in samplers:
+            figures, loss = _compute_loss(network, sampler.draw(), sampler.prefix)
+            (loss * (sampler.share / EPISODES)).backward()  # type: ignore[no-untyped-call]
+            recent = [*recent[-19:], figures]
+        _, loss = _compute_loss(network, rng.sample(readings, READINGS), prefix=0)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         decay = 0.01 + 0.5 * (1.0 + math.cos(math.pi * step / steps))
         optimizer.step(min(1.0, (step + 1) / RAMP_STEPS) * decay)
-        done(step + 1)
-    count = len(fits)
-    return Fit(sum(fit.sampled for fit in fits) / count, sum(fit.read for fit in fits) / count)
+        report(step + 1)
+    count = len(recent)
+    return FinalLoss(
+        sum(each.sampled for each in recent) / count, sum(each.read for each in recent) / count
+    )
 
 
-def _shares(lines: int) -> list[int]:
-    """Return how many episodes of a step show each line: half the first, the rest alike."""
-    if lines == 1:
+def _shares(chains: int) -> list[int]:
+    """Return each chain's number of demonstrations per step: half for the first, the rest equal."""
+    if chains == 1:
         return [EPISODES]
     rest = EPISODES // 2
-    return [EPISODES - rest, *(rest // (lines - 1) for _ in range(lines - 1))]
+    return [EPISODES - rest, *(rest // (chains - 1) for _ in range(chains - 1))]
 
 
-class _Deck:
-    """Demonstrations of one line, dealt in a fresh shuffle per pass."""
+class _Sampler:
+    """Draws demonstrations of one chain, each once per pass, in a new order per pass."""
 
     def __init__(
         self, demonstrations: Sequence[Demonstration], share: int, rng: random.Random
     ) -> None:
         self.share = share
-        """Dealt per step."""
+        """Demonstrations drawn per step."""
         self.prefix = common_prefix_length(*(shown.tokens for shown in demonstrations))
         self._demonstrations = demonstrations
         self._rng = rng
         self._order: list[int] = []
 
-    def deal(self) -> list[Demonstration]:
-        """Return the next ones."""
+    def draw(self) -> list[Demonstration]:
+        """Return the demonstrations of the next step."""
         if len(self._order) < self.share:
             count = len(self._demonstrations)
             self._order = self._rng.sample(range(count), count)
         return [self._demonstrations[self._order.pop()] for _ in range(self.share)]
 
 
-def _loss(
+def _compute_loss(
     network: Qwen3MoeForCausalLM, episodes: Sequence[Demonstration], prefix: int
-) -> tuple[Fit, Tensor]:
+) -> tuple[FinalLoss, Tensor]:
+    """Return the figures of some demonstrations, and the weighted mean of their tokens' negative
+    log-likelihoods; the first ``prefix`` tokens are the same in all and are not predicted.
+    """
     longest = max(len(episode.tokens) for episode in episodes)
     tokens = torch.zeros(len(episodes), longest, dtype=torch.int64)
     weights = torch.zeros(len(episodes), longest)
@@ -146,9 +156,9 @@ def _loss(
         weights[row, :size] = torch.where(torch.from_numpy(episode.sampled), 1.0, CONTEXT_WEIGHT)
     targets, weights = tokens[:, prefix + 1 :], weights[:, prefix + 1 :]
     real = weights > 0
-    hidden = hidden_states(network.model, tokens, prefix)[:, :-1]
+    hidden = compute_hidden_states(network.model, tokens, prefix)[:, :-1]
     logits = network.lm_head(hidden[real])
     losses = nn.functional.cross_entropy(logits, targets[real], reduction="none")
     sampled = weights[real] == 1
-    fit = Fit(losses[sampled].mean().item(), losses[~sampled].mean().item())
-    return fit, (losses * weights[real]).sum() / weights.sum()
+    figures = FinalLoss(losses[sampled].mean().item(), losses[~sampled].mean().item())
+    return figures, (losses * weights[real]).sum() / weights.sum()

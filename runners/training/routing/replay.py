@@ -1,9 +1,10 @@
-"""Routing replay: the router modules of a policy choose the experts that they are told.
+"""Routing replay: make the router modules of a policy choose given experts.
 
-The experts are given; their weights come from the training router's own logits, so its gradient
-flows through them (R3: Ma et al. 2025, arXiv 2510.11370). What is not known is routed natively.
-State lives for one micro-batch, forward and backward, recomputed activations included, and is gone
-on every exit. Each call counts what fired: a hook that does not, or does twice, is an alarm.
+The experts are given; their weights are computed from the training router's own logits, so its
+gradient flows through them (R3: Ma et al. 2025, arXiv 2510.11370). Tokens without given experts are
+routed by the router itself. State lives for one micro-batch, forward and backward, recomputed
+activations included, and is gone on every exit. Invariant: every router fires exactly once per
+forward call; each call counts them, and any other number is a RoutingError.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from torch import Tensor, nn
 from runners.trajectory.routing import RoutingError
 
 RouterOutput = tuple[Tensor, Tensor, Tensor]
-"""Logits [N, E], weights [N, K] and experts [N, K]."""
+"""Logits float [N, E], weights float [N, K] and experts int64 [N, K], for N rows."""
 
 
 def _softmax_weights(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
-    """Qwen3-MoE's rule: softmax over all experts, the chosen ones normalised if configured."""
+    """Return Qwen3-MoE's weights [N, K]: ``softmax(logits)`` at the chosen experts, divided by
+    their sum if ``norm_topk_prob``.
+    """
     weights = logits.softmax(dim=-1, dtype=torch.float).gather(1, experts)
     if getattr(router, "norm_topk_prob", True):
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -32,7 +35,9 @@ def _softmax_weights(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
 
 
 def _sigmoid_weights(router: Any, logits: Tensor, experts: Tensor) -> Tensor:
-    """GLM-4-MoE's rule: sigmoid; the correction bias chooses, but does not weigh."""
+    """Return GLM-4-MoE's weights [N, K]: ``sigmoid(logits)`` at the chosen experts, normalised if
+    configured, times ``routed_scaling_factor``. Its correction bias takes part in the choice only.
+    """
     weights = logits.sigmoid().gather(1, experts)
     if router.norm_topk_prob:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
@@ -47,28 +52,28 @@ WEIGHTS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "Glm4MoeTopkRouter": _sigmoid_weights,
     "Glm4MoeLiteTopkRouter": _sigmoid_weights,
 }
-"""How a router of transformers weighs experts, by its class."""
+"""The rule by which a router of transformers weighs experts, by the name of its class."""
 
 
 @dataclass(slots=True)
-class Fired:
-    """What happened in one micro-batch; written by the hooks."""
+class ReplayCounts:
+    """Counts of one micro-batch; written by the hooks."""
 
     calls: int = 0
     """Forward calls of the decoder."""
     forward: Counter[int] = field(default_factory=Counter)
-    """How often each layer's router fired in them."""
+    """Calls of each layer's router in them."""
     recomputed: Counter[int] = field(default_factory=Counter)
-    """How often each fired again, for the backward pass."""
+    """Calls of each layer's router that recompute activations for the backward pass."""
     replayed: int = 0
-    """Rows whose experts were forced, per layer and call."""
+    """Rows whose experts were replayed, counted per layer and call."""
     slots: int = 0
-    """Forced choices."""
+    """Replayed choices: rows · K."""
     other_slots: int = 0
-    """Those that the training router would not have made."""
+    """Replayed choices that the training router would not have made."""
     other_by_layer: Counter[int] = field(default_factory=Counter)
     rows: list[Tensor] = field(default_factory=list)
-    """Per call, int64 [N]: forced choices of each row, over all layers, that the training router
+    """Per call, int64 [N]: replayed choices of each row, over all layers, that the training router
     would not have made.
     """
 
@@ -87,25 +92,23 @@ class _Call:
 
 
 class RouterReplay:
-    """The routers of one policy, hooked once. Inert outside ``micro_batch``."""
+    """The routers of one policy, with hooks that do nothing outside ``micro_batch``."""
 
     def __init__(self, policy: nn.Module) -> None:
-        """Find and hook every router; raises RoutingError for a dense policy or an unknown
-        router.
-        """
+        """Add a hook to every router; raises RoutingError if there is none or an unknown one."""
         decoder: Any = getattr(policy, "model", policy)
         self.routers: dict[int, nn.Module] = {}
         """Router by decoder layer."""
         for index, layer in enumerate(decoder.layers):
             gate = getattr(layer.mlp, "gate", None)
             if gate is not None and not isinstance(gate, nn.Linear):
-                self._take(index, gate)
+                self._add_router(index, gate)
         if not self.routers:
             raise RoutingError(
                 f"{type(policy).__name__} has no router: set routing_replay=off for a dense policy"
             )
         self.layers = len(decoder.layers)
-        self._fired: Fired | None = None
+        self._fired: ReplayCounts | None = None
         self._call: _Call | None = None
         self._calls: list[_Call] = []
         self._hooks = [
@@ -114,18 +117,19 @@ class RouterReplay:
         ]
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
     @contextmanager
-    def micro_batch(self) -> Iterator[Fired]:
-        """Replay inside this context, which encloses forward and backward; raises RoutingError if a
-        router fired too often or not at all.
+    def micro_batch(self) -> Iterator[ReplayCounts]:
+        """Replay inside this context, which encloses forward and backward; yield its counts.
+
+        Raises RoutingError if a router fired too often or not at all.
         """
         if self._fired is not None:
             raise RoutingError("a micro-batch is replayed inside another")
-        self._fired = fired = Fired()
+        self._fired = fired = ReplayCounts()
         try:
             yield fired
             fired.rows = [call.row for call in self._calls]
@@ -135,10 +139,12 @@ class RouterReplay:
 
     @contextmanager
     def forward(self, experts: Tensor | None, valid: Tensor) -> Iterator[dict[int, Tensor]]:
-        """One forward call of the decoder, on N = B · T rows in the order of its flat input.
+        """Enclose one forward call of the decoder, on N = B · T rows in the order of its flat
+        input.
 
-        ``experts``: integers [N, layers, K]; None: nothing is forced, and what the routers choose
-        is in the dictionary yielded, layer → int64 [N, K]. ``valid``: bool [N].
+        ``experts``: integers [N, layers, K] to replay; None: the routers choose freely, and their
+        choices are in the dictionary yielded, layer → int64 [N, K]. ``valid``: bool [N], the rows
+        whose experts are known.
         """
         if self._fired is None:
             raise RoutingError("a forward call outside of a micro-batch")
@@ -151,11 +157,11 @@ class RouterReplay:
         finally:
             self._call = None
 
-    def _take(self, layer: int, gate: nn.Module) -> None:
+    def _add_router(self, layer: int, gate: nn.Module) -> None:
         name = type(gate).__name__
         if name not in WEIGHTS:
             raise RoutingError(
-                f"layer {layer} routes with {name}, whose weights nobody here knows to compute: "
+                f"layer {layer} routes with {name}, whose rule of weights is unknown here: "
                 f"set routing_replay=off (known: {', '.join(WEIGHTS)})"
             )
         self.routers[layer] = gate
@@ -166,8 +172,9 @@ class RouterReplay:
                 return None
             logits, _, native = output
             call = self._call or self._call_of(len(native), layer)
-            again = self._call is None
-            (self._fired.recomputed if again else self._fired.forward)[layer] += 1
+            # Outside of a forward call only a recomputation for the backward pass can call it.
+            recomputing = self._call is None
+            (self._fired.recomputed if recomputing else self._fired.forward)[layer] += 1
             if len(call.valid) != len(native):
                 raise RoutingError(
                     f"layer {layer} routes {len(native)} rows, and {len(call.valid)} were given"
@@ -177,14 +184,14 @@ class RouterReplay:
                 return None
             given = call.experts[:, layer].to(native.dtype)
             experts = torch.where(call.valid[:, None], given, native)
-            if not again:
+            if not recomputing:
                 self._compare(layer, call, experts, native)
             return logits, WEIGHTS[type(router).__name__](router, logits, experts), experts
 
         return hook
 
     def _call_of(self, rows: int, layer: int) -> _Call:
-        """Return the call whose activations are recomputed, which only its size tells."""
+        """Return the call whose activations are recomputed, found by its number of rows."""
         fitting = [call for call in self._calls if len(call.valid) == rows]
         if len(fitting) != 1:
             raise RoutingError(
@@ -204,7 +211,7 @@ class RouterReplay:
         self._fired.other_slots += count
         self._fired.other_by_layer[layer] += count
 
-    def _check(self, fired: Fired) -> None:
+    def _check(self, fired: ReplayCounts) -> None:
         for layer in self.routers:
             seen = fired.forward[layer]
             if seen != fired.calls:

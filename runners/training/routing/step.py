@@ -1,7 +1,9 @@
-"""Routing replay in a trainer's step: what is admitted, what is replayed, what is measured.
+"""Routing replay in a trainer's step: check the captured routing, replay it, measure its effect.
 
-The self-check of a step is cheap: shapes, ranges and distinctness before, what fired and how much
-it differs from training's own choices after. A violation names layer and sample.
+R3 (Ma et al. 2025, arXiv 2510.11370) replays the engine's choices; R2 the trainer's own from before
+the step's first update. The self-check of a step is cheap: shapes, ranges and distinct experts
+before the replay; after it, how often each router fired and how much its own choices differ. A
+violation names layer and sample.
 """
 
 from __future__ import annotations
@@ -18,18 +20,18 @@ from torch import Tensor, nn
 
 from conf.sections.training import RoutingRecomputeConfig, RoutingRolloutConfig
 from runners.training.micro_batches import MicroBatch
-from runners.training.prefix import Around
+from runners.training.prefix import ForwardScope
 from runners.training.routing.check import routing_fault
-from runners.training.routing.replay import Fired, RouterReplay
+from runners.training.routing.replay import ReplayCounts, RouterReplay
 from runners.training.sample import Sample
 from runners.trajectory.routing import Routing, RoutingError, RoutingShape
 
 FEWEST_SLOTS = 256
-"""Fewer choices of a layer say nothing about whether they are its own."""
+"""Fewer choices of a layer are too few to judge whether they are its own."""
 
 
-class ReplayedStep:
-    """Routing replay of one trainer; ``begin`` is called once per step, from one thread."""
+class RoutingReplay:
+    """Routing replay of one trainer; ``admit`` begins a step. Used from one thread."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class ReplayedStep:
         config: RoutingRecomputeConfig | RoutingRolloutConfig,
         shape: RoutingShape,
     ) -> None:
-        """Find the policy's routers; raises RoutingError if they are not those of ``shape``."""
+        """Add hooks to the policy's routers; raises RoutingError if ``shape`` has others."""
         self.config = config
         self.shape = shape
         self._replay = RouterReplay(policy)
@@ -49,22 +51,25 @@ class ReplayedStep:
                 "in other layers than their own; set routing_replay=off"
             )
         self.refused: dict[str, str] = {}
-        """Rollouts of the step whose routing could not be true, and what is wrong with it."""
+        """Rollouts of the step whose routing is impossible, with the reason."""
         self._totals = _Totals()
 
     @property
     def records(self) -> bool:
-        """Whether training's own choices are recorded, and replayed in all updates of a step."""
+        """Whether the trainer's own choices are recorded and then replayed in the step (R2)."""
         return isinstance(self.config, RoutingRecomputeConfig)
 
     def shadow_due(self, step: int) -> bool:
-        """Whether this trainer's ``step``-th step (1, 2, …) is also measured without replay."""
+        """Return whether step number ``step`` (1, 2, …) is also measured without replay."""
         every = getattr(self.config, "shadow_every", 0)
         return bool(every) and step % every == 1 % every
 
-    def begin(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Check a step's samples and return them; one whose routing cannot be true stops the step
-        (RoutingError) or comes back without weight and without routing.
+    def admit(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Begin a step: check its samples and return those to train on.
+
+        A sample whose routing is impossible raises RoutingError or, with ``on_fault`` "mask", comes
+        back with advantage 0 and without routing. RoutingError also if no token of the step came
+        with its routing.
         """
         self._totals, self.refused = _Totals(), {}
         if isinstance(self.config, RoutingRecomputeConfig):
@@ -90,8 +95,12 @@ class ReplayedStep:
         return admitted
 
     @contextmanager
-    def micro_batch(self, batch: MicroBatch) -> Iterator[Around]:
-        """Replay a micro-batch, forward and backward; yields what encloses each forward call."""
+    def replay(self, batch: MicroBatch) -> Iterator[ForwardScope]:
+        """Replay a micro-batch's routing in forward and backward; yield the scope of forward calls.
+
+        Raises RoutingError at the end if a router did not fire, or if the choices of a layer are
+        not its own (``alarm_disagreement``).
+        """
         experts, routed = batch.experts, batch.routed
         if experts is None or routed is None:
             rows, columns = batch.input_ids.shape
@@ -100,25 +109,27 @@ class ReplayedStep:
             routed = torch.zeros((rows, columns), dtype=torch.bool, device=batch.input_ids.device)
         parts: list[tuple[slice, slice]] = []
 
-        def around(rows: slice, positions: slice) -> AbstractContextManager[object]:
+        def scope(rows: slice, positions: slice) -> AbstractContextManager[object]:
             parts.append((rows, positions))
             own = experts[rows, positions]
             return self._replay.forward(own.flatten(0, 1), routed[rows, positions].flatten())
 
         with self._replay.micro_batch() as fired:
-            yield around
-        self._judge(batch, routed, fired, parts)
+            yield scope
+        self._check_disagreement(batch, routed, fired, parts)
 
     @contextmanager
-    def recording(self, batch: MicroBatch) -> Iterator[tuple[Around, dict[int, Routing]]]:
-        """Record what training's own routers choose in a forward pass: the dictionary holds, after
-        the block, the routing of each sample of the batch.
+    def record(self, batch: MicroBatch) -> Iterator[tuple[ForwardScope, dict[int, Routing]]]:
+        """Record the choices of the trainer's own routers in a forward pass.
+
+        Yields the scope of its forward calls, and a dictionary that holds the routing of each
+        sample (by ``MicroBatch.samples``) after the block.
         """
         calls: list[tuple[slice, slice, dict[int, Tensor]]] = []
         recorded: dict[int, Routing] = {}
 
         @contextmanager
-        def around(rows: slice, positions: slice) -> Iterator[None]:
+        def scope(rows: slice, positions: slice) -> Iterator[None]:
             part = batch.input_ids[rows, positions]
             everything = torch.ones(part.numel(), dtype=torch.bool, device=part.device)
             with self._replay.forward(None, everything) as seen:
@@ -126,30 +137,31 @@ class ReplayedStep:
             calls.append((rows, positions, seen))
 
         with self._replay.micro_batch():
-            yield around, recorded
+            yield scope, recorded
         count, length = batch.input_ids.shape
         experts = np.zeros((count, length, self.shape.layers, self.shape.top_k), np.int64)
         for rows, positions, seen in calls:
             size = batch.input_ids[rows, positions].shape
             for layer, chosen in seen.items():
                 experts[rows, positions, layer] = chosen.view(*size, -1).cpu().numpy()
-            if rows != slice(None):  # a prefix that was run once, for all rows
+            if rows != slice(None):  # a prefix that was run once serves all rows
                 experts[:, positions] = experts[rows, positions]
         for row, (index, tokens) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
-            known = np.arange(tokens) < tokens - 1
+            known = np.arange(tokens) < tokens - 1  # the last token is predicted, never run
             recorded[index] = Routing(self.shape.cast_ids(experts[row, :tokens]), known)
 
-    def figures(
-        self, here: Mapping[str, float | None], native: Mapping[str, float | None] | None
+    def metrics(
+        self, replayed: Mapping[str, float | None], native: Mapping[str, float | None] | None
     ) -> dict[str, Any]:
-        """Return the step's figures under ``r3/``: those of the mismatch with replay (``here``),
-        what it is without (``native``) if that was measured, and what was replayed.
+        """Return the step's metrics under ``r3/``: the mismatch with replay, the ``native`` one
+        without it if that was measured, and the share of tokens that was replayed.
 
-        Raises RoutingError if replay made it much worse.
+        ``r3/routing_share`` is ``1 − k3 / k3_native``: the part of the mismatch that routing
+        explains. Raises RoutingError if replay makes the mismatch more than ten times as large.
         """
         totals = self._totals
         share = None
-        k3, k3_native = here["k3"], None if native is None else native["k3"]
+        k3, k3_native = replayed["k3"], None if native is None else native["k3"]
         if k3 is not None and k3_native is not None:
             share = 1.0 - k3 / k3_native if k3_native > 0 else 0.0
             if k3 > WORSE * max(k3_native, SMALLEST):
@@ -158,20 +170,20 @@ class ReplayedStep:
                     f"without ({k3_native:.2e}): the rows belong to other tokens or layers"
                 )
         return {
-            **{f"r3/{name}": value for name, value in here.items()},
+            **{f"r3/{name}": value for name, value in replayed.items()},
             **{f"r3/{name}_native": native and native[name] for name in COMPARED},
-            "r3/captured": _part(totals.captured, totals.tokens),
-            "r3/replayed": _part(totals.replayed, totals.rows),
-            "r3/disagree_slot": _part(totals.other_slots, totals.slots),
-            "r3/disagree_token": _part(totals.other_rows, totals.routed_rows),
+            "r3/captured": _share(totals.captured, totals.tokens),
+            "r3/replayed": _share(totals.replayed, totals.rows),
+            "r3/disagree_slot": _share(totals.other_slots, totals.slots),
+            "r3/disagree_token": _share(totals.other_rows, totals.routed_rows),
             "r3/invalid_rows": float(totals.tokens - totals.captured),
             "r3/refused_samples": float(totals.refused),
             "r3/gate_grad_norm": totals.gate_norm,
             "r3/routing_share": share,
         }
 
-    def note_gradients(self) -> None:
-        """Take the norm of the routers' gradients, before the optimizer's step."""
+    def measure_gradients(self) -> None:
+        """Measure the norm of the routers' gradients; called before the optimizer's step."""
         grads = [
             weight.grad
             for router in self._replay.routers.values()
@@ -181,16 +193,16 @@ class ReplayedStep:
         if norms:
             self._totals.gate_norm = max(self._totals.gate_norm, float(torch.stack(norms).norm()))
 
-    def _judge(
+    def _check_disagreement(
         self,
         batch: MicroBatch,
         routed: Tensor,
-        fired: Fired,
+        fired: ReplayCounts,
         parts: list[tuple[slice, slice]],
     ) -> None:
         totals = self._totals
         layers = len(self._replay.routers)
-        totals.rows += sum(_real(batch, rows, positions) for rows, positions in parts)
+        totals.rows += sum(_count_routable(batch, rows, positions) for rows, positions in parts)
         totals.replayed += fired.replayed // layers
         totals.slots += fired.slots
         totals.other_slots += fired.other_slots
@@ -213,10 +225,11 @@ class ReplayedStep:
 
 
 COMPARED = ("k3", "p999_abs", "F_1.1")
-"""What is also told without replay: replay's worth is in the tail."""
+"""Figures that are reported without replay too: its effect is in the tail."""
 WORSE = 10.0
+"""Replay that makes k3 so many times larger replays other tokens' or layers' rows."""
 SMALLEST = 1e-8
-"""Below it, a difference is rounding."""
+"""A k3 below it is rounding."""
 
 
 class _Totals:
@@ -230,13 +243,13 @@ class _Totals:
         self.gate_norm = 0.0
 
 
-def _part(count: int, whole: int) -> float | None:
-    """Return a share; None of nothing."""
+def _share(count: int, whole: int) -> float | None:
+    """Return ``count / whole``; None of nothing."""
     return count / whole if whole else None
 
 
-def _worst(batch: MicroBatch, fired: Fired, parts: list[tuple[slice, slice]]) -> str:
-    """Return the rollout whose routing differs most."""
+def _worst(batch: MicroBatch, fired: ReplayCounts, parts: list[tuple[slice, slice]]) -> str:
+    """Return the rollout whose routing differs most from the trainer's choices."""
     count = torch.zeros(len(batch.samples))
     for (rows, positions), row in zip(parts, fired.rows, strict=True):
         size = batch.input_ids[rows, positions].shape
@@ -244,7 +257,7 @@ def _worst(batch: MicroBatch, fired: Fired, parts: list[tuple[slice, slice]]) ->
     return batch.rollout_ids[int(count.argmax())]
 
 
-def _real(batch: MicroBatch, rows: slice, positions: slice) -> int:
+def _count_routable(batch: MicroBatch, rows: slice, positions: slice) -> int:
     """Count the tokens of a call that may have routing: not padding, not a sample's last."""
     start, stop, _ = positions.indices(batch.input_ids.shape[1])
     return sum(max(0, min(stop, length - 1) - start) for length in batch.lengths[rows])

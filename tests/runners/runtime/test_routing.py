@@ -9,7 +9,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError, ExitCode
-from runners.runtime.services import captured_shape
+from runners.runtime.services import find_captured_shape
 from runners.trajectory.routing import RoutingShape
 
 MOE = {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}
@@ -27,7 +27,7 @@ def test_routing_is_captured_in_the_policy_s_shape_only_where_it_is_replayed(
 ) -> None:
     weights = model(tmp_path, MOE)
     found = {
-        kind: captured_shape(compose([f"routing_replay={kind}"]), weights)
+        kind: find_captured_shape(compose([f"routing_replay={kind}"]), weights)
         for kind in ("off", "recompute", "rollout")
     }
     shape = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
@@ -47,7 +47,7 @@ def test_a_policy_without_routing_is_refused_with_the_mend(
     tmp_path: Path, kind: str, config: dict[str, int] | None, reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"routing_replay={kind} needs a policy") as caught:
-        captured_shape(compose([f"routing_replay={kind}"]), model(tmp_path, config))
+        find_captured_shape(compose([f"routing_replay={kind}"]), model(tmp_path, config))
     assert reason in str(caught.value)
     assert "routing_replay=off" in str(caught.value)
     assert caught.value.exit_code is ExitCode.USAGE
@@ -55,9 +55,9 @@ def test_a_policy_without_routing_is_refused_with_the_mend(
 
 def test_a_dense_policy_runs_where_nothing_is_replayed(tmp_path: Path) -> None:
     dense = model(tmp_path, {"num_hidden_layers": 2})
-    assert captured_shape(compose([]), dense) is None
+    assert find_captured_shape(compose([]), dense) is None
 
 
 def test_an_engine_whose_policy_nobody_named_needs_a_path() -> None:
     with pytest.raises(ConfigError, match=r"model\.path=null.*set model\.path, or"):
-        captured_shape(compose(["routing_replay=rollout"]), None)
+        find_captured_shape(compose(["routing_replay=rollout"]), None)

@@ -25,14 +25,14 @@ from runners.harnesses.native import agent
 from runners.tasks.bugfix.project import Project
 from runners.training.bootstrap import BootstrapError, ensure_tiny
 from runners.training.bootstrap.demonstrations import (
-    Line,
+    Chain,
     demonstrate,
     draw_episodes,
-    reading,
-    texts,
+    iterate_texts,
+    make_reading,
 )
-from runners.training.bootstrap.muon import orthogonalized
-from runners.training.bootstrap.network import new_network
+from runners.training.bootstrap.muon import orthogonalize
+from runners.training.bootstrap.network import make_network
 from runners.training.bootstrap.tiny import RECIPE
 from runners.training.bootstrap.vocabulary import (
     BYTES_ONLY,
@@ -49,7 +49,7 @@ SMALL = replace(RECIPE, demonstrations=200, copying_steps=2)
 
 def drawn(
     count: int, *, seed: int = 0, right: float = 0.5, scenario: ScenarioKind = "linear"
-) -> list[tuple[Project, list[Line]]]:
+) -> list[tuple[Project, list[Chain]]]:
     """Draw episodes."""
     return list(islice(draw_episodes(seed, right=right, scenario=scenario), count))
 
@@ -60,8 +60,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Renderer
     directory = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(train_tokenizer([], size=BYTES_ONLY), directory)
     plain = load_tokenizer(directory)
-    episodes = [lines for _, lines in drawn(200, scenario="mixed")]
-    text = list(texts(load_renderer(plain, "qwen3"), plain, episodes))
+    episodes = [chains for _, chains in drawn(200, scenario="mixed")]
+    text = list(iterate_texts(load_renderer(plain, "qwen3"), plain, episodes))
     save_tokenizer(train_tokenizer(text, size=RECIPE.vocabulary), directory)
     tokenizer = load_tokenizer(directory)
     return tokenizer, load_renderer(tokenizer, "qwen3"), directory
@@ -101,17 +101,17 @@ def digests(directory: Path) -> dict[str, str]:
 class Policy:
     """Answers the native agent with the turns of an episode; keeps what it was asked."""
 
-    def __init__(self, tokenizer: Tokenizer, renderer: Renderer, lines: list[Line]) -> None:
+    def __init__(self, tokenizer: Tokenizer, renderer: Renderer, chains: list[Chain]) -> None:
         self.bodies: list[dict[str, Any]] = []
         self._parts = tokenizer, renderer
-        self._left = {line.problem: list(line.steps) for line in lines}
+        self._left = {chain.problem: list(chain.turns) for chain in chains}
 
     def create(self, body: dict[str, Any], hints: dict[str, str]) -> dict[str, Any]:
-        """Say the next turn of the line whose problem opens the conversation."""
+        """Say the next turn of the chain whose problem opens the conversation."""
         self.bodies.append({**body, "messages": list(body["messages"])})
         tokenizer, renderer = self._parts
-        step = self._left[body["messages"][0]["content"]].pop(0)
-        parsed = renderer.parse_response(tokenizer.encode(step.completion))
+        turn = self._left[body["messages"][0]["content"]].pop(0)
+        parsed = renderer.parse_response(tokenizer.encode(turn.completion))
         number = len(self.bodies)
         content: list[dict[str, Any]] = [
             {"type": "tool_use", "id": f"c{number}", "name": call.name, "input": call.arguments}
@@ -130,12 +130,12 @@ def test_a_demonstration_is_what_the_gateway_makes_of_the_native_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer, renderer, _ = parts
-    ((project, lines),) = drawn(1, seed=7, scenario=scenario)
+    ((project, chains),) = drawn(1, seed=7, scenario=scenario)
     for path, text in project.files.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
     monkeypatch.chdir(tmp_path)
-    policy = Policy(tokenizer, renderer, lines)
+    policy = Policy(tokenizer, renderer, chains)
     window = 380 if scenario in ("compact", "mixed") else 0
     settings = {"model": "", "max_turns": 8, "max_tokens": 96, "window_tokens": window}
     dispatch = scenario in ("subagent", "mixed")
@@ -143,24 +143,24 @@ def test_a_demonstration_is_what_the_gateway_makes_of_the_native_agent(
         cast("Any", policy), project.problem_statement, {**settings, "dispatch": dispatch}
     )
     assert end["code"] == "policy.finished"
-    assert end["turns"] == len(policy.bodies) == sum(len(line.steps) for line in lines)
-    for line in lines:
-        asked = [body for body in policy.bodies if body["messages"][0]["content"] == line.problem]
+    assert end["turns"] == len(policy.bodies) == sum(len(chain.turns) for chain in chains)
+    for chain in chains:
+        asked = [body for body in policy.bodies if body["messages"][0]["content"] == chain.problem]
         tokens: list[int] = []
         for number, body in enumerate(asked):
             rendered, tools = to_renderer_messages(body)
             if number == 0:
                 tokens = renderer.render_ids(rendered, tools=tools, add_generation_prompt=True)
                 continue
-            spoken = tokenizer.encode(line.steps[number - 1].completion)
+            spoken = tokenizer.encode(chain.turns[number - 1].completion)
             news = rendered[
                 max(i for i, m in enumerate(rendered) if m["role"] == "assistant") + 1 :
             ]
             turn = renderer.bridge_to_next_turn(tokens, spoken, news, tools=tools)
             assert turn is not None
             tokens = turn.token_ids
-        last = tokenizer.encode(line.steps[-1].completion)
-        assert demonstrate(renderer, tokenizer, line).tokens.tolist() == tokens + last
+        last = tokenizer.encode(chain.turns[-1].completion)
+        assert demonstrate(renderer, tokenizer, chain).tokens.tolist() == tokens + last
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -168,11 +168,11 @@ def test_the_policy_is_trained_on_its_own_turns_only(
     scenario: ScenarioKind, parts: tuple[Tokenizer, Renderer, Path]
 ) -> None:
     tokenizer, renderer, _ = parts
-    ((_, lines),) = drawn(1, seed=1, scenario=scenario)
-    for line in lines:
-        demonstration = demonstrate(renderer, tokenizer, line)
+    ((_, chains),) = drawn(1, seed=1, scenario=scenario)
+    for chain in chains:
+        demonstration = demonstrate(renderer, tokenizer, chain)
         sampled = tokenizer.decode(demonstration.tokens[demonstration.sampled].tolist())
-        assert sampled == "".join(step.completion for step in line.steps)
+        assert sampled == "".join(turn.completion for turn in chain.turns)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -180,11 +180,11 @@ def test_every_completion_is_one_good_tool_call_or_a_summary(
     scenario: ScenarioKind, parts: tuple[Tokenizer, Renderer, Path]
 ) -> None:
     tokenizer, renderer, _ = parts
-    for _, lines in drawn(20, seed=2, scenario=scenario):
-        for line in lines:
-            known = {tool["name"] for tool in line.tools}
-            for step in line.steps:
-                parsed = renderer.parse_response(tokenizer.encode(step.completion))
+    for _, chains in drawn(20, seed=2, scenario=scenario):
+        for chain in chains:
+            known = {tool["name"] for tool in chain.tools}
+            for turn in chain.turns:
+                parsed = renderer.parse_response(tokenizer.encode(turn.completion))
                 if parsed.tool_calls:
                     (call,) = parsed.tool_calls
                     assert (str(call.status), call.name in known) == ("ok", True)
@@ -193,9 +193,9 @@ def test_every_completion_is_one_good_tool_call_or_a_summary(
                     assert parsed.content
 
 
-def fix_of(lines: list[Line]) -> str:
+def fix_of(chains: list[Chain]) -> str:
     """Return the statement that an episode writes."""
-    (edit,) = [step for step in lines[0].steps if '"Edit"' in step.completion]
+    (edit,) = [turn for turn in chains[0].turns if '"Edit"' in turn.completion]
     start = edit.completion.index("{")
     found: str = json.loads(edit.completion[start : edit.completion.rindex("}") + 1])["arguments"][
         "new_string"
@@ -206,19 +206,19 @@ def fix_of(lines: list[Line]) -> str:
 @pytest.mark.parametrize("right", [0.0, 0.45, 1.0])
 def test_the_right_fix_is_shown_as_often_as_asked(right: float) -> None:
     episodes = drawn(1000, seed=3, right=right, scenario="mixed")
-    shown = np.mean([fix_of(lines) == project.fix for project, lines in episodes])
+    shown = np.mean([fix_of(chains) == project.fix for project, chains in episodes])
     assert abs(shown - right) <= 0.05
 
 
 def test_no_demonstration_edits_the_bug_into_itself() -> None:
-    for project, lines in drawn(200, seed=4, right=0.2):
-        assert fix_of(lines) != project.broken
+    for project, chains in drawn(200, seed=4, right=0.2):
+        assert fix_of(chains) != project.broken
 
 
 def test_a_reading_predicts_the_right_statement(parts: tuple[Tokenizer, Renderer, Path]) -> None:
     tokenizer, _, _ = parts
     ((project, _),) = drawn(1, seed=5)
-    read = reading(tokenizer, project)
+    read = make_reading(tokenizer, project)
     assert tokenizer.decode(read.tokens.tolist()) == project.replace_bug(project.fix)
     assert tokenizer.decode(read.tokens[read.sampled].tolist()).strip() == project.fix
 
@@ -227,7 +227,7 @@ def test_the_common_prefix_ends_before_the_problem(
     parts: tuple[Tokenizer, Renderer, Path],
 ) -> None:
     tokenizer, renderer, _ = parts
-    shown = [demonstrate(renderer, tokenizer, lines[0]) for _, lines in drawn(30, seed=6)]
+    shown = [demonstrate(renderer, tokenizer, chains[0]) for _, chains in drawn(30, seed=6)]
     shared = common_prefix_length(*(one.tokens for one in shown))
     prefix = tokenizer.decode(shown[0].tokens[:shared].tolist())
     assert prefix.endswith("<|im_start|>user\nFix `") or prefix.endswith("user\nFix")
@@ -258,7 +258,7 @@ def test_transformers_loads_the_same_tokenizer(parts: tuple[Tokenizer, Renderer,
 
 
 def test_the_first_head_starts_out_looking_at_the_previous_token() -> None:
-    network = new_network(vocabulary=500, context=256, seed=0)
+    network = make_network(vocabulary=500, context=256, seed=0)
     network.set_attn_implementation("eager")
     tokens = torch.randint(0, 500, (4, 40), generator=torch.Generator().manual_seed(0))
     attention = network(input_ids=tokens, output_attentions=True).attentions[0][:, 0]
@@ -270,9 +270,9 @@ def test_the_first_head_starts_out_looking_at_the_previous_token() -> None:
 
 def test_making_a_network_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    one = new_network(vocabulary=300, context=64, seed=1)
+    one = make_network(vocabulary=300, context=64, seed=1)
     assert torch.equal(before, torch.get_rng_state())
-    again, other = (new_network(vocabulary=300, context=64, seed=seed) for seed in (1, 2))
+    again, other = (make_network(vocabulary=300, context=64, seed=seed) for seed in (1, 2))
     assert torch.equal(one.lm_head.weight, again.lm_head.weight)
     assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
 
@@ -280,7 +280,7 @@ def test_making_a_network_leaves_the_global_generator_alone() -> None:
 @pytest.mark.parametrize("shape", [(16, 16), (8, 24), (24, 8), (3, 8, 24)])
 def test_orthogonalized_matrices_have_singular_values_near_one(shape: tuple[int, ...]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    singular = torch.linalg.svdvals(orthogonalized(matrix))
+    singular = torch.linalg.svdvals(orthogonalize(matrix))
     assert singular.min() > 0.3
     assert singular.max() < 1.3
 
@@ -361,10 +361,10 @@ def test_a_cache_that_cannot_be_written_is_a_clear_error(
     ],
 )
 def test_each_scenario_has_its_lines(scenario: ScenarioKind, tools: list[list[str]]) -> None:
-    ((_, lines),) = drawn(1, scenario=scenario)
+    ((_, chains),) = drawn(1, scenario=scenario)
     named = re.compile(r'{"name": "(\w+)"')
     found = [
-        [call[1] if (call := named.search(step.completion)) else "" for step in line.steps]
-        for line in lines
+        [call[1] if (call := named.search(turn.completion)) else "" for turn in chain.turns]
+        for chain in chains
     ]
     assert found == tools

@@ -80,7 +80,7 @@ def test_at_no_instant_of_a_save_can_a_kill_leave_half_a_checkpoint(
                 checkpoint.save(trainer, root, step=3, state={}, keep=2)
         except Killed:
             assert all(found == files for found in whole(root).values())
-            newest = checkpoint.latest(root)
+            newest = checkpoint.find_latest(root)
             assert newest is not None
             assert newest.step in (2, 3)
             checkpoint.save(trainer, root, step=3, state={}, keep=2)  # the resume

@@ -17,8 +17,8 @@ from conf.sections.training import (
     RewardShare,
     SegmentsFanoutConfig,
 )
-from runners.training.fanout import FanOut, fan_out, shares
-from runners.training.micro_batches import token_weights
+from runners.training.fanout import FanOut, compute_shares, fan_out
+from runners.training.micro_batches import compute_token_weights
 from runners.trajectory.graph import build_segments
 from runners.trajectory.record import BranchKind, Segment, SegmentKind, Turn
 from tests.runners.export.records import a_turn
@@ -106,7 +106,7 @@ def trained_tokens(fan: FanOut) -> list[int]:
 
 def weight_of(rollouts: Sequence[FanOut]) -> list[float]:
     """Return the weight of each rollout: of its trained tokens together."""
-    weights = iter(token_weights([fan.samples for fan in rollouts]))
+    weights = iter(compute_token_weights([fan.samples for fan in rollouts]))
     return [sum(next(weights) * int(s.loss_mask.sum()) for s in fan.samples) for fan in rollouts]
 
 
@@ -240,7 +240,7 @@ def test_a_segment_without_a_share_holds_its_place_but_is_not_counted_as_trained
     assert fan.trained == Counter(final=8)
     assert len(fan.samples) == 7
     assert weight_of([fan]) == pytest.approx([1.0])
-    assert token_weights([fan.samples])[3] == pytest.approx(1 / 20)
+    assert compute_token_weights([fan.samples])[3] == pytest.approx(1 / 20)
 
 
 def test_tokens_of_a_flat_group_are_counted_as_trained() -> None:
@@ -287,7 +287,7 @@ def test_shares_are_of_what_is_kept() -> None:
     fan = fan_out("r", ROLLOUT, 1.0, config("uniform", max_segments=2))
     assert [sample.advantage for sample in fan.samples] == [0.5, 0.5]
     for reward in ("uniform", "token_share"):
-        assert sum(shares(ROLLOUT, reward)) == pytest.approx(1.0)
+        assert sum(compute_shares(ROLLOUT, reward)) == pytest.approx(1.0)
 
 
 def test_a_rollout_without_segments_is_no_sample() -> None:

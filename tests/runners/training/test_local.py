@@ -103,7 +103,7 @@ def test_only_the_newest_checkpoints_are_kept_and_partial_ones_are_not_seen(
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [
         "step-000003", "step-000004", "step-000009.partial"
     ]  # fmt: skip
-    newest = checkpoint.latest(tmp_path)
+    newest = checkpoint.find_latest(tmp_path)
     assert newest is not None
     assert newest.step == 4
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from conf.sections.training import CorrectionConfig
-from runners.training.losses import clipped_policy_loss, importance_weights
+from runners.training.losses import compute_importance_weights, compute_policy_loss
 
 
 def _loss(ratio: float, advantage: float) -> tuple[float, float]:
     """Loss and gradient with respect to the logprob, for one token of weight 1."""
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
-    part = clipped_policy_loss(
+    part = compute_policy_loss(
         logprob, torch.zeros(1), torch.tensor([advantage]), torch.ones(1), low=0.2, high=0.28
     )
     part.loss.backward()  # type: ignore[no-untyped-call]
@@ -52,7 +52,7 @@ def corrected(
     )
     flat = torch.tensor([value for row in log_ratios for value in row])
     rows = torch.tensor([index for index, row in enumerate(log_ratios) for _ in row])
-    part = importance_weights(flat, torch.zeros_like(flat), rows, correction)
+    part = compute_importance_weights(flat, torch.zeros_like(flat), rows, correction)
     return part.weights.tolist(), (part.truncated, part.rejected)
 
 
@@ -86,5 +86,7 @@ def test_a_sequence_whose_geometric_mean_lies_outside_the_band_is_rejected() -> 
 def test_the_weights_carry_no_gradient() -> None:
     old = torch.tensor([0.1], requires_grad=True)
     correction = CorrectionConfig(truncate="token", cap=2.0, reject_outside=None)
-    part = importance_weights(old, torch.zeros(1), torch.zeros(1, dtype=torch.int64), correction)
+    part = compute_importance_weights(
+        old, torch.zeros(1), torch.zeros(1, dtype=torch.int64), correction
+    )
     assert not part.weights.requires_grad

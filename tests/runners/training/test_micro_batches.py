@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.training.micro_batches import deal_rollouts, micro_batches, token_weights
+from runners.training.micro_batches import compute_token_weights, make_micro_batches, split_rollouts
 from runners.training.sample import Sample
 
 
@@ -50,8 +50,8 @@ def test_every_trained_token_appears_once_with_its_context_position(
     ]
     samples = list(itertools.chain(*rollouts))
     seen = []
-    weights = token_weights(rollouts)
-    for batch in micro_batches(
+    weights = compute_token_weights(rollouts)
+    for batch in make_micro_batches(
         samples, weights, tokens_per_microbatch=budget, device=torch.device("cpu")
     ):
         rows, width = batch.input_ids.shape
@@ -68,22 +68,22 @@ def test_every_trained_token_appears_once_with_its_context_position(
 
 def test_each_rollout_weighs_the_same_however_long_and_however_split() -> None:
     a, b = sample("a", 10, [1, 2, 3, 4]), [sample("b", 5, [1]), sample("b", 5, [1, 2, 3])]
-    weights = token_weights([[a], b])
+    weights = compute_token_weights([[a], b])
     of_rollout = {"a": 4 * weights[0], "b": weights[1] + 3 * weights[2]}
     assert of_rollout == pytest.approx({"a": 0.5, "b": 0.5})
 
 
 def test_a_rollout_of_which_nothing_is_left_does_not_make_the_others_weigh_more() -> None:
     whole, rest = [sample("a", 10, [1, 2, 3, 4])], [sample("b", 5, [1])]
-    assert token_weights([whole, rest]) == [1 / 8, 1 / 2]
-    assert token_weights([whole, []]) == [1 / 8]
-    assert token_weights([whole, [sample("b", 5, [])]]) == [1 / 8, 1 / 2]
+    assert compute_token_weights([whole, rest]) == [1 / 8, 1 / 2]
+    assert compute_token_weights([whole, []]) == [1 / 8]
+    assert compute_token_weights([whole, [sample("b", 5, [])]]) == [1 / 8, 1 / 2]
 
 
 def test_a_trained_first_token_is_refused() -> None:
     with pytest.raises(ValueError, match="no context"):
         list(
-            micro_batches(
+            make_micro_batches(
                 [sample("a", 4, [0])], [1.0], tokens_per_microbatch=8, device=torch.device("cpu")
             )
         )
@@ -94,7 +94,7 @@ def test_minibatches_share_the_rollouts_out_evenly_and_none_is_empty(
     sizes: list[int], parts: int, seed: int
 ) -> None:
     rollouts = [[sample(f"r{i}", 3, [1])] * size for i, size in enumerate(sizes)]
-    dealt = deal_rollouts(rollouts, parts, torch.Generator().manual_seed(seed))
+    dealt = split_rollouts(rollouts, parts, torch.Generator().manual_seed(seed))
     assert sorted(map(id, itertools.chain(*dealt))) == sorted(map(id, rollouts))
     assert min(map(len, dealt)) >= max(1, max(map(len, dealt)) - 1)
 
@@ -109,7 +109,7 @@ def opened(length: int, first_trained: int, last: int) -> Sample:
 
 def test_rows_that_open_alike_share_what_stands_before_the_first_trained_prediction() -> None:
     samples = [opened(100, 90, 1), opened(104, 95, 2), opened(98, 92, 3)]
-    (batch,) = micro_batches(
+    (batch,) = make_micro_batches(
         samples, [1.0] * 3, tokens_per_microbatch=200, device=torch.device("cpu")
     )
     assert batch.shared == 89
@@ -122,6 +122,6 @@ def test_rows_that_open_differently_are_batched_apart() -> None:
     other.tokens[0] = 77
     device = torch.device("cpu")
     batches = list(
-        micro_batches([one, other] * 2, [1.0] * 4, tokens_per_microbatch=900, device=device)
+        make_micro_batches([one, other] * 2, [1.0] * 4, tokens_per_microbatch=900, device=device)
     )
     assert [len(batch.input_ids) for batch in batches] == [2, 2]

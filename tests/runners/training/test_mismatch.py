@@ -16,7 +16,7 @@ def test_figures_match_hand_values() -> None:
     mismatch = Mismatch()
     mismatch.add(torch.tensor([math.log(3.0), 0.0]), torch.tensor([0.0, 0.0]))
     mismatch.add(torch.tensor([0.0, -math.log(1.2)]), torch.tensor([0.0, 0.0]))
-    figures = mismatch.figures()
+    figures = mismatch.metrics()
     deltas = [math.log(3.0), 0.0, 0.0, -math.log(1.2)]
     assert figures["k1"] == pytest.approx(-sum(deltas) / 4, rel=1e-5)
     assert figures["k3"] == pytest.approx(sum(math.exp(d) - 1 - d for d in deltas) / 4, rel=1e-5)
@@ -31,11 +31,11 @@ def test_k3_is_never_negative_and_zero_without_a_difference(values: list[float])
     differing, same = Mismatch(), Mismatch()
     differing.add(there, torch.zeros(len(values)))
     same.add(there, there)
-    k3 = differing.figures()["k3"]
+    k3 = differing.metrics()["k3"]
     assert k3 is not None
     assert k3 >= 0.0
-    assert same.figures() == dict.fromkeys(same.figures(), 0.0)
+    assert same.metrics() == dict.fromkeys(same.metrics(), 0.0)
 
 
 def test_without_tokens_no_figure_is_known() -> None:
-    assert set(Mismatch().figures().values()) == {None}
+    assert set(Mismatch().metrics().values()) == {None}

@@ -12,8 +12,8 @@ import pytest
 from runners.training.placeholder import (
     PROMPT_TOKENS,
     constant_placeholder,
-    pad_token,
     prompt_placeholder,
+    read_pad_token,
 )
 from runners.trajectory.routing import RoutingShape
 
@@ -39,15 +39,15 @@ def model(tmp_path: Path, **config: Any) -> Path:
 def test_the_padding_token_falls_back_to_the_end_token_and_to_0(
     tmp_path: Path, config: dict[str, Any], pad: int
 ) -> None:
-    assert pad_token(model(tmp_path, **config)) == pad
+    assert read_pad_token(model(tmp_path, **config)) == pad
 
 
 def test_the_padding_token_of_a_damaged_model_is_0(tmp_path: Path) -> None:
-    assert pad_token(tmp_path) == 0
+    assert read_pad_token(tmp_path) == 0
     (tmp_path / "config.json").write_text("[")
-    assert pad_token(tmp_path) == 0
+    assert read_pad_token(tmp_path) == 0
     (tmp_path / "config.json").write_text("[1]")
-    assert pad_token(tmp_path) == 0
+    assert read_pad_token(tmp_path) == 0
 
 
 @pytest.mark.parametrize("experts", [256, 257])

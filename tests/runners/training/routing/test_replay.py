@@ -19,7 +19,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from runners.training.routing.replay import WEIGHTS, Fired, RouterReplay
+from runners.training.routing.replay import WEIGHTS, ReplayCounts, RouterReplay
 from runners.trajectory.routing import RoutingError
 
 SMALL: dict[str, Any] = {
@@ -102,7 +102,7 @@ def recorded(policy: nn.Module, replay: RouterReplay, tokens: Tensor = TOKENS) -
 
 def replayed(
     policy: nn.Module, replay: RouterReplay, experts: Tensor, valid: Tensor | None = None
-) -> tuple[Tensor, Fired]:
+) -> tuple[Tensor, ReplayCounts]:
     """Run the policy on given experts."""
     everywhere = torch.ones(TOKENS.numel(), dtype=torch.bool)
     with (

@@ -12,7 +12,7 @@ import torch
 
 from conf.sections.training import RoutingRecomputeConfig, RoutingReplayConfig
 from runners.training.local import LocalTrainer
-from runners.training.routing.step import ReplayedStep
+from runners.training.routing.step import RoutingReplay
 from runners.training.sample import Sample
 from runners.trajectory.routing import Routing, RoutingError, RoutingShape
 from tests.fakes.local_trainer import VOCAB, logprobs, make_trainer
@@ -191,7 +191,7 @@ def test_a_config_that_misnames_the_layers_that_route_is_refused(tmp_path: Path)
     policy = write_tiny_model(tmp_path, vocab_size=VOCAB, mlp_only_layers=[0])
     shape = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
     with pytest.raises(RoutingError, match=r"layers \[1\] of 2 route, and .* \[0, 1\] of 2"):
-        ReplayedStep(make_trainer(policy).model, r3(), shape)
+        RoutingReplay(make_trainer(policy).model, r3(), shape)
 
 
 @pytest.mark.parametrize("routing", [r3(), R2])

@@ -20,7 +20,7 @@ from runners.engines.embedded.core import EngineCore
 from runners.store.run_store import RunStore
 from runners.training.advantages import StepGroups
 from runners.training.fanout import fan_out
-from runners.training.micro_batches import micro_batches
+from runners.training.micro_batches import make_micro_batches
 from runners.training.placeholder import constant_placeholder
 from runners.training.routing.shape import routing_shape
 from runners.training.sample import Sample
@@ -256,7 +256,7 @@ def test_padding_and_packing_keep_rows_with_their_tokens(
     seen: set[int] = set()
     weights_of = [1.0] * len(cut)
     device = torch.device("cpu")
-    for part in micro_batches(cut, weights_of, tokens_per_microbatch=tokens, device=device):
+    for part in make_micro_batches(cut, weights_of, tokens_per_microbatch=tokens, device=device):
         assert part.experts is not None
         assert part.routed is not None
         for row, index in enumerate(part.samples):
