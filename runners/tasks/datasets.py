@@ -18,7 +18,7 @@ from runners.tasks.loading import (
 
 
 def load_tasks(config: Config) -> list[Task]:
-    """Return the tasks of both splits; generated tasks are made once and kept in the user's cache.
+    """Return the tasks of both splits; generated tasks are made once and cached.
 
     Blocks. Raises TaskRootError, RepositoryError, DatasetError, and ConfigError if there are too
     few to train on.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from conf.errors import AgentrlError
 from conf.sections.task import BugfixTaskConfig, SwebenchTaskConfig, TaskConfig
-from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
+from runners.sandboxes.contract import SandboxBackend, SandboxSpec
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
 from runners.tasks.graders import JUDGES
@@ -25,6 +25,7 @@ from runners.tasks.graders.verdicts import DOES_NOT_APPLY, make_verdict
 from runners.tasks.patch import git_environment, init_git_dir, run_git
 from runners.tasks.protection import find_tampered
 from runners.tasks.pytest_mounts import filter_mounts
+from runners.tasks.scratch_sandbox import open_sandbox
 
 
 def make_grader(
@@ -77,26 +78,15 @@ class SandboxGrader:
             workdir=task.workdir,
         )
         try:
-            sandbox = await self._backend.create(spec)
+            async with open_sandbox(self._backend, spec) as sandbox:
+                return await judge.judge(task, sandbox, deadline_s)
         except _DoesNotApplyError as error:
             log = str(error).encode()
             return make_verdict(task, VerdictKind.UNSOLVED, DOES_NOT_APPLY, log=log)
-        try:
-            return await judge.judge(task, sandbox, deadline_s)
-        finally:
-            await _close(sandbox)
 
 
 class _DoesNotApplyError(Exception):
     """Git refuses the patch; the text is git's reason."""
-
-
-async def _close(sandbox: Sandbox) -> None:
-    """Close it; a sandbox that cannot be removed stays in the ledger, and the verdict stands."""
-    try:
-        await sandbox.close()
-    except (SandboxError, OSError):
-        return
 
 
 def apply_patch(task: Task, patch: Patch, workspace: Path) -> str:

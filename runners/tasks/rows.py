@@ -1,7 +1,7 @@
 """Schemas of task rows: SWE-bench (5.x and classic), SWE-bench-Pro, rows with a command or script.
 
 A row may be flat, or have fields in ``metadata`` and ``metadata.remote_env_info``; of a field that
-occurs twice, the outer one counts. The schema is told by the fields. Unknown fields are ignored,
+occurs twice, the outer one counts. The fields determine the schema. Unknown fields are ignored,
 as published datasets have many.
 """
 

@@ -27,9 +27,10 @@ from runners.tasks.pytest_mounts import (
     pytest_mounts,
     rewrite_paths,
 )
+from runners.tasks.scratch_sandbox import open_sandbox
 
 VERSION = 1
-"""Version of the made repositories: raise it when the same origin gives another one."""
+"""Version of the repositories: raise it when the same origin gives another one."""
 SETUP_S = 600.0
 COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 HEAD = "HEAD.txt"
@@ -77,34 +78,32 @@ class TaskRepositories:
             return base, origin.base_commit
         image = [origin.image] if origin.image else []
         key = json.dumps([origin.base_commit, origin.workdir, *origin.setup, *image])
-        place = self._root / f"{VERSION}-setup-{hashlib.sha256(key.encode()).hexdigest()[:40]}"
-        if not place.exists():
-            await self._run_setup(origin, base, place)
-        return place / "repo", (place / HEAD).read_text()
+        target = self._root / f"{VERSION}-setup-{hashlib.sha256(key.encode()).hexdigest()[:40]}"
+        if not target.exists():
+            await self._run_setup(origin, base, target)
+        return target / "repo", (target / HEAD).read_text()
 
-    async def _run_setup(self, origin: Origin, base: Path, place: Path) -> None:
+    async def _run_setup(self, origin: Origin, base: Path, target: Path) -> None:
         """Run the setup commands; store their work tree as a commit above the base."""
         with tempfile.TemporaryDirectory(prefix=".setup.", dir=self._root) as scratch:
             source = Path(scratch) / "with-history"
+            # Commands may use other commits that they name, for example to check out a test file.
             also = tuple(dict.fromkeys(COMMIT.findall("\n".join(origin.setup))))
             await asyncio.to_thread(
                 make_pinned_repository, origin.source, origin.base_commit, source, also=also
             )
             spec = SandboxSpec(
-                place.name,
+                target.name,
                 source,
                 "none",
                 mounts=filter_mounts(pytest_mounts(), origin.image),
                 image=origin.image,
                 workdir=origin.workdir if origin.image else None,
             )
-            sandbox = await self._backend.create(spec)
-            try:
+            async with open_sandbox(self._backend, spec) as sandbox:
                 await _run_commands(origin, sandbox)
                 async with sandbox.on_host(leave_out=(".git",)) as workspace:
-                    await asyncio.to_thread(_store_work_tree, workspace, base, place)
-            finally:
-                await _close(sandbox)
+                    await asyncio.to_thread(_store_work_tree, workspace, base, target)
 
 
 async def _run_commands(origin: Origin, sandbox: Sandbox) -> None:
@@ -119,21 +118,13 @@ async def _run_commands(origin: Origin, sandbox: Sandbox) -> None:
         raise SandboxError(f"the task's setup ended with exit code {result.exit_code}: {output}")
 
 
-def _store_work_tree(workspace: Path, base: Path, place: Path) -> None:
+def _store_work_tree(workspace: Path, base: Path, target: Path) -> None:
     try:
-        with atomic_directory(place) as made:
-            repo = made / "repo"
+        with atomic_directory(target) as folder:
+            repo = folder / "repo"
             copy_tree(workspace, repo)
             remove_tree(repo / ".git")
             copy_tree(base / ".git", repo / ".git")
-            (made / HEAD).write_text(commit_all(repo, "Prepare"))
+            (folder / HEAD).write_text(commit_all(repo, "Prepare"))
     except (OSError, subprocess.SubprocessError) as error:
         raise SandboxError(f"cannot store a prepared work tree: {error}") from error
-
-
-async def _close(sandbox: Sandbox) -> None:
-    """Close it; a sandbox that cannot be removed stays in the ledger, and the task goes on."""
-    try:
-        await sandbox.close()
-    except (SandboxError, OSError):
-        return

@@ -34,7 +34,7 @@ class TurnError(Exception):
         super().__init__(message)
 
 
-class Connection:
+class GatewayConnection:
     """HTTP/1.1 on one kept-alive connection; a body is read to its end before the next request."""
 
     def __init__(self, url: str) -> None:
@@ -150,7 +150,7 @@ class Messages:
 
     def __init__(self, url: str, api_key: str, backoff_s: float = BACKOFF_S) -> None:
         self.backoff_s = backoff_s
-        self.connection = Connection(url)
+        self.connection = GatewayConnection(url)
         self.headers = f"x-api-key: {api_key}\r\nanthropic-version: 2023-06-01\r\n"
         self.headers += "content-type: application/json\r\n"
 

@@ -48,8 +48,8 @@ class ProjectNames:
 
 def assign_split(package: str, module: str, function: str) -> NameSplit:
     """Return the split of a project: one tenth is train, one tenth held out, the rest bootstrap."""
-    place = zlib.crc32(f"{package}.{module}.{function}".encode()) % 10
-    return _SPLITS[min(place, 2)]
+    bucket = zlib.crc32(f"{package}.{module}.{function}".encode()) % 10
+    return _SPLITS[min(bucket, 2)]
 
 
 def draw_names(rng: random.Random, split: NameSplit) -> ProjectNames:

@@ -39,10 +39,10 @@ def build(root: Path) -> Path:
     """
     if not root.exists():
         try:
-            with atomic_directory(root) as made:
-                rows = [row for package in find_packages() for row in _write(made, package)]
+            with atomic_directory(root) as folder:
+                rows = [row for package in find_packages() for row in _write(folder, package)]
                 text = "".join(f"{json.dumps(row)}\n" for row in rows)
-                (made / INSTANCES).write_text(text)
+                (folder / INSTANCES).write_text(text)
         except (OSError, subprocess.SubprocessError) as error:
             raise TaskRootError(f"cannot make the built-in tasks in {root}: {error}") from error
     if not (root / INSTANCES).exists():

@@ -204,8 +204,8 @@ async def test_an_investigator_looks_and_its_report_is_the_dispatchers_result(
     assert look["system"] != main["system"]
     assert look["messages"] == [{"role": "user", "content": "look at a.txt"}]
     assert len(report["messages"]) == 3
-    told = {"type": "tool_result", "tool_use_id": "a1", "content": "two ones"}
-    assert last["messages"][-1] == {"role": "user", "content": [told]}
+    tool_result = {"type": "tool_result", "tool_use_id": "a1", "content": "two ones"}
+    assert last["messages"][-1] == {"role": "user", "content": [tool_result]}
     sub = {"agent-id": "investigator-1", "request-class": "subagent"}
     assert [hints(headers) for headers in gateway.headers] == [{}, sub, sub, {}]
 
@@ -258,11 +258,14 @@ async def test_a_history_that_outgrows_its_window_continues_from_its_summary(
     script = [small, read, Reply([say("two ones")], "end_turn"), read, read, read, done]
     end = await solve(gateway, [*script[:5], done], window_tokens=50)
     assert (end["code"], end["turns"]) == ("policy.finished", 6)
-    asked, went_on = gateway.requests[2], gateway.requests[3]
-    assert asked["messages"][:-1] == gateway.requests[1]["messages"] + asked["messages"][3:4]
-    assert asked["messages"][-1]["content"][-1] == {"type": "text", "text": agent.SUMMARIZE}
-    assert asked["messages"][-1]["content"][0]["type"] == "tool_result"
-    (first,) = went_on["messages"]
+    summary, continued = gateway.requests[2], gateway.requests[3]
+    assert summary["messages"][:-1] == gateway.requests[1]["messages"] + summary["messages"][3:4]
+    assert summary["messages"][-1]["content"][-1] == {
+        "type": "text",
+        "text": agent.SUMMARIZE,
+    }
+    assert summary["messages"][-1]["content"][0]["type"] == "tool_result"
+    (first,) = continued["messages"]
     assert first["content"].startswith("problem\n")
     assert first["content"].endswith("two ones")
     assert [hints(headers) for headers in gateway.headers[:5]] == [

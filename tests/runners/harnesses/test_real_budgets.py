@@ -1,4 +1,4 @@
-"""What ends each real agent program: its turns, its tokens, its time, or a key that is refused."""
+"""Ends of each real agent program: its turns, its tokens, its time, or a refused key."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.agents, pytest.mark.timeout(3
 
 
 @dataclass(frozen=True)
-class Words:
-    """What its policy says."""
+class Scripts:
+    """Tool calls of its policy."""
 
     read: str
     long: str
@@ -28,27 +28,27 @@ class Words:
     """A command that does not end."""
 
 
-WORDS = {
-    "claude_code": Words(
+SCRIPTS = {
+    "claude_code": Scripts(
         read=call("Read", file_path="/workspace/a.py"),
         long=call("Bash", command="seq 1000 1600", description="Count"),
         room=16_000,
         wait=call("Bash", command="tail -f a.py", description="Wait"),
     ),
-    "codex": Words(
+    "codex": Scripts(
         read=call("exec_command", cmd="cat a.py"),
         long=call("exec_command", cmd="seq 1000 1600"),
         room=17_000,
         wait=call("exec_command", cmd="tail -f a.py", yield_time_ms=30_000),
     ),
-    "mini_swe_agent": Words(
+    "mini_swe_agent": Scripts(
         read=call("bash", command="cat a.py"),
         long=call("bash", command="seq 1000 2600"),
         room=8_000,
         wait=call("bash", command="tail -f a.py"),
     ),
 }
-EACH = pytest.mark.parametrize("config", WORDS, indirect=True, scope="module")
+EACH = pytest.mark.parametrize("config", SCRIPTS, indirect=True, scope="module")
 QUICK = pytest.mark.parametrize(
     "config",
     ["claude_code", "codex", pytest.param("mini_swe_agent", marks=pytest.mark.slow)],
@@ -65,7 +65,7 @@ def config(request: pytest.FixtureRequest) -> Config:
 
 @EACH
 async def test_its_turns(program: RealProgram, engine: ScriptedEngine) -> None:
-    engine.always = Completion(WORDS[program.config.harness.kind].read)
+    engine.always = Completion(SCRIPTS[program.config.harness.kind].read)
     done = await program.work(max_turns=2)
     assert done.result.code is OutcomeCode.BUDGET_TURNS, done.result
     assert done.finished["stats"]["turns"] == len(engine.seen.requests) == 2
@@ -89,7 +89,7 @@ async def test_its_turns_are_those_of_its_sub_agents_too(
     engine: ScriptedEngine,
 ) -> None:
     engine.say(sent)
-    engine.always = Completion(WORDS[program.config.harness.kind].read)
+    engine.always = Completion(SCRIPTS[program.config.harness.kind].read)
     scenario = SubagentScenarioConfig(kind="subagent")
     done = await program.work(scenario, max_turns=4)
     assert done.result.code is OutcomeCode.BUDGET_TURNS, done.result
@@ -103,10 +103,8 @@ async def test_its_turns_are_those_of_its_sub_agents_too(
     indirect=True,
     scope="module",
 )
-async def test_its_turns_as_it_counts_them_itself(
-    program: RealProgram, engine: ScriptedEngine
-) -> None:
-    engine.always = Completion(WORDS[program.config.harness.kind].read)
+async def test_its_own_limit_of_turns(program: RealProgram, engine: ScriptedEngine) -> None:
+    engine.always = Completion(SCRIPTS[program.config.harness.kind].read)
     harness = program.config.harness.model_copy(update={"max_turns": 3})
     config = program.config.model_copy(update={"harness": harness})
     done = await replace(program, config=config).work()
@@ -116,16 +114,16 @@ async def test_its_turns_as_it_counts_them_itself(
 
 @QUICK
 async def test_its_tokens(program: RealProgram, engine: ScriptedEngine) -> None:
-    words = WORDS[program.config.harness.kind]
-    engine.say(words.long)
-    done = await program.work(room=words.room)
+    scripts = SCRIPTS[program.config.harness.kind]
+    engine.say(scripts.long)
+    done = await program.work(room=scripts.room)
     assert done.result.code is OutcomeCode.BUDGET_TOKENS, done.result
     assert done.finished["stats"]["turns"] == 1
 
 
 @QUICK
 async def test_its_time(program: RealProgram, engine: ScriptedEngine) -> None:
-    engine.say(WORDS[program.config.harness.kind].wait)
+    engine.say(SCRIPTS[program.config.harness.kind].wait)
     deadline_s = 30 if program.config.harness.kind == "mini_swe_agent" else 3
     done = await program.work(deadline_s=deadline_s)
     assert done.result.code is OutcomeCode.BUDGET_WALL

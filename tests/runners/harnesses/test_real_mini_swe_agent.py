@@ -27,7 +27,7 @@ HARNESS = CONFIG.harness
 
 READ = call("bash", command="cat a.py")
 EDIT = call("bash", command="sed -i s/-/+/ a.py")
-SUBMIT = call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo mended")
+SUBMIT = call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo fixed")
 
 
 async def test_all_its_sampled_tokens_are_trained(
@@ -36,7 +36,7 @@ async def test_all_its_sampled_tokens_are_trained(
     engine.say(READ, EDIT, SUBMIT)
     done = await program.work()
     result = done.result
-    assert (result.code, result.final_message) == (OutcomeCode.POLICY_FINISHED, "mended\n"), result
+    assert (result.code, result.final_message) == (OutcomeCode.POLICY_FINISHED, "fixed\n"), result
     assert "a + b" in done.a_py
     assert done.changed == [], "what the program writes stays out of the workspace"
     assert chains_of(done) == [("final", MAIN, (0, 1, 2))]

@@ -158,20 +158,20 @@ def test_an_unknown_pytest_runs_without_the_plugin(tmp_path: Path) -> None:
     (tmp_path / "_pytest").mkdir()
     (tmp_path / "_pytest/__init__.py").write_text("")
     ask, word = os.pipe()
-    said, tell = os.pipe()
+    report_read, report_write = os.pipe()
     os.write(word, b"w" * 32)
     done = subprocess.run(
         [sys.executable, "-c", "import agentrl_report; print(agentrl_report.REPORTER)"],
         env={
             "PYTHONPATH": f"{tmp_path}:{PLUGIN.parent}",
-            "AGENTRL_REPORT": f"{ask},{tell}",
+            "AGENTRL_REPORT": f"{ask},{report_write}",
         },
-        pass_fds=(ask, tell),
+        pass_fds=(ask, report_write),
         capture_output=True,
         text=True,
         check=True,
     )
-    for descriptor in (ask, word, said, tell):
+    for descriptor in (ask, word, report_read, report_write):
         os.close(descriptor)
     assert done.stdout == "None\n"
     assert "agentrl_report: ModuleNotFoundError" in done.stderr

@@ -234,18 +234,6 @@ async def test_an_infrastructure_failure_is_infra_and_not_cached(
     assert second.kind is VerdictKind.UNSOLVED
 
 
-async def test_a_caller_that_waits_for_a_cancelled_grading_grades_itself(
-    backend: LocalBackend, task: Task
-) -> None:
-    grader = TaskGrader(SandboxGrader(backend), use_repository_as_is)
-    first = asyncio.ensure_future(grader.grade(task, patch_of(b""), name="g1", deadline_s=30))
-    second = asyncio.ensure_future(grader.grade(task, patch_of(b""), name="g2", deadline_s=30))
-    await asyncio.sleep(0.02)
-    first.cancel()
-    assert (await second).kind is VerdictKind.UNSOLVED
-    assert first.cancelled()
-
-
 def test_a_test_runner_that_did_not_start_is_infra(task: Task) -> None:
     dead = CommandResult(1, b"", b"python: cannot start", 0.1)
     verdict = read_verdict(task, "nonce", dead)
@@ -254,6 +242,6 @@ def test_a_test_runner_that_did_not_start_is_infra(task: Task) -> None:
 
 
 def test_lines_without_the_nonce_are_ignored(task: Task) -> None:
-    said = b"nonce start\nnonce 1 pass\nother 0 pass\nnonce 0 fail\n"
-    verdict = read_verdict(task, "nonce", CommandResult(0, said, b"", 0.1))
+    output = b"nonce start\nnonce 1 pass\nother 0 pass\nnonce 0 fail\n"
+    verdict = read_verdict(task, "nonce", CommandResult(0, output, b"", 0.1))
     assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (0, 1)

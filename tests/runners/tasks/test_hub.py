@@ -120,8 +120,8 @@ def test_a_split_is_read_at_its_revision(found: Found, name: str) -> None:
 
 
 def test_only_a_splits_files_are_fetched_and_only_once(found: Found, hub: Hub) -> None:
-    asked = [path for path in hub.requests if path.startswith(f"HEAD /datasets/{LITE}/resolve/")]
-    assert sorted(path.rpartition("/")[2] for path in asked) == [
+    fetched = [path for path in hub.requests if path.startswith(f"HEAD /datasets/{LITE}/resolve/")]
+    assert sorted(path.rpartition("/")[2] for path in fetched) == [
         "dev-00000-of-00001.parquet",
         "test-00000-of-00002.parquet",
         "test-00001-of-00002.parquet",
@@ -138,18 +138,18 @@ def test_a_row_is_named_by_its_file_and_number(found: Found) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_missing_dataset_is_reported_with_its_fix(found: Found, name: str) -> None:
-    code, said = found[name]
-    assert BAD[name] in said
+    code, message = found[name]
+    assert BAD[name] in message
     assert code == ExitCode.DATA_REFUSED
 
 
 def test_a_cached_split_needs_no_network(found: Found, home: Path) -> None:
     offline = read(home, "http://127.0.0.1:9", LITE, "org/other", f"{LITE}:tset")
     assert offline.pop(LITE) == found[LITE]
-    for code, said in offline.values():
+    for code, message in offline.values():
         assert code == ExitCode.SERVICE_GONE
-        assert "cannot be reached" in said
-        assert said.endswith("or give a file")
+        assert "cannot be reached" in message
+        assert message.endswith("or give a file")
 
 
 def test_an_incomplete_split_in_the_cache_is_refused(
@@ -161,9 +161,9 @@ def test_an_incomplete_split_in_the_cache_is_refused(
         shard.unlink()
     for listing in cut_off.rglob("trees"):  # not every version of the client keeps one
         shutil.rmtree(listing)
-    code, said = read(cut_off, "http://127.0.0.1:9", LITE)[LITE]
+    code, message = read(cut_off, "http://127.0.0.1:9", LITE)[LITE]
     assert code == ExitCode.SERVICE_GONE
-    assert "the cache has 1 of the 2 files of the split" in said
+    assert "the cache has 1 of the 2 files of the split" in message
 
 
 def test_a_missing_file_is_not_taken_for_a_hub_name() -> None:

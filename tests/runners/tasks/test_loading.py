@@ -56,8 +56,8 @@ def test_every_malformed_row_is_named_with_its_line(tmp_path: Path, row: dict[st
     )
     report = read_dataset(config(file), str(file))
     assert [task.id for task in report.tasks] == ["o__r-1"]
-    said = dict(fault.split(": ", 1) for fault in report.faults)
-    assert sorted(said) == [f"rows.jsonl:{line}" for line in range(2, 10)]
+    faults = dict(fault.split(": ", 1) for fault in report.faults)
+    assert sorted(faults) == [f"rows.jsonl:{line}" for line in range(2, 10)]
     for line, words in {
         2: "not JSON",
         3: "a row must be an object, not list",
@@ -68,7 +68,7 @@ def test_every_malformed_row_is_named_with_its_line(tmp_path: Path, row: dict[st
         8: "task.repositories",
         9: "its grading is unknown",
     }.items():
-        assert words in said[f"rows.jsonl:{line}"]
+        assert words in faults[f"rows.jsonl:{line}"]
     with pytest.raises(DatasetError, match="has 8 malformed rows") as caught:
         load_dataset(config(file), str(file))
     assert all(fault in str(caught.value) for fault in report.faults)
@@ -102,14 +102,14 @@ def test_the_last_rows_of_a_training_file_are_held_out(tmp_path: Path, row: dict
 
 
 def test_a_file_that_is_not_a_dataset_is_refused(tmp_path: Path) -> None:
-    for name, said in (
+    for name, message in (
         ("none.jsonl", "no such file"),
         ("x.csv", "not a .jsonl"),
         ("e.jsonl", "no rows"),
     ):
         if name != "none.jsonl":
             (tmp_path / name).write_text("")
-        with pytest.raises(DatasetError, match=said):
+        with pytest.raises(DatasetError, match=message):
             load_dataset(config(tmp_path / name), str(tmp_path / name))
     (tmp_path / "bad.parquet").write_text("x")
     with pytest.raises(DatasetError, match="not a Parquet file"):

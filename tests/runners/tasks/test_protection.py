@@ -62,9 +62,9 @@ async def test_tampering_is_left_out_reported_and_restored(
     (workspace / path).parent.mkdir(exist_ok=True)
     (workspace / path).write_text(TAMPERING[path])
     (workspace / "calc/add.py").write_text("fixed\n")
-    told = path.removesuffix("/__init__.py")
+    reported = path.removesuffix("/__init__.py")
     patch = await diff_workspace(task, workspace)
-    assert patch.tampered == (told,)
+    assert patch.tampered == (reported,)
     assert patch.files == ("calc/add.py",)
     # The same from somebody who wrote the patch by hand.
     git(workspace, "add", "-A", "-f")

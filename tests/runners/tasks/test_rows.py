@@ -104,7 +104,7 @@ def test_a_row_of_pro_is_read_flat_as_on_the_hub_and_nested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"base_commit": "main"}, "base_commit"),
         ({"instance_id": "../x"}, "instance_id"),
@@ -114,8 +114,8 @@ def test_a_row_of_pro_is_read_flat_as_on_the_hub_and_nested() -> None:
         ({"test_patch": None}, "test_patch"),
     ],
 )
-def test_malformed_fields_are_named(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_malformed_fields_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         read_row({**CLASSIC, **change})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -113,3 +114,24 @@ async def test_a_repository_that_cannot_be_made_is_infra_and_asked_for_again(tas
     lost = await grade(grader, task)
     assert (lost.kind, lost.reason) == (VerdictKind.INFRA, "SandboxError: disk full")
     assert (await grade(grader, task)).kind is VerdictKind.SOLVED
+
+
+async def test_a_caller_that_waits_for_a_cancelled_grading_grades_itself(task: Task) -> None:
+    scripted = ScriptedGrader([GOOD, GOOD])
+    started, never = asyncio.Event(), asyncio.Event()
+
+    async def ensure(task: Task) -> Task:
+        if not started.is_set():
+            started.set()
+            await never.wait()
+        return task
+
+    grader = TaskGrader(scripted, ensure)
+    first = asyncio.create_task(grade(grader, task))
+    await started.wait()
+    second = asyncio.create_task(grade(grader, task))
+    await asyncio.sleep(0)  # the second waits for the first
+    first.cancel()
+    assert (await second).kind is VerdictKind.SOLVED
+    assert first.cancelled()
+    assert len(scripted.names) == 1
