@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from conf.errors import error_text
 from conf.schema import Config
@@ -132,7 +132,7 @@ class Campaign:
         drain_s = self._config.rollout.deadlines.drain_s
         async with pause_turns(gateway, engine, deadline_s=drain_s):
             await engine.update_weights(saved.path, step)
-        show_step(self._progress, step, metrics)
+        self._progress.add_step_metrics(step, metrics)
 
     async def _evaluate(self, step: int) -> bool:
         """Evaluate the policy after ``step`` updates if that is due and not done yet; return
@@ -220,9 +220,3 @@ def note_masked(store: RunStore, kind: str, reasons: Mapping[str, str]) -> None:
     """Store an event of ``kind`` for each rollout that has a grade and is not trained."""
     for rollout_id, reason in reasons.items():
         store.event(kind, {"rollout_id": rollout_id, "reason": reason})
-
-
-def show_step(progress: Progress, step: int, metrics: dict[str, Any]) -> None:
-    """Show a finished step, also one of an earlier execution of the run."""
-    rates = metrics["train/reward_mean"], metrics["train/solve_rate"]
-    progress.add_step(step, *rates, metrics["time/step_s"])

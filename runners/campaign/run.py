@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from conf.errors import ConfigError
 from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
-from runners.campaign.loop import Campaign, show_step
+from runners.campaign.loop import Campaign
 from runners.campaign.result import CampaignResult, summarize
 from runners.concurrency.task_group import task_group
 from runners.faults.wiring import metrics_faults
+from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
+from runners.observe.png_charts import write_reward_curve
 from runners.observe.progress import Progress
-from runners.observe.summary import write_reward_curve
 from runners.runtime.driver import Driver, open_run
 from runners.runtime.services import Policy, find_captured_shape, start_services
 from runners.store.run_store import RunStore
@@ -128,7 +129,6 @@ def _show_earlier(progress: Progress, store: RunStore) -> None:
     """Show the steps and evaluations of earlier executions of the run."""
     for row in store.steps():
         if row.state == "done":
-            show_step(progress, row.step, row.metrics)
-    for evaluation in store.evaluations():
-        if evaluation.result["solve_rate"] is not None:
-            progress.add_evaluation(evaluation.step, evaluation.result["solve_rate"])
+            progress.add_step_metrics(row.step, row.metrics)
+    for step, rate in read_evaluations(store):
+        progress.add_evaluation(step, rate)

@@ -1,7 +1,9 @@
-"""Plots: ``train-000003.png`` (``eval-…``) per step, ``steps.png`` over all of them.
+"""Writes plots: ``train-000003.png`` (``eval-…``) per step, ``steps.png`` over all of them.
 
-A step's has a swimlane, a row per rollout and a bar per turn, above its groups side by side:
-rewards, outcomes, sampled tokens by kind of segment. Spans are kept for one step at a time.
+A step's plot has a swimlane (a row per rollout, a bar per turn) above its groups side by side:
+rewards, outcomes, sampled tokens by kind of segment. The sums are those of the exported rollouts,
+which filters may have chosen; the curves of a whole run are in its report. Spans are kept for one
+step at a time.
 """
 
 from __future__ import annotations
@@ -9,19 +11,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from runners.export.contract import Add, Rollout, Run
-from runners.trajectory.outcome import OutcomeClass
+from runners.observe.png_charts import END_COLOURS, draw_swimlane, style_axes
+from runners.observe.swimlane import AttemptSpans, Span, lay_out, name_end
+from runners.trajectory.record import RolloutRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_BRANCHES = {"main": "#3f7ae0", "subagent": "#9457cf", "compaction": "#d9822b", "side": "#2a9d8f"}
 _SEGMENTS = {
     "final": "#3f7ae0",
     "wipe": "#8593a8",
@@ -29,20 +32,8 @@ _SEGMENTS = {
     "compaction": "#d9822b",
     "side": "#2a9d8f",
 }
-_OUTCOMES = {
-    "solved": "#1a8a4a",
-    "unsolved": "#c8372d",
-    OutcomeClass.INFRA: "#d9a72b",
-    OutcomeClass.GRADER: "#b0883a",
-    OutcomeClass.CANCELLED: "#9aa3b0",
-    OutcomeClass.INTERNAL: "#6b4a2b",
-}
-"""How a rollout with a grade ended, else whose fault it is that there is none."""
 _ROW_INCHES, _MOST_INCHES = 0.17, 36.0
 _DPI = 110
-
-Span = tuple[float, float, float, str]
-"""Start and seconds, place in the row (0 … 1), branch."""
 
 
 @dataclass(slots=True)
@@ -57,7 +48,7 @@ class _Column:
     def add(self, rollout: Rollout) -> None:
         """Take in a rollout."""
         record = rollout.record
-        self.outcomes[_end(rollout)] += 1
+        self.outcomes[name_end(record)] += 1
         if record.reward is not None and record.outcome.meaning.reward_counts:
             self.rewards.append(record.reward)
         for chain in rollout.chains:
@@ -75,15 +66,17 @@ class _Step:
 
     step: int
     split: str
-    rows: list[tuple[str, str, list[Span]]] = field(default_factory=list)
-    """Label, end, bars of each rollout."""
+    attempts: list[AttemptSpans] = field(default_factory=list)
     groups: dict[int, _Column] = field(default_factory=dict)
     whole: _Column = field(default_factory=lambda: _Column(""))
 
     def add(self, rollout: Rollout) -> None:
         """Take in a rollout."""
         record = rollout.record
-        self.rows.append((f"{record.group}.{record.member}", _end(rollout), _spans(rollout)))
+        calls = [
+            Span(turn.branch, turn.started_at, turn.total_s, turn.thread) for turn in rollout.turns
+        ]
+        self.attempts.append(AttemptSpans(_without_texts(record), stages=(), calls=calls))
         self.groups.setdefault(record.group, _Column(str(record.group))).add(rollout)
         self.whole.add(rollout)
 
@@ -116,33 +109,22 @@ def png(folder: Path, run: Run) -> Iterator[Add]:
         _draw_steps(steps, folder / "steps.png", run.name)
 
 
-def _end(rollout: Rollout) -> str:
-    record = rollout.record
-    if record.solved is None or not record.outcome.meaning.reward_counts:
-        return str(record.outcome.code.outcome_class)
-    return "solved" if record.solved else "unsolved"
-
-
-def _spans(rollout: Rollout) -> list[Span]:
-    """Return the bars of a rollout, threads one below the other within its row."""
-    lanes = list(dict.fromkeys(turn.thread for turn in rollout.turns))
-    return [
-        (turn.started_at, turn.total_s, lanes.index(turn.thread) / len(lanes), turn.branch)
-        for turn in rollout.turns
-    ]
+def _without_texts(record: RolloutRecord) -> RolloutRecord:
+    """Return a record that is small enough to keep for a step."""
+    return replace(record, final_message="", patch="", verdict=None, extra={})
 
 
 def _draw_step(step: _Step, path: Path, run: str) -> None:
     from matplotlib.figure import Figure
 
-    lane_inches = max(1.2, min(_MOST_INCHES, len(step.rows) * _ROW_INCHES))
+    lane_inches = max(1.2, min(_MOST_INCHES, len(step.attempts) * _ROW_INCHES))
     heights = [lane_inches, 1.3, 1.3, 1.3]
     figure = Figure(figsize=(12, sum(heights) + 2.6), layout="constrained")
     lanes, *plots = figure.subplots(4, 1, gridspec_kw={"height_ratios": heights})
     figure.suptitle(
-        f"{run} · {step.split} step {step.step} · {len(step.rows)} rollouts", fontsize=12
+        f"{run} · {step.split} step {step.step} · {len(step.attempts)} rollouts", fontsize=12
     )
-    _swimlane(lanes, step)
+    draw_swimlane(lanes, lay_out(step.attempts))
     _stacked(plots, list(step.groups.values()), "group")
     figure.savefig(path, dpi=_DPI)
 
@@ -156,45 +138,6 @@ def _draw_steps(steps: Sequence[_Column], path: Path, run: str) -> None:
     figure.savefig(path, dpi=_DPI)
 
 
-def _swimlane(axes: Axes, step: _Step) -> None:
-    from matplotlib.collections import LineCollection, PolyCollection
-
-    start = min((span[0] for _, _, spans in step.rows for span in spans), default=0.0)
-    boxes: dict[str, list[list[tuple[float, float]]]] = {}
-    rails, ends = [], []
-    for row, (_, end, spans) in enumerate(step.rows):
-        last = max((at + seconds for at, seconds, _, _ in spans), default=start) - start
-        first = min((at for at, _, _, _ in spans), default=start) - start
-        rails.append([(first, float(row)), (last, float(row))])
-        ends.append((last, row, _OUTCOMES[end]))
-        thick = 0.78 / max(1, len({place for _, _, place, _ in spans}))
-        for at, seconds, place, branch in spans:
-            left, right, top = at - start, at - start + seconds, row - 0.39 + 0.78 * place
-            corners = [(left, top), (right, top), (right, top + thick), (left, top + thick)]
-            boxes.setdefault(branch, []).append(corners)
-    axes.add_collection(LineCollection(rails, colors="#c5ccd6", linewidths=0.8, zorder=1))
-    for branch, colour in _BRANCHES.items():
-        if branch in boxes:
-            bars = PolyCollection(
-                boxes[branch], facecolors=colour, edgecolors="white", linewidths=0.4, zorder=2
-            )
-            bars.set_label(branch)
-            axes.add_collection(bars)
-    for name, colour in _OUTCOMES.items():
-        marks = np.array([(x, y) for x, y, is_colour in ends if is_colour == colour])
-        if len(marks):
-            axes.scatter(marks[:, 0], marks[:, 1], s=16, c=colour, label=name, zorder=3)
-    axes.set_ylim(len(step.rows) - 0.4, -0.6)
-    every = max(1, len(step.rows) // 60)
-    axes.set_yticks(range(0, len(step.rows), every))
-    axes.set_yticklabels([label for label, _, _ in step.rows][::every], fontsize=7)
-    axes.set_ylabel("group.member")
-    axes.set_xlabel("seconds since the first turn")
-    axes.set_xlim(left=-0.01 * max((x for x, _, _ in ends), default=1.0))
-    axes.margins(x=0.02)
-    _finish(axes)
-
-
 def _stacked(plots: Sequence[Axes], columns: Sequence[_Column], of: str) -> None:
     rewards, outcomes, tokens = plots
     at = np.arange(len(columns))
@@ -206,7 +149,7 @@ def _stacked(plots: Sequence[Axes], columns: Sequence[_Column], of: str) -> None
         rewards.scatter(dots[:, 0], dots[:, 1], s=12, color="#8593a8", alpha=0.6, label="rollout")
     rewards.set_ylabel("reward")
     rewards.margins(y=0.15)
-    _bars(outcomes, [column.outcomes for column in columns], _OUTCOMES)
+    _bars(outcomes, [column.outcomes for column in columns], END_COLOURS)
     outcomes.set_ylabel("rollouts")
     _bars(tokens, [column.tokens for column in columns], _SEGMENTS)
     tokens.set_ylabel("sampled tokens")
@@ -215,7 +158,7 @@ def _stacked(plots: Sequence[Axes], columns: Sequence[_Column], of: str) -> None
         axes.set_xlim(-0.6, len(columns) - 0.4)
         axes.set_xticks(at[::every])
         axes.set_xticklabels([column.name for column in columns][::every], fontsize=8)
-        _finish(axes)
+        style_axes(axes)
     tokens.set_xlabel(of)
 
 
@@ -227,11 +170,3 @@ def _bars(axes: Axes, counts: Sequence[Counter[str]], colours: dict[str, str]) -
             at = np.arange(len(counts))
             axes.bar(at, heights, width, bottom=below, color=colour, label=str(name))
             below += heights
-
-
-def _finish(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="both", color="#e6e9ee", linewidth=0.6)
-    axes.set_axisbelow(True)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)

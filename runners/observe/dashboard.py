@@ -17,8 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from runners.observe.plot import AXIS, LINE, MARK, plot
-from runners.observe.progress import Curve, Progress
+from runners.observe.curves import Curve
+from runners.observe.progress import Progress
+from runners.observe.terminal_plot import AXIS, LINE, MARK, plot_rates
 
 _REFRESH_HZ = 4
 _MAX_WIDTH, _MAX_HEIGHT = 120, 40
@@ -181,7 +182,7 @@ class Dashboard:
         )
         title.append("◆ ", MARK)
         title.append(f"held-out {_last(progress.evaluations)}")
-        picture = plot(
+        picture = plot_rates(
             progress.solve_rates,
             progress.evaluations,
             steps=progress.steps,

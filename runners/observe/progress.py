@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from runners.diagnostics.attempt_progress import AttemptWatch
+from runners.observe.curves import REWARD, SOLVE_RATE, STEP_S, Curve
 from runners.observe.terminal import make_printable
 
 _RATE_WINDOW_S = 30.0
@@ -17,9 +20,6 @@ _RATE_WINDOW_S = 30.0
 _ETA_STEPS = 5
 """The time left is judged by so many last steps; earlier ones had shorter rollouts."""
 _NOTES = 8
-
-Curve = list[tuple[int, float]]
-"""(step, value), in order."""
 
 
 @dataclass(slots=True)
@@ -91,6 +91,10 @@ class Progress:
         self.rewards.append((step, reward))
         self.solve_rates.append((step, solve_rate))
         self.step_s.append(seconds)
+
+    def add_step_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Count a finished step whose metrics are in the store."""
+        self.add_step(step, metrics.get(REWARD), metrics.get(SOLVE_RATE), metrics.get(STEP_S, 0.0))
 
     def add_evaluation(self, step: int, solve_rate: float | None) -> None:
         """Add the held-out solve rate after so many steps; None if nothing could be graded."""

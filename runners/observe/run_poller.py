@@ -70,9 +70,7 @@ class _Look:
             if row.state != "done" or row.step in self._steps:
                 continue
             self._steps.add(row.step)
-            reward, rate = (row.metrics.get(f"train/{n}") for n in ("reward_mean", "solve_rate"))
-            seconds = row.metrics.get("time/step_s", 0.0)
-            self.progress.add_step(row.step, reward, rate, seconds)
+            self.progress.add_step_metrics(row.step, row.metrics)
 
     def _take_phase(self, status: Status) -> None:
         progress = self.progress

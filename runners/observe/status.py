@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from runners.diagnostics.diagnostics import newest
+from runners.observe.curves import REWARD, SOLVE_RATE, Curve, read_evaluations
 from runners.observe.dashboard import format_duration
-from runners.observe.progress import Curve
-from runners.observe.summary import held_out
 from runners.observe.terminal import make_printable
 from runners.processes.ledger import Ledger, ResourceKind
 from runners.store.run_state import State
@@ -104,7 +103,7 @@ def render(status: Status) -> Table:
             table.add_row("under way", f"{status.step_rollouts} rollouts done")
     for step, rate in status.evaluations:
         table.add_row(f"held-out after {step}", f"{rate:.1%}")
-    for name in ("train/reward_mean", "train/solve_rate"):
+    for name in (REWARD, SOLVE_RATE):
         if (value := status.metrics.get(name)) is not None:
             table.add_row(name, f"{value:.3f}")
     for code, count in status.outcomes.items():
@@ -161,7 +160,7 @@ def read_store_status(store: RunStore) -> Status:
         steps=int(config.get("run", {}).get("steps", 0)),
         steps_done=len(done),
         step_rollouts=under_way,
-        evaluations=held_out(store),
+        evaluations=read_evaluations(store),
         metrics=done[-1].metrics if done else {},
         outcomes={code: count for code, count in outcomes},
         sampled_tokens=sampled,

@@ -13,6 +13,7 @@ from conf.compose import changed_keys
 from runners.campaign.result import metrics_rows
 from runners.evaluation.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from runners.observe.status import Status, read_store_status
+from runners.observe.swimlane import name_end
 from runners.store.run_store import EventRow, RunStore
 from runners.trajectory.outcome import OutcomeClass
 from runners.trajectory.record import RolloutRecord
@@ -77,7 +78,7 @@ class Sums:
             self.tokens["replaced"] += record.sampled_tokens
             return
         self.outcomes[record.split][record.outcome.code.value] += 1
-        end = UNGRADED if not graded else "solved" if record.solved else "unsolved"
+        end = name_end(record) if graded else UNGRADED
         if record.split == "train":
             self.ends[record.step][end] += 1
             self.stages[record.step].update(record.timings)

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import get_args
 from xml.etree.ElementTree import Element
 
+from runners.observe.curves import REWARD, SOLVE_RATE, metric_points
 from runners.observe.dashboard import format_duration
-from runners.report.chart import Line, Point, line_chart, stacked_chart
+from runners.report.chart import Line, line_chart, stacked_chart
 from runners.report.element import Child, make
 from runners.report.facts import UNGRADED, Facts, Rate
 from runners.report.figures import count, several, share
@@ -87,7 +88,7 @@ def _tiles(facts: Facts) -> Iterator[Element]:
         of = f"95 %: {_between(first)}" + ("" if first is last else f" → {_between(last)}")
         yield _tile("held-out solve rate", arrow, f"{of}, {first.of:,} rollouts")
     if not status.benchmark:
-        rewards = [step.get("train/reward_mean") for step in facts.steps]
+        rewards = [step.get(REWARD) for step in facts.steps]
         known = [reward for reward in rewards if reward is not None]
         if known:
             arrow = f"{known[0]:.2f}" + (f" → {known[-1]:.2f}" if len(known) > 1 else "")
@@ -128,14 +129,14 @@ def curves(facts: Facts) -> Element | None:
         line_chart(
             "Training solve rate",
             "graded rollouts",
-            [Line("solved", course(facts, "train/solve_rate"), "blue")],
+            [Line("solved", metric_points(facts.steps, SOLVE_RATE), "blue")],
             rate=True,
             most=1.0,
         ),
         line_chart(
             "Mean reward",
             "graded rollouts",
-            [Line("reward", course(facts, "train/reward_mean"), "blue")],
+            [Line("reward", metric_points(facts.steps, REWARD), "blue")],
         ),
         stacked_chart(
             "How rollouts ended",
@@ -146,24 +147,19 @@ def curves(facts: Facts) -> Element | None:
         line_chart(
             "Sampling speed",
             "tokens/s while rolling out",
-            [Line("tokens/s", course(facts, "tokens/per_s"), "blue")],
+            [Line("tokens/s", metric_points(facts.steps, "tokens/per_s"), "blue")],
         ),
         stacked_chart("Time of a step", "seconds, by phase", _phases(facts)),
         stacked_chart("Time of a rollout", "mean seconds, by stage", _stages(facts)),
         line_chart(
             "Training against rollout",
             "k3, an estimate of KL",
-            [Line("k3", course(facts, "policy/k3"), "blue")],
+            [Line("k3", metric_points(facts.steps, "policy/k3"), "blue")],
             log=True,
         ),
     ]
     shown = [chart for chart in charts if chart is not None]
     return section("Curves", make("div", *shown, class_="charts")) if shown else None
-
-
-def course(facts: Facts, name: str) -> list[Point]:
-    """Return a metric of each finished step."""
-    return [(step["step"], step.get(name)) for step in facts.steps]
 
 
 def _held_out(rates: list[Rate]) -> Line:

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
+from runners.observe.swimlane import AttemptSpans
 from runners.processes.atomic_write import atomic_file
 from runners.report.element import make, written
 from runners.report.facts import Facts, read_facts
 from runners.report.overview import curves, head, outcomes
 from runners.report.rollouts import Links, branches, configuration, failures, rollouts
 from runners.report.routing import routing
-from runners.report.swimlane import Run, read_runs
+from runners.report.swimlane import read_attempts
 from runners.store.run_store import RunStore
 
 NAME = "report.html"
@@ -90,13 +91,13 @@ def report(store: RunStore, path: Path) -> str:
     )
 
 
-def _lanes(store: RunStore, facts: Facts) -> Iterator[tuple[str, list[Run]]]:
+def _lanes(store: RunStore, facts: Facts) -> Iterator[tuple[str, list[AttemptSpans]]]:
     """Yield the newest step's attempts, the slowest's and the first's; an evaluation's are one."""
     steps = sorted(facts.sums.ends)
     if not steps:
         ((step,),) = store.query("SELECT max(step) FROM rollout WHERE split = 'eval'")
         if step is not None:
-            yield "The evaluation", read_runs(store, step, "eval")
+            yield "The evaluation", read_attempts(store, step, "eval")
         return
     took = {step["step"]: step["time/step_s"] for step in facts.steps if "time/step_s" in step}
     chosen = {steps[-1]: f"Step {steps[-1]}, the newest"}
@@ -105,4 +106,4 @@ def _lanes(store: RunStore, facts: Facts) -> Iterator[tuple[str, list[Run]]]:
         chosen.setdefault(slowest, f"Step {slowest}, the slowest ({took[slowest]:.1f} s)")
     chosen.setdefault(steps[0], f"Step {steps[0]}, the first")
     for step, title in chosen.items():
-        yield title, read_runs(store, step, "train")
+        yield title, read_attempts(store, step, "train")

@@ -11,11 +11,12 @@ from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
 from runners.export.html import NAME
+from runners.observe.swimlane import AttemptSpans
 from runners.report.element import Child, make
 from runners.report.facts import Facts
 from runners.report.figures import UNKNOWN, count, seconds, share
 from runners.report.overview import STAGES
-from runners.report.swimlane import Run, swimlane
+from runners.report.swimlane import draw_swimlane
 from runners.report.table import folded, section, table
 from runners.store.json_text import dumps
 from runners.trajectory.record import RolloutRecord
@@ -127,12 +128,14 @@ def _breaks(facts: Facts) -> Element:
     )
 
 
-def rollouts(facts: Facts, steps: list[tuple[str, list[Run]]], links: Links) -> Element | None:
+def rollouts(
+    facts: Facts, steps: list[tuple[str, list[AttemptSpans]]], links: Links
+) -> Element | None:
     """Return lanes of some steps (title, attempts) and the slowest rollouts."""
     slowest = facts.sums.slowest
     if not slowest:
         return None
-    lanes = [folded(title, swimlane(runs)) for title, runs in steps if runs]
+    lanes = [folded(title, draw_swimlane(attempts)) for title, attempts in steps if attempts]
     if lanes:
         lanes[0].set("open", "open")
     note = make("p", "Links open what ", make("code", links.command), " makes.", class_="dim small")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
+from runners.observe.curves import metric_points
 from runners.report.chart import Line, line_chart
 from runners.report.element import Child, make
 from runners.report.facts import Facts
 from runners.report.figures import UNKNOWN, count, several, share, small
-from runners.report.overview import course
 from runners.report.table import folded, section, table
 from runners.store.run_store import EventRow
 from runners.trajectory.routing import RoutingError
@@ -83,8 +83,12 @@ def routing(facts: Facts) -> Element | None:
 
 def _charts(facts: Facts) -> list[Element]:
     def pair(name: str) -> list[Line]:
-        with_replay = Line("with replay", course(facts, f"r3/{name}"), "blue")
-        native = [point for point in course(facts, f"r3/{name}_native") if point[1] is not None]
+        with_replay = Line("with replay", metric_points(facts.steps, f"r3/{name}"), "blue")
+        native = [
+            point
+            for point in metric_points(facts.steps, f"r3/{name}_native")
+            if point[1] is not None
+        ]
         return [with_replay, Line("without", native, "vermillion", dashed=True)]
 
     charts = [
@@ -95,8 +99,8 @@ def _charts(facts: Facts) -> list[Element]:
             "Choices training would not make",
             "share of what was replayed",
             [
-                Line("tokens", course(facts, "r3/disagree_token"), "orange"),
-                Line("slots", course(facts, "r3/disagree_slot"), "blue", dashed=True),
+                Line("tokens", metric_points(facts.steps, "r3/disagree_token"), "orange"),
+                Line("slots", metric_points(facts.steps, "r3/disagree_slot"), "blue", dashed=True),
             ],
             rate=True,
         ),
@@ -104,8 +108,8 @@ def _charts(facts: Facts) -> list[Element]:
             "Coverage",
             "share of tokens",
             [
-                Line("captured", course(facts, "r3/captured"), "blue"),
-                Line("replayed", course(facts, "r3/replayed"), "orange", dashed=True),
+                Line("captured", metric_points(facts.steps, "r3/captured"), "blue"),
+                Line("replayed", metric_points(facts.steps, "r3/replayed"), "orange", dashed=True),
             ],
             rate=True,
             most=1.0,
@@ -113,7 +117,7 @@ def _charts(facts: Facts) -> list[Element]:
         line_chart(
             "Gradient of the routers",
             "norm",
-            [Line("norm", course(facts, "r3/gate_grad_norm"), "blue")],
+            [Line("norm", metric_points(facts.steps, "r3/gate_grad_norm"), "blue")],
             log=True,
         ),
     ]

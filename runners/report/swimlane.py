@@ -1,12 +1,19 @@
-"""The rollouts of a step as lanes over time: a bar per stage, a stripe per model call."""
+"""Draws the rollouts of a step as lanes over time: a bar per stage, a stripe per model call."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
+from runners.observe.swimlane import (
+    AttemptSpans,
+    Box,
+    LaidOutAttempt,
+    Span,
+    lay_out,
+    name_end,
+)
 from runners.report.chart import label, legend
 from runners.report.element import Child, make
 from runners.report.figures import seconds
@@ -17,34 +24,11 @@ from runners.trajectory.record import RolloutRecord
 
 MOST = 96
 """Lanes of a drawing."""
+_SIGNS = {"solved": ("good", "✓"), "unsolved": ("bad", "✗")}
 _WIDTH, _LANE, _TOP, _LEFT, _RIGHT = 1120.0, 13.0, 22.0, 46.0, 26.0
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A stage, or a model call."""
-
-    name: str
-    start: float
-    """Unix seconds."""
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One attempt."""
-
-    record: RolloutRecord
-    stages: list[Bar]
-    calls: list[Bar]
-
-    @property
-    def end(self) -> float:
-        """When its last stage ended."""
-        return max((bar.start + bar.seconds for bar in self.stages), default=0.0)
-
-
-def read_runs(store: RunStore, step: int, split: str) -> list[Run]:
+def read_attempts(store: RunStore, step: int, split: str) -> list[AttemptSpans]:
     """Return the attempts of a step that got a session, in order of group and member.
 
     A stage's seconds are recorded and its place is not: the first ends when the gateway opened the
@@ -59,50 +43,47 @@ def read_runs(store: RunStore, step: int, split: str) -> list[Run]:
             ),
         )
     )
-    calls: dict[str, list[Bar]] = defaultdict(list)
+    calls: dict[str, list[Span]] = defaultdict(list)
     for session, *call in store.query(
-        f"SELECT session_id, branch, started_at, total_s FROM turn WHERE {within}", (step, split)
+        f"SELECT session_id, branch, started_at, total_s, thread FROM turn WHERE {within}",
+        (step, split),
     ):
-        calls[session].append(Bar(*call))
+        calls[session].append(Span(*call))
     return [
-        Run(record, list(_stages(record, begun[record.session_id])), calls[record.session_id])
+        AttemptSpans(
+            record, list(_stages(record, begun[record.session_id])), calls[record.session_id]
+        )
         for record in store.each_rollout(step=step, split=split)
         if record.session_id in begun
     ]
 
 
-def _stages(record: RolloutRecord, opened_at: float) -> Iterator[Bar]:
+def _stages(record: RolloutRecord, opened_at: float) -> Iterator[Span]:
     spent = {stage: record.timings.get(stage, 0.0) for stage in STAGES}
     at = opened_at - spent["session"] - spent["queue"]
     for stage, took in spent.items():
-        yield Bar(stage, at, took)
+        yield Span(stage, at, took)
         at += took
 
 
-def swimlane(runs: Sequence[Run]) -> Element:
+def draw_swimlane(attempts: Sequence[AttemptSpans]) -> Element:
     """Return the drawing: of many attempts, those that ended last."""
-    shown = runs
-    if len(runs) > MOST:
-        last = set(map(id, sorted(runs, key=lambda run: run.end)[-MOST:]))
-        shown = [run for run in runs if id(run) in last]
-    lanes: dict[str, list[Run]] = defaultdict(list)  # an attempt after the one it replaces
-    for run in shown:
-        lanes[run.record.rollout_id].append(run)
-    start = min(bar.start for run in shown for bar in run.stages)
-    height = _TOP + len(lanes) * _LANE + 4
-    along = Scale(0.0, max(max(run.end for run in shown) - start, 0.1), _LEFT, _WIDTH - _RIGHT)
+    layout = lay_out(attempts, MOST)
+    height = _TOP + len(layout.lanes) * _LANE + 4
+    along = Scale(0.0, max(layout.seconds, 0.1), _LEFT, _WIDTH - _RIGHT)
     parts: list[Child] = []
     for tick in along.ticks(12):
         x = along.place(tick)
         parts.append(make("line", x1=x, x2=x, y1=_TOP - 4, y2=height, class_="grid"))
         parts.append(label(f"{tick:g} s", x, _TOP - 8))
-    for number, attempts in enumerate(lanes.values()):
-        parts += _lane(attempts, _TOP + number * _LANE, along, start)
+    for number, (name, shown) in enumerate(layout.lanes):
+        parts += _lane(name, shown, _TOP + number * _LANE, along)
     drawing = make(
         "svg", *parts, viewBox=f"0 0 {_WIDTH:g} {height:g}", role="img", aria_label="swimlane"
     )
     marks = [(stage, f"{colour} box") for stage, colour in STAGES.items()]
-    note = f"{len(shown):,} of {len(runs):,} attempts" if len(shown) < len(runs) else ""
+    left_out = layout.shown < len(attempts)
+    note = f"{layout.shown:,} of {len(attempts):,} attempts" if left_out else ""
     return make(
         "div",
         legend([*marks, ("model call", "call box")]),
@@ -111,43 +92,48 @@ def swimlane(runs: Sequence[Run]) -> Element:
     )
 
 
-def _lane(attempts: Sequence[Run], top: float, along: Scale, start: float) -> Iterator[Child]:
-    first = attempts[0].record
-    yield label(f"{first.group}.{first.member}", _LEFT - 5, top + _LANE - 3, "end", class_="lane")
-    for run in attempts:
-        bars: list[Child] = [make("title", _described(run))]
-        for bar in run.stages:
-            bars.append(_box(bar, top + 1.5, _LANE - 3, along, start, f"fill {STAGES[bar.name]}"))
-        for bar in run.calls:
-            bars.append(_box(bar, top + 4.5, _LANE - 9, along, start, "call"))
-        yield make("g", *bars, class_=None if run.record.counts else "replaced")
-        tone, sign = _end(run.record)
-        at = along.place(run.end - start) + 4
+def _lane(
+    name: str, attempts: Sequence[LaidOutAttempt], top: float, along: Scale
+) -> Iterator[Child]:
+    yield label(name, _LEFT - 5, top + _LANE - 3, "end", class_="lane")
+    for attempt in attempts:
+        boxes: list[Child] = [make("title", _describe(attempt.spans))]
+        for box in attempt.stages:
+            boxes.append(_rectangle(box, top + 1.5, _LANE - 3, along, f"fill {STAGES[box.name]}"))
+        for box in attempt.calls:
+            boxes.append(_rectangle(box, top + 4.5, _LANE - 9, along, "call"))
+        record = attempt.spans.record
+        yield make("g", *boxes, class_=None if record.counts else "replaced")
+        tone, sign = _SIGNS.get(name_end(record), ("none", "!"))
+        at = along.place(attempt.right) + 4
         yield label(sign, at, top + _LANE - 3, "start", class_=tone)
 
 
-def _box(
-    bar: Bar, top: float, height: float, along: Scale, start: float, classes: str
-) -> Element | None:
-    left, right = along.place(bar.start - start), along.place(bar.start + bar.seconds - start)
+def _rectangle(box: Box, top: float, height: float, along: Scale, classes: str) -> Element | None:
+    left, right = along.place(box.left), along.place(box.left + box.width)
     if right - left < 0.05:
         return None
-    return make("rect", x=left, y=top, width=right - left, height=height, class_=classes)
+    return make(
+        "rect",
+        x=left,
+        y=top + box.top * height,
+        width=right - left,
+        height=box.height * height,
+        class_=classes,
+    )
 
 
-def _end(record: RolloutRecord) -> tuple[str, str]:
-    if record.solved is None or not record.outcome.meaning.reward_counts:
-        return "none", "!"
-    return ("good", "✓") if record.solved else ("bad", "✗")
-
-
-def _described(run: Run) -> str:
-    record = run.record
+def _describe(attempt: AttemptSpans) -> str:
+    record = attempt.record
     return "\n".join(
         [
             f"{record.rollout_id}, attempt {record.attempt}",
             f"{record.task_id}: {record.outcome.code}",
-            *(f"{bar.name} {seconds(bar.seconds)}" for bar in run.stages if bar.seconds >= 0.005),
-            f"{len(run.calls)} model calls",
+            *(
+                f"{bar.name} {seconds(bar.seconds)}"
+                for bar in attempt.stages
+                if bar.seconds >= 0.005
+            ),
+            f"{len(attempt.calls)} model calls",
         ]
     )

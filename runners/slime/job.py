@@ -21,9 +21,9 @@ from conf.errors import AgentrlError, ExitCode
 from runners.campaign.result import metrics_rows
 from runners.evaluation.files import replace_file
 from runners.observe.metrics import MetricsWriter
+from runners.observe.png_charts import write_reward_curve
 from runners.observe.remote_status import write_document
 from runners.observe.status import read_store_status
-from runners.observe.summary import write_reward_curve
 from runners.processes.ledger import Ledger, reap
 from runners.slime.worker import read_config
 from runners.store.json_text import dumps

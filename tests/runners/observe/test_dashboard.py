@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from runners.observe.dashboard import Dashboard, LiveView, format_duration
-from runners.observe.plot import plot
 from runners.observe.progress import Progress
+from runners.observe.terminal_plot import plot_rates
 
 RISING = [(step, step / 10) for step in range(11)]
 
@@ -70,7 +70,7 @@ def test_an_evaluation_shows_its_rate_over_what_was_graded() -> None:
 
 
 def test_a_rising_curve_rises() -> None:
-    rows = plot(RISING, [], steps=10, width=46, height=12).plain.splitlines()
+    rows = plot_rates(RISING, [], steps=10, width=46, height=12).plain.splitlines()
     assert len(rows) == 12
     drawn = [
         [column for column, char in enumerate(row[6:]) if "\u2800" < char <= "\u28ff"]
@@ -81,7 +81,7 @@ def test_a_rising_curve_rises() -> None:
 
 
 def test_a_point_is_marked_at_its_rate() -> None:
-    rows = plot([], [(0, 0.0), (10, 1.0)], steps=10, width=46, height=12).plain.splitlines()
+    rows = plot_rates([], [(0, 0.0), (10, 1.0)], steps=10, width=46, height=12).plain.splitlines()
     assert rows[0].startswith(" 100%┤")
     assert rows[0].endswith("◆")
     assert rows[9].startswith("   0%┤◆")
@@ -89,7 +89,7 @@ def test_a_point_is_marked_at_its_rate() -> None:
 
 
 def test_rates_out_of_range_stay_inside_the_picture() -> None:
-    rows = plot([(0, -3.0), (99, 7.0)], [], steps=10, width=46, height=8).plain.splitlines()
+    rows = plot_rates([(0, -3.0), (99, 7.0)], [], steps=10, width=46, height=8).plain.splitlines()
     assert len(rows) == 8
     assert max(map(len, rows)) == 46
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from runners.observe.png_charts import write_reward_curve
 from runners.observe.status import read_status, render
-from runners.observe.summary import summary_table, write_reward_curve
+from runners.observe.summary import summary_table
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.report.swimlane import MOST, read_runs, swimlane
+from runners.report.swimlane import MOST, draw_swimlane, read_attempts
 from runners.store.run_store import RunStore
 from tests.runners.export.records import CONFIG, LOST, a_rollout, write_session
 
@@ -23,7 +23,7 @@ def test_stages_lie_around_the_opening_of_the_session(store: RunStore) -> None:
     write_session(store, record.session_id, 2)
     store.put_rollout(record)
     ((opened_at,),) = store.query("SELECT created_at FROM session")
-    (run,) = read_runs(store, 1, "train")
+    (run,) = read_attempts(store, 1, "train")
     stages = {bar.name: bar for bar in run.stages}
     assert stages["session"].start + 0.5 == pytest.approx(opened_at)
     assert stages["queue"].start + 3.0 == pytest.approx(stages["session"].start)
@@ -38,7 +38,7 @@ def test_an_attempt_shares_the_lane_of_the_one_it_replaces(store: RunStore) -> N
     for record in (failed, again):
         write_session(store, record.session_id, 1)
         store.put_rollout(record)
-    drawing = swimlane(read_runs(store, 1, "train"))
+    drawing = draw_swimlane(read_attempts(store, 1, "train"))
     texts = [part.text for part in drawing.iter("text")]
     assert texts.count("0.0") == 1
     assert (texts.count("!"), texts.count("✓")) == (1, 1)
@@ -55,7 +55,7 @@ def test_of_many_attempts_those_that_ended_last_are_drawn(store: RunStore) -> No
             record = a_rollout(record.rollout_id, timings={"session": 0.1})
         store.add_session(record.session_id, {})
         store.put_rollout(record)
-    drawing = swimlane(read_runs(store, 1, "train"))
+    drawing = draw_swimlane(read_attempts(store, 1, "train"))
     lanes = [part.text for part in drawing.iter("text") if part.get("class") == "lane"]
     assert len(lanes) == MOST
     assert "0.0" not in lanes
@@ -64,4 +64,4 @@ def test_of_many_attempts_those_that_ended_last_are_drawn(store: RunStore) -> No
 
 def test_an_attempt_without_a_session_has_no_lane(store: RunStore) -> None:
     store.put_rollout(a_rollout())
-    assert read_runs(store, 1, "train") == []
+    assert read_attempts(store, 1, "train") == []

@@ -1,4 +1,4 @@
-"""Curves as text: braille dots for a line, a mark for a point, axes around."""
+"""Draws curves as text: braille dots for a line, a mark for a point, axes around."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from runners.observe.progress import Curve
+from runners.observe.curves import Curve
 
 _DOT = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bit of each dot of a braille cell, by column and row."""
@@ -17,7 +17,7 @@ _LABEL = 5
 LINE, MARK, AXIS = "cyan", "bold yellow", "bright_black"
 
 
-def plot(line: Curve, marks: Curve, *, steps: int, width: int, height: int) -> Text:
+def plot_rates(line: Curve, marks: Curve, *, steps: int, width: int, height: int) -> Text:
     """Draw rates (0 to 1) over steps 0 to ``steps``; ``width`` by ``height`` characters in all."""
     columns, rows = max(width - _LABEL - 1, 4), max(height - 2, 2)
     cells: dict[tuple[int, int], int] = {}
