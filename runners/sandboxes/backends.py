@@ -6,19 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig, SandboxConfig
+from conf.sections.sandbox import E2bSandboxConfig, SandboxConfig
 from runners.sandboxes.contract import SandboxBackend, SandboxError
 from runners.sandboxes.local.backend import LocalBackend
-
-
-def _docker(config: DockerSandboxConfig, root: Path) -> SandboxBackend:
-    from runners.sandboxes.remote.docker import DockerBackend
-
-    return DockerBackend(config, root)
+from runners.sandboxes.remote.docker import DockerBackend
 
 
 def _e2b(config: E2bSandboxConfig, root: Path) -> SandboxBackend:
-    try:
+    try:  # the SDK is an optional extra, and slow to import
         from runners.sandboxes.remote.e2b import E2bBackend
     except ModuleNotFoundError as error:
         fix = "pip install 'agentrl[e2b]'"
@@ -26,11 +21,10 @@ def _e2b(config: E2bSandboxConfig, root: Path) -> SandboxBackend:
     return E2bBackend(config, root)
 
 
-# docker and e2b are imported when they are chosen: the E2B SDK is an optional extra and slow.
 BACKENDS: dict[str, Callable[[Any, Path], SandboxBackend]] = {
     "local": LocalBackend,
     "e2b": _e2b,
-    "docker": _docker,
+    "docker": DockerBackend,
 }
 
 

@@ -67,6 +67,23 @@ class SandboxSpec:
 
 TIMED_OUT = 124
 """Exit code of a command that was killed at its deadline, as of timeout(1)."""
+BASE_ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "GIT_AUTHOR_NAME": "agent",
+    "GIT_AUTHOR_EMAIL": "agent@sandbox",
+    "GIT_COMMITTER_NAME": "agent",
+    "GIT_COMMITTER_EMAIL": "agent@sandbox",
+}
+"""Variables of every command, whatever the backend. Without a name git refuses to commit; cached
+bytecode in the workspace would appear in the agent's patch.
+"""
+
+
+def join_output(head: bytes, tail: bytes, left_out: int) -> bytes:
+    """Return an output that was cut in the middle, with a note of the bytes left out there."""
+    note = b"\n[%d bytes left out]\n" % left_out if left_out else b""
+    return head + note + tail
 
 
 @dataclass(frozen=True, slots=True)

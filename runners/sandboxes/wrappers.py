@@ -1,7 +1,6 @@
-"""Wrap sandboxes and backends: base classes that forward every call, and the registered backend.
+"""Wrap sandboxes: a base class that forwards every call, and the backend that keeps the ledger.
 
-A subclass of ``ForwardingSandbox`` or ``ForwardingBackend`` overrides what it changes, and calls
-``real`` there.
+A subclass of ``ForwardingSandbox`` overrides what it changes, and calls ``real`` there.
 """
 
 from __future__ import annotations
@@ -47,16 +46,23 @@ class ForwardingSandbox:
         await self.real.close()
 
 
-class ForwardingBackend:
-    """A ``SandboxBackend`` around a real one."""
+class RegisteredBackend:
+    """Registers each sandbox of another backend in the run's ledger before it exists."""
 
-    def __init__(self, real: SandboxBackend) -> None:
+    def __init__(self, real: SandboxBackend, registry: ResourceRegistry) -> None:
         self.real = real
         self.has_images: bool = real.has_images
+        self._registry = registry
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Make a sandbox; see the contract."""
-        return await self.real.create(spec)
+        await self._registry.register("sandbox", spec.name)
+        try:
+            sandbox = await self.real.create(spec)
+        except BaseException:
+            await self._registry.unregister("sandbox", spec.name)
+            raise
+        return _RegisteredSandbox(sandbox, self._registry)
 
     def guarantees(self) -> dict[str, str]:
         """Return the promises; see the contract."""
@@ -69,24 +75,6 @@ class ForwardingBackend:
     async def close(self) -> None:
         """Remove every sandbox that is left."""
         await self.real.close()
-
-
-class RegisteredBackend(ForwardingBackend):
-    """Registers each sandbox of another backend in the run's ledger before it exists."""
-
-    def __init__(self, real: SandboxBackend, registry: ResourceRegistry) -> None:
-        super().__init__(real)
-        self._registry = registry
-
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        """Make a sandbox; see the contract."""
-        await self._registry.register("sandbox", spec.name)
-        try:
-            sandbox = await self.real.create(spec)
-        except BaseException:
-            await self._registry.unregister("sandbox", spec.name)
-            raise
-        return _RegisteredSandbox(sandbox, self._registry)
 
 
 class _RegisteredSandbox(ForwardingSandbox):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
-from runners.sandboxes.contract import TIMED_OUT, CommandResult, SandboxError
+from runners.sandboxes.contract import TIMED_OUT, CommandResult, SandboxError, join_output
 from runners.sandboxes.local.boot import END_S, Launcher
 
 PIPE_BYTES = 65536
@@ -85,8 +85,7 @@ class TruncatedOutput:
 
     def text(self) -> bytes:
         """Return the bytes kept, with a note where the middle is missing."""
-        note = b"\n[%d bytes left out]\n" % self.left_out if self.left_out else b""
-        return bytes(self.head) + note + bytes(self.tail)
+        return join_output(bytes(self.head), bytes(self.tail), self.left_out)
 
 
 class _CommandRun:

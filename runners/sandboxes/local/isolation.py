@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from runners.sandboxes.contract import BASE_ENVIRONMENT
 from runners.sandboxes.program import compile_program
 
 AGENT_ID = 1000
@@ -65,16 +66,8 @@ class Interior:
 
     def environment(self, binaries: str) -> dict[str, str]:
         """Return the environment of commands; ``python`` inside is in ``binaries``."""
-        return {
-            "PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin",
-            "HOME": "/tmp",
-            "LANG": "C.UTF-8",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "GIT_AUTHOR_NAME": "agent",
-            "GIT_AUTHOR_EMAIL": "agent@sandbox",
-            "GIT_COMMITTER_NAME": "agent",
-            "GIT_COMMITTER_EMAIL": "agent@sandbox",
-        }
+        path = f"{binaries}:/usr/local/bin:/usr/bin:/bin"
+        return {**BASE_ENVIRONMENT, "PATH": path, "HOME": "/tmp"}
 
     def shared(self) -> dict[str, Path]:
         """Return the read-only mounts of every sandbox, besides the system directories."""

@@ -23,7 +23,7 @@ import shlex
 import time
 from dataclasses import dataclass
 
-from runners.sandboxes.contract import TIMED_OUT, CommandResult, SandboxError
+from runners.sandboxes.contract import TIMED_OUT, CommandResult, SandboxError, join_output
 from runners.sandboxes.remote.machine import AGENT_ID, STATE, Machine
 
 WAIT_S = 10
@@ -224,7 +224,5 @@ def read_report(output: bytes, duration_s: float) -> CommandResult | None:
 
 
 def _decode_output(size: str, head: str, tail: str) -> bytes:
-    kept = [base64.b64decode(part, validate=True) for part in (head, tail)]
-    left_out = int(size) - sum(map(len, kept))
-    note = b"\n[%d bytes left out]\n" % left_out if left_out else b""
-    return kept[0] + note + kept[1]
+    first, last = (base64.b64decode(part, validate=True) for part in (head, tail))
+    return join_output(first, last, int(size) - len(first) - len(last))

@@ -67,7 +67,7 @@ class E2bBackend:
         self._scratch = make_transfer_directory(root)
         self._calls = E2bCalls(config.attempts, key)
         self._boots = asyncio.Semaphore(config.boots)
-        self._open: dict[str, _E2bSandbox] = {}
+        self._open: set[str] = set()
         self._api: ApiParams = {
             "api_key": key,
             "retries": config.attempts - 1,
@@ -84,7 +84,8 @@ class E2bBackend:
             raise SandboxError(f"there is a sandbox {spec.name} already")
         async with self._boots:
             machine = await self._boot(spec)
-            sandbox = self._open[spec.name] = _E2bSandbox(self, spec, machine, self._scratch)
+            sandbox = RemoteSandbox(spec, machine, self._scratch, self._open.discard)
+            self._open.add(spec.name)
             try:
                 await sandbox.open()
             except BaseException:
@@ -166,25 +167,6 @@ class E2bBackend:
         """Call the control plane."""
         return await self._calls.call(what, function, deadline_s=CALL_S, sdk_retries=True)
 
-    def forget(self, name: str) -> None:
-        """Remove a closed sandbox from the list."""
-        self._open.pop(name, None)
-
-
-class _E2bSandbox(RemoteSandbox):
-    """A sandbox that its backend lists until it is closed."""
-
-    def __init__(
-        self, backend: E2bBackend, spec: SandboxSpec, machine: E2bMachine, scratch: Path
-    ) -> None:
-        super().__init__(spec, machine, scratch)
-        self._backend = backend
-
-    async def close(self) -> None:
-        """End the machine."""
-        await super().close()
-        self._backend.forget(self.spec.name)
-
 
 class E2bMachine:
     """An E2B sandbox as a machine; its lifetime is renewed as long as it is used.
@@ -197,11 +179,6 @@ class E2bMachine:
         self._calls = calls
         self._lifetime_s = lifetime_s
         self._ends_at = time.monotonic() + lifetime_s
-
-    @property
-    def id(self) -> str:
-        """E2B's name for it."""
-        return self._sandbox.sandbox_id
 
     async def run_script(self, script: str, *, deadline_s: float) -> bytes:
         """Run a script as root; see the contract."""

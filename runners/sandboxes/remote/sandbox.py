@@ -10,11 +10,16 @@ import asyncio
 import secrets
 import shlex
 import tempfile
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
+from runners.sandboxes.contract import (
+    BASE_ENVIRONMENT,
+    CommandResult,
+    SandboxError,
+    SandboxSpec,
+)
 from runners.sandboxes.program import find_source
 from runners.sandboxes.remote import detached
 from runners.sandboxes.remote.archive import UNPACKED_LIMIT, ArchiveWriter, oversized_error, unpack
@@ -29,17 +34,7 @@ SETUP_S = 120.0
 FETCH_S = 120.0
 """To pack one there."""
 
-ENVIRONMENT = {
-    "HOME": HOME,
-    "USER": AGENT,
-    "LOGNAME": AGENT,
-    "LANG": "C.UTF-8",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "GIT_AUTHOR_NAME": "agent",
-    "GIT_AUTHOR_EMAIL": "agent@sandbox",
-    "GIT_COMMITTER_NAME": "agent",
-    "GIT_COMMITTER_EMAIL": "agent@sandbox",
-}
+ENVIRONMENT = {**BASE_ENVIRONMENT, "HOME": HOME, "USER": AGENT, "LOGNAME": AGENT}
 """Besides the image's own environment: PATH is not here, because the image's finds its tools."""
 
 # The call may be repeated while the first one runs: mkdir lets one through, the other waits, since
@@ -101,13 +96,23 @@ mv {target}.$$ {target}
 class RemoteSandbox:
     """A workspace on a machine; one command runs at a time."""
 
-    def __init__(self, spec: SandboxSpec, machine: Machine, scratch: Path) -> None:
-        """``scratch`` is a directory of the host for archives in transfer."""
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        machine: Machine,
+        scratch: Path,
+        on_close: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """``scratch`` is a directory of the host for archives in transfer.
+
+        ``on_close`` is called with the sandbox's name when its machine has ended.
+        """
         self.spec = spec
         self.workdir = spec.workdir or WORKDIR
         self.gateway_url = spec.gateway_url if spec.network == "gateway" else None
         self._machine = machine
         self._scratch = scratch
+        self._on_close = on_close
         self._mounts = dict(_with_source(inside, host) for inside, host in spec.mounts.items())
         self._mount_paths = {
             inside: _with_source(inside, host)[0] for inside, host in spec.mounts.items()
@@ -207,13 +212,14 @@ class RemoteSandbox:
             await asyncio.to_thread(remove_tree, home)
 
     async def close(self) -> None:
-        """End the machine."""
+        """End the machine and everything that runs there; raises SandboxError."""
         self._closed = True
         for work in self._running:
             work.cancel()
         await self._machine.terminate()
         if self._running:
             await asyncio.wait(self._running)
+        self._on_close(self.spec.name)
 
 
 def load_run_tag(root: Path) -> str:
