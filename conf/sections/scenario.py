@@ -44,3 +44,15 @@ ScenarioConfig = Annotated[
     LinearScenarioConfig | SubagentScenarioConfig | CompactScenarioConfig | MixedScenarioConfig,
     Field(discriminator="kind"),
 ]
+
+
+def has_subagents(scenario: ScenarioConfig) -> bool:
+    """Return whether the main agent sends sub-agents."""
+    return isinstance(scenario, SubagentScenarioConfig | MixedScenarioConfig)
+
+
+def compaction_window(scenario: ScenarioConfig) -> int | None:
+    """Return the tokens beyond which a history is summarized, None if it never is."""
+    if isinstance(scenario, CompactScenarioConfig | MixedScenarioConfig):
+        return scenario.window_tokens
+    return None

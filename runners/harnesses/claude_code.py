@@ -13,12 +13,7 @@ from typing import Any
 
 from conf.programs import program_path
 from conf.sections.harness import ClaudeCodeHarnessConfig
-from conf.sections.scenario import (
-    CompactScenarioConfig,
-    MixedScenarioConfig,
-    ScenarioConfig,
-    SubagentScenarioConfig,
-)
+from conf.sections.scenario import ScenarioConfig, compaction_window, has_subagents
 from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.external_program import (
@@ -127,7 +122,7 @@ COMPACTION_BUFFER = 13_000
 
 def build_command(config: ClaudeCodeHarnessConfig, scenario: ScenarioConfig) -> list[str]:
     """Return the command line; the task comes on stdin."""
-    with_subagents = _has_subagents(scenario)
+    with_subagents = has_subagents(scenario)
     argv = [
         *(INSIDE, "--print", "--output-format", "stream-json", "--verbose"),
         *("--permission-mode", "bypassPermissions"),
@@ -159,18 +154,14 @@ def build_environment(
         "ANTHROPIC_AUTH_TOKEN": api_key,
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(config.max_tokens),
     }
-    if _has_subagents(scenario):
+    if has_subagents(scenario):
         env["CLAUDE_AGENT_SDK_DISABLE_BUILTIN_AGENTS"] = "1"
-    if isinstance(scenario, CompactScenarioConfig | MixedScenarioConfig):
+    if window := compaction_window(scenario):
         reserved = min(config.max_tokens, MAX_RESERVED) + COMPACTION_BUFFER
-        env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(scenario.window_tokens + reserved)
+        env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(window + reserved)
     else:
         env["DISABLE_COMPACT"] = "1"
     return env
-
-
-def _has_subagents(scenario: ScenarioConfig) -> bool:
-    return isinstance(scenario, SubagentScenarioConfig | MixedScenarioConfig)
 
 
 # --- the end -----------------------------------------------------------------------------------

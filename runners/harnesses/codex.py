@@ -15,12 +15,7 @@ from typing import Any
 
 from conf.programs import program_path
 from conf.sections.harness import CodexHarnessConfig
-from conf.sections.scenario import (
-    CompactScenarioConfig,
-    MixedScenarioConfig,
-    ScenarioConfig,
-    SubagentScenarioConfig,
-)
+from conf.sections.scenario import ScenarioConfig, compaction_window, has_subagents
 from runners.gateway.refusal import TURNS_SPENT
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.external_program import (
@@ -95,8 +90,8 @@ IDLE_MS = 300_000
 
 def build_command(scenario: ScenarioConfig, *, url: str, model: str) -> list[str]:
     """Return the command line; the task comes on stdin."""
-    with_subagents = isinstance(scenario, SubagentScenarioConfig | MixedScenarioConfig)
-    off = [name for name in FEATURES_OFF if not (with_subagents and name == "multi_agent")]
+    keep = {"multi_agent"} if has_subagents(scenario) else set()
+    off = [name for name in FEATURES_OFF if name not in keep]
     argv = [
         *(INSIDE, "exec", "--json", "--color", "never"),
         "--dangerously-bypass-approvals-and-sandbox",
@@ -118,7 +113,7 @@ def build_environment(api_key: str) -> Mapping[str, str]:
 def _build_settings(scenario: ScenarioConfig, url: str) -> dict[str, str | int | bool]:
     """Return the entries of ``config.toml``; their values are scalars, alike in JSON and TOML."""
     provider = f"model_providers.{PROVIDER}"
-    settings: dict[str, str | int | bool] = {
+    return {
         "model_provider": PROVIDER,
         f"{provider}.name": PROVIDER,
         f"{provider}.base_url": f"{url}/v1",
@@ -128,7 +123,7 @@ def _build_settings(scenario: ScenarioConfig, url: str) -> dict[str, str | int |
         f"{provider}.stream_max_retries": RETRIES,
         f"{provider}.stream_idle_timeout_ms": IDLE_MS,
         "model_context_window": UNLIMITED,
-        "model_auto_compact_token_limit": UNLIMITED,
+        "model_auto_compact_token_limit": compaction_window(scenario) or UNLIMITED,
         "web_search": "disabled",
         "project_doc_max_bytes": 0,  # not the user's but the repository's AGENTS.md
         "analytics.enabled": False,
@@ -136,9 +131,6 @@ def _build_settings(scenario: ScenarioConfig, url: str) -> dict[str, str | int |
         "skills.include_instructions": False,
         "agents.max_depth": SUBAGENT_DEPTH,
     }
-    if isinstance(scenario, CompactScenarioConfig | MixedScenarioConfig):
-        settings["model_auto_compact_token_limit"] = scenario.window_tokens
-    return settings
 
 
 # --- the end -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from conf.sections.harness import NativeHarnessConfig
-from conf.sections.scenario import CompactScenarioConfig, MixedScenarioConfig, ScenarioConfig
+from conf.sections.scenario import ScenarioConfig, compaction_window, has_subagents
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compile_program
@@ -25,15 +25,12 @@ class NativeHarness:
     """Harness of ``agent.py``, a Python process of its own in the sandbox."""
 
     def __init__(self, config: NativeHarnessConfig, scenario: ScenarioConfig) -> None:
-        window = 0
-        if isinstance(scenario, CompactScenarioConfig | MixedScenarioConfig):
-            window = scenario.window_tokens
         self._settings = json.dumps(
             {
                 "max_turns": config.max_turns,
                 "max_tokens": config.max_tokens,
-                "dispatch": scenario.kind in ("subagent", "mixed"),
-                "window_tokens": window,
+                "dispatch": has_subagents(scenario),
+                "window_tokens": compaction_window(scenario) or 0,
             }
         )
 
