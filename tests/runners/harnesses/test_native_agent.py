@@ -331,13 +331,14 @@ async def serve(*answers: bytes, keep_alive: bool = True) -> tuple[asyncio.Serve
     return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connections
 
 
-STREAM = b"".join(
+START, STOP = (
     b"data: %s\n\n" % json.dumps(event).encode()
     for event in (
         {"type": "message_start", "message": {"content": [], "usage": {}}},
         {"type": "message_stop"},
     )
 )
+STREAM = START + STOP
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"5;name=value\r\n%s\r\n%x\r\n%s\r\n0\r\ntrailer: x\r\n\r\n"
@@ -366,9 +367,12 @@ async def test_chunked_and_whole_bodies_are_read_to_their_end() -> None:
         b"HTTP/1.1 200 OK\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ncut",
         b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ndata: {{\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(STREAM) + 1, STREAM),
+        b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(START), START),
     ],
+    ids=["not http", "no length", "cut off", "not json", "one byte short", "no message_stop"],
 )
-async def test_an_answer_that_is_no_http_or_no_json_is_a_failed_turn(answer: bytes) -> None:
+async def test_a_broken_answer_is_a_failed_turn(answer: bytes) -> None:
     server, url, _ = await serve(*[answer] * 4, keep_alive=False)
     messages = Messages(url, "key", backoff_s=0.001)
     with pytest.raises(TurnError) as caught:
