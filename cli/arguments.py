@@ -13,12 +13,6 @@ def examples(*lines: str) -> str:
     return "\n\n".join(["[bold]Examples[/]", *(f"  {line}" for line in lines)])
 
 
-def _set_json(context: typer.Context, value: bool) -> bool:
-    """Tell the invocation, which prints a late error as JSON too."""
-    context.obj.json = value
-    return value
-
-
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -28,6 +22,4 @@ Overrides = Annotated[
     ),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document to stdout.", callback=_set_json)
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Invocation:
-    """State of one call of ``agentrl``: set by its options, read when an error ends it."""
+    """State of one call of ``agentrl``: its common options, which decide how an error ends it."""
 
     debug: bool = False
     json: bool = False

@@ -82,7 +82,9 @@ app.command(epilog=gateway.EXAMPLES, rich_help_panel=_SERVE)(gateway.gateway)
 
 def main(arguments: list[str] | None = None) -> None:
     """Run ``agentrl ARGUMENTS…``, by default those of this process; raises SystemExit."""
-    invocation = Invocation()
+    # Known before the arguments are parsed, so that every later error can be printed as JSON.
+    json = "--json" in (sys.argv[1:] if arguments is None else arguments)
+    invocation = Invocation(json=json)
     # A path may contain bytes that are not UTF-8, and a terminal may have another encoding.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
