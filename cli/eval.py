@@ -130,12 +130,12 @@ def _run_sweep(
     jobs: list[Job], invocation: Invocation, benchmark: Benchmark, measure: Measure
 ) -> int:
     from cli.sweep import run_sweep
-    from runners.evaluation.table import comparison_table
+    from runners.evaluation.table import render_comparison
 
     def run_one(job: Job) -> tuple[dict[str, Any], bool]:
         return measure(benchmark, job, invocation)
 
-    return run_sweep(jobs, invocation, run_one, comparison_table)
+    return run_sweep(jobs, invocation, run_one, render_comparison)
 
 
 def _evaluate(
@@ -143,12 +143,12 @@ def _evaluate(
 ) -> tuple[dict[str, Any], bool]:
     """Run an evaluation; return its document, and whether the user asked to stop."""
     from runners.evaluation.run import run_evaluation
-    from runners.evaluation.table import report_table
+    from runners.evaluation.table import render_report
 
     _prepare(job, invocation)
     result = run_evaluation(benchmark, job.config, job.run_dir, resume=job.resume)
     if result.report is not None:
-        stderr().print(report_table(result.report, job.run_dir))
+        stderr().print(render_report(result.report, job.run_dir))
     offer_report(job.run_dir, invocation)
     report = result.report.model_dump(mode="json") if result.report else {}
     document = {"run_dir": str(job.run_dir), **report, **result.end.document()}
@@ -160,12 +160,12 @@ def _calibrate(
 ) -> tuple[dict[str, Any], bool]:
     """Run a calibration; return its document, and whether the user asked to stop."""
     from runners.evaluation.calibration import calibrate
-    from runners.evaluation.table import calibration_table
+    from runners.evaluation.table import render_calibration
 
     _prepare(job, invocation)
     result = calibrate(benchmark, job.config, job.run_dir, resume=job.resume)
     if result.document:
-        stderr().print(calibration_table(result.document))
+        stderr().print(render_calibration(result.document))
     document = {"run_dir": str(job.run_dir), **result.document, **result.end.document()}
     return document, result.end.asked_to_stop
 

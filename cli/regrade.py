@@ -42,11 +42,11 @@ def regrade(
     """
     from cli.invocation import print_json, stderr
     from runners.evaluation.regrade import regrade as grade_again
-    from runners.evaluation.table import regrade_table
+    from runners.evaluation.table import render_regrading
 
     context.obj.run_dir = run
     result = grade_again(run, overrides or [], only=only, everything=everything)
-    stderr().print(regrade_table(result.to_dict()))
+    stderr().print(render_regrading(result.to_dict()))
     if as_json:
         print_json(result.to_dict())
     else:

@@ -21,7 +21,7 @@ PACKAGES = {"cli", "conf", "launch", "runners"}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "base"}
 README_LINES = 40
 WITHOUT_README = {
-    *("campaign", "concurrency", "diagnostics", "engines", "evaluation", "export", "faults"),
+    *("campaign", "concurrency", "diagnostics", "engines", "export", "faults"),
     *("gateway", "observe", "preflight", "ray_workers", "replay", "report"),
     *("rollouts", "runtime", "sandboxes", "slime", "store", "training", "trajectory"),
 }

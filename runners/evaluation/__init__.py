@@ -1,1 +1,1 @@
-"""Measuring a policy on a benchmark: which rollouts, and what they say."""
+"""Measure a policy on a benchmark."""

@@ -1,4 +1,4 @@
-"""The benchmarks: what ``agentrl eval`` can measure. A new one is an entry here."""
+"""The benchmarks of ``agentrl eval``. A new one is an entry of ``BENCHMARKS``."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from runners.tasks.datasets import load_tasks
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A set of tasks with a name."""
+    """A named set of tasks."""
 
     name: str
     task: str
-    """The choice ``task=…`` whose tasks it has."""
+    """The choice of the group ``task`` from which its tasks come."""
     load: Callable[[Config], list[Task]]
-    """Its tasks, always in the same order; blocks while they are made or read."""
+    """Loads its tasks, always in the same order; blocks while they are generated or read."""
     parts: str
-    """What a task's ``kind`` says here: the report breaks the results down by it."""
+    """Meaning of a task's ``kind`` in this benchmark; the report groups the results by it."""
 
     def tasks(self, config: Config) -> list[Task]:
-        """Return what ``load`` does, for a configuration that is about them; raises ConfigError."""
+        """Return the tasks; raises ConfigError if ``config`` has another choice of ``task``."""
         if config.task.kind != self.task:
             raise ConfigError(
                 [

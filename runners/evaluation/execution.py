@@ -1,4 +1,4 @@
-"""One execution of an evaluation or of a calibration: store, driver, progress."""
+"""Execute an evaluation or a calibration with a store, a driver and progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runners.store.run_store import RunStore
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a measurement works with."""
+    """Objects that a measurement works with."""
 
     benchmark: Benchmark
     config: Config
@@ -26,14 +26,14 @@ class Execution:
 
 
 class Measurement(Protocol):
-    """What is executed, once."""
+    """A measurement that can be executed once."""
 
     async def work(self) -> None:
-        """Do what is left to do; raises Interrupted and AgentrlError."""
+        """Run the rollouts or gradings that are still missing; raises Interrupted, AgentrlError."""
         ...
 
     def write(self) -> None:
-        """Write what is known, at every end; raises StoreError."""
+        """Write the results; called however ``work`` ends. Raises StoreError."""
         ...
 
 
@@ -48,9 +48,9 @@ def execute(
     *,
     resume: bool,
 ) -> tuple[M, End]:
-    """Execute, or continue, a measurement in ``run_dir``; return it, and how it ended.
+    """Execute or resume a measurement in ``run_dir``; return it and its end.
 
-    Raises AgentrlError only for what makes a start impossible.
+    Raises AgentrlError only if it cannot start; later errors are part of the end.
     """
     with open_run(config, run_dir, resume=resume) as store:
         progress = Progress(store.run_dir.name, steps=0)

@@ -1,4 +1,4 @@
-"""The files of an evaluation in its run directory."""
+"""Names of an evaluation's files in its run directory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ CALIBRATION = "calibration.json"
 
 
 def prediction_name(sample: int) -> str:
-    """Return the file of each task's rollout ``sample`` (0, 1, …): SWE-bench's tools take one
-    prediction per task, so every sample has a file of its own.
+    """Return the name of the file with rollout number ``sample`` (0, 1, …) of each task.
+
+    SWE-bench's tools accept one prediction per task, so every sample has its own file.
     """
     return "predictions.jsonl" if not sample else f"predictions-{sample + 1}.jsonl"
 

@@ -1,7 +1,7 @@
-"""Which rollouts an evaluation has: a pure function of benchmark and configuration.
+"""Plan the rollouts of an evaluation: a pure function of benchmark and configuration.
 
-A rollout's id and seed depend on its task's place in the whole benchmark, so a resumed evaluation
-that got more tasks or more attempts keeps everything it has.
+A rollout's id and seed depend on the place of its task in the whole benchmark, so that an
+evaluation resumed with more tasks or more attempts keeps all its rollouts.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ SPLIT = "eval"
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A task that is measured."""
+    """A task that is measured, and its place."""
 
     place: int
-    """In the whole benchmark, from 0."""
+    """Index in the whole benchmark, from 0."""
     task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The tasks that an evaluation is about."""
+    """The tasks of an evaluation."""
 
     instances: tuple[Instance, ...]
     set_aside: tuple[str, ...] = ()
-    """Ids of chosen tasks that are left out."""
+    """Ids of selected tasks that are left out because they are unfit."""
 
     def without(self, unfit: Collection[str]) -> Selection:
-        """Return it with the tasks of these ids set aside."""
+        """Return the selection with the tasks of these ids set aside."""
         return Selection(
             tuple(i for i in self.instances if i.task.id not in unfit),
             tuple(i.task.id for i in self.instances if i.task.id in unfit),
         )
 
 
-def select(benchmark: Benchmark, config: Config) -> Selection:
-    """Return the tasks that ``eval`` asks for; blocks while they are made or read.
+def select_tasks(benchmark: Benchmark, config: Config) -> Selection:
+    """Return the tasks that the section ``eval`` selects; blocks while they are generated or read.
 
     Raises ConfigError if there are none.
     """
@@ -61,15 +61,16 @@ def select(benchmark: Benchmark, config: Config) -> Selection:
     if not chosen:
         raise ConfigError(
             [
-                f"eval.ids={wanted.ids} eval.offset={wanted.offset} leave no task: of the "
-                f"{len(tasks)} of {benchmark.name} {len(matching)} match; widen them"
+                f"eval.ids={wanted.ids} eval.offset={wanted.offset} select no task ("
+                f"{len(matching)} of {len(tasks)} tasks of {benchmark.name} match eval.ids): "
+                "change one of them"
             ]
         )
     return Selection(tuple(chosen))
 
 
-def rollouts(instances: Sequence[Instance], config: Config) -> list[RolloutSpec]:
-    """Return the rollouts, every task's first before any's second."""
+def plan_rollouts(instances: Sequence[Instance], config: Config) -> list[RolloutSpec]:
+    """Return the planned rollouts: the first of every task, then the second of every task, …."""
     return [
         make_spec(config, SPLIT, 0, instance.place, sample, instance.task)
         for sample in range(config.eval.attempts_per_task)

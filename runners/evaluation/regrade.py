@@ -1,8 +1,9 @@
-"""Grade stored patches again: no policy, no gateway, no engine.
+"""Grade stored patches again, without policy, gateway and engine.
 
 A trajectory is durable before it is graded, so one whose grading was cut off or failed needs no new
-rollout; and after a grader's fix every patch can be judged anew. What a verdict replaces is kept
-in an event. The record of a finished training step stays what the step was trained on.
+rollout; and after a bug in a grader is fixed, every patch can be graded again. The replaced verdict
+is kept in an event. Records of finished training steps are not changed: the step was trained on
+them.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class RegradeResult:
-    """What grading again came to."""
+    """Result of a regrading."""
 
     run_dir: str
     chosen: int
-    """Rollouts to grade."""
+    """Number of rollouts to grade."""
     graded: int
     solved: int
     flips: tuple[Flip, ...]
     not_graded: dict[str, str]
-    """Rollout → why there is still no verdict."""
+    """Rollouts that still have no verdict: id → reason."""
     exit_code: ExitCode
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,9 +71,10 @@ class RegradeResult:
 def regrade(
     run_dir: Path, overrides: list[str], *, only: str | None = None, everything: bool = False
 ) -> RegradeResult:
-    """Grade what has a stored patch and no verdict; with ``everything`` also what has one.
+    """Grade rollouts with a stored patch and no verdict; with ``everything``, those with one too.
 
-    ``only`` is an outcome code. Each verdict is stored as it comes. Raises AgentrlError.
+    ``only`` restricts them to one outcome code. Each verdict is stored at once. Raises
+    AgentrlError.
     """
     with RunStore.open(run_dir) as store:
         state = store.state()
@@ -85,14 +87,14 @@ def regrade(
         config = resume_config(stored, overrides, also=("sandbox.",))
         chosen = [
             record
-            for record in candidates(store, everything=everything)
+            for record in find_candidates(store, everything=everything)
             if only is None or record.outcome.code == only
         ]
         work = _Regrade(config, store, chosen)
         code = ExitCode.DONE
         try:
             asyncio.run(work.run())
-        except KeyboardInterrupt:  # every verdict so far is stored
+        except KeyboardInterrupt:  # All verdicts so far are stored.
             code = ExitCode.INTERRUPTED
         if work.graded and (name := state.info.get("benchmark")):
             rewrite_results(store, BENCHMARKS[name], compose([], base=stored))
@@ -109,26 +111,28 @@ def regrade(
         )
 
 
-def candidates(store: RunStore, *, everything: bool) -> Iterator[RolloutRecord]:
-    """Yield of each rollout the attempt to grade: the graded one that counts if ``everything``; of
-    a rollout without a verdict the last attempt whose patch was captured.
+def find_candidates(store: RunStore, *, everything: bool) -> Iterator[RolloutRecord]:
+    """Yield the attempt to grade of each rollout.
+
+    Of a rollout without a verdict it is the last attempt whose patch was captured; of a graded
+    rollout, if ``everything``, the final attempt.
     """
     for _, attempts in groupby(store.each_rollout(), lambda record: record.rollout_id):
         records = list(attempts)
         graded = [r for r in records if r.counts and r.solved is not None]
         if not graded:
-            yield from [r for r in records if _captured(r)][-1:]
+            yield from [r for r in records if _has_captured_patch(r)][-1:]
         elif everything:
             yield graded[0]
 
 
-def _captured(record: RolloutRecord) -> bool:
-    """Whether the attempt came as far as its grading: its patch is the agent's work."""
+def _has_captured_patch(record: RolloutRecord) -> bool:
+    """Return whether the attempt reached its grading, so that its patch is the agent's work."""
     return record.outcome.meaning.reward_counts or record.outcome.stage is Stage.GRADE
 
 
 class _Regrade:
-    """Grades records; used once."""
+    """Grades records. Each object is used once."""
 
     def __init__(self, config: Config, store: RunStore, records: Sequence[RolloutRecord]) -> None:
         self.graded = 0
@@ -211,7 +215,7 @@ class _Regrade:
             replace(
                 record,
                 counts=True,
-                outcome=_agents(record),
+                outcome=_agent_outcome(record),
                 solved=solved,
                 reward=compute_reward(self._config.reward, verdict, totals),
                 verdict=verdict_to_dict(verdict),
@@ -219,8 +223,8 @@ class _Regrade:
         )
 
 
-def _agents(record: RolloutRecord) -> Outcome:
-    """Return how the agent ended, which a failed grading stands in front of."""
+def _agent_outcome(record: RolloutRecord) -> Outcome:
+    """Return the outcome of the agent itself, which a failed grading has replaced."""
     if record.outcome.meaning.reward_counts:
         return record.outcome
     return Outcome(

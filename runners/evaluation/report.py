@@ -1,9 +1,9 @@
-"""The report of an evaluation: the form of ``report.json``.
+"""Models of ``report.json``, the report of an evaluation.
 
-The fields before ``report_version`` are those of SWE-bench's own report (schema 2) and mean what
-they mean there, which the package itself says in a test; they are about the first rollout of each
-task, which is what ``predictions.jsonl`` holds. Rates are over valid rollouts only: an
-infrastructure failure is never counted as unsolved.
+The fields before ``report_version`` are those of SWE-bench's own report (schema 2), with the same
+meaning; a test compares them with the package's own report. They are about the first rollout of
+each task, as in ``predictions.jsonl``. Rates are over valid rollouts only: an infrastructure
+failure is never counted as unsolved.
 
 ``report.schema.json`` is generated from these models by ``python -m runners.export.schema`` and
 published beside them; a change that breaks readers raises ``report_version``.
@@ -18,15 +18,15 @@ from pydantic import BaseModel, ConfigDict
 REPORT_VERSION: Literal[1] = 1
 
 
-class Part(BaseModel):
-    """One part of the report."""
+class ReportModel(BaseModel):
+    """Base class of the report's parts."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
     )
 
 
-class Official(Part):
+class OfficialCounts(ReportModel):
     """SWE-bench's counts over one rollout per task. ``submitted`` = ``completed`` + ``empty_patch``
     + ``error``; ``completed`` = ``resolved`` + ``unresolved``.
     """
@@ -39,9 +39,11 @@ class Official(Part):
     resolved_instances: int
     unresolved_instances: int
     infra_failure_instances: int
-    """Of those neither resolved nor empty: the log shows what no patch can cause."""
+    """Tasks neither resolved nor empty whose log shows a failure that no patch can cause."""
     ambiguous_failure_instances: int
-    """… the log shows what a patch may have caused, or the environment."""
+    """Tasks neither resolved nor empty whose log shows a failure that patch or environment may have
+    caused.
+    """
     empty_patch_instances: int
     error_instances: int
     """Tasks with a patch whose grading failed."""
@@ -55,50 +57,50 @@ class Official(Part):
     infra_failure_ids: list[str]
     ambiguous_failure_ids: list[str]
     failure_reasons: dict[str, str]
-    """What the package ``swebench`` reads in the logs, by task; empty where it is not installed."""
+    """Reasons that the package ``swebench`` reads from the logs, by task; empty without it."""
     error_ids: list[str]
 
 
-class Interval(Part):
+class Interval(ReportModel):
     """A 95 % confidence interval."""
 
     low: float
     high: float
 
 
-class PassAt(Part):
-    """The chance that of k rollouts of a task one solves it."""
+class PassAt(ReportModel):
+    """Probability that at least one of k rollouts of a task solves it."""
 
     k: int
     value: float
     """Mean over tasks of the unbiased estimate (Chen et al. 2021, arXiv 2107.03374)."""
     tasks: int
-    """Tasks it is the mean of: those with at least k valid rollouts."""
+    """Number of tasks in the mean: those with at least k valid rollouts."""
     bootstrap: Interval
     """Percentile bootstrap over tasks."""
     wilson: Interval | None
-    """Of k=1: Wilson's interval of solved / valid. With several rollouts per task it is too narrow,
-    since those are not independent.
+    """For k=1: Wilson's interval of solved / valid. With several rollouts per task it is too
+    narrow, because they are not independent.
     """
 
 
-class Rollouts(Part):
-    """What became of the rollouts: ``wanted`` = ``valid`` + ``error`` + ``not_run``."""
+class RolloutCounts(ReportModel):
+    """Numbers of rollouts: ``wanted`` = ``valid`` + ``error`` + ``not_run``."""
 
     wanted: int
     valid: int
-    """Graded; only these are in rates."""
+    """Graded rollouts; rates are over these only."""
     solved: int
     unsolved: int
     error: int
     not_run: int
     errors: dict[str, int]
-    """By outcome code."""
+    """Errors, by outcome code."""
     outcomes: dict[str, int]
-    """The valid ones, by outcome code."""
+    """Valid rollouts, by outcome code."""
 
 
-class Spread(Part):
+class Spread(ReportModel):
     """A distribution over the valid rollouts."""
 
     mean: float
@@ -107,72 +109,72 @@ class Spread(Part):
     max: float
 
 
-class Usage(Part):
-    """What the valid rollouts took; null without any."""
+class Usage(ReportModel):
+    """Resources that the valid rollouts used; null without valid rollouts."""
 
     turns: Spread | None
     sampled_tokens: Spread | None
     seconds: Spread | None
-    """From boot to verdict."""
+    """From the sandbox's boot to the verdict."""
 
 
-class PartResult(Part):
+class PartResult(ReportModel):
     """The results of one part of the benchmark."""
 
     tasks: int
     valid: int
-    """Rollouts."""
+    """Valid rollouts."""
     solved: int
     pass_at_1: float | None
     """Null without a valid rollout."""
 
 
-class Breakdown(Part):
-    """The results by part."""
+class Breakdown(ReportModel):
+    """Results by part of the benchmark."""
 
     by: str
-    """What the parts are: the repository, the kind of bug."""
+    """Criterion of the parts, e.g. repository or kind of bug."""
     parts: dict[str, PartResult]
 
 
-class Faults(Part):
-    """Faults that were made, and failures that were seen."""
+class FaultCounts(ReportModel):
+    """Injected faults and observed failures."""
 
     injected: dict[str, int]
-    """Of the fault plan, as ``where.what``."""
+    """Faults injected by the fault plan, by ``where.what``."""
     failed_attempts: dict[str, int]
-    """By outcome code, those included that another attempt made good."""
+    """Failed attempts by outcome code, including those after which another attempt succeeded."""
 
 
-class Report(Official):
-    """An evaluation, summed up."""
+class EvaluationReport(OfficialCounts):
+    """Summary of an evaluation."""
 
     schema_version: Literal[2]
-    """Of the fields above: SWE-bench's own."""
+    """Version of the fields above, which are SWE-bench's own."""
     report_version: Literal[1]
-    """Of the fields below."""
+    """Version of the fields below."""
     benchmark: str
     model_name_or_path: str
     run: str
     attempts_per_task: int
-    rollouts: Rollouts
+    rollouts: RolloutCounts
     pass_at: list[PassAt]
-    """k = 1 … ``attempts_per_task``, as far as tasks have so many valid rollouts."""
+    """For k = 1 … ``attempts_per_task``, as long as some task has k valid rollouts."""
     failed_ids: list[str]
-    """Tasks whose first rollout ended in an infrastructure failure: with a patch (``error_ids``),
-    or before there was one (among ``incomplete_ids``).
+    """Tasks whose first rollout ended in an infrastructure failure: after its patch was captured
+    (also in ``error_ids``), or before (also in ``incomplete_ids``).
     """
     tampered: dict[str, list[str]]
-    """Rollouts that changed what decides about their tests, and which files: grading put those
-    back.
+    """Rollouts that changed files which decide about their tests, with these files; grading
+    restored them.
     """
     tasks_without_verdict: list[str]
-    """Tasks of which no rollout is valid: the rates say nothing about them."""
+    """Tasks without a valid rollout; they are not in the rates."""
     set_aside: list[str]
-    """Tasks that calibration found unfit; they are in no count."""
+    """Tasks that a calibration found unfit; they are in no count."""
     breakdown: Breakdown
     usage: Usage
-    faults: Faults
+    faults: FaultCounts
     wall_s: float
-    further_samples: list[Official]
-    """The counts of each task's second rollout, of its third, …: ``predictions-2.jsonl``, …"""
+    further_samples: list[OfficialCounts]
+    """Counts of each task's second rollout (``predictions-2.jsonl``), third rollout, …."""

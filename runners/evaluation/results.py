@@ -1,4 +1,4 @@
-"""From the rollouts in a store to the report and the predictions of an evaluation."""
+"""Compute the report and the predictions of an evaluation from the rollouts in its store."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from runners.evaluation.plan import SPLIT, Instance, Selection, rollout_id
 from runners.evaluation.report import (
     REPORT_VERSION,
     Breakdown,
-    Faults,
+    EvaluationReport,
+    FaultCounts,
     Interval,
-    Official,
+    OfficialCounts,
     PartResult,
     PassAt,
-    Report,
-    Rollouts,
+    RolloutCounts,
     Spread,
     Usage,
 )
 from runners.evaluation.statistics import (
     bootstrap_interval,
     pass_at_k,
-    spread,
+    summarize_values,
     wilson_interval,
 )
-from runners.evaluation.swebench_files import Submission, causes, instances
+from runners.evaluation.swebench_files import Submission, classify_failures, render_instances
 from runners.store.json_text import dumps
 from runners.store.run_store import RunStore
 from runners.tasks.patch_record import decode_patch
@@ -39,18 +39,21 @@ from runners.trajectory.outcome import Stage
 from runners.trajectory.record import RolloutRecord
 
 NAME_LENGTH = 200
-"""SWE-bench's tools make a directory's name of the model's, and that has at most 255 bytes."""
-Column = Literal["solved", "unsolved", "error", "not_run"]
+"""SWE-bench's tools use the model's name as a directory name, which has at most 255 bytes."""
+ResultColumn = Literal["solved", "unsolved", "error", "not_run"]
 
 
-class OtherTasks(AgentrlError):
-    """The benchmark has other tasks than when the evaluation began."""
+class BenchmarkChanged(AgentrlError):
+    """The benchmark has other tasks than at the start of the evaluation."""
 
     exit_code = ExitCode.DATA_REFUSED
 
 
-def column(record: RolloutRecord | None) -> Column:
-    """Return where a rollout counts; ``record`` is its attempt that counts, if one does."""
+def result_column(record: RolloutRecord | None) -> ResultColumn:
+    """Return the column of the report in which a rollout counts.
+
+    ``record`` is its final attempt; None if it has none.
+    """
     if record is None:
         return "not_run"
     place = record.outcome.meaning.eval_column
@@ -59,26 +62,26 @@ def column(record: RolloutRecord | None) -> Column:
     return "solved" if record.solved else "unsolved"
 
 
-def finished(store: RunStore) -> dict[str, RolloutRecord]:
-    """Return the graded rollouts, by id: what a resumed evaluation does not repeat."""
+def load_graded(store: RunStore) -> dict[str, RolloutRecord]:
+    """Return the graded rollouts by id; a resumed evaluation does not repeat them."""
     return {
         record.rollout_id: record
         for record in store.each_rollout(split=SPLIT, counts=True)
-        if column(record) in ("solved", "unsolved")
+        if result_column(record) in ("solved", "unsolved")
     }
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _TaskRow:
     """A task and its rollouts."""
 
     instance: Instance
     records: tuple[RolloutRecord | None, ...]
-    """Attempt 0, 1, …; None: not run."""
+    """Final attempt of rollout 0, 1, …; None: not run."""
 
     @property
     def valid(self) -> list[RolloutRecord]:
-        return [r for r in self.records if r and column(r) in ("solved", "unsolved")]
+        return [r for r in self.records if r and result_column(r) in ("solved", "unsolved")]
 
     @property
     def solved(self) -> int:
@@ -86,7 +89,7 @@ class _Row:
 
 
 class Results:
-    """The rollouts of an evaluation, as they stand in its store; raises OtherTasks."""
+    """Rollouts of an evaluation, read from its store; raises BenchmarkChanged."""
 
     def __init__(
         self,
@@ -102,19 +105,19 @@ class Results:
         counting = {r.rollout_id: r for r in store.each_rollout(split=SPLIT, counts=True)}
         samples = range(config.eval.attempts_per_task)
         self._rows = [
-            _Row(
+            _TaskRow(
                 instance,
-                tuple(_at(instance, sample, counting) for sample in samples),
+                tuple(_find_record(instance, sample, counting) for sample in samples),
             )
             for instance in selection.instances
         ]
 
-    def report(self, wall_s: float) -> Report:
-        """Sum them up."""
+    def report(self, wall_s: float) -> EvaluationReport:
+        """Return the report; ``wall_s`` is the time that the evaluation has taken, in seconds."""
         first, *further = (
             self._official(sample) for sample in range(self._config.eval.attempts_per_task)
         )
-        return Report(
+        return EvaluationReport(
             **first.model_dump(),
             schema_version=2,
             report_version=REPORT_VERSION,
@@ -125,7 +128,9 @@ class Results:
             rollouts=self._rollouts(),
             pass_at=list(self._pass_at()),
             failed_ids=sorted(
-                row.instance.task.id for row in self._rows if column(row.records[0]) == "error"
+                row.instance.task.id
+                for row in self._rows
+                if result_column(row.records[0]) == "error"
             ),
             tampered={
                 record.rollout_id: list(record.extra["tampered"])
@@ -143,32 +148,32 @@ class Results:
         )
 
     def tasks_without_verdict(self) -> list[str]:
-        """Return the ids of tasks of which no rollout is valid."""
+        """Return the ids of the tasks without a valid rollout."""
         return sorted(row.instance.task.id for row in self._rows if not row.valid)
 
     def instances(self) -> str:
-        """Return the tasks as rows of SWE-bench; empty for those of another family."""
-        return instances(row.instance.task for row in self._rows)
+        """Return the tasks as rows in SWE-bench's format; empty for tasks of other families."""
+        return render_instances(row.instance.task for row in self._rows)
 
     def submissions(self, sample: int) -> list[Submission]:
-        """Return the patches of one rollout per task.
+        """Return the patch of rollout number ``sample`` of every task that has one.
 
-        A rollout that failed before its patch was captured has none: an empty patch would count as
-        the policy's failure.
+        A rollout that failed before its patch was captured is left out: an empty patch would count
+        as a failure of the policy.
         """
         return [
             Submission(
                 row.instance.task,
                 decode_patch(record.patch, record.extra),
-                None if column(record) == "error" else record.solved,
+                None if result_column(record) == "error" else record.solved,
                 str((record.verdict or {}).get("reason", "")),
             )
             for row in self._rows
-            if (record := row.records[sample]) is not None and _submitted(record)
+            if (record := row.records[sample]) is not None and _has_patch(record)
         ]
 
     def predictions(self, sample: int) -> str:
-        """Return one rollout per task in the form that SWE-bench's tools read, a line each."""
+        """Return rollout number ``sample`` of every task as SWE-bench's ``predictions.jsonl``."""
         name = model_name(self._config.model)
         lines = [
             {
@@ -180,10 +185,10 @@ class Results:
         ]
         return "".join(f"{dumps(line)}\n" for line in lines)
 
-    def _official(self, sample: int) -> Official:
+    def _official(self, sample: int) -> OfficialCounts:
         submissions = self.submissions(sample)
         graded = [s for s in submissions if s.text and s.solved is not None]
-        why = causes(self._store.run_dir, submissions)
+        why = classify_failures(self._store.run_dir, submissions)
         found: dict[str, Iterable[str]] = {
             "submitted": (s.task.id for s in submissions),
             "completed": (s.task.id for s in graded),
@@ -196,7 +201,7 @@ class Results:
         }
         ids = {name: sorted(tasks) for name, tasks in found.items()}
         everything = {row.instance.task.id for row in self._rows}
-        return Official.model_validate(
+        return OfficialCounts.model_validate(
             {
                 "total_instances": len(everything),
                 **{f"{name}_instances": len(tasks) for name, tasks in ids.items()},
@@ -206,15 +211,15 @@ class Results:
             }
         )
 
-    def _rollouts(self) -> Rollouts:
+    def _rollouts(self) -> RolloutCounts:
         records = [record for row in self._rows for record in row.records]
-        columns = Counter(column(record) for record in records)
+        columns = Counter(result_column(record) for record in records)
         by_code: dict[str, Counter[str]] = {"error": Counter(), "valid": Counter()}
         for record in records:
-            if record is not None and column(record) != "not_run":
-                kind = "error" if column(record) == "error" else "valid"
+            if record is not None and result_column(record) != "not_run":
+                kind = "error" if result_column(record) == "error" else "valid"
                 by_code[kind][record.outcome.code] += 1
-        return Rollouts(
+        return RolloutCounts(
             wanted=len(records),
             valid=columns["solved"] + columns["unsolved"],
             solved=columns["solved"],
@@ -244,12 +249,12 @@ class Results:
             )
 
     def _breakdown(self) -> Breakdown:
-        parts: dict[str, list[_Row]] = {}
+        parts: dict[str, list[_TaskRow]] = {}
         for row in self._rows:
             parts.setdefault(row.instance.task.kind, []).append(row)
         return Breakdown(
             by=self._benchmark.parts,
-            parts={name: _part(rows) for name, rows in sorted(parts.items())},
+            parts={name: _summarize_part(rows) for name, rows in sorted(parts.items())},
         )
 
     def _usage(self) -> Usage:
@@ -260,7 +265,7 @@ class Results:
             seconds=_spread(r.timings["total"] for r in valid if "total" in r.timings),
         )
 
-    def _faults(self) -> Faults:
+    def _faults(self) -> FaultCounts:
         injected: Counter[str] = Counter()
         for event in self._store.events("fault"):
             injected[f"{event.data.get('where')}.{event.data.get('what')}"] += 1
@@ -269,23 +274,25 @@ class Results:
             for record in self._store.each_rollout(split=SPLIT)
             if record.outcome.meaning.eval_column == "error"
         )
-        return Faults(injected=_sorted(injected), failed_attempts=_sorted(failed))
+        return FaultCounts(injected=_sorted(injected), failed_attempts=_sorted(failed))
 
 
 def model_name(model: ModelConfig) -> str:
-    """Return what predictions call the policy: where its weights are, else which one it is."""
+    """Return the policy's name in predictions: the path of its weights, else its kind."""
     return str(model.path)[-NAME_LENGTH:] if model.path is not None else model.kind
 
 
-def _at(
+def _find_record(
     instance: Instance, sample: int, counting: Mapping[str, RolloutRecord]
 ) -> RolloutRecord | None:
-    """Return the rollout that counts. A file may have changed, or a dataset's revision moved: no
-    verdict may count for the task that is in its task's place now.
+    """Return the final record of a rollout; None if it has none.
+
+    Raises BenchmarkChanged if it is a rollout at another task: the task file or the dataset's
+    revision has changed, and a verdict must not count for the task that has that place now.
     """
     record, task = counting.get(rollout_id(instance.place, sample)), instance.task
     if record is not None and record.task_id != task.id:
-        raise OtherTasks(
+        raise BenchmarkChanged(
             f"the benchmark has changed: {record.rollout_id} is a rollout at {record.task_id}, and "
             f"{task.id} is in its place now: set task.path to what it was (a hub's dataset: "
             "OWNER/NAME@COMMIT), or evaluate in a new run"
@@ -293,13 +300,13 @@ def _at(
     return record
 
 
-def _submitted(record: RolloutRecord) -> bool:
-    """Whether there is a patch to submit: its capture came before the grading."""
-    graded = column(record) in ("solved", "unsolved")
-    return graded or (column(record) == "error" and record.outcome.stage is Stage.GRADE)
+def _has_patch(record: RolloutRecord) -> bool:
+    """Return whether a rollout has a patch to submit: it was captured before the grading."""
+    graded = result_column(record) in ("solved", "unsolved")
+    return graded or (result_column(record) == "error" and record.outcome.stage is Stage.GRADE)
 
 
-def _part(rows: Sequence[_Row]) -> PartResult:
+def _summarize_part(rows: Sequence[_TaskRow]) -> PartResult:
     rates = [row.solved / len(row.valid) for row in rows if row.valid]
     return PartResult(
         tasks=len(rows),
@@ -310,7 +317,7 @@ def _part(rows: Sequence[_Row]) -> PartResult:
 
 
 def _spread(values: Iterable[float]) -> Spread | None:
-    found = spread(values)
+    found = summarize_values(values)
     return None if found is None else Spread(**found)
 
 

@@ -1,7 +1,7 @@
-"""Evaluate a policy in this process: its driver, its rollouts, its report.
+"""Evaluate a policy: run the rollouts of a benchmark and write the report.
 
-What is graded is not repeated: a resumed evaluation runs what failed, what was not run, and what
-was added to it.
+Graded rollouts are not repeated: a resumed evaluation runs those that failed, were not run, or are
+new.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig
 from runners.evaluation.benchmarks import Benchmark
-from runners.evaluation.calibration import unfit
+from runners.evaluation.calibration import load_unfit
 from runners.evaluation.execution import Execution, execute
 from runners.evaluation.files import REPORT, prediction_name, replace_file
-from runners.evaluation.plan import Selection, rollouts, select
-from runners.evaluation.report import Report
-from runners.evaluation.results import Results, column, finished
+from runners.evaluation.plan import Selection, plan_rollouts, select_tasks
+from runners.evaluation.report import EvaluationReport
+from runners.evaluation.results import Results, load_graded, result_column
 from runners.evaluation.swebench_files import INSTANCES, write_logs
 from runners.observe.dashboard import format_duration
 from runners.rollouts.spec import RolloutSpec
@@ -30,20 +30,20 @@ from runners.store.run_store import RunStore
 from runners.trajectory.record import RolloutRecord
 
 _NOTE_S = 15.0
-"""Without a terminal, a line at least so often, and one per tenth."""
+"""Longest time between two progress lines without a terminal; there is one per tenth, too."""
 
 
 class TasksWithoutVerdict(AgentrlError):
-    """Of some tasks no rollout is valid: the benchmark was not measured whole."""
+    """Some tasks have no valid rollout: the benchmark is not measured completely."""
 
     exit_code = ExitCode.FAILURE_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """How an evaluation ended."""
+    """Result of an evaluation."""
 
-    report: Report | None
+    report: EvaluationReport | None
     """None if it ended before its tasks were known."""
     end: End
 
@@ -51,48 +51,49 @@ class EvaluationResult:
 def run_evaluation(
     benchmark: Benchmark, config: Config, run_dir: Path, *, resume: bool = False
 ) -> EvaluationResult:
-    """Evaluate, or continue to, in ``run_dir``; see ``execute``."""
+    """Evaluate in ``run_dir``, or resume an evaluation there; see ``execute`` for the errors."""
     evaluation, end = execute(Evaluation, benchmark, config, run_dir, resume=resume)
     return EvaluationResult(evaluation.report, end)
 
 
 class Evaluation:
-    """One execution of an evaluation; used once."""
+    """One execution of an evaluation. Each object is used once."""
 
     def __init__(self, execution: Execution) -> None:
-        self.report: Report | None = None
-        """There when ``write`` has run."""
+        self.report: EvaluationReport | None = None
+        """The report; None before ``write``."""
         self._execution = execution
         self._selection: Selection | None = None
         self._noted = 0, time.monotonic()
-        """Tenths done, and when, at the last line."""
+        """At the last progress line: the tenths that were done, and the time."""
 
     async def work(self) -> None:
-        """Run what is not graded yet; raises Interrupted, OtherTasks, and TasksWithoutVerdict at
-        the end.
+        """Run the rollouts that are not graded yet.
+
+        Raises Interrupted, BenchmarkChanged, and TasksWithoutVerdict at the end.
         """
         at = self._execution
-        selection = await asyncio.to_thread(select, at.benchmark, at.config)
-        selection = selection.without(unfit(at.store))
-        done = finished(at.store)
-        wanted = rollouts(selection.instances, at.config)
-        self._results(selection)  # refused, if the benchmark has changed
+        selection = await asyncio.to_thread(select_tasks, at.benchmark, at.config)
+        selection = selection.without(load_unfit(at.store))
+        done = load_graded(at.store)
+        wanted = plan_rollouts(selection.instances, at.config)
+        self._results(selection)  # raises BenchmarkChanged before anything runs
         self._selection = selection
         left = [spec for spec in wanted if spec.rollout_id not in done]
         at.progress.columns.update(
-            column(done[spec.rollout_id]) for spec in wanted if spec.rollout_id in done
+            result_column(done[spec.rollout_id]) for spec in wanted if spec.rollout_id in done
         )
         if left and len(await self._run(left)) < len(left):
             raise Interrupted
         if missing := self._results(selection).tasks_without_verdict():
             named = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
             raise TasksWithoutVerdict(
-                f"{len(missing)} tasks have no valid rollout ({named}): the rates say nothing "
-                "about them; fix the cause and continue with --resume"
+                f"{len(missing)} tasks have no valid rollout ({named}) and are not in the rates: "
+                "fix the cause and continue with --resume"
             )
 
     def write(self) -> None:
-        """Write report and predictions of what is there; raises StoreError."""
+        """Write the report and the predictions; raises StoreError."""
         if self._selection is not None:
             at = self._execution
             self.report = write_results(
@@ -123,7 +124,7 @@ class Evaluation:
             return await pool.run(specs)
 
     async def _policy(self) -> tuple[Path | None, Path]:
-        """Return weights and tokenizer; a running engine may have the weights already."""
+        """Return weights and tokenizer; None as weights if a running engine has them already."""
         model = self._execution.config.model
         if (
             isinstance(self._execution.config.engine, EmbeddedEngineConfig)
@@ -136,7 +137,7 @@ class Evaluation:
     def _rollout_done(self, record: RolloutRecord) -> None:
         progress = self._execution.progress
         progress.add_rollout(record.outcome.code, record.sampled_tokens)
-        progress.columns[column(record)] += 1
+        progress.columns[result_column(record)] += 1
         now, tenths = time.monotonic(), progress.batch_done * 10 // progress.batch_size
         if tenths > self._noted[0] or now - self._noted[1] > _NOTE_S:
             self._noted = tenths, now
@@ -149,8 +150,10 @@ class Evaluation:
             )
 
 
-def write_results(results: Results, config: Config, store: RunStore, wall_s: float) -> Report:
-    """Write ``report.json``, and what SWE-bench's tools read; raises StoreError."""
+def write_results(
+    results: Results, config: Config, store: RunStore, wall_s: float
+) -> EvaluationReport:
+    """Write ``report.json`` and the files that SWE-bench's tools read; raises StoreError."""
     report = results.report(wall_s)
     if rows := results.instances():
         replace_file(store.run_dir / INSTANCES, rows)
@@ -161,9 +164,9 @@ def write_results(results: Results, config: Config, store: RunStore, wall_s: flo
     return report
 
 
-def rewrite_results(store: RunStore, benchmark: Benchmark, config: Config) -> Report:
-    """Write them anew from a store whose verdicts have changed; raises StoreError."""
-    selection = select(benchmark, config).without(unfit(store))
+def rewrite_results(store: RunStore, benchmark: Benchmark, config: Config) -> EvaluationReport:
+    """Write the results again, after verdicts in the store have changed; raises StoreError."""
+    selection = select_tasks(benchmark, config).without(load_unfit(store))
     return write_results(
         Results(store, benchmark, config, selection), config, store, store.state().spent_s
     )

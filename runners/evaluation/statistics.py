@@ -1,4 +1,4 @@
-"""What a sample of rollouts says of a policy: pass@k, and how sure it is."""
+"""Estimate pass@k and its confidence intervals from a sample of rollouts."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ import numpy as np
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
-"""The 2.5 % quantile of so many resamples is itself known to about 0.2 percentage points."""
+"""Bootstrap resamples; with this many, an end of the interval is exact to about 0.2 percentage
+points.
+"""
 _SEED = 0
-"""The same rollouts give the same report."""
+"""Fixed, so that the same rollouts give the same report."""
 _CELLS = 1 << 22
-"""Resampled values in memory at once."""
+"""Most resampled values in memory at once (float64: 32 MiB)."""
 
 Interval = tuple[float, float]
-"""Low and high end."""
+"""Low and high end of a confidence interval."""
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that of ``k`` rollouts of a task one solves it
-    (Chen et al. 2021, arXiv 2107.03374, eq. 1): 1 - C(n - c, k) / C(n, k).
+    """Return the unbiased estimate of pass@k, 1 - C(n - c, k) / C(n, k) for c of n samples solved
+    (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
-    Raises ValueError for more than ``samples`` rollouts: there is no unbiased estimate then.
+    Raises ValueError if k > n, where no unbiased estimate exists.
+
+    Example: ``pass_at_k(samples=4, solved=1, k=2)`` is 0.5.
     """
     if not 0 <= solved <= samples or not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {samples} rollouts, {solved} of them solved")
@@ -32,8 +36,10 @@ def pass_at_k(samples: int, solved: int, k: int) -> float:
 
 
 def bootstrap_interval(values: Sequence[float]) -> Interval | None:
-    """Return the percentile bootstrap interval of the mean, resampling ``values``: one per task, so
-    that several rollouts of one task do not pass for independent. None without values.
+    """Return the percentile bootstrap interval of the mean of ``values``; None without values.
+
+    ``values`` has one value per task: tasks are resampled, not rollouts, because the rollouts of
+    one task are not independent.
     """
     if not values:
         return None
@@ -50,7 +56,7 @@ def bootstrap_interval(values: Sequence[float]) -> Interval | None:
 
 
 def wilson_interval(successes: int, trials: int) -> Interval | None:
-    """Return Wilson's score interval of a rate (JASA 22, 1927); None without trials."""
+    """Return Wilson's score interval of a rate (JASA 22, 1927, p. 209); None without trials."""
     if not trials:
         return None
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -60,7 +66,7 @@ def wilson_interval(successes: int, trials: int) -> Interval | None:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def spread(values: Iterable[float]) -> dict[str, float] | None:
+def summarize_values(values: Iterable[float]) -> dict[str, float] | None:
     """Return mean, median, 95 % quantile and maximum; None without values."""
     data = np.asarray(list(values), np.float64)
     if not len(data):

@@ -1,9 +1,9 @@
-"""What SWE-bench's own tools read of an evaluation, beside its predictions: ``instances.jsonl``
-(the measured tasks as rows of version 5) and ``logs/run_evaluation/RUN/MODEL/INSTANCE/``.
+"""Write the files that SWE-bench's own tools read beside the predictions: ``instances.jsonl`` (the
+measured tasks as rows of version 5) and ``logs/run_evaluation/RUN/MODEL/INSTANCE/``.
 
-From inside the run directory their ``run_evaluation`` takes the evaluation for a finished one of
-its own: it sums the reports up, or grades the logs again (``--rewrite_reports``). A patch whose
-grading failed has no ``report.json``, which they count as an error.
+Started in the run directory, their ``run_evaluation`` treats the evaluation as a finished one of
+its own: it summarizes the reports, or grades the logs again (``--rewrite_reports``). A patch whose
+grading failed has no ``report.json``; they count it as an error.
 """
 
 from __future__ import annotations
@@ -32,79 +32,79 @@ LOG, REPORT, PATCH = "test_output.txt", "report.json", "patch.diff"
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A task's prediction, and what became of it."""
+    """A task's prediction and its verdict."""
 
     task: Task
     patch: Patch
     solved: bool | None
-    """None: its grading failed."""
+    """None if the grading failed."""
     reason: str
-    """The verdict's."""
+    """Reason of the verdict."""
 
     @property
     def text(self) -> str:
-        """The patch as predictions have it; empty for one that was refused."""
+        """The patch as in the predictions; empty if the patch was refused."""
         return encode_patch_text(self.patch)
 
     @property
-    def looked_at(self) -> bool:
-        """Whether the package would: it tests no empty patch."""
+    def is_tested(self) -> bool:
+        """True if the package would test the patch; it does not test empty ones."""
         return bool(self.text) and isinstance(self.task.grading, EvalScript)
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
-    """Why a patch may have failed without being wrong, as the package reads it from the log."""
+class FailureCause:
+    """A reason other than a wrong patch, which the package reads from the log of a failed test."""
 
     reason: str
     environment: bool
-    """No patch can cause it; otherwise it may be either's fault."""
+    """True if no patch can cause it; false if patch or environment may have."""
 
 
-def instances(tasks: Iterable[Task]) -> str:
-    """Return rows with what the package's ``make_test_spec`` asks for, a line each; tasks that are
-    not in SWE-bench's format have none.
+def render_instances(tasks: Iterable[Task]) -> str:
+    """Return JSON lines with the keys that the package's ``make_test_spec`` needs, one per task in
+    SWE-bench's format.
     """
     rows = [_instance(task, task.grading) for task in tasks if isinstance(task.grading, EvalScript)]
     return "".join(f"{dumps(row)}\n" for row in rows)
 
 
 def run_id(run_dir: Path, sample: int) -> str:
-    """Return what the package calls the run of each task's rollout ``sample``."""
+    """Return the package's run id for rollout number ``sample`` of each task."""
     name = run_dir.resolve().name
     return name if not sample else f"{name}-{sample + 1}"
 
 
 def write_logs(run_dir: Path, sample: int, model: str, submissions: Iterable[Submission]) -> None:
-    """Make the log directory of a run; raises StoreError.
+    """Write the log directory of a run; raises StoreError.
 
-    What is there of the same log stays, so a resumed evaluation reads no log twice.
+    Files about an unchanged log are kept, so that a resumed evaluation parses no log twice.
     """
     parent = run_dir / LOGS / run_id(run_dir, sample) / model.replace("/", "__")
     for submission in submissions:
-        if not submission.looked_at:
+        if not submission.is_tested:
             continue
         folder = parent / submission.task.id
         try:
-            _write(run_dir, folder, submission)
+            _write_log_dir(run_dir, folder, submission)
         except OSError as error:
             raise to_store_error(error, folder) from error
 
 
-def causes(run_dir: Path, submissions: Iterable[Submission]) -> dict[str, Cause]:
-    """Return by instance what the package says of the logs of those that are not solved; nothing
-    without the package.
+def classify_failures(run_dir: Path, submissions: Iterable[Submission]) -> dict[str, FailureCause]:
+    """Return the package's classification of failed logs by instance id; empty without the
+    package.
     """
-    failed = [s for s in submissions if not s.solved and s.looked_at]
+    failed = [s for s in submissions if not s.solved and s.is_tested]
     if not failed or not is_installed():
         return {}
     from swebench.harness.infra_failure import TIER_ENVIRONMENT, classify_logs
 
-    found: dict[str, Cause] = {}
+    found: dict[str, FailureCause] = {}
     for submission in failed:
         said = classify_logs(log_file(run_dir, submission.task.id, submission.patch))
         if said is not None:
-            found[submission.task.id] = Cause(said[0], said[1] == TIER_ENVIRONMENT)
+            found[submission.task.id] = FailureCause(said[0], said[1] == TIER_ENVIRONMENT)
     return found
 
 
@@ -121,7 +121,7 @@ def _instance(task: Task, grading: EvalScript) -> dict[str, Any]:
     }
 
 
-def _write(run_dir: Path, folder: Path, submission: Submission) -> None:
+def _write_log_dir(run_dir: Path, folder: Path, submission: Submission) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / PATCH, submission.text)
     kept = log_file(run_dir, submission.task.id, submission.patch)
@@ -131,7 +131,7 @@ def _write(run_dir: Path, folder: Path, submission: Submission) -> None:
         log.unlink(missing_ok=True)
         report.unlink(missing_ok=True)
         if kept.exists():
-            _link(kept, log)
+            _link_or_copy(kept, log)
     if submission.solved is None:
         report.unlink(missing_ok=True)
     elif not report.exists():
@@ -140,14 +140,14 @@ def _write(run_dir: Path, folder: Path, submission: Submission) -> None:
 
 
 def _report(submission: Submission, log: Path) -> dict[str, Any]:
-    """Return what the package says of a log, with our verdict: a log can be forged."""
+    """Return the package's report of a log, with our own verdict, because a log can be forged."""
     said = {**EMPTY_REPORT, "patch_successfully_applied": submission.reason != DOES_NOT_APPLY}
     if log.exists() and is_installed():
         said = read_report(submission.task, build_spec(submission.task), log)
     return {**said, "resolved": submission.solved}
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     with contextlib.suppress(OSError):
         target.hardlink_to(source)
         return

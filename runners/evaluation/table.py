@@ -1,4 +1,4 @@
-"""Evaluations, calibrations and regradings as tables for a terminal."""
+"""Render evaluations, calibrations and regradings as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from rich.table import Table
 from rich.text import Text
 
 from conf.errors import ExitCode
-from runners.evaluation.report import PassAt, Report, Spread
+from runners.evaluation.report import EvaluationReport, PassAt, Spread
 from runners.observe.dashboard import format_duration
 from runners.observe.terminal import make_printable
 
 _PARTS = 12
-"""Rows of the breakdown; report.json has all."""
+"""Most rows of the breakdown; report.json has all."""
 _NAMED = 10
 
 
-def report_table(report: Report, run_dir: Path) -> Table:
-    """Return an evaluation, summed up."""
+def render_report(report: EvaluationReport, run_dir: Path) -> Table:
+    """Return a table of an evaluation's results."""
     table = _facts(f"{report.benchmark}: {report.model_name_or_path}")
     for row in report.pass_at:
         table.add_row(f"pass@{row.k}", Text(_pass(row), style="bold"))
@@ -59,8 +59,8 @@ def report_table(report: Report, run_dir: Path) -> Table:
     return table
 
 
-def calibration_table(document: dict[str, Any]) -> Table:
-    """Return a calibration: how many tasks are fit, and which are not."""
+def render_calibration(document: dict[str, Any]) -> Table:
+    """Return a table of a calibration: the number of fit tasks, and the unfit ones with reasons."""
     table = _facts(f"calibration of {document['benchmark']}")
     tasks = document["tasks"]
     for name, key in (("reference patch solves", "gold_solved"), ("empty patch", "empty_solved")):
@@ -74,10 +74,8 @@ def calibration_table(document: dict[str, Any]) -> Table:
     return table
 
 
-def comparison_table(documents: list[dict[str, Any]]) -> Table:
-    """Return one row per run of a sweep, evaluations or calibrations: what it came to, and how it
-    ended.
-    """
+def render_comparison(documents: list[dict[str, Any]]) -> Table:
+    """Return a table with one row per evaluation or calibration of a sweep."""
     table = Table(title="sweep", title_justify="left")
     table.add_column("run", overflow="fold", min_width=16)
     for column in ("pass@1", "pass@k", "solved", "errors"):
@@ -95,7 +93,7 @@ def _cells(document: dict[str, Any]) -> list[str]:
     if "gold_solved" in document:
         fit = f"{document['fit']:,} fit of {document['tasks']:,}"
         return ["–", "–", fit, f"{len(document['not_graded']):,}"]
-    if "rollouts" not in document:  # it could not start
+    if "rollouts" not in document:  # The run could not start.
         return ["–"] * 4
     rollouts, rates = document["rollouts"], [PassAt(**row) for row in document["pass_at"]]
     return [
@@ -106,8 +104,8 @@ def _cells(document: dict[str, Any]) -> list[str]:
     ]
 
 
-def regrade_table(document: dict[str, Any]) -> Table:
-    """Return a regrading: the new verdicts, and which ones changed."""
+def render_regrading(document: dict[str, Any]) -> Table:
+    """Return a table of a regrading: numbers of verdicts, and the verdicts that changed."""
     table = _facts(f"regraded {Path(document['run_dir']).name}")
     table.add_row("graded", f"{document['graded']:,} of {document['chosen']:,}")
     table.add_row("  solved", f"{document['solved']:,}")

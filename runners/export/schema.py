@@ -13,13 +13,13 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from runners.evaluation.report import Report
+from runners.evaluation.report import EvaluationReport
 from runners.export.trajectory import Trajectory
 
 _RUNNERS = Path(__file__).parents[1]
 SCHEMAS: dict[Path, type[BaseModel]] = {
     _RUNNERS / "export" / "trajectory.schema.json": Trajectory,
-    _RUNNERS / "evaluation" / "report.schema.json": Report,
+    _RUNNERS / "evaluation" / "report.schema.json": EvaluationReport,
 }
 """Each published file and the model that it describes."""
 

@@ -84,7 +84,7 @@ def test_a_failed_preflight_names_every_problem_with_exit_code_3(
         port = taken.getsockname()[1]
         done = agentrl_process("run", "run.dir=file/run", f"gateway.port={port}")
     assert done.code == 3
-    assert "run.dir=file/run cannot be made" in done.stderr
+    assert "run.dir=file/run cannot be created" in done.stderr
     assert f"gateway.port={port} cannot be listened on" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
@@ -111,7 +111,7 @@ def test_dry_run_reports_problems_with_exit_code_3(agentrl: Agentrl, tmp_path: P
     (tmp_path / "file").write_text("")
     done = agentrl("run", "--dry-run", "run.dir=file/run")
     assert done.code == 3
-    assert "stops it: run.dir=file/run cannot be made" in " ".join(done.stdout.split())
+    assert "error: run.dir=file/run cannot be created" in " ".join(done.stdout.split())
 
 
 def test_dry_run_of_a_sweep_gives_each_run_its_directory(agentrl: Agentrl) -> None:

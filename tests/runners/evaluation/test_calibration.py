@@ -11,8 +11,8 @@ import pytest
 
 from conf.errors import ExitCode
 from runners.evaluation.benchmarks import Benchmark
-from runners.evaluation.calibration import CalibrationResult, calibrate, unfit
-from runners.evaluation.plan import select
+from runners.evaluation.calibration import CalibrationResult, calibrate, load_unfit
+from runners.evaluation.plan import select_tasks
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.tasks import bugfix
@@ -54,7 +54,7 @@ def test_unfit_tasks_are_named_with_the_reason_and_left_out_of_the_evaluation(
     assert json.loads((tmp_path / "run" / "calibration.json").read_text()) == result.document
     with RunStore.open(tmp_path / "run", read_only=True) as store:
         assert store.state().state is State.FAILED
-        selection = select(benchmark, a_config()).without(unfit(store))
+        selection = select_tasks(benchmark, a_config()).without(load_unfit(store))
     assert [i.task.id for i in selection.instances] == [tasks[0].id, tasks[3].id]
 
 

@@ -13,7 +13,7 @@ import pytest
 from conf.errors import ExitCode
 from runners.evaluation.benchmarks import BENCHMARKS
 from runners.evaluation.plan import rollout_id
-from runners.evaluation.report import Report
+from runners.evaluation.report import EvaluationReport
 from runners.evaluation.run import run_evaluation
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
@@ -41,10 +41,12 @@ def attempts(mini: Miniature) -> dict[str, tuple[int, str]]:
         }
 
 
-def report_of(document: dict[str, Any]) -> Report:
+def report_of(document: dict[str, Any]) -> EvaluationReport:
     """The report in a document of ``--json``."""
     own = ("run_dir", "exit_code", "message")
-    return Report.model_validate({k: v for k, v in document.items() if k not in own}, strict=True)
+    return EvaluationReport.model_validate(
+        {k: v for k, v in document.items() if k not in own}, strict=True
+    )
 
 
 def test_an_interrupted_evaluation_goes_on_and_repeats_nothing(evaluation: Miniature) -> None:
@@ -65,7 +67,7 @@ def test_an_interrupted_evaluation_goes_on_and_repeats_nothing(evaluation: Minia
     assert {name: after[name] for name in before} == before
     assert (len(after), second.rollouts.valid, second.rollouts.not_run) == (12, 12, 0)
     assert [row.k for row in second.pass_at] == [1, 2, 3]
-    written = Report.model_validate_json((evaluation.run_dir / "report.json").read_text())
+    written = EvaluationReport.model_validate_json((evaluation.run_dir / "report.json").read_text())
     assert written == second
     for name in ("predictions.jsonl", "predictions-2.jsonl", "predictions-3.jsonl"):
         lines = (evaluation.run_dir / name).read_text().splitlines()

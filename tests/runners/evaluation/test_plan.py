@@ -8,14 +8,14 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from runners.campaign.schedule import evaluation_batch
 from runners.evaluation.benchmarks import BENCHMARKS, find_benchmark
-from runners.evaluation.plan import rollouts, select
+from runners.evaluation.plan import plan_rollouts, select_tasks
 from tests.runners.evaluation.conftest import a_benchmark, a_config, a_task
 
 TEN = a_benchmark(*(a_task(f"{'even' if n % 2 == 0 else 'odd'}-{n}") for n in range(10)))
 
 
 def chosen(*overrides: str) -> list[str]:
-    return [i.task.id for i in select(TEN, a_config(*overrides)).instances]
+    return [i.task.id for i in select_tasks(TEN, a_config(*overrides)).instances]
 
 
 def test_glob_offset_and_number_apply_in_this_order() -> None:
@@ -27,13 +27,13 @@ def test_glob_offset_and_number_apply_in_this_order() -> None:
 
 @pytest.mark.parametrize("override", ["eval.ids=none", "eval.offset=10"])
 def test_a_choice_of_nothing_is_refused_with_the_numbers(override: str) -> None:
-    with pytest.raises(ConfigError, match="leave no task: of the 10 of given"):
+    with pytest.raises(ConfigError, match=r"select no task \(\d+ of 10 tasks of given match"):
         chosen(override)
 
 
 def test_every_task_is_tried_once_before_any_is_tried_again() -> None:
     config = a_config("eval.tasks=2", "eval.attempts_per_task=2")
-    specs = rollouts(select(TEN, config).instances, config)
+    specs = plan_rollouts(select_tasks(TEN, config).instances, config)
     assert [(spec.task.id, spec.member) for spec in specs] == [
         ("even-0", 0), ("odd-1", 0), ("even-0", 1), ("odd-1", 1),
     ]  # fmt: skip
@@ -44,17 +44,17 @@ def test_every_task_is_tried_once_before_any_is_tried_again() -> None:
 def test_a_grown_evaluation_has_the_rollouts_it_had() -> None:
     small = a_config("eval.ids='odd-*'", "eval.tasks=2")
     large = a_config("eval.attempts_per_task=3")
-    have = {s.rollout_id: s for s in rollouts(select(TEN, large).instances, large)}
-    for spec in rollouts(select(TEN, small).instances, small):
+    have = {s.rollout_id: s for s in plan_rollouts(select_tasks(TEN, large).instances, large)}
+    for spec in plan_rollouts(select_tasks(TEN, small).instances, small):
         assert have[spec.rollout_id] == spec
 
 
 def test_setting_a_task_aside_moves_no_other() -> None:
     config = a_config()
-    before = {s.task.id: s for s in rollouts(select(TEN, config).instances, config)}
-    left = select(TEN, config).without({"even-4", "no such task"})
+    before = {s.task.id: s for s in plan_rollouts(select_tasks(TEN, config).instances, config)}
+    left = select_tasks(TEN, config).without({"even-4", "no such task"})
     assert left.set_aside == ("even-4",)
-    after = {s.task.id: s for s in rollouts(left.instances, config)}
+    after = {s.task.id: s for s in plan_rollouts(left.instances, config)}
     assert after == {name: spec for name, spec in before.items() if name != "even-4"}
 
 
@@ -62,7 +62,7 @@ def test_the_first_attempts_are_what_a_campaign_evaluates() -> None:
     config = a_config()
     tasks = TEN.tasks(config)
     campaign = {(s.task.id, s.seed) for s in evaluation_batch(config, tasks, 0)}
-    ours = {(s.task.id, s.seed) for s in rollouts(select(TEN, config).instances, config)}
+    ours = {(s.task.id, s.seed) for s in plan_rollouts(select_tasks(TEN, config).instances, config)}
     assert ours == campaign
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runners.evaluation.plan import rollout_id, select
-from runners.evaluation.report import Report
-from runners.evaluation.results import OtherTasks, Results, finished
+from runners.evaluation.plan import rollout_id, select_tasks
+from runners.evaluation.report import EvaluationReport
+from runners.evaluation.results import BenchmarkChanged, Results, load_graded
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
@@ -60,10 +60,10 @@ def store(tmp_path: Path) -> RunStore:
 
 def results(store: RunStore, *, without: tuple[str, ...] = ()) -> Results:
     benchmark = a_benchmark(*TASKS)
-    return Results(store, benchmark, TWO, select(benchmark, TWO).without(without))
+    return Results(store, benchmark, TWO, select_tasks(benchmark, TWO).without(without))
 
 
-def the_report(store: RunStore, *, without: tuple[str, ...] = ()) -> Report:
+def the_report(store: RunStore, *, without: tuple[str, ...] = ()) -> EvaluationReport:
     return results(store, without=without).report(12.34)
 
 
@@ -78,10 +78,12 @@ def test_rollouts_are_valid_or_failed_or_not_run_and_never_two_of_them(store: Ru
 
 def test_a_verdict_never_counts_for_another_task(store: RunStore) -> None:
     longer = a_benchmark(*TASKS, a_task("t5"))
-    assert Results(store, longer, TWO, select(longer, TWO)).report(1.0).rollouts.valid == 5
+    assert Results(store, longer, TWO, select_tasks(longer, TWO)).report(1.0).rollouts.valid == 5
     moved = a_benchmark(a_task("new"), *TASKS)
-    with pytest.raises(OtherTasks, match=f"is a rollout at {TASKS[0].id}, and new is in its place"):
-        Results(store, moved, TWO, select(moved, TWO))
+    with pytest.raises(
+        BenchmarkChanged, match=f"is a rollout at {TASKS[0].id}, and new is in its place"
+    ):
+        Results(store, moved, TWO, select_tasks(moved, TWO))
 
 
 def test_rates_are_over_valid_rollouts_only(store: RunStore) -> None:
@@ -177,9 +179,9 @@ def test_an_evaluation_without_a_valid_rollout_has_a_report(tmp_path: Path) -> N
 
 def test_what_is_graded_is_not_repeated_and_what_failed_is(store: RunStore) -> None:
     graded = {rollout_id(*at) for at in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0))}
-    assert set(finished(store)) == graded
+    assert set(load_graded(store)) == graded
 
 
 def test_a_report_is_read_back_from_its_json(store: RunStore) -> None:
     text = the_report(store).model_dump_json()
-    assert Report.model_validate_json(text) == the_report(store)
+    assert EvaluationReport.model_validate_json(text) == the_report(store)

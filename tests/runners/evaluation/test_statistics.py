@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runners.evaluation.statistics import (
     bootstrap_interval,
     pass_at_k,
-    spread,
+    summarize_values,
     wilson_interval,
 )
 
@@ -68,7 +68,7 @@ def test_wilsons_interval_has_its_known_values(
 def test_nothing_has_no_interval_and_no_spread() -> None:
     assert wilson_interval(0, 0) is None
     assert bootstrap_interval([]) is None
-    assert spread([]) is None
+    assert summarize_values([]) is None
 
 
 def test_the_bootstrap_interval_of_many_tasks_is_that_of_the_normal_distribution() -> None:
@@ -89,4 +89,4 @@ def test_the_same_values_give_the_same_interval_however_many_there_are() -> None
 
 
 def test_a_spread_is_mean_median_95_percent_and_maximum() -> None:
-    assert spread(range(101)) == {"mean": 50.0, "p50": 50.0, "p95": 95.0, "max": 100.0}
+    assert summarize_values(range(101)) == {"mean": 50.0, "p50": 50.0, "p95": 95.0, "max": 100.0}

@@ -18,8 +18,8 @@ from conf.schema import Config
 from conf.sections.task import SwebenchTaskConfig
 from runners.evaluation.benchmarks import BENCHMARKS
 from runners.evaluation.files import prediction_name
-from runners.evaluation.plan import rollout_id, select
-from runners.evaluation.report import Official, Report
+from runners.evaluation.plan import rollout_id, select_tasks
+from runners.evaluation.report import EvaluationReport, OfficialCounts
 from runners.evaluation.results import Results
 from runners.evaluation.run import write_results
 from runners.evaluation.swebench_files import INSTANCES
@@ -80,7 +80,7 @@ def run_dir(
 ) -> Path:
     """Solved, unsolved, does not apply, empty, grading failed, failed before, not run."""
     directory = tmp_path_factory.mktemp("runs") / "20260101-eval-swebench"
-    selection = select(BENCHMARKS["swebench"], config)
+    selection = select_tasks(BENCHMARKS["swebench"], config)
     tasks = [instance.task for instance in selection.instances]
     gold = [task.gold_patch for task in tasks]
 
@@ -119,15 +119,15 @@ def run_dir(
     return directory
 
 
-def report_of(run_dir: Path) -> Report:
-    return Report.model_validate_json((run_dir / "report.json").read_text())
+def report_of(run_dir: Path) -> EvaluationReport:
+    return EvaluationReport.model_validate_json((run_dir / "report.json").read_text())
 
 
 def official_fields(document: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in document.items() if name in Official.model_fields}
+    return {name: value for name, value in document.items() if name in OfficialCounts.model_fields}
 
 
-def of_sample(run_dir: Path, sample: int) -> Official:
+def of_sample(run_dir: Path, sample: int) -> OfficialCounts:
     report = report_of(run_dir)
     return report if sample == 0 else report.further_samples[sample - 1]
 
@@ -146,7 +146,7 @@ def test_their_report_of_our_directory_has_our_counts(
     rows = load_swebench_dataset(INSTANCES)
     file = make_run_report(predictions, rows, name, report_dir=str(tmp_path))
     theirs = json.loads(file.read_text())
-    assert theirs.keys() == Official.model_fields.keys() | {"schema_version"}
+    assert theirs.keys() == OfficialCounts.model_fields.keys() | {"schema_version"}
     ours = of_sample(run_dir, sample).model_dump(mode="json")
     assert official_fields(ours) == official_fields(theirs)
 

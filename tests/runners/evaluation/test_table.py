@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from runners.evaluation.table import comparison_table
+from runners.evaluation.table import render_comparison
 
 INTERVAL = {"low": 0.25, "high": 0.75}
 
@@ -27,7 +27,7 @@ def columns(table: Table) -> dict[str, list[str]]:
 def test_a_comparison_has_every_run_of_a_sweep_in_its_place() -> None:
     lost = {"label": "seed=2", "exit_code": 1}
     found = columns(
-        comparison_table([an_evaluation("seed=0", 0.5, 1), an_evaluation("seed=1", 0.4, 2), lost])
+        render_comparison([an_evaluation("seed=0", 0.5, 1), an_evaluation("seed=1", 0.4, 2), lost])
     )
     assert found["run"] == ["seed=0", "seed=1", "seed=2"]
     assert found["pass@1"] == ["50.0%  [25.0%, 75.0%]", "40.0%  [25.0%, 75.0%]", "–"]
