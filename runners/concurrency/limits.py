@@ -116,9 +116,8 @@ class Admission:
         self._admit()
 
     async def _enter(self) -> None:
-        if (
-            self._in_flight < self.limit
-        ):  # then nobody waits: ``_admit`` runs whenever a place is free
+        # a free place means that nobody waits: ``_admit`` runs whenever a place becomes free
+        if self._in_flight < self.limit:
             self._begin()
             return
         turn = asyncio.get_running_loop().create_future()

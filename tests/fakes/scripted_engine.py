@@ -1,8 +1,9 @@
-"""A loopback server that speaks SGLang's HTTP API and says what a test tells it to say.
+"""A fake SGLang server that gives the answers a test scripts.
 
-It keeps the wire of a real engine: 3-tuples in ``output_token_logprobs``, ``meta_info`` with string
-weight versions, ``length`` when ``max_new_tokens`` cuts an answer, aborts by ``/abort_request`` and
-by disconnecting, SGLang's errors.
+It honours SGLang's wire contract: 3-tuples in ``output_token_logprobs``, string weight versions in
+``meta_info``, ``length`` when ``max_new_tokens`` cuts an answer, unique request ids, aborts by
+prefix and by disconnecting, SGLang's error bodies. Tests reach it over HTTP on loopback (``async
+with``), or in process and in virtual time: it is a ``Connection`` of ``HttpEngine`` itself.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import aiohttp
 import numpy as np
 import orjson
 from aiohttp import web
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from runners.engines.connection import lost_connection_error, status_error
 from runners.trajectory.routing import RoutingShape
+from tests.fakes.sglang_text import parse_tool_calls, separate_reasoning
 from tests.fakes.tiny_tokenizer import tiny_tokenizer
 
 END = "<|im_end|>"
+LONG_TOKENS = 1000
+"""A request for more tokens takes ``ScriptedEngine.long_s``, if that is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,39 +37,62 @@ class Completion:
     """One scripted answer of ``/generate``."""
 
     text: str = ""
-    """What is sampled, special tokens written out."""
+    """The sampled text, special tokens written out."""
     finish: str = "stop"
-    """stop | length | abort"""
+    """``stop``, ``length`` or ``abort``."""
     stop_string: str | None = None
-    """Reported as what the engine stopped at, instead of the last token."""
+    """Reported as the stop, instead of the last token."""
     delay_s: float = 0.0
+    queue_s: float = 0.0
     status: int = 200
-    """Another one answers with SGLang's error body."""
+    """Any other status answers with SGLang's error body, with ``message``."""
+    message: str = "scripted fault"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    drops: bool = False
+    """Close the connection instead of answering."""
     raw: bytes | None = None
-    """Answered instead of everything else."""
+    """The body of the answer, instead of everything else."""
     routing: str = "sent"
-    """``sent``: what is asked for; ``none``: dropped, as a router does; ``short``: a row too few;
-    ``whole``: from position 0, whatever was asked for.
+    """``sent``: the rows that are asked for; ``none``: left out, as a router does; ``short``:
+    without the last row; ``whole``: from position 0, whatever was asked for.
     """
     weight_version: str | None = None
-    """The engine's from this answer on; None: as before."""
+    """The engine's version from this answer on; None: unchanged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole HTTP answer."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    delay_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the engine was asked; filled by the server."""
+    """What the engine received and sent."""
 
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Path and body of every request, in order of arrival."""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of ``/generate``."""
+    began: list[float] = field(default_factory=list)
+    """Loop time at which each of ``requests`` arrived."""
     answered: list[tuple[list[int], list[float]]] = field(default_factory=list)
     """Ids and logprobs sent, per successful request."""
     aborted: list[str] = field(default_factory=list)
-    """Request ids whose client left or that were aborted."""
+    """Request ids whose client disconnected, and ids of ``/abort_request``."""
+    mixed: list[str] = field(default_factory=list)
+    """Request ids whose weights were updated while they ran."""
 
 
 def routed(shape: RoutingShape, tokens: Iterable[int], version: int) -> NDArray[np.int32]:
-    """Return what weights of a version choose for tokens at their positions, [T, layers, top_k]:
-    distinct experts that a shift by a token or by a layer, or another version, changes; zeros in
-    dense layers.
+    """Return the experts that weights of a version choose for tokens, int32 [T, layers, top_k].
+
+    The experts of a token are distinct; another token, position, layer or version changes them;
+    dense layers have zeros.
     """
     ids = np.fromiter(tokens, np.int64)
     first = 5 * ids + 3 * np.arange(len(ids)) + 11 * version
@@ -74,7 +103,7 @@ def routed(shape: RoutingShape, tokens: Iterable[int], version: int) -> NDArray[
 
 
 def spoken(content: Iterable[Mapping[str, Any]], *, thinking: str | None = None) -> str:
-    """Write an Anthropic answer as a Qwen3 policy would sample it."""
+    """Return the text that a Qwen3 policy would sample for the blocks of an Anthropic answer."""
     text = "" if thinking is None else f"<think>\n{thinking}\n</think>\n\n"
     for block in content:
         if block["type"] == "text":
@@ -87,30 +116,70 @@ def spoken(content: Iterable[Mapping[str, Any]], *, thinking: str | None = None)
 
 
 class ScriptedEngine:
-    """An async context manager; ``url`` is where it listens."""
+    """A fake SGLang server; ``async with`` serves it at ``url``."""
+
+    context_length: int | None = 40960
+    long_s: float | None = None
+    """Duration of a request for more than ``LONG_TOKENS`` tokens; None: as scripted."""
+    deaf = False
+    """Ignore aborts."""
+    parsers: tuple[str, ...] = ("qwen25",)
+    """Tool-call parsers that read Qwen's calls; others find none."""
+    reasoning_parsers: tuple[str, ...] = ("qwen3",)
+    """Reasoning parsers that read Qwen's thoughts; others find none."""
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer or tiny_tokenizer()
         self.script: deque[Completion] = deque()
-        """Answers to come; an empty script answers 500."""
+        """The next answers; with an empty script the answer is ``always``, else 500."""
         self.always: Completion | None = None
-        """Answers every request once the script is empty."""
+        self.replies: deque[Reply] = deque()
+        """Answers for the next requests of any path but ``/abort_request``, before the script."""
+        self.always_reply: Reply | None = None
+        """Answers them when ``replies`` is empty."""
         self.weight_version = "1"
         self.shape: RoutingShape | None = None
-        """What its routing looks like; None: it was started without
-        ``--enable-return-routed-experts``.
-        """
+        """Shape of its routing; None: it was started without ``--enable-return-routed-experts``."""
         self.seen = Seen()
         self.url = ""
         self.arrived = asyncio.Event()
-        """Set when a request arrives; a test clears it."""
+        """Set when a generation arrives; a test clears it."""
         self._running: dict[str, asyncio.Event] = {}
+        """Request id → set when it is aborted."""
         self._runner: web.ServerRunner | None = None
 
     def say(self, *completions: Completion | str) -> Self:
         """Add answers to the script."""
         self.script += [Completion(c) if isinstance(c, str) else c for c in completions]
         return self
+
+    @property
+    def running(self) -> int:
+        """Return the number of generations that run."""
+        return len(self._running)
+
+    # --- in process -----------------------------------------------------------------------------
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """See ``Connection.request``."""
+        try:
+            reply = await self._reply(path.partition("?")[0], body or b"")
+        except aiohttp.ServerDisconnectedError as error:
+            raise lost_connection_error("scripted", path, error) from error
+        if reply.status != 200:
+            raise status_error("scripted", path, reply.status, reply.body, reply.headers)
+        return reply.body
+
+    async def close(self) -> None:
+        """See ``Connection.close``: nothing is open."""
+
+    # --- over HTTP ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         self._runner = web.ServerRunner(
@@ -130,49 +199,110 @@ class ScriptedEngine:
         await self._runner.cleanup()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path in ("/health", "/health_generate"):
+        try:
+            reply = await self._reply(request.path, await request.read())
+        except aiohttp.ServerDisconnectedError:
+            assert request.transport is not None
+            request.transport.abort()
             return web.Response()
-        if request.path == "/abort_request":
-            rid = orjson.loads(await request.read())["rid"]
-            if rid in self._running:
-                self._running[rid].set()
-            self.seen.aborted.append(rid)
-            return web.Response()
-        if request.path == "/update_weights_from_disk":
-            self.weight_version = orjson.loads(await request.read())["weight_version"]
-            answer = {"success": True, "message": "", "num_paused_requests": 0}
-            return web.Response(body=orjson.dumps(answer), content_type="application/json")
-        if request.path != "/generate":
-            return web.Response(status=404)
-        return await self._generate(orjson.loads(await request.read()))
+        return web.Response(
+            status=reply.status,
+            body=reply.body,
+            headers={"content-type": "application/json", **reply.headers},
+        )
 
-    async def _generate(self, body: dict[str, Any]) -> web.StreamResponse:
+    # --- endpoints ------------------------------------------------------------------------------
+
+    async def _reply(self, path: str, raw: bytes) -> Reply:
+        body = orjson.loads(raw or b"{}")
+        self.seen.calls.append((path, body))
+        if path == "/abort_request":
+            self._abort(body)
+            return Reply()
+        if path == "/generate":
+            self.arrived.set()
+        if self.replies or self.always_reply is not None:
+            reply = self.replies.popleft() if self.replies else self.always_reply
+            assert reply is not None
+            try:
+                await asyncio.sleep(reply.delay_s)
+            except asyncio.CancelledError:
+                self.seen.aborted.append(body.get("rid", ""))
+                raise
+            return reply
+        match path:
+            case "/generate":
+                return await self._generate(body)
+            case "/health" | "/health_generate":
+                return Reply()
+            case "/update_weights_from_disk":
+                self.weight_version = body["weight_version"]
+                return _json({"success": True, "message": "", "num_paused_requests": 0})
+            case "/v1/loads":
+                row = {"dp_rank": 0, "num_running_reqs": self.running, "num_waiting_reqs": 0}
+                return _json({"timestamp": 0.0, "version": "x", "loads": [row]})
+            case "/server_info":
+                return _json({"context_length": self.context_length})
+            case "/tokenize":
+                ids = self.tokenizer.encode(body["prompt"], add_special_tokens=False).ids
+                return _json({"tokens": ids, "count": len(ids), "max_model_len": 40960})
+            case "/separate_reasoning":
+                known = body["reasoning_parser"] in self.reasoning_parsers
+                return _json(separate_reasoning(body["text"], known=known))
+            case "/parse_function_call":
+                known = body["tool_call_parser"] in self.parsers
+                return _json(parse_tool_calls(body["text"], body["tools"] if known else []))
+        return Reply(status=404)
+
+    def _abort(self, body: dict[str, Any]) -> None:
+        """Abort by prefix, as SGLang does; an unknown id is ignored."""
+        if self.deaf:
+            return
+        if body.get("abort_all"):
+            rids = list(self._running)
+        else:
+            rids = [rid for rid in self._running if rid.startswith(body["rid"])]
+            self.seen.aborted.append(body["rid"])
+        for rid in rids:
+            self._running[rid].set()
+        if body.get("abort_all"):
+            self.seen.aborted += rids
+
+    async def _generate(self, body: dict[str, Any]) -> Reply:
         _check(body)
         self.seen.requests.append(body)
-        self.arrived.set()
-        completion = self.script.popleft() if self.script else self.always
+        self.seen.began.append(asyncio.get_running_loop().time())
+        completion = self._next_completion(body["sampling_params"]["max_new_tokens"])
         if completion is None:
             return _error(500, "the script is at its end")
-        cut = asyncio.Event()
-        self._running[body["rid"]] = cut
+        rid, version = body["rid"], self.weight_version
+        if rid in self._running:
+            return _error(400, f"Duplicate request ID detected: {rid}")
+        aborted = self._running[rid] = asyncio.Event()
         try:
             async with asyncio.timeout(completion.delay_s):
-                await cut.wait()
+                await aborted.wait()
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            self.seen.aborted.append(body["rid"])
+            self.seen.aborted.append(rid)
             raise
         finally:
-            del self._running[body["rid"]]
+            del self._running[rid]
+        if version != self.weight_version:
+            self.seen.mixed.append(rid)
+        if completion.drops:
+            raise aiohttp.ServerDisconnectedError
         if completion.raw is not None:
-            return web.Response(body=completion.raw, content_type="application/json")
+            return Reply(completion.raw, completion.status, completion.headers)
         if completion.status != 200:
-            return _error(completion.status, "scripted fault")
-        return web.Response(
-            body=orjson.dumps(self._answer(body, completion, aborted=cut.is_set())),
-            content_type="application/json",
-        )
+            return _error(completion.status, completion.message, completion.headers)
+        return _json(self._answer(body, completion, aborted=aborted.is_set()))
+
+    def _next_completion(self, tokens: int) -> Completion | None:
+        if self.long_s is not None and tokens > LONG_TOKENS:
+            return Completion("a<|im_end|>", delay_s=self.long_s)
+        return self.script.popleft() if self.script else self.always
 
     def _answer(
         self, body: dict[str, Any], completion: Completion, *, aborted: bool
@@ -191,7 +321,7 @@ class ScriptedEngine:
         logprobs = [-((7 * token + place) % 64 + 1) / 64 for place, token in enumerate(ids)]
         self.seen.answered.append((ids, logprobs))
         prompt = len(body["input_ids"])
-        encoded = self._routing(body, ids, completion)
+        encoded = self._encode_routing(body, ids, completion)
         return {
             "text": self.tokenizer.decode(ids, skip_special_tokens=False),
             "output_ids": ids,
@@ -203,12 +333,15 @@ class ScriptedEngine:
                 "cached_tokens": prompt // 2,
                 "weight_version": self.weight_version,
                 "e2e_latency": completion.delay_s,
+                "queue_time": completion.queue_s,
                 "output_token_logprobs": [[p, i, None] for p, i in zip(logprobs, ids, strict=True)],
                 **({} if encoded is None else {"routed_experts": encoded}),
             },
         }
 
-    def _routing(self, body: dict[str, Any], ids: list[int], completion: Completion) -> str | None:
+    def _encode_routing(
+        self, body: dict[str, Any], ids: list[int], completion: Completion
+    ) -> str | None:
         """Return the rows of all tokens but the last, from the first that is asked for."""
         if self.shape is None or not body.get("return_routed_experts"):
             return None
@@ -223,8 +356,8 @@ class ScriptedEngine:
 
 def _check(body: dict[str, Any]) -> None:
     """Refuse what SGLang would refuse or answer differently."""
-    asked = {"rid", "input_ids", "sampling_params", "return_logprob", "stream"}
-    assert set(body) <= asked | {"return_routed_experts", "routed_experts_start_len"}, body
+    known = {"rid", "input_ids", "sampling_params", "return_logprob", "stream"}
+    assert set(body) <= known | {"return_routed_experts", "routed_experts_start_len"}, body
     assert 0 <= body.get("routed_experts_start_len", 0) <= len(body["input_ids"])
     assert body["return_logprob"] is True
     assert body["input_ids"]
@@ -232,9 +365,9 @@ def _check(body: dict[str, Any]) -> None:
     assert body["sampling_params"]["max_new_tokens"] >= 1
 
 
-def _error(status: int, message: str) -> web.Response:
-    return web.Response(
-        status=status,
-        body=orjson.dumps({"error": {"message": message}}),
-        content_type="application/json",
-    )
+def _json(value: dict[str, Any]) -> Reply:
+    return Reply(orjson.dumps(value))
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Reply:
+    return Reply(orjson.dumps({"error": {"message": message}}), status, headers or {})

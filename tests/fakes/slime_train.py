@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.fakes.scripted_engine import Completion, spoken
-from tests.fakes.sglang_server import Router, SglangServer
+from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
+from tests.fakes.sglang_router import Router
 from tests.fakes.slime_rollout import Sample, group_rolled_out, train_data
 
 SAYS = spoken([{"type": "text", "text": "I give up."}])
@@ -109,7 +109,7 @@ def train(args: Namespace) -> None:
     """Do what ``slime/train.py`` does, without weights."""
     loop = Loop()
     install(loop.run)
-    engine = SglangServer()
+    engine = ScriptedEngine()
     engine.always = Completion(SAYS)
 
     async def served() -> Router:

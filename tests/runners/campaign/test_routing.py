@@ -12,8 +12,7 @@ from conf.errors import ExitCode
 from runners.campaign.loop import note_masked
 from runners.campaign.result import summarize
 from runners.store.run_store import RunStore
-from tests.fakes.scripted_engine import Completion
-from tests.fakes.sglang_server import SglangServer
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.campaign.conftest import Miniature
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -46,7 +45,7 @@ def test_a_campaign_under_an_int8_engine_replays_every_token_of_every_branch(
 async def test_an_engine_that_returns_no_routing_ends_the_campaign_before_its_first_rollout(
     miniature: Miniature,
 ) -> None:
-    async with SglangServer() as engine:
+    async with ScriptedEngine() as engine:
         engine.always = Completion("ab<|im_end|>")
         process = miniature.begin(
             "engine=sglang", f"engine.url={engine.url}", "routing_replay=rollout"

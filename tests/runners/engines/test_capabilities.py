@@ -13,8 +13,8 @@ from runners.engines.capabilities import check_capabilities, require_capabilitie
 from runners.engines.contract import EngineError
 from runners.engines.server_check import CheckResult, EngineServers, EngineUnfit
 from runners.trajectory.routing import RoutingShape
-from tests.fakes.scripted_engine import Completion
-from tests.fakes.sglang_server import Router, SglangServer
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
+from tests.fakes.sglang_router import Router
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
 LOGPROBS = "generates, with logprobs"
@@ -22,17 +22,18 @@ NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture
-async def servers() -> AsyncIterator[list[SglangServer]]:
+async def servers() -> AsyncIterator[list[ScriptedEngine]]:
     async with AsyncExitStack() as exits:
-        running = [await exits.enter_async_context(SglangServer()) for _ in range(2)]
+        running = [await exits.enter_async_context(ScriptedEngine()) for _ in range(2)]
         for server in running:
             server.always = Completion("a b<|im_end|>")
             server.shape = SHAPE
+            server.long_s = 1.0
         yield running
 
 
 @pytest.fixture
-def server(servers: list[SglangServer]) -> SglangServer:
+def server(servers: list[ScriptedEngine]) -> ScriptedEngine:
     return servers[0]
 
 
@@ -49,7 +50,7 @@ def trouble(findings: dict[str, CheckResult]) -> dict[str, str]:
     return {name: finding.detail for name, finding in findings.items() if not finding.ok}
 
 
-async def test_a_server_that_can_do_everything_has_no_trouble(server: SglangServer) -> None:
+async def test_a_server_that_can_do_everything_has_no_trouble(server: ScriptedEngine) -> None:
     found = await run_check(server.url)
     assert trouble(found) == {}
     assert list(found) == [
@@ -61,7 +62,7 @@ async def test_a_server_that_can_do_everything_has_no_trouble(server: SglangServ
     assert found["context length"].detail == "40,960 tokens"
 
 
-async def test_a_server_that_is_down_is_all_that_is_said(server: SglangServer) -> None:
+async def test_a_server_that_is_down_is_all_that_is_said(server: ScriptedEngine) -> None:
     found = trouble(await run_check(NOBODY))
     assert list(found) == ["answers"]
     assert "Start the server that engine.url names, or set engine.url" in found["answers"]
@@ -71,7 +72,7 @@ async def test_a_server_that_is_down_is_all_that_is_said(server: SglangServer) -
     assert "set engine.workers" in found["answers"]
 
 
-async def test_a_router_alone_is_told_from_its_servers(server: SglangServer) -> None:
+async def test_a_router_alone_is_told_from_its_servers(server: ScriptedEngine) -> None:
     async with Router(server) as router:
         found = trouble(await run_check(router.url))
         mend = f"engine.url is a router: set engine.workers=[{server.url}]"
@@ -85,7 +86,7 @@ async def test_a_router_alone_is_told_from_its_servers(server: SglangServer) -> 
     assert direct == {}
 
 
-async def test_what_is_missing_is_named_with_its_mend(server: SglangServer) -> None:
+async def test_what_is_missing_is_named_with_its_mend(server: ScriptedEngine) -> None:
     server.shape = None
     server.context_length = 1000
     server.weight_version = "abc"
@@ -96,7 +97,7 @@ async def test_what_is_missing_is_named_with_its_mend(server: SglangServer) -> N
 
 
 async def test_every_server_is_tried_and_the_one_with_the_fault_is_named(
-    servers: list[SglangServer],
+    servers: list[ScriptedEngine],
 ) -> None:
     urls = [server.url for server in servers]
     servers[1].shape = None
@@ -107,7 +108,7 @@ async def test_every_server_is_tried_and_the_one_with_the_fault_is_named(
     assert found["routing"].startswith(f"{urls[1]}: ")
 
 
-async def test_a_server_that_is_deaf_to_aborts_is_found(server: SglangServer) -> None:
+async def test_a_server_that_is_deaf_to_aborts_is_found(server: ScriptedEngine) -> None:
     server.deaf = True
     found = trouble(await run_check(server.url))
     assert list(found) == ["abort"]
@@ -115,7 +116,7 @@ async def test_a_server_that_is_deaf_to_aborts_is_found(server: SglangServer) ->
 
 
 async def test_a_router_that_spreads_a_session_is_found_which_stops_no_run(
-    servers: list[SglangServer],
+    servers: list[ScriptedEngine],
 ) -> None:
     urls = [server.url for server in servers]
     async with Router(*servers) as router:
@@ -129,7 +130,7 @@ async def test_a_router_that_spreads_a_session_is_found_which_stops_no_run(
 
 
 async def test_every_request_that_is_ended_is_named_as_the_server_knows_it(
-    servers: list[SglangServer],
+    servers: list[ScriptedEngine],
 ) -> None:
     async with Router(*servers) as router:
         found = await run_check(router.url, [server.url for server in servers])
@@ -148,14 +149,14 @@ async def test_every_request_that_is_ended_is_named_as_the_server_knows_it(
     ],
 )
 async def test_an_answer_of_another_shape_is_a_finding(
-    server: SglangServer, meta: dict[str, object]
+    server: ScriptedEngine, meta: dict[str, object]
 ) -> None:
     server.always = Completion("", raw=orjson.dumps({"meta_info": meta}))
     assert "cannot be judged (TypeError" in trouble(await run_check(server.url))[LOGPROBS]
 
 
 async def test_a_run_begins_only_with_an_engine_that_can_do_what_it_needs(
-    server: SglangServer,
+    server: ScriptedEngine,
 ) -> None:
     async def begins(url: str, *, new_weights: bool) -> None:
         await require_capabilities(

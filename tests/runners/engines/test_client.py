@@ -1,11 +1,9 @@
-"""The HTTP client: the engine protocol over the embedded engine and over a server that speaks as
-SGLang does.
-"""
+"""The HTTP client, against the embedded engine and a scripted SGLang server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -20,68 +18,33 @@ from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine, EngineError, EngineLoad, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
+from tests.fakes.scripted_engine import Completion, Reply, ScriptedEngine
 
 Json = dict[str, Any]
-
-
-class Scripted:
-    """A server that answers what the test says and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Json]] = []
-        self.arrived = asyncio.Event()
-        self.dropped = asyncio.Event()
-        self.reply: Callable[[], Awaitable[web.Response]] = self.hang
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.Response:
-        self.asked.append((request.path, await request.json() if request.can_read_body else {}))
-        if request.path == "/abort_request":
-            return web.Response()
-        self.arrived.set()
-        return await self.reply()
-
-    async def hang(self) -> web.Response:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.dropped.set()
-            raise
-        raise AssertionError
-
-    def answers(
-        self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None
-    ) -> None:
-        raw = body if isinstance(body, bytes) else orjson.dumps(body)
-
-        async def reply() -> web.Response:
-            return web.Response(body=raw, status=status, headers=headers)
-
-        self.reply = reply
+HANGS = Completion(delay_s=3600)
 
 
 @pytest.fixture
-async def scripted() -> AsyncIterator[Scripted]:
-    server = Scripted()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", server.handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield server
-    await runner.cleanup()
+async def scripted() -> AsyncIterator[ScriptedEngine]:
+    async with ScriptedEngine() as server:
+        yield server
 
 
 @pytest.fixture
-async def engine(scripted: Scripted) -> AsyncIterator[HttpEngine]:
+async def engine(scripted: ScriptedEngine) -> AsyncIterator[HttpEngine]:
     client = HttpEngine(scripted.url, deadline_s=5.0)
     yield client
     await client.close()
 
 
+def reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    """Return an answer with a JSON body, or with bytes as they are."""
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    return Reply(raw, status, headers or {})
+
+
 def sglang_answer(**changes: Any) -> Json:
-    """Build what SGLang 0.5.15 answers, with a trimmed ``output_ids`` as old versions have it."""
+    """Return an answer of SGLang 0.5.15, with a trimmed ``output_ids`` as in old versions."""
     meta: Json = {
         "id": "a", "finish_reason": {"type": "stop", "matched": 9}, "prompt_tokens": 3,
         "completion_tokens": 2, "cached_tokens": 1, "weight_version": "default",
@@ -91,7 +54,7 @@ def sglang_answer(**changes: Any) -> Json:
     return {"text": "x", "output_ids": [4], "meta_info": {**meta, **changes}}
 
 
-async def test_the_embedded_engine_answers_the_same_with_and_without_http(
+async def test_the_embedded_engine_gives_the_same_with_and_without_http(
     core: EngineCore, url: str
 ) -> None:
     client = HttpEngine(url)
@@ -151,7 +114,7 @@ async def test_cancelling_a_call_aborts_the_request_at_the_embedded_engine(
     await client.close()
 
 
-async def test_a_unix_socket_serves_as_well(core: EngineCore, tmp_path: Path) -> None:
+async def test_a_unix_socket_works_too(core: EngineCore, tmp_path: Path) -> None:
     runner = web.AppRunner(EngineServer(core).application())
     await runner.setup()
     path = tmp_path / "engine.sock"
@@ -162,14 +125,16 @@ async def test_a_unix_socket_serves_as_well(core: EngineCore, tmp_path: Path) ->
     await runner.cleanup()
 
 
-# --- against a server that speaks as SGLang does ----------------------------------------------
+# --- against a scripted server ---------------------------------------------------------------
 
 
-async def test_the_request_is_what_sglang_expects(scripted: Scripted, engine: HttpEngine) -> None:
-    scripted.answers(sglang_answer())
+async def test_the_request_is_what_sglang_expects(
+    scripted: ScriptedEngine, engine: HttpEngine
+) -> None:
+    scripted.always_reply = reply(sglang_answer())
     params = SamplingParams(7, 0.5, 0.9, -1, ("x",), (9,), 11)
     await engine.generate([1, 2, 3], params, rid="a")
-    assert scripted.asked == [
+    assert scripted.seen.calls == [
         (
             "/generate",
             {
@@ -194,9 +159,9 @@ async def test_the_request_is_what_sglang_expects(scripted: Scripted, engine: Ht
 
 
 async def test_ids_come_with_their_logprobs_and_default_is_version_0(
-    scripted: Scripted, engine: HttpEngine
+    scripted: ScriptedEngine, engine: HttpEngine
 ) -> None:
-    scripted.answers(sglang_answer())
+    scripted.always_reply = reply(sglang_answer())
     answer = await engine.generate([1, 2, 3], SamplingParams(2), rid="a")
     assert answer.output_ids.tolist() == [4, 9]
     assert answer.logprobs.tolist() == [-0.5, -1.5]
@@ -216,10 +181,10 @@ async def test_ids_come_with_their_logprobs_and_default_is_version_0(
         (502, b"", "502", True),
     ],
 )
-async def test_http_errors_are_classified_in_one_way(
-    scripted: Scripted, engine: HttpEngine, status: int, body: Any, text: str, retryable: bool
+async def test_http_errors_are_classified(
+    scripted: ScriptedEngine, engine: HttpEngine, status: int, body: Any, text: str, retryable: bool
 ) -> None:
-    scripted.answers(body, status)
+    scripted.always_reply = reply(body, status)
     with pytest.raises(EngineError, match=text) as caught:
         await engine.generate([1], SamplingParams(1), rid="a")
     assert (caught.value.status, caught.value.retryable) == (status, retryable)
@@ -243,10 +208,10 @@ def in_seconds(seconds: float) -> str:
     ids=["seconds", "date", "past", "word", "negative", "empty"],
 )
 async def test_retry_after_is_read_in_seconds_and_as_a_date(
-    scripted: Scripted, engine: HttpEngine, asked: str | float, least: float, most: float
+    scripted: ScriptedEngine, engine: HttpEngine, asked: str | float, least: float, most: float
 ) -> None:
     header = asked if isinstance(asked, str) else in_seconds(asked)
-    scripted.answers({}, 429, {"Retry-After": header})
+    scripted.always_reply = reply({}, 429, {"Retry-After": header})
     with pytest.raises(EngineError) as caught:
         await engine.generate([1], SamplingParams(1), rid="a")
     assert least <= caught.value.retry_after_s <= most
@@ -254,17 +219,17 @@ async def test_retry_after_is_read_in_seconds_and_as_a_date(
 
 
 @pytest.mark.parametrize(("status", "aborts"), [(500, 1), (504, 1), (400, 0), (429, 0), (503, 0)])
-async def test_what_a_failing_server_may_still_run_is_aborted(
-    scripted: Scripted, engine: HttpEngine, status: int, aborts: int
+async def test_a_request_that_may_still_run_is_aborted(
+    scripted: ScriptedEngine, engine: HttpEngine, status: int, aborts: int
 ) -> None:
-    scripted.answers({}, status)
+    scripted.always_reply = reply({}, status)
     with pytest.raises(EngineError):
         await engine.generate([1], SamplingParams(1), rid="a")
     await engine.close()
-    assert scripted.asked[1:] == [("/abort_request", {"rid": "a"})] * aborts
+    assert scripted.seen.calls[1:] == [("/abort_request", {"rid": "a"})] * aborts
 
 
-async def test_a_kept_connection_that_the_server_closed_is_said_to_be_dropped() -> None:
+async def test_a_kept_connection_that_the_server_closed_is_dropped() -> None:
     body = orjson.dumps(sglang_answer())
     head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode()
 
@@ -296,15 +261,15 @@ async def test_a_kept_connection_that_the_server_closed_is_said_to_be_dropped() 
     ],
 )
 async def test_an_unreadable_answer_is_an_engine_error(
-    scripted: Scripted, engine: HttpEngine, body: Any
+    scripted: ScriptedEngine, engine: HttpEngine, body: Any
 ) -> None:
-    scripted.answers(body)
+    scripted.always_reply = reply(body)
     with pytest.raises(EngineError, match="unreadable answer") as caught:
         await engine.generate([1], SamplingParams(1), rid="a")
     assert not caught.value.retryable
 
 
-async def test_an_engine_that_is_not_there_is_unreachable_and_retryable() -> None:
+async def test_a_missing_engine_is_unreachable_and_retryable() -> None:
     client = HttpEngine("http://127.0.0.1:1")
     assert not await client.healthy()
     with pytest.raises(EngineError, match="unreachable") as caught:
@@ -314,63 +279,67 @@ async def test_an_engine_that_is_not_there_is_unreachable_and_retryable() -> Non
     await client.close()
 
 
-async def test_a_late_answer_is_given_up_and_aborted(scripted: Scripted) -> None:
+async def test_a_late_answer_is_given_up_and_aborted(scripted: ScriptedEngine) -> None:
+    scripted.always = HANGS
     client = HttpEngine(scripted.url, deadline_s=0.1)
     with pytest.raises(EngineError, match=r"no answer within 0\.1 s") as caught:
         await client.generate([1], SamplingParams(1), rid="late")
     assert (caught.value.status, caught.value.retryable) == (None, True)
     await client.close()
-    assert scripted.asked[-1] == ("/abort_request", {"rid": "late"})
+    assert scripted.seen.calls[-1] == ("/abort_request", {"rid": "late"})
 
 
 async def test_cancelling_closes_the_connection_and_posts_an_abort(
-    scripted: Scripted, engine: HttpEngine
+    scripted: ScriptedEngine, engine: HttpEngine
 ) -> None:
+    scripted.always, scripted.deaf = HANGS, True
     call = asyncio.create_task(engine.generate([1], SamplingParams(1), rid="gone"))
     await scripted.arrived.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await scripted.dropped.wait()
     await engine.close()
-    assert scripted.asked[-1] == ("/abort_request", {"rid": "gone"})
+    assert scripted.seen.calls[-1] == ("/abort_request", {"rid": "gone"})
+    while scripted.running:  # it ignores aborts: the closed connection ended it
+        await asyncio.sleep(0.001)
 
 
-async def test_a_failed_update_is_an_engine_error(scripted: Scripted, engine: HttpEngine) -> None:
-    scripted.answers({"success": False, "message": "no such directory"})
+async def test_a_failed_update_is_an_engine_error(
+    scripted: ScriptedEngine, engine: HttpEngine
+) -> None:
+    scripted.always_reply = reply({"success": False, "message": "no such directory"})
     with pytest.raises(EngineError, match="no such directory"):
         await engine.update_weights(Path("/x"), 3)
     body = {"model_path": "/x", "weight_version": "3"}
-    assert scripted.asked == [("/update_weights_from_disk", body)]
+    assert scripted.seen.calls == [("/update_weights_from_disk", body)]
 
 
-async def test_an_update_that_may_yet_succeed_is_tried_again(
-    scripted: Scripted, engine: HttpEngine
+async def test_a_retryable_update_is_retried(
+    scripted: ScriptedEngine,
+    engine: HttpEngine,
 ) -> None:
-    answers = [web.json_response({}, status=503), web.json_response({"success": True})]
-
-    async def reply() -> web.Response:
-        return answers.pop(0)
-
-    scripted.reply = reply
+    scripted.replies.extend([reply({}, 503), reply({"success": True})])
     await engine.update_weights(Path("/x"), 3)
-    assert len(scripted.asked) == 2
+    assert len(scripted.seen.calls) == 2
 
 
-async def test_an_update_without_an_answer_is_not_begun_again(scripted: Scripted) -> None:
+async def test_an_update_without_an_answer_is_not_retried(scripted: ScriptedEngine) -> None:
+    scripted.always_reply = Reply(delay_s=3600)
     client = HttpEngine(scripted.url, update_deadline_s=0.1)
     with pytest.raises(EngineError, match="no answer"):
         await client.update_weights(Path("/x"), 3)
-    assert len(scripted.asked) == 1
+    assert len(scripted.seen.calls) == 1
     await client.close()
 
 
-async def test_loads_are_summed_over_the_ranks(scripted: Scripted, engine: HttpEngine) -> None:
+async def test_loads_are_summed_over_the_ranks(
+    scripted: ScriptedEngine, engine: HttpEngine
+) -> None:
     rows = [
         {"dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 0},
         {"dp_rank": 1, "num_running_reqs": 1, "num_waiting_reqs": 4},
     ]
-    scripted.answers({"timestamp": 1.0, "version": "x", "loads": rows})
+    scripted.always_reply = reply({"timestamp": 1.0, "version": "x", "loads": rows})
     assert await engine.loads() == EngineLoad(running=3, waiting=4)
     assert not EngineLoad(0, 1).idle
     assert EngineLoad(0, 0).idle
@@ -378,14 +347,14 @@ async def test_loads_are_summed_over_the_ranks(scripted: Scripted, engine: HttpE
 
 @pytest.mark.parametrize("body", [b"<html>", [], {"loads": [{"dp_rank": 0}]}, {"loads": None}])
 async def test_loads_that_cannot_be_read_are_an_engine_error(
-    scripted: Scripted, engine: HttpEngine, body: Any
+    scripted: ScriptedEngine, engine: HttpEngine, body: Any
 ) -> None:
-    scripted.answers(body)
+    scripted.always_reply = reply(body)
     with pytest.raises(EngineError, match="unreadable answer"):
         await engine.loads()
 
 
-async def test_the_embedded_engine_tells_its_load(core: EngineCore, url: str) -> None:
+async def test_the_embedded_engine_reports_its_load(core: EngineCore, url: str) -> None:
     client = HttpEngine(url)
     assert (await client.loads()).idle
     call = asyncio.create_task(client.generate([1], SamplingParams(1500), rid="a"))
@@ -398,7 +367,7 @@ async def test_the_embedded_engine_tells_its_load(core: EngineCore, url: str) ->
     await client.close()
 
 
-async def test_proxies_of_the_environment_are_not_for_engines(
+async def test_proxies_of_the_environment_are_ignored(
     core: EngineCore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):

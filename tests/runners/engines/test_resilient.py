@@ -1,4 +1,4 @@
-"""Tries, limits, deadlines and pauses of engine calls, in virtual time."""
+"""Attempts, limits, deadlines and pauses of engine calls, in virtual time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.concurrency.limits import Admission, TokenBucket
+from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
 from runners.engines.resilient import EngineCallCounters, PauseResult, ResilientEngine
-from tests.fakes.timed_engine import Step, TimedEngine
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
+from tests.fakes.tiny_tokenizer import tiny_tokenizer
 from tests.fakes.virtual_time import in_virtual_time
 
 DEADLINE_S = 60.0
-BUSY = EngineError("busy", status=503, retryable=True, pushed_back=True)
-BROKEN = EngineError("broken", status=500, retryable=True)
-REFUSED = EngineError("refused", status=400)
-DROPPED = EngineError("dropped", retryable=True, dropped=True)
+TOKENIZER = tiny_tokenizer()
+DONE = Completion("ok<|im_end|>")
+BUSY = Completion(status=503, message="busy")
+BROKEN = Completion(status=500, message="broken")
+REFUSED = Completion(status=400, message="refused")
+DROPPED = Completion(drops=True)
+
+
+def wait_for(seconds: int) -> Completion:
+    """Return a refusal that asks to wait."""
+    return Completion(status=429, message="later", headers={"Retry-After": str(seconds)})
 
 
 def now() -> float:
@@ -28,114 +37,122 @@ def now() -> float:
 
 
 class Bench:
-    """A resilient engine over a scripted one."""
+    """A resilient engine over the client of a scripted one, without sockets."""
 
     def __init__(
         self,
-        *script: Step,
+        *script: Completion,
         attempts: int = 3,
         deadline_s: float = DEADLINE_S,
         rate: float | None = None,
         most: int = 100,
     ) -> None:
-        self.inner = TimedEngine()
-        self.inner.script.extend(script)
+        self.inner = ScriptedEngine(TOKENIZER)
+        self.inner.always = DONE
+        self.inner.say(*script)
+        client = HttpEngine("scripted", deadline_s=1e12, connection=self.inner)
         self.admission = Admission(most, adaptive=True)
         self.engine = ResilientEngine(
-            self.inner,
+            client,
             attempts=attempts,
             deadline_s=deadline_s,
             bucket=TokenBucket(rate),
             admission=self.admission,
         )
         self.counters = EngineCallCounters()
+        self.calls = 0
 
-    async def ask(self, rid: str = "r") -> Generation:
+    async def generate(self, rid: str | None = None) -> Generation:
+        """Make a call; the first one without an id is ``r``."""
+        if rid is None:
+            rid = f"r{self.calls or ''}"
+            self.calls += 1
         return await self.engine.generate(
             [1, 2], SamplingParams(8), rid=rid, counters=self.counters
         )
 
-    def soon(self, rid: str = "r") -> asyncio.Task[Generation]:
-        return asyncio.create_task(self.ask(rid))
+    def start(self, rid: str | None = None) -> asyncio.Task[Generation]:
+        """Make a call in the background."""
+        return asyncio.create_task(self.generate(rid))
 
     @property
     def rids(self) -> list[str]:
-        return [seen.rid for seen in self.inner.tries]
+        return [request["rid"] for request in self.inner.seen.requests]
 
 
-def test_it_is_an_engine_itself() -> None:
+def test_a_resilient_engine_is_an_engine() -> None:
     engine: Engine = Bench().engine
     assert engine
 
 
-# --- tries ------------------------------------------------------------------------------------
+# --- attempts ---------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_failure_that_may_pass_is_tried_again_under_another_id() -> None:
-    bench = Bench(Step(error=BROKEN), Step(error=BUSY))
-    assert (await bench.ask()).finish_reason == "stop"
+async def test_a_retryable_failure_is_retried_with_another_id() -> None:
+    bench = Bench(BROKEN, BUSY)
+    assert (await bench.generate()).finish_reason == "stop"
     assert bench.rids == ["r-001", "r-002", "r-003"]
     assert bench.counters == EngineCallCounters(engine_retries=2, pushed_back=1)
 
 
 @in_virtual_time
-async def test_no_try_has_an_id_that_begins_with_another_ones() -> None:
-    bench = Bench(*[Step(error=BROKEN)] * 15, attempts=16, deadline_s=1e9)
-    await bench.ask()
+async def test_no_request_id_is_a_prefix_of_another() -> None:
+    bench = Bench(*[BROKEN] * 15, attempts=16, deadline_s=1e9)
+    await bench.generate()
     assert not [one for one in bench.rids for two in bench.rids if one != two and one in two]
 
 
 @in_virtual_time
-async def test_the_last_failure_is_the_callers() -> None:
-    bench = Bench(Step(error=BUSY), Step(error=BROKEN), Step(error=BUSY), attempts=2)
+async def test_the_last_failure_is_raised() -> None:
+    bench = Bench(BUSY, BROKEN, BUSY, attempts=2)
     with pytest.raises(EngineError, match="broken"):
-        await bench.ask()
+        await bench.generate()
     assert len(bench.rids) == 2
     assert bench.counters == EngineCallCounters(engine_retries=1, pushed_back=1)
 
 
 @in_virtual_time
-async def test_a_refusal_is_not_tried_again() -> None:
-    bench = Bench(Step(error=REFUSED))
+async def test_a_refusal_is_not_retried() -> None:
+    bench = Bench(REFUSED)
     with pytest.raises(EngineError, match="refused"):
-        await bench.ask()
+        await bench.generate()
     assert len(bench.rids) == 1
 
 
 @in_virtual_time
-async def test_a_generation_that_the_engine_aborted_is_none() -> None:
-    bench = Bench(Step(finish="abort"), Step(finish="length"))
-    assert (await bench.ask()).finish_reason == "length"
-    bench.inner.script.extend([Step(finish="abort")] * 3)
+async def test_a_generation_that_the_engine_aborted_is_retried() -> None:
+    bench = Bench(Completion(finish="abort"), Completion(finish="length"))
+    assert (await bench.generate()).finish_reason == "length"
+    bench.inner.say(*[Completion(finish="abort")] * 3)
     with pytest.raises(EngineError, match="aborted the generation") as caught:
-        await bench.ask()
+        await bench.generate()
     assert caught.value.retryable
 
 
 @in_virtual_time
-async def test_a_dropped_connection_is_tried_again_once_and_at_once() -> None:
-    bench = Bench(Step(error=DROPPED), attempts=1)
-    await bench.ask()
-    assert [seen.began for seen in bench.inner.tries] == [0.0, 0.0]
-    bench.inner.script.extend([Step(error=DROPPED)] * 2)
-    with pytest.raises(EngineError, match="dropped"):
-        await bench.ask()
+async def test_a_dropped_connection_is_retried_once_and_at_once() -> None:
+    bench = Bench(DROPPED, attempts=1)
+    await bench.generate()
+    assert bench.inner.seen.began == [0.0, 0.0]
+    bench.inner.say(*[DROPPED] * 2)
+    with pytest.raises(EngineError, match="unreachable"):
+        await bench.generate()
     assert len(bench.rids) == 4
 
 
 @in_virtual_time
-async def test_it_comes_back_no_sooner_than_the_engine_asked() -> None:
-    bench = Bench(Step(error=EngineError("later", status=429, retryable=True, retry_after_s=20)))
-    await bench.ask()
-    assert 20 <= bench.inner.tries[1].began <= 20.25
+async def test_a_retry_waits_as_long_as_the_engine_asked() -> None:
+    bench = Bench(wait_for(20))
+    await bench.generate()
+    assert 20 <= bench.inner.seen.began[1] <= 20.25
 
 
 @in_virtual_time
-async def test_an_engine_that_asks_for_more_than_is_left_is_not_waited_for() -> None:
-    bench = Bench(Step(error=EngineError("later", status=429, retryable=True, retry_after_s=61)))
+async def test_a_wait_beyond_the_deadline_is_an_error_at_once() -> None:
+    bench = Bench(wait_for(61))
     with pytest.raises(EngineError, match="later"):
-        await bench.ask()
+        await bench.generate()
     assert now() == 0
 
 
@@ -143,28 +160,29 @@ async def test_an_engine_that_asks_for_more_than_is_left_is_not_waited_for() -> 
 
 
 @in_virtual_time
-async def test_a_call_without_an_answer_is_given_up_at_its_deadline() -> None:
-    bench = Bench(Step(seconds=1e6))
+async def test_a_call_without_an_answer_ends_at_its_deadline() -> None:
+    bench = Bench(Completion(delay_s=1e6))
     with pytest.raises(EngineError, match="did not answer within 60 s") as caught:
-        await bench.ask()
+        await bench.generate()
     assert (now(), caught.value.retryable) == (60.0, True)
-    assert bench.inner.tries[0].cancelled
+    assert "r-001" in bench.inner.seen.aborted
 
 
-STEPS = st.builds(
-    Step,
-    seconds=st.floats(0, 40),
-    error=st.sampled_from([None, BUSY, BROKEN, REFUSED, DROPPED]),
-    finish=st.sampled_from(["stop", "abort"]),
+COMPLETIONS = st.builds(
+    replace,
+    st.sampled_from([DONE, Completion(finish="abort"), BUSY, BROKEN, REFUSED, DROPPED]),
+    delay_s=st.floats(0, 40),
 )
 
 
-@given(script=st.lists(STEPS, max_size=12), attempts=st.integers(1, 8))
+@given(script=st.lists(COMPLETIONS, max_size=12), attempts=st.integers(1, 8))
 @in_virtual_time
-async def test_no_call_lasts_longer_than_its_deadline(script: list[Step], attempts: int) -> None:
+async def test_no_call_lasts_longer_than_its_deadline(
+    script: list[Completion], attempts: int
+) -> None:
     bench = Bench(*script, attempts=attempts)
     try:
-        assert (await bench.ask()).finish_reason == "stop"
+        assert (await bench.generate()).finish_reason == "stop"
     except EngineError:
         assert len(bench.rids) <= attempts + 1
     assert now() <= DEADLINE_S + 1e-6
@@ -173,26 +191,25 @@ async def test_no_call_lasts_longer_than_its_deadline(script: list[Step], attemp
 
 @in_virtual_time
 async def test_waiting_for_our_own_limits_costs_no_deadline() -> None:
-    bench = Bench(*[Step(seconds=50)] * 3, most=1)
-    await asyncio.gather(*(bench.ask() for _ in range(3)))
+    bench = Bench(*[Completion(delay_s=50)] * 3, most=1)
+    await asyncio.gather(*(bench.generate() for _ in range(3)))
     assert now() == 150.0
-    bench = Bench(*[Step(seconds=50)] * 3, rate=0.01)
-    await asyncio.gather(*(bench.ask() for _ in range(3)))
-    assert [seen.began - 150 for seen in bench.inner.tries] == [0.0, 100.0, 200.0]
+    bench = Bench(*[Completion(delay_s=50)] * 3, rate=0.01)
+    await asyncio.gather(*(bench.generate() for _ in range(3)))
+    assert [began - 150 for began in bench.inner.seen.began] == [0.0, 100.0, 200.0]
 
 
 @in_virtual_time
-async def test_a_second_try_waits_for_the_rate_too() -> None:
-    bench = Bench(Step(error=DROPPED), rate=0.1)
-    await bench.ask()
-    assert [seen.began for seen in bench.inner.tries] == [0.0, 10.0]
+async def test_a_retry_waits_for_the_rate_limit() -> None:
+    bench = Bench(DROPPED, rate=0.1)
+    await bench.generate()
+    assert bench.inner.seen.began == [0.0, 10.0]
 
 
 @in_virtual_time
-async def test_who_waits_before_another_try_lets_others_in() -> None:
-    later = EngineError("later", status=429, retryable=True, retry_after_s=30)
-    bench = Bench(Step(error=later), Step(seconds=5), most=1)
-    one, two = bench.soon("one"), bench.soon("two")
+async def test_a_call_that_waits_for_its_retry_gives_up_its_slot() -> None:
+    bench = Bench(wait_for(30), Completion(delay_s=5), most=1)
+    one, two = bench.start("one"), bench.start("two")
     await two
     assert now() == 5.0
     await one
@@ -200,9 +217,9 @@ async def test_who_waits_before_another_try_lets_others_in() -> None:
 
 
 @in_virtual_time
-async def test_an_engine_that_pushes_back_is_asked_less_at_once() -> None:
-    bench = Bench(*[Step(seconds=1, error=BUSY)] * 100, attempts=1)
-    calls = [bench.soon() for _ in range(100)]
+async def test_pushback_decreases_the_concurrency() -> None:
+    bench = Bench(*[Completion(status=503, delay_s=1)] * 100, attempts=1)
+    calls = [bench.start() for _ in range(100)]
     await asyncio.gather(*calls, return_exceptions=True)
     assert bench.admission.limit == 50
     assert bench.counters.pushed_back == 100
@@ -210,22 +227,25 @@ async def test_an_engine_that_pushes_back_is_asked_less_at_once() -> None:
 
 @pytest.mark.parametrize(("queue_s", "pushed_back"), [(14.0, 0), (16.0, 1)])
 @in_virtual_time
-async def test_a_long_queue_at_the_engine_is_a_push_back(queue_s: float, pushed_back: int) -> None:
-    bench = Bench(Step(seconds=20, queue_s=queue_s))
-    await bench.ask()
+async def test_a_long_queue_at_the_engine_counts_as_pushback(
+    queue_s: float, pushed_back: int
+) -> None:
+    bench = Bench(Completion(delay_s=20, queue_s=queue_s))
+    await bench.generate()
     assert bench.counters.pushed_back == pushed_back
     assert bench.admission.limit == (1 if pushed_back else 100)
 
 
 @in_virtual_time
-async def test_a_cancelled_call_is_cancelled_at_the_engine_and_not_tried_again() -> None:
-    bench = Bench(Step(seconds=10))
-    call = bench.soon()
+async def test_a_cancelled_call_is_aborted_and_not_retried() -> None:
+    bench = Bench(Completion(delay_s=10))
+    call = bench.start()
     await asyncio.sleep(1)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert [seen.cancelled for seen in bench.inner.tries] == [True]
+    assert bench.rids == ["r-001"]
+    assert "r-001" in bench.inner.seen.aborted
     assert bench.admission.in_flight == 0
 
 
@@ -233,13 +253,13 @@ async def test_a_cancelled_call_is_cancelled_at_the_engine_and_not_tried_again()
 
 
 @in_virtual_time
-async def test_a_pause_lets_what_is_in_flight_finish_and_holds_what_comes() -> None:
-    bench = Bench(Step(seconds=10))
-    running = bench.soon("old")
+async def test_a_pause_waits_for_running_generations_and_holds_new_ones() -> None:
+    bench = Bench(Completion(delay_s=10))
+    running = bench.start("old")
     await asyncio.sleep(1)
     pausing = asyncio.create_task(bench.engine.pause(30))
     await asyncio.sleep(1)
-    later = [bench.soon(f"new{number}") for number in range(3)]
+    later = [bench.start(f"new{number}") for number in range(3)]
     assert await pausing == PauseResult(finished=1, aborted=0)
     assert now() == 10.0
     assert running.done()
@@ -251,13 +271,13 @@ async def test_a_pause_lets_what_is_in_flight_finish_and_holds_what_comes() -> N
 
 
 @in_virtual_time
-async def test_what_is_not_finished_in_time_is_sampled_again_after_the_pause() -> None:
-    bench = Bench(Step(seconds=50), Step(seconds=55))
-    call = bench.soon()
+async def test_a_generation_that_a_pause_aborted_is_sampled_again() -> None:
+    bench = Bench(Completion(delay_s=50), Completion(delay_s=55))
+    call = bench.start()
     await asyncio.sleep(20)
     assert await bench.engine.pause(10) == PauseResult(finished=0, aborted=1)
     assert (now(), bench.inner.running) == (30.0, 0)
-    assert bench.inner.tries[0].cancelled
+    assert "r-001" in bench.inner.seen.aborted
     await asyncio.sleep(100)
     bench.engine.resume()
     assert (await call).finish_reason == "stop", "with a whole deadline: it was cut by us"
@@ -266,15 +286,15 @@ async def test_what_is_not_finished_in_time_is_sampled_again_after_the_pause() -
 
 
 @in_virtual_time
-async def test_an_idle_engine_is_paused_at_once() -> None:
+async def test_an_idle_engine_pauses_at_once() -> None:
     assert await Bench().engine.pause(30) == PauseResult(finished=0, aborted=0)
     assert now() == 0
 
 
 @in_virtual_time
-async def test_a_call_before_its_next_try_waits_for_the_end_of_a_pause() -> None:
-    bench = Bench(Step(error=EngineError("later", status=429, retryable=True, retry_after_s=5)))
-    call = bench.soon()
+async def test_a_retry_waits_for_the_end_of_a_pause() -> None:
+    bench = Bench(wait_for(5))
+    call = bench.start()
     await asyncio.sleep(1)
     await bench.engine.pause(0)
     await asyncio.sleep(100)
@@ -284,10 +304,10 @@ async def test_a_call_before_its_next_try_waits_for_the_end_of_a_pause() -> None
 
 
 @in_virtual_time
-async def test_a_pause_right_after_another_lets_nobody_slip_through() -> None:
+async def test_no_call_starts_between_two_pauses() -> None:
     bench = Bench()
     await bench.engine.pause(0)
-    call = bench.soon()
+    call = bench.start()
     await asyncio.sleep(1)
     bench.engine.resume()
     await bench.engine.pause(0)
@@ -298,9 +318,9 @@ async def test_a_pause_right_after_another_lets_nobody_slip_through() -> None:
 
 
 @in_virtual_time
-async def test_a_deadline_that_ends_in_the_same_moment_as_the_pauses_is_a_failure() -> None:
-    bench = Bench(Step(seconds=1e6))
-    call = bench.soon()
+async def test_a_deadline_that_ends_with_the_pause_s_is_a_failure() -> None:
+    bench = Bench(Completion(delay_s=1e6))
+    call = bench.start()
     await asyncio.sleep(1)
     moment = 5e-10  # less than the loop tells apart
     assert await bench.engine.pause(DEADLINE_S - 1 - moment) == PauseResult(finished=1, aborted=0)
@@ -309,9 +329,11 @@ async def test_a_deadline_that_ends_in_the_same_moment_as_the_pauses_is_a_failur
 
 
 @in_virtual_time
-async def test_time_at_the_engine_that_a_pause_made_vain_costs_no_deadline() -> None:
-    bench = Bench(Step(seconds=20, error=DROPPED), Step(seconds=30), Step(seconds=35))
-    call = bench.soon()
+async def test_time_that_a_pause_wasted_costs_no_deadline() -> None:
+    bench = Bench(
+        Completion(drops=True, delay_s=20), Completion(delay_s=30), Completion(delay_s=35)
+    )
+    call = bench.start()
     await asyncio.sleep(45)
     assert await bench.engine.pause(0) == PauseResult(finished=0, aborted=1)
     bench.engine.resume()
@@ -320,9 +342,9 @@ async def test_time_at_the_engine_that_a_pause_made_vain_costs_no_deadline() -> 
 
 
 @in_virtual_time
-async def test_a_caller_that_leaves_during_a_pause_leaves_nothing() -> None:
-    bench = Bench(Step(seconds=50), most=2)
-    calls = [bench.soon() for _ in range(4)]  # aborted, held, and waiting for a slot
+async def test_calls_cancelled_during_a_pause_leave_nothing() -> None:
+    bench = Bench(Completion(delay_s=50), most=2)
+    calls = [bench.start() for _ in range(4)]  # aborted, held, and waiting for a slot
     await asyncio.sleep(1)
     await bench.engine.pause(0)
     for call in calls:
@@ -330,18 +352,18 @@ async def test_a_caller_that_leaves_during_a_pause_leaves_nothing() -> None:
     await asyncio.wait(calls)
     assert bench.admission.in_flight == bench.inner.running == 0
     bench.engine.resume()
-    await bench.ask()
+    await bench.generate()
 
 
 @in_virtual_time
-async def test_a_pause_that_is_given_up_stays_until_it_is_resumed() -> None:
-    bench = Bench(Step(seconds=10))
-    running = bench.soon()
+async def test_a_cancelled_pause_lasts_until_resume() -> None:
+    bench = Bench(Completion(delay_s=10))
+    running = bench.start()
     await asyncio.sleep(1)
     pausing = asyncio.create_task(bench.engine.pause(30))
     await asyncio.sleep(1)
     pausing.cancel()
-    later = bench.soon()
+    later = bench.start()
     await running
     await asyncio.sleep(100)
     assert not later.done()
@@ -359,25 +381,24 @@ class Change:
 
 
 @given(
-    arrivals=st.lists(st.tuples(st.floats(0, 5), STEPS), max_size=20),
+    arrivals=st.lists(st.tuples(st.floats(0, 5), st.floats(0, 40)), max_size=20),
     changes=st.lists(
         st.builds(Change, st.floats(0, 10), st.floats(0, 10), st.floats(0, 5)), max_size=4
     ),
 )
 @in_virtual_time
 async def test_no_generation_sees_two_weight_versions(
-    arrivals: list[tuple[float, Step]], changes: list[Change]
+    arrivals: list[tuple[float, float]], changes: list[Change]
 ) -> None:
-    """The timed engine asserts it, whatever comes when."""
-    bench = Bench(*(replace(step, error=None) for _, step in arrivals), most=4, rate=2.0)
+    bench = Bench(*(replace(DONE, delay_s=s) for _, s in arrivals), most=4, rate=2.0)
     calls: list[asyncio.Task[Generation]] = []
 
-    async def come() -> None:
+    async def arrive() -> None:
         for after, _ in arrivals:
             await asyncio.sleep(after)
-            calls.append(bench.soon())
+            calls.append(bench.start())
 
-    coming = asyncio.create_task(come())
+    arriving = asyncio.create_task(arrive())
     for version, change in enumerate(changes, start=1):
         await asyncio.sleep(change.after)
         await bench.engine.pause(change.deadline_s)
@@ -385,6 +406,7 @@ async def test_no_generation_sees_two_weight_versions(
         await asyncio.sleep(change.lasts)
         assert bench.inner.running == 0
         bench.engine.resume()
-    await coming
+    await arriving
     ended = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(end, Generation | EngineError) for end in ended), ended
+    assert bench.inner.seen.mixed == []

@@ -14,8 +14,7 @@ from runners.engines.client import HttpEngine
 from runners.gateway.chat_template import ChatTemplate, ServerParsers, make_renderer
 from runners.gateway.tokenizer import load_tokenizer
 from tests.fakes.running_gateway import TOOLS, echo, results, running_gateway, user
-from tests.fakes.scripted_engine import spoken
-from tests.fakes.sglang_server import SglangServer
+from tests.fakes.scripted_engine import ScriptedEngine, spoken
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 TEMPLATE = """\
@@ -43,8 +42,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[SglangServer]:
-    async with SglangServer() as engine:
+async def server() -> AsyncIterator[ScriptedEngine]:
+    async with ScriptedEngine() as engine:
         yield engine
 
 
@@ -87,7 +86,7 @@ def test_without_a_template_it_says_where_it_looked(tmp_path: Path) -> None:
         ChatTemplate(load_tokenizer(made), made)
 
 
-async def test_the_server_reads_thoughts_and_calls(server: SglangServer) -> None:
+async def test_the_server_reads_thoughts_and_calls(server: ScriptedEngine) -> None:
     reader = parsers("http://127.0.0.1:9", server.url)
     text = spoken([{"type": "text", "text": "I look."}, CALL], thinking="hm")
     read = await reader.parse(text.removesuffix("<|im_end|>"), OPENAI_TOOLS)
@@ -101,7 +100,7 @@ async def test_the_server_reads_thoughts_and_calls(server: SglangServer) -> None
 
 
 async def test_a_session_works_and_its_breaks_are_counted(
-    directory: Path, server: SglangServer, tmp_path: Path
+    directory: Path, server: ScriptedEngine, tmp_path: Path
 ) -> None:
     server.say(spoken([CALL], thinking="hm"), spoken([{"type": "text", "text": "Done."}]))
     settings: dict[str, Any] = {"renderer": "chat_template", "tool_call_parser": "qwen25"}
@@ -120,7 +119,7 @@ async def test_a_session_works_and_its_breaks_are_counted(
 
 
 async def test_what_cannot_be_read_is_kept_and_given_as_it_was_sampled(
-    directory: Path, server: SglangServer, tmp_path: Path
+    directory: Path, server: ScriptedEngine, tmp_path: Path
 ) -> None:
     server.say(spoken([CALL]))
     settings: dict[str, Any] = {"renderer": "chat_template", "tool_call_parser": "qwen25"}

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from conf.programs import program_path
 from conf.schema import Config
@@ -28,7 +27,7 @@ from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.harnesses.registry import install_harness, make_harness
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
 from tests.fakes.running_gateway import Agent, running_gateway
-from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
+from tests.fakes.scripted_engine import Completion, Reply, ScriptedEngine, spoken
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 LINEAR = LinearScenarioConfig(kind="linear")
@@ -65,7 +64,7 @@ class SeveralThreads(ScriptedEngine):
         super().__init__()
         self._scripts = {task: deque(map(Completion, texts)) for task, texts in scripts.items()}
 
-    async def _generate(self, body: dict[str, Any]) -> web.StreamResponse:
+    async def _generate(self, body: dict[str, Any]) -> Reply:
         prompt = self.tokenizer.decode(body["input_ids"], skip_special_tokens=False)
         user_text = "".join(
             part.partition("<|im_end|>")[0] for part in prompt.split("<|im_start|>user")

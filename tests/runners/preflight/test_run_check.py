@@ -14,8 +14,7 @@ from runners.engines.server_check import CheckResult, EngineUnfit
 from runners.preflight.agent_turn import AgentTurn, AgentTurnError
 from runners.preflight.run_check import check_run
 from runners.trajectory.outcome import OutcomeCode
-from tests.fakes.scripted_engine import Completion, spoken
-from tests.fakes.sglang_server import SglangServer
+from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.harnesses.real_agent import install_or_skip
 
@@ -47,7 +46,8 @@ async def test_one_turn_is_taken_in_the_sandbox_and_recorded(tmp_path: Path) -> 
 
 async def test_an_engine_that_runs_already_is_tried_and_asked(tmp_path: Path) -> None:
     told: list[CheckResult] = []
-    async with SglangServer() as engine:
+    async with ScriptedEngine() as engine:
+        engine.long_s = 1.0
         engine.always = Completion(spoken([{"type": "text", "text": "Sure"}]))
         config = config_for(tmp_path, "engine=sglang", f"engine.url={engine.url}")
         findings, found = await check_run(config, tmp_path / "work", report=told.extend)
@@ -62,7 +62,8 @@ async def test_an_engine_that_is_unfit_is_told_whole_before_the_check_fails(
     tmp_path: Path,
 ) -> None:
     told: list[CheckResult] = []
-    async with SglangServer() as engine:
+    async with ScriptedEngine() as engine:
+        engine.long_s = 1.0
         engine.always = Completion("Sure<|im_end|>", weight_version="abc")
         engine.context_length = 8
         config = config_for(tmp_path, "engine=sglang", f"engine.url={engine.url}")

@@ -18,15 +18,15 @@ from runners.preflight.tokenizer_check import (
     ServerParser,
     probe_server,
 )
-from tests.fakes.scripted_engine import Completion
-from tests.fakes.sglang_server import SglangServer
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[SglangServer]:
-    async with SglangServer() as engine:
+async def server() -> AsyncIterator[ScriptedEngine]:
+    async with ScriptedEngine() as engine:
         engine.always = Completion("a b<|im_end|>")
+        engine.long_s = 1.0
         yield engine
 
 
@@ -45,7 +45,7 @@ def policy_format(tmp_path: Path) -> PolicyFormat:
 
 
 async def run_check(
-    server: SglangServer, policy_format: PolicyFormat | None
+    server: ScriptedEngine, policy_format: PolicyFormat | None
 ) -> dict[str, tuple[bool, str]]:
     """Return what was found, from the first thing that takes a tokenizer on."""
     found = await probe_server(
@@ -59,7 +59,7 @@ async def run_check(
 
 
 async def test_a_server_that_reads_and_writes_as_we_do_has_no_trouble(
-    server: SglangServer, policy_format: PolicyFormat
+    server: ScriptedEngine, policy_format: PolicyFormat
 ) -> None:
     found = await run_check(server, policy_format)
     assert list(found) == ["tokenizer", "chat template", "tool-call parser", "reasoning parser"]
@@ -68,12 +68,12 @@ async def test_a_server_that_reads_and_writes_as_we_do_has_no_trouble(
     assert found["chat template"][1] == "not seen: the tokenizer's directory has none"
 
 
-async def test_without_a_tokenizer_only_the_rest_is_tried(server: SglangServer) -> None:
+async def test_without_a_tokenizer_only_the_rest_is_tried(server: ScriptedEngine) -> None:
     assert await run_check(server, None) == {}
 
 
 async def test_another_tokenizer_is_found_by_the_first_id_that_differs(
-    server: SglangServer, policy_format: PolicyFormat
+    server: ScriptedEngine, policy_format: PolicyFormat
 ) -> None:
     other = Backend.from_str(tiny_tokenizer().to_str())
     other.add_tokens(["naïve"])
@@ -86,7 +86,7 @@ async def test_another_tokenizer_is_found_by_the_first_id_that_differs(
 
 @pytest.mark.parametrize("wrong", ["tool_call_parser", "reasoning_parser"])
 async def test_a_parser_that_does_not_read_the_template_is_found(
-    server: SglangServer, policy_format: PolicyFormat, wrong: str
+    server: ScriptedEngine, policy_format: PolicyFormat, wrong: str
 ) -> None:
     parser = ServerParser(f"model.parsers.{wrong}", "glm45", used=False)
     changed = (
@@ -101,7 +101,7 @@ async def test_a_parser_that_does_not_read_the_template_is_found(
 
 
 async def test_the_renderer_is_compared_with_the_model_s_own_template(
-    server: SglangServer, policy_format: PolicyFormat
+    server: ScriptedEngine, policy_format: PolicyFormat
 ) -> None:
     prompt = policy_format.renderer.render_ids(
         MESSAGES[:2], tools=TOOLS, add_generation_prompt=True

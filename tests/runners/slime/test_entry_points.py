@@ -30,8 +30,8 @@ from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.datasets import load_tasks
 from runners.training.routing.shape import routing_shape
-from tests.fakes.scripted_engine import Completion, routed, spoken
-from tests.fakes.sglang_server import Router, SglangServer
+from tests.fakes.scripted_engine import Completion, ScriptedEngine, routed, spoken
+from tests.fakes.sglang_router import Router
 from tests.fakes.slime_rollout import Sample, group_rolled_out, groups_of, rolled_out, train_data
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
@@ -52,7 +52,7 @@ class Job:
     """A slime job, as far as rollouts see it."""
 
     args: Namespace
-    engine: SglangServer
+    engine: ScriptedEngine
     router: Router
     run_dir: Path
     tasks: list[str]
@@ -80,7 +80,7 @@ def write_run(run_dir: Path, model: Path, *overrides: str) -> list[str]:
 @asynccontextmanager
 async def running_job(run_dir: Path, model: Path, *overrides: str) -> AsyncIterator[Job]:
     tasks = write_run(run_dir, model, *overrides)
-    async with SglangServer() as engine, Router(engine) as router:
+    async with ScriptedEngine() as engine, Router(engine) as router:
         host, port = router.address
         args = Namespace(
             sglang_router_ip=host,

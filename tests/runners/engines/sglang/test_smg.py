@@ -9,15 +9,14 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from runners.engines.capabilities import check_capabilities
 from runners.engines.contract import SamplingParams
 from runners.engines.server_check import CheckResult, EngineServers
 from runners.engines.sglang.workers import connect_engine
 from runners.trajectory.routing import RoutingShape
-from tests.fakes.scripted_engine import Completion
-from tests.fakes.sglang_server import KNOWN, SglangServer
+from tests.fakes.scripted_engine import Completion, Reply, ScriptedEngine
+from tests.fakes.sglang_router import KNOWN
 from tests.fakes.smg import running_smg
 
 pytestmark = pytest.mark.integration
@@ -26,10 +25,10 @@ SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
 READY_S = 60.0
 
 
-class BehindSmg(SglangServer):
-    """Takes no notice of what smg adds to a request."""
+class BehindSmg(ScriptedEngine):
+    """An engine that ignores the fields that smg adds to a request."""
 
-    async def _generate(self, body: dict[str, Any]) -> web.StreamResponse:
+    async def _generate(self, body: dict[str, Any]) -> Reply:
         routing = ("return_routed_experts", "routed_experts_start_len")
         return await super()._generate({k: body[k] for k in (*KNOWN, *routing) if k in body})
 
@@ -41,6 +40,7 @@ async def servers() -> AsyncIterator[list[BehindSmg]]:
         for server in running:
             server.always = Completion("a b<|im_end|>")
             server.shape = SHAPE
+            server.long_s = 1.0
         yield running
 
 

@@ -19,34 +19,34 @@ from runners.engines.contract import EngineError, EngineLoad, SamplingParams
 from runners.engines.resilient import PauseResult, ResilientEngine
 from runners.engines.sglang.workers import WorkerEngine, connect_engine
 from runners.gateway.client import GatewayAdmin
-from tests.fakes.scripted_engine import Completion
-from tests.fakes.sglang_server import Router, SglangServer
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
+from tests.fakes.sglang_router import Router
 
 PARAMS = SamplingParams(max_new_tokens=8)
 
 
 @pytest.fixture
-async def servers() -> AsyncIterator[list[SglangServer]]:
+async def servers() -> AsyncIterator[list[ScriptedEngine]]:
     async with AsyncExitStack() as exits:
-        running = [await exits.enter_async_context(SglangServer()) for _ in range(3)]
+        running = [await exits.enter_async_context(ScriptedEngine()) for _ in range(3)]
         for server in running:
             server.always = Completion("ok<|im_end|>")
         yield running
 
 
 @pytest.fixture
-async def engine(servers: list[SglangServer]) -> AsyncIterator[HttpEngine | WorkerEngine]:
+async def engine(servers: list[ScriptedEngine]) -> AsyncIterator[HttpEngine | WorkerEngine]:
     urls = [server.url for server in servers]
     fleet = connect_engine(urls[0], urls, deadline_s=20)
     yield fleet
     await fleet.close()
 
 
-def asked(servers: list[SglangServer]) -> list[int]:
+def asked(servers: list[ScriptedEngine]) -> list[int]:
     return [len(server.seen.requests) for server in servers]
 
 
-def server_of(servers: list[SglangServer], session: str) -> SglangServer:
+def server_of(servers: list[ScriptedEngine], session: str) -> ScriptedEngine:
     (found,) = (
         server
         for server in servers
@@ -56,7 +56,7 @@ def server_of(servers: list[SglangServer], session: str) -> SglangServer:
 
 
 async def test_a_session_stays_at_its_worker_and_sessions_are_spread(
-    servers: list[SglangServer], engine: WorkerEngine
+    servers: list[ScriptedEngine], engine: WorkerEngine
 ) -> None:
     for session in range(30):
         for turn in range(2):
@@ -66,7 +66,7 @@ async def test_a_session_stays_at_its_worker_and_sessions_are_spread(
 
 
 async def test_the_sessions_of_a_worker_that_is_gone_move_and_no_others(
-    servers: list[SglangServer], engine: WorkerEngine
+    servers: list[ScriptedEngine], engine: WorkerEngine
 ) -> None:
     for session in range(12):
         await engine.generate([1], PARAMS, rid=f"s{session}:main:0")
@@ -91,7 +91,7 @@ async def test_the_sessions_of_a_worker_that_is_gone_move_and_no_others(
 
 
 async def test_when_all_are_gone_it_is_an_error_that_may_pass(
-    servers: list[SglangServer], engine: WorkerEngine
+    servers: list[ScriptedEngine], engine: WorkerEngine
 ) -> None:
     for server in servers:
         await server.__aexit__()
@@ -104,7 +104,7 @@ async def test_when_all_are_gone_it_is_an_error_that_may_pass(
 
 
 async def test_weights_loads_and_aborts_go_to_all(
-    servers: list[SglangServer], engine: WorkerEngine
+    servers: list[ScriptedEngine], engine: WorkerEngine
 ) -> None:
     await engine.update_weights(Path("w"), 7)
     assert [server.weight_version for server in servers] == ["7"] * 3
@@ -122,7 +122,7 @@ async def test_weights_loads_and_aborts_go_to_all(
 
 
 async def test_a_worker_that_missed_an_update_is_not_believed(
-    servers: list[SglangServer], engine: WorkerEngine
+    servers: list[ScriptedEngine], engine: WorkerEngine
 ) -> None:
     await engine.generate([1], PARAMS, rid="s:main:0")
     behind = server_of(servers, "s")
@@ -134,7 +134,7 @@ async def test_a_worker_that_missed_an_update_is_not_believed(
 
 
 async def test_an_error_of_a_worker_is_no_reason_to_ask_another(
-    servers: list[SglangServer], engine: WorkerEngine
+    servers: list[ScriptedEngine], engine: WorkerEngine
 ) -> None:
     for server in servers:
         server.always = Completion(status=400)
@@ -144,7 +144,7 @@ async def test_an_error_of_a_worker_is_no_reason_to_ask_another(
     assert sum(asked(servers)) == 1
 
 
-async def test_behind_a_router_aborts_go_to_the_workers(servers: list[SglangServer]) -> None:
+async def test_behind_a_router_aborts_go_to_the_workers(servers: list[ScriptedEngine]) -> None:
     async with Router(servers[0]) as router:
         engine = connect_engine(router.url, [server.url for server in servers], deadline_s=20)
         servers[0].always = Completion("ok<|im_end|>", delay_s=60)
@@ -159,7 +159,7 @@ async def test_behind_a_router_aborts_go_to_the_workers(servers: list[SglangServ
 
 
 async def test_a_drain_behind_a_router_is_proved_by_the_workers(
-    servers: list[SglangServer],
+    servers: list[ScriptedEngine],
 ) -> None:
     class Gateway(GatewayAdmin):
         async def pause(self, deadline_s: float) -> PauseResult:
