@@ -152,7 +152,7 @@ def _evaluate(
     offer_report(job.run_dir, invocation)
     report = result.report.model_dump(mode="json") if result.report else {}
     document = {"run_dir": str(job.run_dir), **report, **result.end.document()}
-    return document, result.end.asked_to_stop
+    return document, result.end.stop_requested
 
 
 def _calibrate(
@@ -167,7 +167,7 @@ def _calibrate(
     if result.document:
         stderr().print(render_calibration(result.document))
     document = {"run_dir": str(job.run_dir), **result.document, **result.end.document()}
-    return document, result.end.asked_to_stop
+    return document, result.end.stop_requested
 
 
 def _prepare(job: Job, invocation: Invocation) -> None:

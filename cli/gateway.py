@@ -16,7 +16,7 @@ from conf.errors import AgentrlError
 if TYPE_CHECKING:
     from conf.schema import Config
     from runners.processes.service import ServiceError
-    from runners.runtime.services import Policy
+    from runners.runtime.policy import Policy
 
 EXAMPLES = examples(
     "agentrl gateway",
@@ -44,7 +44,7 @@ def gateway(context: typer.Context, overrides: Overrides = None) -> None:
 
     from cli.jobs import new_job
     from conf.sections.engine import EmbeddedEngineConfig
-    from runners.runtime.services import Policy, prepare_policy
+    from runners.runtime.policy import Policy, prepare_policy
 
     job = new_job(_with_defaults(overrides or []), kind="gateway")
     context.obj.run_dir = job.run_dir
@@ -67,7 +67,8 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
     from runners.faults.wiring import make_gateway_hooks
     from runners.gateway.service import serve
     from runners.gateway.settings import GatewaySettings
-    from runners.runtime.services import find_captured_shape, start_engine
+    from runners.runtime.engine_service import start_engine
+    from runners.runtime.policy import find_captured_shape
     from runners.store.run_state import State
     from runners.store.run_store import RunStore
 

@@ -124,7 +124,7 @@ def _run_campaign_job(job: Job, invocation: Invocation) -> tuple[dict[str, Any],
     job.write_config()
     result = run_campaign(job.config, job.run_dir, resume=job.resume)
     document = {**result.summary, "exit_code": int(result.exit_code), "message": result.message}
-    return document, result.asked_to_stop
+    return document, result.stop_requested
 
 
 def _run_single(job: Job, invocation: Invocation) -> int:

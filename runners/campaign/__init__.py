@@ -1,4 +1,4 @@
-"""The campaign room: from a configuration to a finished, or resumable, run."""
+"""The training loop: from a configuration to a finished or resumable run."""
 
 from runners.campaign.result import CampaignResult
 from runners.campaign.run import run_campaign

@@ -72,10 +72,8 @@ class Campaign:
         self._draining = draining
         self._load = partial(load_rollout, store, routing)
         self._metrics_outdated = False
-        """Whether a write of the metrics file has failed since it was complete."""
-        self._pool = services.make_pool(
-            config.rollout, draining=draining, on_done=self._rollout_done
-        )
+        """True if a write of the metrics file has failed since it was complete."""
+        self._pool = services.make_pool(config.rollout, draining=draining, on_done=self._note_final)
 
     async def run(self) -> None:
         """Run to the last step; raises Interrupted when asked to stop."""
@@ -135,11 +133,11 @@ class Campaign:
         self._progress.add_step_metrics(step, metrics)
 
     async def _evaluate(self, step: int) -> bool:
-        """Evaluate the policy after ``step`` updates if that is due and not done yet; return
+        """Evaluate the policy after ``step`` steps if that is due and not done yet; return
         whether it was done now.
         """
         if not evaluation_due(self._config, step) or step != self._version():
-            return False  # a resumed run is past it: the weights are gone, the evaluation is stored
+            return False  # a resumed run is past it: those weights are gone
         if step in {row.step for row in self._store.evaluations()}:
             return False
         specs = evaluation_batch(self._config, self._held_out_tasks, step)
@@ -185,7 +183,7 @@ class Campaign:
         wanted = {spec.rollout_id for spec in specs}
         kept = {name: record for name, record in kept.items() if name in wanted}
         for record in kept.values():
-            self._rollout_done(record)
+            self._note_final(record)
         fresh = await self._pool.run([spec for spec in specs if spec.rollout_id not in kept])
         found = kept | {record.rollout_id: record for record in fresh}
         if len(found) < len(specs):
@@ -208,7 +206,7 @@ class Campaign:
             text = f"{type(error).__name__}: {error_text(error)}"
             self._store.event("metrics_failed", {"error": text})
 
-    def _rollout_done(self, record: RolloutRecord) -> None:
+    def _note_final(self, record: RolloutRecord) -> None:
         self._progress.add_rollout(record.outcome.code, record.sampled_tokens)
 
     def _version(self) -> int:

@@ -1,4 +1,4 @@
-"""What a run came to, read from its store alone."""
+"""The results of a run, read from its store alone: summary, evaluations, lines of metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runners.trajectory.record import RolloutRecord
 
 @dataclass(frozen=True, slots=True)
 class CampaignResult:
-    """How a run ended."""
+    """The end of a run and its summary."""
 
     summary: dict[str, Any]
     """``run_dir, steps, eval: {first, last}, reward, k3, wall_s, rollouts, outcomes, tokens:
@@ -24,13 +24,13 @@ class CampaignResult:
     """
     exit_code: ExitCode
     message: str = ""
-    """Why it ended early; empty when it is done."""
-    asked_to_stop: bool = False
-    """A signal came, even if there was nothing left to interrupt."""
+    """The reason of an early end; empty when the run is done."""
+    stop_requested: bool = False
+    """True if a signal came, even if there was nothing left to interrupt."""
 
 
 def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
-    """Sum up a run: finished steps, first and last evaluation, and the rollouts that count.
+    """Return the summary of a run: finished steps, first and last evaluation, final rollouts.
 
     ``eval.last`` is None until there is a second evaluation. ``tokens`` are those of the training
     rollouts of finished steps that ended with a grade; the fan-out decides what is trained.
@@ -81,8 +81,8 @@ def _mean(steps: list[StepRow], name: str) -> float | None:
 
 
 def _routing(steps: list[StepRow]) -> dict[str, Any]:
-    """Return the means over steps of what replay came to, ``k3_native`` over those in which it was
-    measured; nothing without replay.
+    """Return the means over steps of the replay's metrics, ``k3_native`` over the steps in which it
+    was measured; nothing without replay.
     """
     names = ("captured", "disagree_token", "k3", "k3_native")
     figures = {name: _mean(steps, f"r3/{name}") for name in names}

@@ -20,8 +20,9 @@ from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.png_charts import write_reward_curve
 from runners.observe.progress import Progress
-from runners.runtime.driver import Driver, open_run
-from runners.runtime.services import Policy, find_captured_shape, start_services
+from runners.runtime.driver import RunDriver, open_run
+from runners.runtime.policy import Policy, find_captured_shape
+from runners.runtime.services import start_services
 from runners.store.run_store import RunStore
 from runners.tasks.datasets import load_tasks
 from runners.training import checkpoint
@@ -39,15 +40,15 @@ def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> Camp
     with open_run(config, run_dir, resume=resume) as store:
         progress = Progress(store.run_dir.name, config.run.steps)
         _show_earlier(progress, store)
-        driver = Driver(config, store, progress)
+        driver = RunDriver(config, store, progress)
         end = driver.run(
             partial(_run, config, store, progress, driver), partial(write_reward_curve, store)
         )
         summary = summarize(store, wall_s=end.wall_s)
-    return CampaignResult(summary, end.exit_code, end.message, asked_to_stop=end.asked_to_stop)
+    return CampaignResult(summary, end.exit_code, end.message, stop_requested=end.stop_requested)
 
 
-async def _run(config: Config, store: RunStore, progress: Progress, driver: Driver) -> None:
+async def _run(config: Config, store: RunStore, progress: Progress, driver: RunDriver) -> None:
     writer = MetricsWriter(store.run_dir, tensorboard=config.observe.tensorboard)
     metrics = metrics_faults(config.faults, store, writer)
     try:
@@ -65,7 +66,7 @@ async def _open_campaign(
     store: RunStore,
     progress: Progress,
     metrics: MetricsWriter,
-    driver: Driver,
+    driver: RunDriver,
 ) -> AsyncIterator[Campaign]:
     """Start services, trainer and tasks side by side, from the newest checkpoint if there is one;
     yield the campaign and stop everything afterwards.
@@ -82,7 +83,7 @@ async def _open_campaign(
                         tokenizer=policy.tokenizer,
                         version=saved.step if saved else 0,
                         watch=progress.watch,
-                        on_service_exit=driver.service_gone,
+                        on_service_exit=driver.note_service_exit,
                     )
                 )
             )

@@ -20,8 +20,8 @@ from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.execution import Execution, execute
 from runners.evaluation.files import CALIBRATION, replace_file
 from runners.evaluation.plan import Instance, select_tasks
-from runners.runtime.driver import End, Interrupted
-from runners.runtime.services import running_grader
+from runners.runtime.driver import Interrupted, RunEnd
+from runners.runtime.services import start_grader
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Grader, Task, Verdict, VerdictKind
 from runners.tasks.patch_record import decode_patch
@@ -43,7 +43,7 @@ class CalibrationResult:
     """``run_dir, benchmark, tasks, gold_solved, empty_solved, fit, set_aside: {id: reason},
     not_graded: {id: reason}``.
     """
-    end: End
+    end: RunEnd
 
 
 def calibrate(
@@ -84,7 +84,7 @@ class _Calibration:
         left = [i.task for i in self._instances if i.task.id not in done]
         at.progress.begin_phase("calibration", len(left))
         room = asyncio.Semaphore(at.config.rollout.concurrency)
-        async with running_grader(at.config, at.store) as grader, task_group() as group:
+        async with start_grader(at.config, at.store) as grader, task_group() as group:
             for task in left:
                 group.create_task(self._judge(task, grader, room), name=f"calibrate-{task.id}")
         document = self._document()

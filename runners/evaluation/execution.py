@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from conf.schema import Config
 from runners.evaluation.benchmarks import Benchmark
 from runners.observe.progress import Progress
-from runners.runtime.driver import Driver, End, open_run
+from runners.runtime.driver import RunDriver, RunEnd, open_run
 from runners.store.run_store import RunStore
 
 
@@ -21,7 +21,7 @@ class Execution:
     benchmark: Benchmark
     config: Config
     store: RunStore
-    driver: Driver
+    driver: RunDriver
     progress: Progress
 
 
@@ -47,13 +47,13 @@ def execute(
     run_dir: Path,
     *,
     resume: bool,
-) -> tuple[M, End]:
+) -> tuple[M, RunEnd]:
     """Execute or resume a measurement in ``run_dir``; return it and its end.
 
     Raises AgentrlError only if it cannot start; later errors are part of the end.
     """
     with open_run(config, run_dir, resume=resume) as store:
         progress = Progress(store.run_dir.name, steps=0)
-        driver = Driver(config, store, progress, benchmark=benchmark.name)
+        driver = RunDriver(config, store, progress, benchmark=benchmark.name)
         measurement = make(Execution(benchmark, config, store, driver, progress))
         return measurement, driver.run(measurement.work, measurement.write)

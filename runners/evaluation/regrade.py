@@ -26,7 +26,7 @@ from runners.observe.dashboard import LiveView
 from runners.observe.progress import Progress
 from runners.rollouts.attempt_record import verdict_to_dict
 from runners.rollouts.reward import compute_reward
-from runners.runtime.services import running_grader
+from runners.runtime.services import start_grader
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Grader, Task, Verdict, VerdictKind
@@ -153,7 +153,7 @@ class _Regrade:
             progress.begin_phase("grading", len(self._records))
             loaded = await asyncio.to_thread(load_tasks, self._config)
             tasks = {task.id: task for task in loaded}
-            async with running_grader(self._config, self._store) as grader, task_group() as group:
+            async with start_grader(self._config, self._store) as grader, task_group() as group:
                 for record in self._records:
                     if record.task_id in tasks:
                         task = tasks[record.task_id]

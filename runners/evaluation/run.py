@@ -24,7 +24,7 @@ from runners.evaluation.results import Results, load_graded, result_column
 from runners.evaluation.swebench_files import INSTANCES, write_logs
 from runners.observe.dashboard import format_duration
 from runners.rollouts.spec import RolloutSpec
-from runners.runtime.driver import End, Interrupted
+from runners.runtime.driver import Interrupted, RunEnd
 from runners.runtime.services import start_services
 from runners.store.run_store import RunStore
 from runners.trajectory.record import RolloutRecord
@@ -45,7 +45,7 @@ class EvaluationResult:
 
     report: EvaluationReport | None
     """None if it ended before its tasks were known."""
-    end: End
+    end: RunEnd
 
 
 def run_evaluation(
@@ -115,7 +115,7 @@ class Evaluation:
             tokenizer=tokenizer,
             version=0,
             watch=at.progress.watch,
-            on_service_exit=at.driver.service_gone,
+            on_service_exit=at.driver.note_service_exit,
         ) as services:
             pool = services.make_pool(
                 config.rollout, draining=at.driver.draining, on_done=self._rollout_done

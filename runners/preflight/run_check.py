@@ -22,7 +22,8 @@ from runners.preflight.agent_turn import (
     take_agent_turn,
 )
 from runners.preflight.tokenizer_check import PolicyFormat, ServerParser, probe_server
-from runners.runtime.services import find_captured_shape, start_engine, workers_of
+from runners.runtime.engine_service import list_workers, start_engine
+from runners.runtime.policy import find_captured_shape
 
 
 async def check_run(
@@ -51,7 +52,7 @@ async def check_engine(config: Config, policy: PolicyFiles, url: str) -> list[Ch
     """Check everything that a run of ``config`` needs of the engine at ``url``."""
     return await probe_server(
         url,
-        workers_of(config.engine),
+        list_workers(config.engine),
         context_tokens=config.model.max_context_tokens,
         routing=find_captured_shape(config, policy.weights),
         policy_format=_load_policy_format(config, policy) if policy.own else None,

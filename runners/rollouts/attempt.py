@@ -79,7 +79,7 @@ class Attempt:
     async def run(self) -> AttemptResult:
         """Run it to its end and return its record.
 
-        Raises StoreError, after which nothing could be kept; and CancelledError if this task is
+        Raises StoreError if nothing can be stored any more, and CancelledError if this task is
         cancelled, after the record is stored.
         """
         started = time.monotonic()
@@ -263,7 +263,7 @@ class Attempt:
         deadline_s: float | None = None,
         late: OutcomeCode = OutcomeCode.INTERNAL_ERROR,
     ) -> AsyncIterator[None]:
-        """Time a stage and hold it to its deadline; ``late``: the outcome of one that is not kept.
+        """Time a stage and hold it to its deadline; ``late``: the outcome if it is missed.
 
         Raises StoreError; any other failure in the block ends the attempt with its outcome.
         """
@@ -339,6 +339,9 @@ def execute_here(recorder: RolloutRecorder) -> Execute:
 
 
 def being_cancelled() -> bool:
-    """Return whether the current task is asked to end; CancelledError alone does not tell it."""
+    """Return whether the current task itself is being cancelled.
+
+    CancelledError alone does not show it: a library may raise it for its own tasks.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

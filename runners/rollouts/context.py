@@ -50,9 +50,9 @@ class AttemptResult:
     record: RolloutRecord
     """Not marked as final: only the pool knows whether another attempt follows."""
     pushed_back: bool
-    """Whether the engine or the sandboxes refused work because they are overloaded."""
+    """True if the engine or the sandboxes refused work because they are overloaded."""
     shared: bool = False
-    """Whether another attempt has reported the same failure: the loss of the node both ran on."""
+    """True if another attempt has reported the same failure: the loss of the node of both."""
 
 
 Execute = Callable[[AttemptContext, RolloutSpec, int, float], Awaitable[AttemptResult]]

@@ -1,7 +1,7 @@
-"""Rollouts in flight: bounded concurrency, fresh attempts after failures, and a circuit breaker.
+"""Run batches of rollouts: bounded concurrency, retries after failures, a circuit breaker.
 
-Exactly one attempt of a rollout counts. A drain lets what is in flight finish and starts nothing
-new. A failed rollout is a record like any other.
+Invariant: exactly one attempt of a rollout is marked final. A drain starts nothing new and lets
+attempts in flight finish. A failed rollout is a record like any other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runners.trajectory.record import RolloutRecord
 
 
 class BreakerOpen(AgentrlError):
-    """Too many failures of one class in a row: going on would only waste rollouts."""
+    """Too many failures of one class in a row: further rollouts would be wasted."""
 
     def __init__(self, message: str, failing: OutcomeClass) -> None:
         self.exit_code = (
@@ -34,7 +34,7 @@ class BreakerOpen(AgentrlError):
 
 
 class Pool:
-    """Runs batches of rollouts; used by one campaign on one event loop."""
+    """Runs batches of rollouts; used on one event loop."""
 
     def __init__(
         self,
@@ -58,38 +58,38 @@ class Pool:
         self._on_done = on_done
 
     async def run(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
-        """Run every rollout and return its counting record, in any order.
+        """Run every rollout and return its final record, in any order.
 
-        When draining, rollouts that were not started yet are left out. Raises BreakerOpen and
+        While draining, rollouts that have not started are left out. Raises BreakerOpen and
         StoreError.
         """
         records: list[RolloutRecord] = []
 
-        async def one(spec: RolloutSpec) -> None:
-            asked = time.monotonic()
+        async def run_one(spec: RolloutSpec) -> None:
+            queued_at = time.monotonic()
             async with self._admission.slot():
-                record = await self._rollout(spec, time.monotonic() - asked)
+                record = await self._run_rollout(spec, time.monotonic() - queued_at)
             if record is not None:
                 records.append(record)
 
         async with task_group() as group:
             for spec in specs:
-                group.create_task(one(spec), name=f"rollout-{spec.rollout_id}")
+                group.create_task(run_one(spec), name=f"rollout-{spec.rollout_id}")
         return records
 
-    async def _rollout(self, spec: RolloutSpec, queued_s: float) -> RolloutRecord | None:
-        """Try until an attempt counts; None when a drain came before that."""
+    async def _run_rollout(self, spec: RolloutSpec, queued_s: float) -> RolloutRecord | None:
+        """Run attempts until one is final and return its record; None if a drain came before."""
         first = self._store.next_attempt(spec.rollout_id)
         for number in range(first, first + self._attempts):
             if self._draining.is_set():
                 return None
-            finished = await self._execute(self._context, spec, number, queued_s)
-            record = finished.record
+            result = await self._execute(self._context, spec, number, queued_s)
+            record = result.record
             last = number == first + self._attempts - 1
             final = last or not record.outcome.meaning.retryable
             record = mark_final(record) if final else record
-            self._keep(record)
-            self._note(finished)
+            self._store_record(record)
+            self._learn(result)
             if final:
                 self._on_done(record)
                 return record
@@ -104,9 +104,10 @@ class Pool:
             )
         raise AssertionError("unreachable: the last attempt counts")
 
-    def _keep(self, record: RolloutRecord) -> None:
-        """Write a record. What fails for no reason that the store knows is tried once more; its own
-        errors end the run, since nothing could be kept.
+    def _store_record(self, record: RolloutRecord) -> None:
+        """Store a record; raises StoreError, which ends the run, since nothing can be stored.
+
+        Any other failure (a cancellation inside the store's libraries, say) is retried once.
         """
         try:
             self._store.put_rollout(record)
@@ -117,35 +118,35 @@ class Pool:
             self._store.event("write_failed", {"session_id": record.session_id, "error": text})
             self._store.put_rollout(record)
 
-    def _note(self, finished: AttemptResult) -> None:
-        """Learn from an attempt; raises BreakerOpen."""
-        if not finished.shared:  # a node that ends takes many attempts with it: one failure
-            self._breaker.note(finished.record)
-        if finished.pushed_back:
+    def _learn(self, result: AttemptResult) -> None:
+        """Adapt breaker and admission to an attempt's result; raises BreakerOpen."""
+        if not result.shared:  # a node that is lost takes many attempts with it: one failure
+            self._breaker.count(result.record)
+        if result.pushed_back:
             self._admission.record_pushback()
-        elif finished.record.outcome.meaning.reward_counts:
+        elif result.record.outcome.meaning.reward_counts:
             self._admission.record_success()
 
 
 class Breaker:
-    """Counts the failures of each class in a row; a rollout with a reward closes all counts."""
+    """Counts consecutive failures of each class; a rollout with a reward resets all counts."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._rows: Counter[OutcomeClass] = Counter()
+        self._in_a_row: Counter[OutcomeClass] = Counter()
 
-    def note(self, record: RolloutRecord) -> None:
-        """Take note of an attempt; raises BreakerOpen at ``limit`` failures in a row."""
+    def count(self, record: RolloutRecord) -> None:
+        """Count an attempt; raises BreakerOpen at ``limit`` failures in a row."""
         outcome = record.outcome
         if outcome.meaning.reward_counts:
-            self._rows.clear()
+            self._in_a_row.clear()
             return
-        self._rows[outcome.outcome_class] += 1
-        row = self._rows[outcome.outcome_class]
-        if row >= self._limit:
+        self._in_a_row[outcome.outcome_class] += 1
+        failures = self._in_a_row[outcome.outcome_class]
+        if failures >= self._limit:
             raise BreakerOpen(
-                f"{row} rollouts in a row failed with {outcome.outcome_class} failures, the last "
-                f"({record.session_id}) with {outcome.code}: {outcome.message}; "
-                "mend the cause and continue with --resume",
+                f"{failures} rollouts in a row failed with {outcome.outcome_class} failures, the "
+                f"last ({record.session_id}) with {outcome.code}: {outcome.message}; "
+                "fix the cause and continue with --resume",
                 outcome.outcome_class,
             )

@@ -1,4 +1,4 @@
-"""The reward of a graded rollout: what the tests say, less penalties for turns and bad calls."""
+"""The reward of a graded rollout: its tests' result less penalties for turns and bad calls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One execution of a run in this process, from its start or resume to its end: the store's state,
-the heartbeat, signals, the live view, diagnostics, the loss of a service.
+"""Drive one execution of a run in this process: state, heartbeat, signals, live view, diagnostics.
 
-The first SIGINT or SIGTERM drains: nothing new starts, what is in flight finishes and is kept. The
-second leaves at once. Both leave a run that ``--resume`` continues.
+The first SIGINT or SIGTERM drains: nothing new starts, and rollouts in flight finish and are
+stored. The second stops at once. Invariant: however an execution ends, its end is in the store, and
+``--resume`` continues the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from runners.diagnostics.stalls import attempts_text, watching
 from runners.observe.dashboard import LiveView
 from runners.observe.progress import Progress
 from runners.processes.service import ServiceError
-from runners.runtime.services import Policy, prepare_policy
+from runners.runtime.policy import Policy, prepare_policy
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 
@@ -38,35 +38,35 @@ _STATES = {
     ExitCode.INTERRUPTED: State.INTERRUPTED,
     ExitCode.TERMINATED: State.INTERRUPTED,
 }
-"""The run's state by how it ended; any other end is a failure."""
+"""The run's final state by exit code; any other code is a failure."""
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, and everything that was in flight has been kept."""
+    """The run was stopped by a signal, and everything that was in flight is stored."""
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """How an execution of a run ended."""
+class RunEnd:
+    """The end of an execution of a run."""
 
     exit_code: ExitCode
     message: str
-    """Why it ended early; empty when it is done."""
+    """The reason of an early end; empty when the run is done."""
     wall_s: float
-    """Of all executions of the run."""
-    asked_to_stop: bool
-    """A signal came, even if there was nothing left to interrupt."""
+    """Duration of all executions of the run, in seconds."""
+    stop_requested: bool
+    """True if a signal came, even if there was nothing left to interrupt."""
 
     def document(self) -> dict[str, Any]:
-        """Return what a document of ``--json`` says of it."""
+        """Return the fields of the end in a document of ``--json``."""
         return {"exit_code": int(self.exit_code), "message": self.message}
 
 
-class Driver:
+class RunDriver:
     """Drives one execution of the run in ``store``; used once."""
 
     def __init__(self, config: Config, store: RunStore, progress: Progress, **info: Any) -> None:
-        """``info`` stays with the run's state."""
+        """Prepare an execution; ``info`` is stored with the run's state."""
         self.draining = asyncio.Event()
         self._config = config
         self._store = store
@@ -83,32 +83,34 @@ class Driver:
         """Seconds that all executions of the run have taken so far."""
         return self._before_s + time.monotonic() - self._started
 
-    def run(self, work: Work, close: Callable[[], object]) -> End:
-        """Do ``work``, then ``close`` (what is written at every end), and enter the end in the
-        store.
+    def run(self, work: Work, close: Callable[[], object]) -> RunEnd:
+        """Run ``work``, then ``close``, which writes the results of every end; store the end.
 
-        Raises AgentrlError only for what makes a start impossible; what happens later is in the
+        Raises AgentrlError only for what makes a start impossible; later failures are in the
         result.
         """
         self._store.set_state(State.RUNNING, wall_s=self._before_s, **self._info)
         self._store.replace_config(self._config.model_dump(mode="json"))
-        if sys.version_info < (3, 12):  # later ones choose it themselves: no thread per child
+        if sys.version_info < (
+            3,
+            12,
+        ):  # the default of 3.11 starts a thread per child; 3.12's does not
             asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())
         code, message = asyncio.run(self._main(work))
         try:
             close()
-        except AgentrlError as error:  # a full disk, say: what ended the run before says more
+        except AgentrlError as error:  # a full disk, say; what ended the run comes first
             code, message = (code, message) if code else (error.exit_code, str(error))
         try:
-            self._enter(code, message)
+            self._store_end(code, message)
         except AgentrlError as error:
             code, message = (code, message) if code else (error.exit_code, str(error))
-        return End(code, message, self.wall_s, self.draining.is_set())
+        return RunEnd(code, message, self.wall_s, self.draining.is_set())
 
     async def _main(self, work: Work) -> tuple[ExitCode, str]:
         code, message = ExitCode.DONE, ""
-        task = asyncio.create_task(self._observed(work), name="run")
-        with self._signals(task):
+        task = asyncio.create_task(self._run_observed(work), name="run")
+        with self._handle_signals(task):
             try:
                 await task
             except Interrupted:
@@ -121,20 +123,20 @@ class Driver:
             code, message = self._service_error.exit_code, str(self._service_error)
         return code, message
 
-    async def _observed(self, work: Work) -> None:
+    async def _run_observed(self, work: Work) -> None:
         view = LiveView(self._progress, self._config.observe.dashboard)
         with view:
-            async with self._diagnosed():
-                heart = asyncio.create_task(self._heart(), name="heartbeat")
+            async with self._diagnose():
+                heartbeat = asyncio.create_task(self._send_heartbeats(), name="heartbeat")
                 try:
                     await work()
                 finally:
-                    heart.cancel()
+                    heartbeat.cancel()
                     self._progress.begin_phase("ended")
 
     @asynccontextmanager
-    async def _diagnosed(self) -> AsyncIterator[None]:
-        """Say in files why the event loop or an attempt hangs."""
+    async def _diagnose(self) -> AsyncIterator[None]:
+        """Write files that describe a blocked event loop and attempts without progress."""
         observe, progress, run_dir = self._config.observe, self._progress, self._store.run_dir
 
         def in_flight() -> str:
@@ -153,15 +155,16 @@ class Driver:
                 yield
 
     def _last_turn_s(self, session_id: str) -> float | None:
-        """Return how many seconds ago a session's last turn ended."""
+        """Return the seconds since a session's last turn ended; None if it has no turn."""
         ((ended_at,),) = self._store.query(
             "SELECT max(started_at + total_s) FROM turn WHERE session_id = ?", (session_id,)
         )
         return None if ended_at is None else time.time() - ended_at
 
     async def policy(self) -> Policy:
-        """Make or find the starting policy; a drain ends the making, since a policy half made is
-        worth nothing.
+        """Make or find the starting policy; raises Interrupted on a signal meanwhile.
+
+        There is nothing to drain: a policy that is half made is of no use.
         """
         progress = self._progress
 
@@ -175,19 +178,21 @@ class Driver:
         config = self._config
         return await asyncio.to_thread(prepare_policy, config.model, config.scenario, progress=show)
 
-    def service_gone(self, error: ServiceError) -> None:
-        """End the run, since a service died: what is in flight is lost, the rest resumes."""
+    def note_service_exit(self, error: ServiceError) -> None:
+        """End the run, since a service has exited: rollouts in flight are lost, the rest
+        resumes.
+        """
         if self._service_error is None:
             self._service_error = error
             self._store.event("service_gone", {"message": str(error)})
             self._cancel()
 
-    async def _heart(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             self._store.heartbeat()
             await asyncio.sleep(HEARTBEAT_S)
 
-    def _enter(self, code: ExitCode, message: str) -> None:
+    def _store_end(self, code: ExitCode, message: str) -> None:
         self._store.set_state(
             _STATES.get(code, State.FAILED),
             exit_code=int(code),
@@ -197,29 +202,30 @@ class Driver:
         )
 
     @contextmanager
-    def _signals(self, work: asyncio.Task[None]) -> Iterator[None]:
+    def _handle_signals(self, work: asyncio.Task[None]) -> Iterator[None]:
         loop = asyncio.get_running_loop()
 
-        def leave() -> None:
-            self._progress.watch.record_pending()  # the cancellation unwinds it
+        def stop_now() -> None:
+            # Before the cancellation, which unwinds the stacks that show what attempts wait for.
+            self._progress.watch.record_pending()
             work.cancel()
 
-        self._cancel = leave
+        self._cancel = stop_now
 
-        def asked(number: signal.Signals) -> None:
+        def on_signal(number: signal.Signals) -> None:
             self._stop_code = (
                 ExitCode.INTERRUPTED if number is signal.SIGINT else ExitCode.TERMINATED
             )
             if self.draining.is_set():
-                leave()
+                stop_now()
             else:
                 self.draining.set()
                 self._progress.add_note(
-                    "stopping: rollouts in flight finish first; again leaves at once"
+                    "stopping: rollouts in flight finish first; a second signal stops at once"
                 )
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, asked, number)
+            loop.add_signal_handler(number, on_signal, number)
         try:
             yield
         finally:
@@ -228,7 +234,7 @@ class Driver:
 
 
 def open_run(config: Config, run_dir: Path, *, resume: bool) -> RunStore:
-    """Open the store of the run to continue, or make that of a new one; raises StoreError."""
+    """Open the store of the run to resume, or create that of a new one; raises StoreError."""
     return (
         RunStore.open(run_dir)
         if resume

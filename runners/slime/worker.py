@@ -27,7 +27,8 @@ from runners.gateway.tokenizer import load_tokenizer
 from runners.processes.service import ServiceError
 from runners.rollouts.pool import Pool
 from runners.rollouts.spec import RolloutSpec, make_spec
-from runners.runtime.services import find_captured_shape, start_services
+from runners.runtime.policy import find_captured_shape
+from runners.runtime.services import start_services
 from runners.slime.arguments import find_engine, sample_step, sample_task
 from runners.slime.job_recorder import JobRecorder, publish_gateway
 from runners.slime.samples import SampleConfig, placeholder, to_slime_samples

@@ -30,7 +30,7 @@ from runners.training.micro_batches import (
 )
 from runners.training.mismatch import Mismatch
 from runners.training.prefix import ForwardScope, compute_hidden_states, no_scope
-from runners.training.routing.shape import routing_shape
+from runners.training.routing.shape import read_routing_shape
 from runners.training.routing.step import RoutingReplay
 from runners.training.sample import Sample
 from runners.training.totals import StepTotals
@@ -80,7 +80,7 @@ class LocalTrainer:
         self._steps = 0
         self.replay: RoutingReplay | None = None
         if not isinstance(routing, RoutingOffConfig):
-            shape = routing_shape(weights)
+            shape = read_routing_shape(weights)
             if shape is None:
                 raise RoutingError(
                     f"{weights} is a dense policy: it has no routing; set routing_replay=off"

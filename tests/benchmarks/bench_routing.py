@@ -34,10 +34,10 @@ from runners.engines.contract import Generation, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.rounding import Precision
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
-from runners.runtime.services import prepare_policy
+from runners.runtime.policy import prepare_policy
 from runners.training.bootstrap.demonstrations import demonstrate, draw_episodes
 from runners.training.local import LocalTrainer
-from runners.training.routing.shape import routing_shape
+from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
 from runners.trajectory.record import IdArray
 from runners.trajectory.routing import Routing, RoutingShape, build_turn_routing
@@ -111,7 +111,7 @@ def sampled(
     temperature: float = 1.0,
 ) -> list[list[Sample]]:
     """Let an engine of a precision answer prompts; return each as a rollout of one sample."""
-    shape = routing_shape(policy)
+    shape = read_routing_shape(policy)
     assert shape is not None
     longest = max(map(len, asked)) + new_tokens + 1
     engine = EngineCore(policy, max_context_tokens=longest, precision=precision)

@@ -1,7 +1,7 @@
-"""Whether a sample's routing can be what it claims to be: cheap, before anything is replayed.
+"""Check that a sample's captured routing is possible, cheaply and before anything is replayed.
 
-What is wrong without being impossible (rows that belong to another turn, say) shows in the replay:
-its choices are not the training router's.
+Routing that is wrong but possible, such as the rows of another turn, is found in the replay: its
+choices are not those of the training router.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ from runners.training.sample import Sample
 from runners.trajectory.routing import RoutingShape
 
 
-def routing_fault(sample: Sample, shape: RoutingShape) -> str | None:
-    """Return what is wrong with a sample's routing, naming layer and token; None if nothing is."""
+def find_routing_fault(sample: Sample, shape: RoutingShape) -> str | None:
+    """Return the reason why a sample's routing is impossible, with layer and token; None if it is
+    possible.
+
+    Checked: shape ``[tokens, layers, top_k]``, no row for the last token, and per valid row and
+    routed layer distinct ids below the number of experts.
+    """
     routing = sample.routing
     if routing is None:
         return "has no routing, while others of its batch have"

@@ -1,4 +1,4 @@
-"""The shape of a policy's routing, read from its configuration."""
+"""Read the shape of a policy's routing from its ``config.json``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from runners.trajectory.routing import RoutingShape
 
 
-def routing_shape(model: Path) -> RoutingShape | None:
+def read_routing_shape(model: Path) -> RoutingShape | None:
     """Read the shape from a model directory's ``config.json``, the nested ``text_config`` first;
     None for a dense model.
 
-    Raises OSError or ValueError if the file cannot be read or does not say.
+    Raises OSError or ValueError if the file cannot be read or lacks the numbers.
     """
     whole = json.loads((model / "config.json").read_text("utf-8"))
     nested = whole.get("text_config") or {}
@@ -36,8 +36,10 @@ def routing_shape(model: Path) -> RoutingShape | None:
 
 
 def _routed_layers(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Return the layers that route: not the dense ones at the beginning (DeepSeek, GLM), those in
-    between (``decoder_sparse_step``) or those listed (``mlp_only_layers``).
+    """Return the indices of the layers that route.
+
+    Dense are the first ``first_k_dense_replace`` (DeepSeek, GLM), all but every
+    ``decoder_sparse_step``-th, and those of ``mlp_only_layers`` (Qwen).
     """
     dense_first = config.get("first_k_dense_replace") or 0
     step = config.get("decoder_sparse_step") or 1

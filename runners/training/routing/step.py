@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from conf.sections.training import RoutingRecomputeConfig, RoutingRolloutConfig
 from runners.training.micro_batches import MicroBatch
 from runners.training.prefix import ForwardScope
-from runners.training.routing.check import routing_fault
+from runners.training.routing.check import find_routing_fault
 from runners.training.routing.replay import ReplayCounts, RouterReplay
 from runners.training.sample import Sample
 from runners.trajectory.routing import Routing, RoutingError, RoutingShape
@@ -56,7 +56,7 @@ class RoutingReplay:
 
     @property
     def records(self) -> bool:
-        """Whether the trainer's own choices are recorded and then replayed in the step (R2)."""
+        """True if the trainer's own choices are recorded and then replayed in the step (R2)."""
         return isinstance(self.config, RoutingRecomputeConfig)
 
     def shadow_due(self, step: int) -> bool:
@@ -76,7 +76,7 @@ class RoutingReplay:
             return list(samples)
         admitted = []
         for sample in samples:
-            fault = routing_fault(sample, self.shape) if sample.routing is not None else None
+            fault = find_routing_fault(sample, self.shape) if sample.routing is not None else None
             if fault is not None and self.config.on_fault == "stop":
                 raise RoutingError(f"{sample.rollout_id} {fault}")
             if fault is not None:

@@ -23,6 +23,6 @@ def test_a_public_url_that_leads_elsewhere_ends_the_run_at_its_start(miniature: 
     finally:
         elsewhere.shutdown()
         elsewhere.server_close()
-    assert f"gateway.public_url={url} leads to something else" in document["message"]
+    assert f"gateway.public_url={url} reaches something else" in document["message"]
     with miniature.store() as store:
         assert store.rollouts() == []

@@ -20,7 +20,7 @@ from transformers import Qwen3MoeForCausalLM
 from runners.engines.client import HttpEngine
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
-from runners.training.routing.shape import routing_shape
+from runners.training.routing.shape import read_routing_shape
 from runners.trajectory.graph import build_segments
 from runners.trajectory.routing import build_segment_routing
 from tests.fakes.running_gateway import Gateway, echo, running_gateway, user
@@ -65,7 +65,7 @@ async def gateway(
     engine: HttpEngine, models: list[Path], tokenizer_dir: Path, tmp_path: Path
 ) -> AsyncIterator[Gateway]:
     """Serve a gateway in front of it."""
-    shape = routing_shape(models[0])
+    shape = read_routing_shape(models[0])
     assert shape is not None
     async with running_gateway(
         engine.name,
@@ -115,7 +115,7 @@ async def test_the_rows_of_every_turn_are_those_of_the_weights_that_sampled_it(
     await take("well?")
     messages[-1] = user("no, otherwise")
     await take("")
-    shape = routing_shape(models[0])
+    shape = read_routing_shape(models[0])
     assert shape is not None
     assert shape.routed == (1, 2)
     turns = gateway.turns("s1")
@@ -144,7 +144,7 @@ async def test_a_generation_cut_off_in_an_update_is_no_turn_and_the_next_has_all
     await engine.update_weights(models[1], 1)
     await agent.ask(messages, max_tokens=8)
     assert len(gateway.turns("s1")) == 2
-    shape = routing_shape(models[0])
+    shape = read_routing_shape(models[0])
     assert shape is not None
     (chain,) = build_segments(gateway.turns("s1"))
     routing = build_segment_routing(chain, stored(gateway), shape)

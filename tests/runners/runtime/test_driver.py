@@ -13,7 +13,7 @@ from conf.compose import compose
 from conf.errors import ExitCode
 from runners.observe.progress import Progress
 from runners.observe.status import read_status
-from runners.runtime.driver import Driver, End
+from runners.runtime.driver import RunDriver, RunEnd
 from runners.store.run_store import RunStore
 from tests.runners.export.records import a_turn
 
@@ -22,7 +22,7 @@ SESSION = "train-000001-00-00-a0"
 
 def drive(
     run_dir: Path, work: Callable[[Progress, RunStore], Awaitable[None]], *overrides: str
-) -> tuple[End, Progress]:
+) -> tuple[RunEnd, Progress]:
     config = compose(["observe.dashboard=off", *overrides])
     progress = Progress("run", 1)
     with RunStore.create(run_dir, config.model_dump(mode="json")) as store:
@@ -30,7 +30,7 @@ def drive(
         async def working() -> None:
             await work(progress, store)
 
-        return Driver(config, store, progress).run(working, lambda: None), progress
+        return RunDriver(config, store, progress).run(working, lambda: None), progress
 
 
 def diagnosis(run_dir: Path, kind: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError, ExitCode
-from runners.runtime.services import find_captured_shape
+from runners.runtime.policy import find_captured_shape
 from runners.trajectory.routing import RoutingShape
 
 MOE = {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}
@@ -43,7 +43,7 @@ def test_routing_is_captured_in_the_policy_s_shape_only_where_it_is_replayed(
         (None, "No such file"),
     ],
 )
-def test_a_policy_without_routing_is_refused_with_the_mend(
+def test_a_policy_without_routing_is_refused_with_the_fix(
     tmp_path: Path, kind: str, config: dict[str, int] | None, reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"routing_replay={kind} needs a policy") as caught:

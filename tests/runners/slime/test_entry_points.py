@@ -29,7 +29,7 @@ from runners.slime.entry_points import VARIABLE, evaluate, generate, post_proces
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.datasets import load_tasks
-from runners.training.routing.shape import routing_shape
+from runners.training.routing.shape import read_routing_shape
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, routed, spoken
 from tests.fakes.sglang_router import Router
 from tests.fakes.slime_rollout import Sample, group_rolled_out, groups_of, rolled_out, train_data
@@ -327,7 +327,7 @@ async def test_what_slime_gives_up_is_stored_and_gone_when_it_returns(job: Job) 
 async def test_routing_passes_by_the_router_and_has_a_row_for_all_tokens_but_the_last(
     tmp_path: Path, model: Path
 ) -> None:
-    shape = routing_shape(model)
+    shape = read_routing_shape(model)
     assert shape is not None
     async with running_job(tmp_path / "run", model, "routing_replay=rollout") as job:
         job.engine.shape = shape

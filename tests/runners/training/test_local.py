@@ -72,7 +72,7 @@ def test_a_minibatch_of_rollouts_without_samples_is_no_update(weights: Path) -> 
     assert metrics["train/updates"] == 1
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_mend(weights: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_fix(weights: Path) -> None:
     trainer = make_trainer(weights)
     rollouts = make_rollouts(trainer, 2, advantage=float("inf"))
     with pytest.raises(TrainingError, match=r"trainer\.learning_rate"):

@@ -15,7 +15,7 @@ from conf.schema import Config
 from runners.engines.client import HttpEngine
 from runners.processes.ledger import Ledger
 from runners.processes.service import ServiceError
-from runners.runtime.services import start_engine
+from runners.runtime.engine_service import start_engine
 from runners.store.run_store import RunStore
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from runners.training.routing.check import routing_fault
+from runners.training.routing.check import find_routing_fault
 from runners.training.sample import Sample
 from runners.trajectory.routing import Routing, RoutingShape
 
@@ -37,12 +37,14 @@ def with_experts(token: int, layer: int, row: list[int]) -> Sample:
 
 
 def test_good_routing_has_no_fault() -> None:
-    assert routing_fault(sample(), SHAPE) is None
-    assert routing_fault(with_experts(0, 0, [0, 0]), SHAPE) is None, "a dense layer routes nothing"
+    assert find_routing_fault(sample(), SHAPE) is None
+    assert find_routing_fault(with_experts(0, 0, [0, 0]), SHAPE) is None, (
+        "a dense layer routes nothing"
+    )
 
 
 def test_what_is_not_valid_is_not_judged() -> None:
-    assert routing_fault(with_experts(3, 1, [200, 200]), SHAPE) is None
+    assert find_routing_fault(with_experts(3, 1, [200, 200]), SHAPE) is None
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_what_is_not_valid_is_not_judged() -> None:
     ],
 )
 def test_impossible_choices_are_named(row: list[int], fault: str) -> None:
-    found = routing_fault(with_experts(1, 2, row), SHAPE)
+    found = find_routing_fault(with_experts(1, 2, row), SHAPE)
     assert found is not None
     assert re.search(fault, found)
 
@@ -61,8 +63,8 @@ def test_impossible_choices_are_named(row: list[int], fault: str) -> None:
 def test_wrong_shapes_and_a_row_too_many_are_named() -> None:
     good = sample()
     assert good.routing is not None
-    assert "has no routing" in (routing_fault(replace(good, routing=None), SHAPE) or "")
+    assert "has no routing" in (find_routing_fault(replace(good, routing=None), SHAPE) or "")
     short = Routing(good.routing.experts[:-1], good.routing.valid[:-1])
-    assert "shape (3, 3, 2)" in (routing_fault(replace(good, routing=short), SHAPE) or "")
+    assert "shape (3, 3, 2)" in (find_routing_fault(replace(good, routing=short), SHAPE) or "")
     over = Routing(good.routing.experts, np.ones(4, bool))
-    assert "last token" in (routing_fault(replace(good, routing=over), SHAPE) or "")
+    assert "last token" in (find_routing_fault(replace(good, routing=over), SHAPE) or "")

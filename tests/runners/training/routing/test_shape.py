@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runners.training.routing.shape import routing_shape
+from runners.training.routing.shape import read_routing_shape
 from runners.trajectory.routing import RoutingShape
 
 QWEN = {"num_hidden_layers": 4, "num_experts": 8, "num_experts_per_tok": 2}
@@ -42,9 +42,9 @@ def model(tmp_path: Path, **config: Any) -> Path:
 def test_the_routing_s_shape_is_read_from_the_config(
     tmp_path: Path, config: dict[str, Any], shape: RoutingShape | None
 ) -> None:
-    assert routing_shape(model(tmp_path, **config)) == shape
+    assert read_routing_shape(model(tmp_path, **config)) == shape
 
 
 def test_a_config_with_experts_that_does_not_say_how_many_route_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_experts_per_tok"):
-        routing_shape(model(tmp_path, num_experts=8, num_hidden_layers=2))
+        read_routing_shape(model(tmp_path, num_experts=8, num_hidden_layers=2))

@@ -22,7 +22,7 @@ from runners.training.advantages import StepGroups
 from runners.training.fanout import fan_out
 from runners.training.micro_batches import make_micro_batches
 from runners.training.placeholder import constant_placeholder
-from runners.training.routing.shape import routing_shape
+from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
 from runners.training.step_samples import StepSamples, build_samples
 from runners.training.stored_rollout import StoredRollout
@@ -54,7 +54,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shape(weights: Path) -> RoutingShape:
     """Its routing's."""
-    found = routing_shape(weights)
+    found = read_routing_shape(weights)
     assert found is not None
     return found
 

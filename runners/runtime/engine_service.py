@@ -1,0 +1,130 @@
+"""Start the engine's process, connect to it, and check that it can do what the run needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from conf.schema import Config
+from conf.sections.engine import (
+    EmbeddedEngineConfig,
+    EngineConfig,
+    SglangEngineConfig,
+    SglangLaunchEngineConfig,
+)
+from runners.engines.capabilities import probe_routing, require_capabilities
+from runners.engines.client import HttpEngine
+from runners.engines.sglang.launch import make_server_settings
+from runners.engines.sglang.workers import WorkerEngine, connect_engine
+from runners.processes.ledger import Ledger
+from runners.processes.service import Service, ServiceError
+from runners.trajectory.routing import RoutingShape
+
+START_DEADLINE_S = 120.0
+"""A service that loads a model on a busy machine may take this long to be ready."""
+
+OnServiceExit = Callable[[ServiceError], None]
+"""Called when a service exits that nobody has stopped."""
+
+
+async def start_engine(
+    config: Config,
+    exits: AsyncExitStack,
+    weights: Path | None,
+    tokenizer: Path,
+    version: int,
+    run_dir: Path,
+    on_service_exit: OnServiceExit,
+    ledger: Ledger | None = None,
+) -> str:
+    """Start the engine that the configuration names; return its URL.
+
+    An engine that is already running (engine=sglang) is not started. ``weights`` of ``version``
+    are loaded; ``exits`` stops the engine. Raises ServiceError if it does not become ready.
+    """
+    engine = config.engine
+    if isinstance(engine, SglangEngineConfig):
+        return engine.url
+    if isinstance(engine, SglangLaunchEngineConfig):
+        module, start_s = "runners.engines.sglang", engine.start_s
+        settings = make_server_settings(
+            config, engine, weights=weights, tokenizer=tokenizer, version=version
+        )
+    else:
+        module, start_s = "runners.engines.embedded", START_DEADLINE_S
+        settings = _embedded_settings(config, engine, weights, tokenizer, version, run_dir)
+    service = await Service.start_watched(
+        exits,
+        "engine",
+        module,
+        settings,
+        run_dir=run_dir,
+        deadline_s=start_s,
+        on_exit=on_service_exit,
+        ledger=ledger,
+    )
+    return str(service.info["url"])
+
+
+def list_workers(engine: EngineConfig) -> list[str]:
+    """Return the URLs of the servers behind the engine's router; empty if none are named."""
+    return engine.workers if isinstance(engine, SglangEngineConfig) else []
+
+
+def _embedded_settings(
+    config: Config,
+    engine: EmbeddedEngineConfig,
+    weights: Path | None,
+    tokenizer: Path,
+    version: int,
+    run_dir: Path,
+) -> dict[str, Any]:
+    return {
+        "model_path": str(weights),
+        "tokenizer": str(tokenizer),
+        "host": engine.host,
+        "port": engine.port,
+        "max_running_requests": engine.max_running_requests,
+        "cache_tokens": engine.cache_tokens,
+        "max_context_tokens": config.model.max_context_tokens,
+        "threads": engine.threads or os.cpu_count() or 1,
+        "weight_version": version,
+        "weights": engine.weights,
+        "router_noise": engine.router_noise,
+        "run_dir": str(run_dir),
+        "watchdog_s": config.observe.watchdog_s,
+    }
+
+
+async def connect_to_engine(
+    config: Config,
+    exits: AsyncExitStack,
+    url: str,
+    weights: Path | None,
+    version: int,
+    routing: RoutingShape | None,
+) -> HttpEngine | WorkerEngine:
+    """Return a client of the engine, after it has the weights and everything that the run needs.
+
+    ``weights``: None if the engine has them already. Raises EngineError for a capability that the
+    engine lacks.
+    """
+    workers = list_workers(config.engine)
+    engine = connect_engine(url, workers, deadline_s=config.rollout.deadlines.turn_s)
+    exits.push_async_callback(engine.close)
+    if isinstance(config.engine, SglangEngineConfig) and weights is not None:
+        await engine.update_weights(weights, version)
+    if not isinstance(config.engine, EmbeddedEngineConfig):
+        await require_capabilities(
+            url,
+            workers,
+            context_tokens=config.model.max_context_tokens,
+            routing=routing,
+            new_weights=weights is not None,
+        )
+    elif routing is not None:
+        await probe_routing(engine, routing, "engine=embedded")
+    return engine
