@@ -1,7 +1,7 @@
 """Process-unique names: what a process makes outside its run directory is named after the process.
 
 A name holds the pid namespace, the pid and the start time of its process, so any later process can
-tell whether the one that made a thing is gone, and the thing stale. All three are needed: pids are
+check whether that process is gone, and what it made is stale. All three are needed: pids are
 reused, and a pid of another container means nothing in this one.
 """
 

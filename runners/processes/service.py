@@ -257,7 +257,7 @@ class Service:
         """End the child and return when it is gone: close its stdin, then SIGTERM, then SIGKILL.
 
         Each step gets ``grace_s``. If the caller is cancelled meanwhile, SIGKILL follows at once:
-        whoever cancels a shutdown has run out of time, and the child must not be left behind.
+        a shutdown is cancelled when there is no more time, and the child must not be left behind.
         """
         self._stopping = True
         if self._watch is not None:

@@ -28,7 +28,7 @@ class SandboxError(AgentrlError):
 
 
 class OversizedError(SandboxError):
-    """A workspace is larger than what is copied back from it: the agent's fault, no one else's."""
+    """A workspace is larger than what is copied back from it, which is the agent's fault."""
 
 
 @dataclass(frozen=True, slots=True)

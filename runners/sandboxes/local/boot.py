@@ -6,10 +6,10 @@ A launcher belongs to no event loop until its command runs, so it can be booted 
 * It is a vfork, so no ``preexec_fn``: the driver is a large process, and a fork copies its page
   tables.
 * It happens in the event loop's thread, not in a worker thread: the parent-death signal that
-  bubblewrap and unshare ask for (PR_SET_PDEATHSIG) fires when the *thread* that spawned them ends.
+  bubblewrap and unshare request (PR_SET_PDEATHSIG) fires when the *thread* that spawned them ends.
 
-That signal alone does not end a sandbox with its driver: without isolation nobody asks for it, and
-the kernel forgets it when a process changes its credentials. So the launcher also watches the
+That signal alone does not end a sandbox with its driver: without isolation nothing requests it,
+and the kernel clears it when a process changes its credentials. So the launcher also watches the
 status socket, which the kernel closes whatever kills the driver.
 """
 

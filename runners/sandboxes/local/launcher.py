@@ -71,7 +71,7 @@ def end_with_driver(status: int) -> None:
     _signal.signal(_signal.SIGIO, look)
     fcntl.fcntl(status, fcntl.F_SETOWN, posix.getpid())
     fcntl.fcntl(status, fcntl.F_SETFL, fcntl.fcntl(status, fcntl.F_GETFL) | fcntl.FASYNC)
-    look()  # it may have closed before anybody listened
+    look()  # it may have closed before SIGIO was set up
 
 
 def read_command(handle: int) -> tuple[list[bytes], dict[bytes, bytes]]:

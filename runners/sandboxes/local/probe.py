@@ -26,7 +26,7 @@ FEW_PROCESSES = 8
 
 @dataclass(frozen=True, slots=True)
 class ProbeFindings:
-    """What the probe could not do, or the host saw not to happen."""
+    """The results of a probe; True: the sandbox held."""
 
     writes_confined: bool
     network_cut: bool

@@ -36,7 +36,7 @@ class SandboxProcess:
     cpu_s: float
     age_s: float
     waits_in: str
-    """The kernel function it sleeps in; empty if it runs, or the kernel does not tell."""
+    """The kernel function it sleeps in; empty if it runs, or the kernel does not show it."""
     kernel_stack: str
     """Innermost function first; empty unless we are the host's root."""
 

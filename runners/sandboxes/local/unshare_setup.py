@@ -134,7 +134,7 @@ def give_up_root(process: int) -> None:
 
 
 def report_pid(descriptor: int) -> None:
-    """Report our pid as the host sees it, which what is still the host's /proc shows."""
+    """Report our pid on the host: the /proc mounted here is still the host's."""
     os.write(descriptor, b'{"child-pid": %s}\n' % os.readlink("/proc/self").encode())
     os.close(descriptor)
 

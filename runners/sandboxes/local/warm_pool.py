@@ -92,7 +92,7 @@ class SlotFactory:
 
 @dataclass(frozen=True, slots=True)
 class SlotKey:
-    """What a sandbox and a warm slot must have in common: namespaces cannot get mounts later."""
+    """The properties that a sandbox and its slot must share: namespaces cannot get mounts later."""
 
     mounts: tuple[tuple[str, Path], ...]
     listens: bool

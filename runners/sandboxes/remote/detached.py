@@ -55,7 +55,9 @@ SUPERVISE = f"""\
 # supervise DIRECTORY WORKDIR DEADLINE_S
 directory=$1 workdir=$2 deadline=$3
 umask 077
-echo $$ > "$directory/pid"
+# Renamed: a call that read the file between its creation and the write would find no pid in it,
+# and take this process for dead.
+echo $$ > "$directory/pid.new" && mv "$directory/pid.new" "$directory/pid"
 end() {{
     trap '' EXIT HUP INT TERM
     {KILL_ALL}

@@ -76,7 +76,7 @@ def names(ledger: Ledger) -> list[tuple[str, str]]:
 
 
 class Backend:
-    """Records which sandboxes it was asked to end, or refuses."""
+    """Records the sandboxes that it is to end, or refuses."""
 
     def __init__(self, refusal: str | None = None) -> None:
         self.reaped: dict[str, Mapping[str, Any]] = {}

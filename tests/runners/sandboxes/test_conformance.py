@@ -359,11 +359,11 @@ async def test_many_sandboxes_boot_at_once(tested: BackendUnderTest, source: Pat
             return (await sh(sandbox, f"echo {number}")).stdout
 
     count = 16 if tested.remote else 64  # test_boots.py boots 64 on E2B
-    said = await asyncio.gather(*(one(number) for number in range(count)))
-    assert said == [b"%d\n" % number for number in range(count)]
+    outputs = await asyncio.gather(*(one(number) for number in range(count)))
+    assert outputs == [b"%d\n" % number for number in range(count)]
 
 
 async def test_the_guarantees_name_the_promises(tested: BackendUnderTest) -> None:
     promises = tested.backend.guarantees()
-    said = {"isolation", "no network but the gateway", "complete kill", "no root rights inside"}
-    assert said <= set(promises)
+    named = {"isolation", "no network but the gateway", "complete kill", "no root rights inside"}
+    assert named <= set(promises)

@@ -153,14 +153,14 @@ async def test_the_network_rules_allow_the_gateway_alone(
     server: E2bServer, backend: E2bBackend, source: Path
 ) -> None:
     agent = SandboxSpec("a", source, "gateway", gateway_url="https://gateway.example:8443/x")
-    for asked, wanted in (
+    for sandbox_spec, wanted in (
         (agent, {"allowOut": ["gateway.example"], "denyOut": ["0.0.0.0/0"]}),
         (spec(source), {"denyOut": ["0.0.0.0/0"]}),
     ):
-        sandbox = await backend.create(asked)
+        sandbox = await backend.create(sandbox_spec)
         (machine,) = server.machines.values()
         assert machine.created["network"] == wanted
-        assert sandbox.gateway_url == asked.gateway_url
+        assert sandbox.gateway_url == sandbox_spec.gateway_url
         await sandbox.close()
 
 
@@ -215,7 +215,7 @@ async def test_a_retry_waits_as_long_as_the_service_asks(
     server.plan(CREATE, "status", status=status, times=1, retry_after_s=1)
     sandbox = await backend.create(spec(source))
     first, second = (
-        at for at, asked in zip(server.times, server.requests, strict=True) if asked == CREATE
+        at for at, route in zip(server.times, server.requests, strict=True) if route == CREATE
     )
     assert second - first >= 1
     await sandbox.close()

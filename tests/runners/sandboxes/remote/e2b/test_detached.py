@@ -104,17 +104,17 @@ async def test_root_does_not_use_the_environment_of_a_command(machine: E2bMachin
         machine, command(f"{plant} bin/$p; chmod +x bin/$p; done; /bin/touch /tmp/ran")
     )
     path = {"PATH": "/workspace/bin:/usr/bin:/bin"}
-    asked = DetachedCommand(
+    with_env = DetachedCommand(
         ["/bin/sh", "-c", "sh; /bin/cat /tmp/ran"], path, "/workspace", b"", 30, 100
     )
-    assert (await run_detached(machine, asked)).stdout == b"61000\n"
+    assert (await run_detached(machine, with_env)).stdout == b"61000\n"
 
 
 async def test_secrets_are_removed_with_the_command(machine: E2bMachine) -> None:
-    asked = DetachedCommand(
+    with_env = DetachedCommand(
         ["true"], {"API_KEY": "top secret"}, "/workspace", b"top secret", 30, 100
     )
-    await run_detached(machine, asked)
+    await run_detached(machine, with_env)
     printed = await machine.run_script(f"grep -rl 'top secret' {STATE} || echo none", deadline_s=30)
     assert printed.split()[-1] == b"none"
 

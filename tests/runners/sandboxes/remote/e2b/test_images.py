@@ -70,12 +70,12 @@ async def test_a_patch_is_graded_in_the_tasks_image(
     for diff, kind in ((FIXED, VerdictKind.SOLVED), (b"", VerdictKind.UNSOLVED)):
         verdict = await grader.grade(task, patch_of(diff), name="g", deadline_s=60)
         assert verdict.kind is kind, verdict
-    asked = [machine.created for machine in server.ended]
+    requests = [machine.created for machine in server.ended]
     if image_key is None:
-        assert [each["templateID"] for each in asked] == ["swe-task-1"] * 2
+        assert [each["templateID"] for each in requests] == ["swe-task-1"] * 2
     else:
-        assert [each["templateID"] for each in asked] == ["base"] * 2
-        assert [each["metadata"][image_key] for each in asked] == ["swe-task-1"] * 2
+        assert [each["templateID"] for each in requests] == ["base"] * 2
+        assert [each["metadata"][image_key] for each in requests] == ["swe-task-1"] * 2
 
 
 async def test_a_tasks_setup_runs_in_its_image(
