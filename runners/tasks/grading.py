@@ -19,10 +19,10 @@ from conf.sections.task import BugfixTaskConfig, SwebenchTaskConfig, TaskConfig
 from runners.sandboxes.contract import SandboxBackend, SandboxSpec
 from runners.sandboxes.tree import copy_tree, remove_tree
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.tasks.git import git_environment, init_git_dir, run_git
 from runners.tasks.graders import JUDGES
 from runners.tasks.graders.task_grader import EnsureRepository, TaskGrader
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY, make_verdict
-from runners.tasks.patch import git_environment, init_git_dir, run_git
 from runners.tasks.protection import find_tampered
 from runners.tasks.pytest_mounts import filter_mounts
 from runners.tasks.scratch_sandbox import open_sandbox

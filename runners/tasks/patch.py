@@ -22,32 +22,21 @@ from conf.errors import AgentrlError
 from runners.sandboxes.contract import OversizedError, Sandbox
 from runners.tasks.contract import Patch, Task
 from runners.tasks.diffs import unquote_path
+from runners.tasks.git import (
+    ATTRIBUTES,
+    describe_failure,
+    git_environment,
+    init_git_dir,
+    run_git,
+)
 from runners.tasks.protection import FILE_LIMIT, escape_path, find_tampered, walk_entries
 
 DIFF_LIMIT = 2 << 20
 """Bytes; a larger patch is refused. SWE-bench's largest reference patch has 0.2 MB."""
 ENTRY_LIMIT = 50_000
 """Limit of directories and files beyond the repository's own."""
-GIT_S = 60.0
 EXCLUDED_CACHES = (":(exclude,glob)**/__pycache__/**", ":(exclude,glob)**/*.pyc")
 """Pathspecs of files that Python writes by itself."""
-
-CONFIG = """\
-[core]
-repositoryFormatVersion = 0
-bare = false
-fileMode = true
-symlinks = true
-autocrlf = false
-safecrlf = false
-quotePath = true
-fsmonitor = false
-untrackedCache = false
-looseCompression = 0
-fsync = none
-"""
-ATTRIBUTES = "* -text !eol !filter !ident !working-tree-encoding !diff !whitespace\n"
-"""No conversion of any byte: info/attributes overrides the work tree's .gitattributes."""
 
 
 class PatchError(AgentrlError):
@@ -227,45 +216,5 @@ class _Git:
         """Run git and return its output; raises PatchError."""
         done = run_git(self._environment, *arguments)
         if done.returncode not in accepted:
-            output = done.stderr[-400:].decode(errors="replace").strip()
-            raise PatchError(f"git {arguments[0]} ended with {done.returncode}: {output}")
+            raise PatchError(describe_failure(done))
         return done.stdout
-
-
-def init_git_dir(git_dir: Path) -> None:
-    """Make the minimum that git accepts as a repository: no history, no conversions."""
-    for name in ("refs", "info", "objects/info"):
-        (git_dir / name).mkdir(parents=True)
-    (git_dir / "HEAD").write_text("ref: refs/heads/none\n")
-    (git_dir / "config").write_text(CONFIG)
-    (git_dir / "info/attributes").write_text(ATTRIBUTES)
-
-
-def git_environment(git_dir: Path, work_tree: Path) -> dict[str, str]:
-    """Return an environment in which git reads only the configuration of ``git_dir``."""
-    return {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "LC_ALL": "C",
-        "GIT_DIR": str(git_dir),
-        "GIT_WORK_TREE": str(work_tree),
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_ATTR_NOSYSTEM": "1",
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_NO_REPLACE_OBJECTS": "1",
-    }
-
-
-def run_git(
-    environment: dict[str, str], *arguments: str, stdin: bytes = b"", deadline_s: float = GIT_S
-) -> subprocess.CompletedProcess[bytes]:
-    """Run git in the work tree of ``environment``."""
-    return subprocess.run(
-        ["git", *arguments],
-        input=stdin,
-        capture_output=True,
-        env=environment,
-        cwd=environment["GIT_WORK_TREE"],
-        timeout=deadline_s,
-        check=False,
-    )

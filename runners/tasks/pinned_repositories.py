@@ -16,8 +16,16 @@ from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from runners.processes.atomic_write import atomic_directory
-from runners.tasks.patch import ATTRIBUTES, git_environment, run_git
+from runners.tasks.git import (
+    ATTRIBUTES,
+    commit_identity,
+    describe_failure,
+    git_environment,
+    run_git,
+)
 
+COMMIT_TIME_S = 1_700_000_000
+"""Fixed, so that the same setup gives the same commit."""
 FETCH_S = 900.0
 """Large projects come with a gigabyte of history."""
 CONFIG = """\
@@ -159,9 +167,7 @@ class _ByteExactGit:
             **git_environment(repo / ".git", repo),
             "GIT_ALLOW_PROTOCOL": TRANSPORTS,
             "GIT_LFS_SKIP_SMUDGE": "1",
-            **{f"GIT_{who}_NAME": "agentrl" for who in ("AUTHOR", "COMMITTER")},
-            **{f"GIT_{who}_EMAIL": "agentrl@localhost" for who in ("AUTHOR", "COMMITTER")},
-            **{f"GIT_{who}_DATE": "1700000000 +0000" for who in ("AUTHOR", "COMMITTER")},
+            **commit_identity(COMMIT_TIME_S),
         }
 
     def __enter__(self) -> _ByteExactGit:
@@ -186,6 +192,5 @@ class _ByteExactGit:
             del environment["GIT_DIR"]
         done = run_git(environment, *arguments, deadline_s=FETCH_S)
         if done.returncode not in accepted:
-            output = done.stderr[-400:].decode(errors="replace").strip()
-            raise SourceError(f"git {' '.join(arguments)[:200]} failed: {output}")
+            raise SourceError(describe_failure(done))
         return done.stdout.decode(errors="replace")

@@ -6,11 +6,10 @@ are no hooks, so a copy of the repository copies six files of ``.git``.
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 from conf.errors import AgentrlError
+from runners.tasks.git import describe_failure, git_environment, run_git
 
 _IDENTITY = "agentrl <agentrl@localhost> 1700000000 +0000"
 _CONFIG = """\
@@ -66,24 +65,9 @@ def _commit_stream(files: dict[str, str]) -> bytes:
 
 
 def _git(directory: Path, *arguments: str, stdin: bytes = b"") -> None:
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_DIR": str(directory / ".git"),
-        "GIT_WORK_TREE": str(directory),
-    }
     try:
-        subprocess.run(
-            ["git", *arguments],
-            cwd=directory,
-            env=environment,
-            input=stdin,
-            capture_output=True,
-            check=True,
-        )
+        done = run_git(git_environment(directory / ".git", directory), *arguments, stdin=stdin)
     except FileNotFoundError as error:
         raise RepositoryError("git is not installed: tasks are git repositories") from error
-    except subprocess.CalledProcessError as error:
-        detail = error.stderr.decode(errors="replace").strip()
-        raise RepositoryError(f"git {arguments[0]} failed in {directory}: {detail}") from error
+    if done.returncode:
+        raise RepositoryError(f"{directory}: {describe_failure(done)}")

@@ -8,7 +8,6 @@ same commit ids.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 
 from runners.processes.atomic_write import atomic_directory
 from runners.tasks.bugfix.family import TaskRootError
-from runners.tasks.patch import git_environment, run_git
+from runners.tasks.git import commit_identity, describe_failure, git_environment, run_git
 from runners.tasks.rows import SwebenchRow
 from runners.tasks.swebench import build_eval_script
 
@@ -106,11 +105,7 @@ class _History:
 
     def __init__(self, repo: Path, work_tree: Path) -> None:
         self._day = 0
-        self._environment = {
-            **git_environment(repo, work_tree),
-            **{f"GIT_{who}_NAME": "agentrl" for who in ("AUTHOR", "COMMITTER")},
-            **{f"GIT_{who}_EMAIL": "agentrl@localhost" for who in ("AUTHOR", "COMMITTER")},
-        }
+        self._environment = git_environment(repo, work_tree)
         for name in ("refs/heads", "refs/tags", "objects"):
             (repo / name).mkdir(parents=True)
         (repo / "HEAD").write_text("ref: refs/heads/main\n")
@@ -120,8 +115,7 @@ class _History:
     def commit(self, message: str) -> str:
         """Commit the work tree; return the commit."""
         self._day += 1
-        for who in ("AUTHOR", "COMMITTER"):
-            self._environment[f"GIT_{who}_DATE"] = f"{FIRST_DAY + self._day * DAY} +0000"
+        self._environment |= commit_identity(FIRST_DAY + self._day * DAY)
         self._git("add", "--all")
         self._git("commit", "--quiet", "--no-verify", "--message", message)
         return (self._repo / "refs/heads/main").read_text().strip()
@@ -139,5 +133,4 @@ class _History:
         environment |= {"GIT_CONFIG_KEY_0": "core.bare", "GIT_CONFIG_VALUE_0": "false"}
         done = run_git(environment, *arguments, stdin=stdin)
         if done.returncode:
-            output = os.fsdecode(done.stderr).strip()
-            raise OSError(f"git {arguments[0]} ended with {done.returncode}: {output}")
+            raise OSError(describe_failure(done))
