@@ -38,6 +38,8 @@ class Completion:
 
     text: str = ""
     """The sampled text, special tokens written out."""
+    ids: tuple[int, ...] | None = None
+    """The sampled tokens, where they are not those that the tokenizer gives for ``text``."""
     finish: str = "stop"
     """``stop``, ``length`` or ``abort``."""
     stop_string: str | None = None
@@ -308,6 +310,7 @@ class ScriptedEngine:
         self, body: dict[str, Any], completion: Completion, *, aborted: bool
     ) -> dict[str, Any]:
         ids = self.tokenizer.encode(completion.text, add_special_tokens=False).ids
+        ids = ids if completion.ids is None else list(completion.ids)
         self.weight_version = completion.weight_version or self.weight_version
         limit = body["sampling_params"]["max_new_tokens"]
         finish: dict[str, Any] = {"type": completion.finish}

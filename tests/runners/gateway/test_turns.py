@@ -526,6 +526,27 @@ async def test_random_outputs_are_trained_exactly(gateway: Gateway, engine: Scri
     assert trained(finished) == sampled(engine)
 
 
+async def test_only_outputs_that_their_text_would_not_give_back_are_mismatches(
+    gateway: Gateway, engine: ScriptedEngine
+) -> None:
+    """Of a word that is one token the policy may sample the letters: the text is the same."""
+    word = " function"
+    (whole,) = engine.tokenizer.encode(word).ids
+    letters = [id_ for letter in word for id_ in engine.tokenizer.encode(letter).ids]
+    assert engine.tokenizer.decode(letters) == engine.tokenizer.decode([whole]) == word
+    end = engine.tokenizer.token_to_id(END)
+    agent, messages, counts = await gateway.session(), [user("fix it")], []
+    for ids in ([whole, end], [*letters, end], [whole, whole, end], [whole, *letters, end]):
+        engine.say(Completion(ids=tuple(ids)))
+        answer = await agent.ask(messages)
+        messages += [echo(answer), user("go on")]
+        counts.append((await agent.stats())["retokenization_mismatches"])
+    assert counts == [0, 1, 1, 2]
+    finished = await agent.finish()
+    assert finished["stats"]["retokenization_mismatches"] == 2
+    assert trained(finished) == sampled(engine), "they are trained as they were sampled"
+
+
 async def test_a_sub_agents_count_is_of_its_own_thread(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
