@@ -57,7 +57,9 @@ def main(pop_hooks: PopHooks = lambda settings: NO_HOOKS) -> int:
     try:
         uvloop.run(run(pop_hooks))
     except AgentrlError as error:
-        with suppress(OSError):  # the log's disk may be full too; the exit code still tells
+        with suppress(
+            OSError
+        ):  # the log's disk may be full; the exit code still names the kind of failure
             print(error, file=sys.stderr)
         return int(error.exit_code)
     return 0

@@ -143,18 +143,18 @@ class Branches:
                 return state.response, tip.prompt_length
         return None
 
-    def find_placement(self, asked: PreparedRequest) -> Placement:
+    def find_placement(self, prepared: PreparedRequest) -> Placement:
         """Return the place of a request; raises Refused if the model's template refuses it."""
-        request = asked.request
+        request = prepared.request
         thread, parent_thread = request.attribution.thread, request.attribution.parent
         tips = [tip for tip in reversed(self._tips) if _may_continue(tip, thread)]
-        found = self._find_continuation(tips, asked)
+        found = self._find_continuation(tips, prepared)
         if not tips and thread != MAIN_THREAD:
             # A new thread may be a fork, which repeats the history of the thread that started it.
             # What it does not repeat is no break: that history goes on in its own thread.
             origin = parent_thread or MAIN_THREAD
             forked = [tip for tip in reversed(self._tips) if tip.node.thread == origin]
-            found = self._find_continuation(forked, asked)
+            found = self._find_continuation(forked, prepared)
             found = _Continuation(found.parent, found.first_new_piece, found.prompt, None, None)
         ambiguous = False
         if found.parent is None and thread == MAIN_THREAD and tips:
@@ -189,38 +189,40 @@ class Branches:
         self,
         turn: Turn,
         place: Placement,
-        asked: PreparedRequest,
+        prepared: PreparedRequest,
         answer: Answer,
         response: dict[str, Any],
     ) -> None:
         """Add a durable turn: the request, its answer, and the body that was made of the answer."""
-        new = [part.part for part in asked.parts if part.first_piece >= place.first_new_piece]
-        said = AssistantPart(
+        new = [part.part for part in prepared.parts if part.first_piece >= place.first_new_piece]
+        answer_part = AssistantPart(
             tuple(call.id for call in answer.calls),
             may_vanish=not answer.calls and not answer.text.strip(),
         )
         parent = place.parent
         added = PathNode(
             node=self.graph.add(turn),
-            parts=(*new, said),
-            tools=asked.request.tools if parent is None or place.tools_changed else parent.tools,
+            parts=(*new, answer_part),
+            tools=prepared.request.tools if parent is None or place.tools_changed else parent.tools,
         )
         self._nodes.append(added)
         if parent is not None and parent in self._tips and _same_line(parent.node, place):
             self._tips.remove(parent)
             del self._tip_states[parent.node.index]
         self._tips.append(added)
-        self._tip_states[turn.index] = TipState(asked.fingerprint, response, answer.calls)
+        self._tip_states[turn.index] = TipState(prepared.fingerprint, response, answer.calls)
 
     # --- the turn that a request continues, and its prompt --------------------------------------
 
-    def _find_continuation(self, tips: Sequence[PathNode], asked: PreparedRequest) -> _Continuation:
+    def _find_continuation(
+        self, tips: Sequence[PathNode], prepared: PreparedRequest
+    ) -> _Continuation:
         """Return the deepest turn that a request repeats; the first of ``tips`` wins a tie."""
-        request = asked.request
+        request = prepared.request
         best: tuple[PathNode, list[PathNode], PrefixMatch] | None = None
         for tip in tips:
             path = [self._nodes[node.index] for node in tip.node.path()]
-            match = match_prefix([entry.parts for entry in path], asked.parts, request.pieces)
+            match = match_prefix([entry.parts for entry in path], prepared.parts, request.pieces)
             if best is None or match.depth > best[2].depth or match.mismatch is None:
                 best = tip, path, match
             if match.mismatch is None:

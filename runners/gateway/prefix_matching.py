@@ -78,7 +78,7 @@ class PrefixMatch:
     next_part: RequestPart | None
     """First part after them; None if nothing of the path can be continued."""
     mismatch: HistoryBreak | None
-    """Why it goes no further; None if it repeats the whole path and adds to it."""
+    """The reason why it ends there; None if the request repeats the whole path and adds to it."""
 
 
 def prepare_request(request: TurnRequest, dialect: str) -> PreparedRequest:

@@ -59,7 +59,7 @@ class Refused(Exception):
 
     @property
     def is_too_long(self) -> bool:
-        """Whether the prompt exceeds the model's context."""
+        """True if the prompt exceeds the model's context."""
         return self.why is RefusalKind.INVALID and str(self).startswith(PROMPT_TOO_LONG)
 
 

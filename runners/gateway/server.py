@@ -223,7 +223,7 @@ class GatewayServer:
         return response
 
     async def _admin(self, request: web.BaseRequest, method: str, path: str) -> web.StreamResponse:
-        # compared in constant time, so that its duration says nothing of the key
+        # in constant time, so that the duration of the comparison reveals nothing of the key
         if not hmac.compare_digest(_key(request.headers).encode(), self._admin_key):
             raise Refused(RefusalKind.UNAUTHENTICATED, "wrong admin key")
         match (method, path.removeprefix("/admin/").split("/")):

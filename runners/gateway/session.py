@@ -125,27 +125,27 @@ class Session:
 
         Raises Refused if the session is finished, its turns are spent, or the prompt is too long.
         """
-        asked = self._prepare(request, builder)
-        running = self._by_fingerprint.get(asked.fingerprint)
+        prepared = self._prepare(request, builder)
+        running = self._by_fingerprint.get(prepared.fingerprint)
         if running is not None and not running.abandoned:
             self.counters.retries += 1
             return running
-        earlier = self._branches.find_answer(asked.fingerprint)
+        earlier = self._branches.find_answer(prepared.fingerprint)
         if earlier is not None:
             self.counters.retries += 1
             return completed_turn(*earlier)
         if self._started == self._max_turns:
             raise Refused(RefusalKind.FORBIDDEN, f"{TURNS_SPENT}: {self._max_turns} of them")
-        plan = self._plan(asked)
+        plan = self._plan(prepared)
         turn = InFlightTurn(builder.new_message_id(), len(plan.place.prompt))
         # A task of its own, not the HTTP handler's: it must outlive a client that disconnects after
         # the sampling, and several clients can wait for it.
         task = asyncio.get_running_loop().create_task(
-            self._run_turn(turn, asked, builder, plan), name=f"turn-{self.id}"
+            self._run_turn(turn, prepared, builder, plan), name=f"turn-{self.id}"
         )
-        task.add_done_callback(lambda _: self._on_turn_done(turn, asked.fingerprint))
+        task.add_done_callback(lambda _: self._on_turn_done(turn, prepared.fingerprint))
         turn.outcome = task
-        self._by_fingerprint[asked.fingerprint] = turn
+        self._by_fingerprint[prepared.fingerprint] = turn
         self._in_flight.add(turn)
         self._started += 1
         self.counters.ignored.update(request.ignored)
@@ -183,46 +183,46 @@ class Session:
         if turn.outcome.cancelled() or turn.outcome.exception() is not None:
             self._started -= 1
 
-    def _plan(self, asked: PreparedRequest) -> _TurnPlan:
-        place = self._branches.find_placement(asked)
+    def _plan(self, prepared: PreparedRequest) -> _TurnPlan:
+        place = self._branches.find_placement(prepared)
         length, limit = len(place.prompt), self._max_context_tokens
         if length + 1 > limit:
             raise Refused(
                 RefusalKind.INVALID, f"{PROMPT_TOO_LONG}: {length} tokens > {limit} maximum"
             )
-        return _TurnPlan(place, self._turns_of[asked.request.attribution.thread])
+        return _TurnPlan(place, self._turns_of[prepared.request.attribution.thread])
 
     async def _run_turn(
         self,
         turn: InFlightTurn,
-        asked: PreparedRequest,
+        prepared: PreparedRequest,
         builder: ResponseBuilder,
         plan: _TurnPlan,
     ) -> dict[str, Any]:
         """Sample, parse and store a turn; return the body that answers it."""
-        arrived, thread = time.perf_counter(), asked.request.attribution.thread
+        arrived, thread = time.perf_counter(), prepared.request.attribution.thread
         async with self._locks.setdefault(thread, asyncio.Lock()):
             if plan.after_turn != self._turns_of[thread]:
-                plan = self._plan(asked)
+                plan = self._plan(prepared)
             place, started_at = plan.place, time.time()
-            generation = await self._generate(asked.request, place)
+            generation = await self._generate(prepared.request, place)
             turn.sampled = True
-            parsed = await self._parse(asked.request, place.prompt, generation)
+            parsed = await self._parse(prepared.request, place.prompt, generation)
             answer = read_answer(parsed, generation, builder.new_call_id)
-            response = builder.build_response(answer, asked.request, turn.message_id)
+            response = builder.build_response(answer, prepared.request, turn.message_id)
             # One at a time: index and segment are those of the next turn, and they are taken only
             # when the turn is durable.
             async with self._storing:
                 total_s = time.perf_counter() - arrived
                 record = self._make_record(
-                    asked.request, place, generation, answer, started_at, total_s
+                    prepared.request, place, generation, answer, started_at, total_s
                 )
                 path = [*place.prompt, *generation.output_ids.tolist()]
                 routing = self._routing.add_turn(record, path, generation.routing)
                 # Durable before answered: whoever waits gets ``response`` only after this. If it
                 # fails, the branches do not have the turn either, and the client gets an error.
                 await self._services.turn_log.add_turn(record, routing)
-                self._add_turn(record, place, asked, answer, response)
+                self._add_turn(record, place, prepared, answer, response)
             return response
 
     def _make_record(
@@ -323,16 +323,16 @@ class Session:
         self,
         turn: Turn,
         place: Placement,
-        asked: PreparedRequest,
+        prepared: PreparedRequest,
         answer: Answer,
         response: dict[str, Any],
     ) -> None:
         """Add a durable turn to the branches and the counters."""
         counters = self.counters
         counters.branches[turn.branch] += turn.segment == self._branches.graph.chains
-        self._branches.add_turn(turn, place, asked, answer, response)
+        self._branches.add_turn(turn, place, prepared, answer, response)
         counters.ambiguous += place.ambiguous
-        self._turns_of[asked.request.attribution.thread] += 1
+        self._turns_of[prepared.request.attribution.thread] += 1
         counters.turns += 1
         counters.sampled_tokens += len(turn.output_ids)
         counters.malformed_calls += turn.malformed_calls

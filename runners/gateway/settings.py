@@ -28,7 +28,7 @@ from runners.trajectory.routing import RoutingShape
 
 @dataclass(frozen=True, slots=True)
 class SessionSampling:
-    """How the policy samples in a session: the campaign decides, never the client."""
+    """Sampling settings of a session: the campaign decides them, never the client."""
 
     temperature: float
     """0: greedy."""
@@ -61,7 +61,7 @@ class GatewaySettings(BaseModel):
     """As ``model.renderer``."""
     max_context_tokens: PositiveInt
     sampling: SessionSampling
-    """What a session samples with unless its creation says otherwise."""
+    """Defaults: the creation of a session can change them."""
     ping_s: PositiveFloat
     """Seconds of silence after which a stream gets a ping."""
     turn_s: PositiveFloat
@@ -75,7 +75,7 @@ class GatewaySettings(BaseModel):
     routing: RoutingShape | None = None
     """Set if the engine's routing is to be captured."""
     store_patience_s: PositiveFloat = 10.0
-    """How long to wait for the store while the run's previous gateway, just dying, holds it."""
+    """Time to wait for the store while the run's previous gateway, which is ending, holds it."""
     port_patience_s: PositiveFloat = PATIENCE_S
     """The same for the port."""
 

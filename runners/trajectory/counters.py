@@ -17,7 +17,7 @@ SUMMED_COUNTERS = (
 """Their sum over a step's rollouts (``rollout/NAME`` of its metrics) is 0 when all is well."""
 
 STORED_COUNTERS = (*SUMMED_COUNTERS, "branches", "breaks", "retries", "tools_changed", "ignored")
-"""Part of a rollout's record: what its stored turns do not say, or only after some work."""
+"""Part of a rollout's record: they cannot be computed from its stored turns, or only at a cost."""
 
 EARLIER_NAMES = {
     "unread": "parser_fallbacks",
@@ -27,7 +27,7 @@ EARLIER_NAMES = {
 
 
 def rename_counters(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a stored mapping with today's names of counters; ``prefix`` stands before each.
+    """Return a stored mapping with today's names of counters; ``prefix`` precedes each.
 
     >>> rename_counters({"rollout/unread": 2, "train/loss": 0.1}, "rollout/")
     {'rollout/parser_fallbacks': 2, 'train/loss': 0.1}

@@ -1,7 +1,8 @@
-"""The turn graph of a session: nodes are turns, a prefix that several share is held once.
+"""The turn graph of a session: a tree of turns, in which a shared prefix is stored once.
 
-Invariants, checked as turns come in: along a path, prompt and output of each turn stand exactly
-where the model saw them; every sampled token belongs to one chain, which alone trains it.
+A chain (segment) is a path from the root; it grows at its end only, so a fork starts a new one.
+Invariants, checked as turns are added: along a path the tokens are exactly those that the model
+saw, at their positions; every sampled token belongs to one chain, which alone trains it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from runners.trajectory.record import (
 
 
 class ChainError(AgentrlError):
-    """Stored turns do not fit together: a token would be lost or seen twice."""
+    """Stored turns contradict each other: a token would be lost or trained twice."""
 
     exit_code = ExitCode.DATA_REFUSED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnNode:
-    """One turn: what it adds to its parent's path."""
+    """A turn, with the tokens that it adds to its parent's path."""
 
     index: int
     parent: TurnNode | None
@@ -39,11 +40,11 @@ class TurnNode:
     branch: BranchKind
     segment: int
     prompt_new: IdArray
-    """[n]"""
+    """int32 [n]"""
     output_ids: IdArray
-    """[m]"""
+    """int32 [m]"""
     output_logprobs: LogprobArray
-    """[m]"""
+    """float32 [m]"""
     weight_version: int
     length: int
     """Tokens from the root to the end of the output."""
@@ -68,7 +69,7 @@ class TurnGraph:
     """The turns of one session; grows by ``add`` only."""
 
     def __init__(self, turns: Iterable[Turn] = ()) -> None:
-        """Take in stored turns, in order of ``index``; raises ChainError as ``add`` does."""
+        """Add stored turns, which come in order of ``index``; raises ChainError."""
         self.nodes: list[TurnNode] = []
         self._leaves: dict[int, TurnNode] = {}
         """Last node of each chain, chains in order of their first turn."""
@@ -78,16 +79,16 @@ class TurnGraph:
 
     @property
     def chains(self) -> int:
-        """How many chains there are."""
+        """Number of chains; the index of the next one."""
         return len(self._leaves)
 
     def grows(self, node: TurnNode) -> bool:
-        """Whether a node is the end of its chain."""
+        """Return whether a node is the end of its chain."""
         return self._leaves[node.segment] is node
 
     def add(self, turn: Turn) -> TurnNode:
-        """Take in the next turn; raises ChainError if it contradicts those before it."""
-        node = self._checked(turn)
+        """Add the next turn; raises ChainError if it contradicts those before it."""
+        node = self._make_node(turn)
         self._session_id = turn.session_id
         self.nodes.append(node)
         self._leaves[node.segment] = node
@@ -95,12 +96,13 @@ class TurnGraph:
 
     def build_segments(self) -> list[Segment]:
         """Return every chain from its root, in order of their first turns."""
+        # a chain that is not the last of its thread and branch was replaced by a later one
         last = {(node.thread, node.branch): node.segment for node in self.nodes}
         return [
             self._segment(leaf, last[leaf.thread, leaf.branch]) for leaf in self._leaves.values()
         ]
 
-    def _checked(self, turn: Turn) -> TurnNode:
+    def _make_node(self, turn: Turn) -> TurnNode:
         here = f"turn {turn.index} of session {turn.session_id}"
         if turn.index != len(self.nodes) or self._session_id not in (None, turn.session_id):
             raise ChainError(
@@ -174,5 +176,11 @@ def _kind(leaf: TurnNode, *, is_last: bool) -> SegmentKind:
 
 
 def build_segments(turns: Sequence[Turn]) -> list[Segment]:
-    """Return one session's chains, from its turns in order of ``index``; raises ChainError."""
+    """Return one session's chains, from all its turns in order of ``index``; raises ChainError.
+
+    The loss masks of the chains together cover every sampled token exactly once:
+
+        sum(int(s.loss_mask.sum()) for s in build_segments(turns))
+            == sum(len(turn.output_ids) for turn in turns)
+    """
     return TurnGraph(turns).build_segments()

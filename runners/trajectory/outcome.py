@@ -1,7 +1,7 @@
-"""How a rollout ended, and what that means for reward, loss mask, baseline, retry and evaluation.
+"""Outcomes of rollouts, and their effect on reward, loss mask, baseline, retry and evaluation.
 
-All lists are closed. A foreign finish reason is kept apart, in ``raw_finish_reason``; it never
-becomes a code.
+All lists are closed. An agent's or engine's own finish reason is kept apart, in
+``raw_finish_reason``; it never becomes a code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MESSAGE_LENGTH = 512
 
 
 class OutcomeClass(StrEnum):
-    """Who ended the rollout."""
+    """The part of the system that ended the rollout."""
 
     POLICY = "policy"
     BUDGET = "budget"
@@ -27,7 +27,7 @@ class OutcomeClass(StrEnum):
 
 
 class OutcomeCode(StrEnum):
-    """Why, in one word; the part before the dot is the class."""
+    """The reason for the end; the part before the dot is the class."""
 
     POLICY_FINISHED = "policy.finished"
     POLICY_GAVE_UP = "policy.gave_up"
@@ -54,7 +54,7 @@ class OutcomeCode(StrEnum):
 
 
 class Stage(StrEnum):
-    """What an attempt is doing; its outcome names the one in which it was decided."""
+    """Stages of an attempt; its outcome names the one in which it was decided."""
 
     QUEUE = "queue"
     SESSION = "session"
@@ -62,7 +62,7 @@ class Stage(StrEnum):
     HARNESS = "harness"
     PATCH = "patch"
     FINISH = "finish"
-    """The gateway session takes no more turns; all of them are durable."""
+    """The gateway session is being ended: it takes no more turns, all of them are durable."""
     GRADE = "grade"
     END = "end"
 
@@ -77,7 +77,7 @@ TRANSITIONS: dict[Stage, frozenset[Stage]] = {
     Stage.GRADE: frozenset({Stage.END}),
     Stage.END: frozenset(),
 }
-"""Legal next stages of an attempt: onwards, or out."""
+"""Legal next stages of an attempt: the next one, or the end."""
 
 
 def advance(now: Stage, to: Stage) -> Stage:
@@ -88,13 +88,14 @@ def advance(now: Stage, to: Stage) -> Stage:
 
 
 EvalColumn = Literal["verdict", "error", "not_run"]
-"""Where an evaluation counts a rollout: solved or unsolved as graded; or apart, never as unsolved.
+"""Column in which an evaluation counts a rollout: ``verdict`` (solved or unsolved, as graded), or
+apart from both.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an outcome class means."""
+    """The effects of an outcome class."""
 
     reward_counts: bool
     """The rollout has a reward."""
@@ -103,7 +104,7 @@ class Meaning:
     in_baseline: bool
     """Its reward enters the group's baseline."""
     retryable: bool
-    """It is tried again in a fresh sandbox while attempts are left."""
+    """It is retried in a fresh sandbox while attempts are left."""
     eval_column: EvalColumn
 
 
@@ -125,21 +126,22 @@ MEANING: dict[OutcomeClass, Meaning] = {
     OutcomeClass.INTERNAL: _FAILED,
     OutcomeClass.CANCELLED: _UNDONE,
 }
-"""The one table: infrastructure failure is not reward 0. ``trainer.train_unfinished=false`` masks
-class ``budget``; it stays in the baseline.
+"""The one table of effects. Infrastructure failure is not reward 0: it has no reward at all.
+``trainer.train_unfinished=false`` masks the tokens of class ``budget``; its reward stays in the
+baseline.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one attempt ended."""
+    """The end of one attempt."""
 
     code: OutcomeCode
     stage: Stage
     message: Annotated[str, REQUIRED] = ""
     """At most 512 characters."""
     raw_finish_reason: Annotated[str | None, REQUIRED] = None
-    """The agent's or engine's own word, kept apart."""
+    """The agent's or engine's own name for it."""
 
     def __post_init__(self) -> None:
         if len(self.message) > MESSAGE_LENGTH:
@@ -147,7 +149,7 @@ class Outcome:
 
     @property
     def outcome_class(self) -> OutcomeClass:
-        """Who ended the rollout."""
+        """The part of the system that ended the rollout."""
         return self.code.outcome_class
 
     @property

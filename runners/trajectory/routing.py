@@ -1,4 +1,4 @@
-"""The experts that an engine chose: what is kept of them turn by turn, and a chain's put together.
+"""Expert routing of a mixture-of-experts policy: stored by turn, assembled by chain.
 
 Row r of a turn's routing belongs to the token at position ``start + r`` of the turn's path, and
 every position of a path is in one turn's rows only. The last token of a turn never went through the
@@ -19,33 +19,32 @@ from conf.errors import AgentrlError
 from runners.trajectory.record import IdArray, Segment
 
 RoutingArray = NDArray[np.uint8] | NDArray[np.uint16]
-"""Expert ids, [rows, decoder layers, top_k]: uint8 up to 256 experts, else uint16. A dense layer's
-say nothing.
+"""Expert ids [rows, decoder layers, top_k]: uint8 up to 256 experts, else uint16. Those of a dense
+layer mean nothing.
 """
 
-
 UINT8_EXPERTS = 256
-"""So many experts have ids of one byte."""
+"""The most experts whose ids fit into one byte."""
 
 
 class RoutingError(AgentrlError):
-    """Routing is not what it has to be: it belongs to something else, or cannot be replayed."""
+    """Routing belongs to other tokens or another model, or cannot be replayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingShape:
-    """What one token's routing looks like."""
+    """Shape of one token's routing: ``layers`` × ``top_k`` ids of ``experts``."""
 
     layers: int
-    """Decoder layers, dense ones too: engines report them all, dense ones as zeros."""
+    """Decoder layers, dense ones included: engines report zeros for those."""
     top_k: int
     experts: int
     routed: tuple[int, ...]
     """The layers that route."""
 
     def cast_ids(self, experts: NDArray[np.integer[Any]]) -> RoutingArray:
-        """Return ids in the smallest type that holds every expert's; raises ValueError for an id
-        that is none's.
+        """Return expert ids in the smallest dtype for ``experts``; raises ValueError for an id that
+        no expert has.
         """
         if experts.size and not 0 <= int(experts.min()) <= int(experts.max()) < self.experts:
             raise ValueError(
@@ -58,12 +57,12 @@ class RoutingShape:
 
 @dataclass(frozen=True, slots=True)
 class TurnRouting:
-    """The routing of one turn, for the positions that no turn before it on its path has."""
+    """Routing of one turn, for the positions that no earlier turn on its path has."""
 
     start: int
     experts: RoutingArray
     choices: int
-    """How many experts there are to choose from."""
+    """Number of experts to choose from."""
     tokens_crc: int
     """``tokens_checksum`` of the tokens at those positions."""
     weight_version: int
@@ -72,18 +71,19 @@ class TurnRouting:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The experts that inference chose for the tokens of a chain."""
+    """Routing of a chain, as inference chose it."""
 
     experts: RoutingArray
-    """[T, layers, top_k]; the ids of a row and layer are distinct, also where ``valid`` is False.
+    """uint8 or uint16 [T, layers, top_k]; the ids of a row and layer are distinct, also where
+    ``valid`` is False.
     """
     valid: NDArray[np.bool_]
-    """[T]; False where nothing was captured: the training router chooses there."""
+    """bool [T]; False where nothing was captured: there the training router chooses."""
 
 
 def checksum_tokens(tokens: IdArray) -> int:
-    """Return the CRC-32 of token ids as little-endian int32: tells tokens that were shifted or
-    exchanged.
+    """Return the CRC-32 of token ids (as little-endian int32); it detects shifted or exchanged
+    tokens.
     """
     return zlib.crc32(tokens.astype("<i4").tobytes())
 
@@ -91,11 +91,11 @@ def checksum_tokens(tokens: IdArray) -> int:
 def build_turn_routing(
     flat: NDArray[np.int32], path: IdArray, start: int, shape: RoutingShape, weight_version: int
 ) -> TurnRouting:
-    """Return the routing of a turn from what its engine sent, without shape, for positions
-    ``start`` to the end.
+    """Return the routing of a turn from position ``start`` on.
 
-    ``path``: prompt + output of the turn, int32 [T]; the rows are then T − 1 − start. Raises
-    ValueError if they are not, or if they name an expert that there is not.
+    ``flat``: the engine's ids, int32 [rows · layers · top_k]; ``path``: prompt + output of the
+    turn, int32 [T]; rows = T − 1 − start. Raises ValueError if the size is another, or an id is no
+    expert's.
     """
     rows = len(path) - 1 - start
     if flat.size != rows * shape.layers * shape.top_k:
@@ -109,14 +109,15 @@ def build_turn_routing(
 
 
 def make_unrouted(shape: RoutingShape, tokens: int) -> Routing:
-    """Return routing of so many tokens that says nothing: all invalid.
+    """Return routing of so many tokens without information: ``valid`` is False everywhere.
 
-    Each token and layer has the experts after those of the one before, modulo their number: they
-    are distinct, which dispatchers count on, and no expert has more than its share.
+    The ids run through all experts again and again. So those of one row and layer are distinct,
+    which token dispatchers require, and every expert gets an equal share.
     """
     each = shape.cast_ids(np.arange(shape.experts))
     size = (tokens, shape.layers, shape.top_k)
-    filled: RoutingArray = np.resize(each, size)  # type: ignore[assignment]  # over and over
+    # resize repeats the ids until the shape is full
+    filled: RoutingArray = np.resize(each, size)  # type: ignore[assignment]
     return Routing(filled, np.zeros(tokens, bool))
 
 
@@ -125,13 +126,13 @@ def build_segment_routing(
 ) -> Routing:
     """Return a chain's routing: each token gets the row of the turn that first ran it.
 
-    Not valid are tokens that no turn on the path has a row for, and those whose row came with other
-    weights than sampled the next token: a later turn filled the gap, after an update. ``turns``:
-    the routing of the session's turns, by turn. Raises RoutingError if rows belong to other tokens
-    than the chain's, or are another model's.
+    ``turns``: the routing of the session's turns, by turn index. A token is not valid if no turn on
+    the path has a row for it, or if its row came with other weights than those that sampled the
+    next token (a later turn filled the gap, after an update). Raises RoutingError if rows belong to
+    other tokens than the chain's, or to another model.
     """
     routing = make_unrouted(shape, len(segment.tokens))
-    # the row of a position made the choice of the token after it
+    # the forward pass of a position chose the token after it: compare with that token's weights
     sampled_by = np.append(segment.weight_versions[1:], -1)
     for index in segment.turns:
         part = turns.get(index)

@@ -146,6 +146,8 @@ class ScriptedEngine:
         self.url = ""
         self.arrived = asyncio.Event()
         """Set when a generation arrives; a test clears it."""
+        self.aborted = asyncio.Event()
+        """Set when a generation is aborted, or its client disconnects."""
         self._running: dict[str, asyncio.Event] = {}
         """Request id → set when it is aborted."""
         self._runner: web.ServerRunner | None = None
@@ -265,6 +267,7 @@ class ScriptedEngine:
         else:
             rids = [rid for rid in self._running if rid.startswith(body["rid"])]
             self.seen.aborted.append(body["rid"])
+            self.aborted.set()
         for rid in rids:
             self._running[rid].set()
         if body.get("abort_all"):
@@ -288,6 +291,7 @@ class ScriptedEngine:
             pass
         except asyncio.CancelledError:
             self.seen.aborted.append(rid)
+            self.aborted.set()
             raise
         finally:
             del self._running[rid]

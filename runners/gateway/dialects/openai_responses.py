@@ -172,7 +172,7 @@ class ResponsesRequest(WireModel):
     safety_identifier: str | None = None
     service_tier: str | None = None
     store: bool | None = None
-    """Nothing is stored for the client, whatever it says."""
+    """No effect: nothing is stored for clients."""
     stream_options: dict[str, Any] | None = None
     truncation: str | None = None
     user: str | None = None

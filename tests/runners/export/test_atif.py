@@ -13,6 +13,7 @@ from runners.export.contract import Run
 from runners.export.dump import dump
 from runners.store.json_text import dumps
 from runners.trajectory.record import Turn
+from tests.fakes.turn_graphs import sessions
 from tests.runners.export.records import (
     LOST,
     a_rollout,
@@ -22,7 +23,6 @@ from tests.runners.export.records import (
     example_run,
 )
 from tests.runners.export.rules import Step, Trajectory
-from tests.runners.trajectory.test_graph import sessions
 
 RUN = Run("run", {"harness": {"kind": "claude_code"}, "model": {"kind": "tiny"}}, None)
 

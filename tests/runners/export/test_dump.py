@@ -27,6 +27,7 @@ from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.trajectory.conversation import join_messages, latest_tools
 from runners.trajectory.record import Turn
+from tests.fakes.turn_graphs import sessions
 from tests.runners.export.records import (
     CONFIG,
     a_rollout,
@@ -36,7 +37,6 @@ from tests.runners.export.records import (
     example_run,
     write_session,
 )
-from tests.runners.trajectory.test_graph import sessions
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -27,7 +27,9 @@ def session_objects() -> list[weakref.ref[Session]]:
     return [weakref.ref(thing) for thing in gc.get_objects() if type(thing) is Session]
 
 
-async def test_a_sessions_life(gateway: Gateway, engine: ScriptedEngine) -> None:
+async def test_a_session_is_created_used_finished_and_deleted(
+    gateway: Gateway, engine: ScriptedEngine
+) -> None:
     name, key = await gateway.admin.create_session()
     assert len(key) >= 32
     assert await gateway.admin.healthy()
@@ -41,12 +43,12 @@ async def test_a_sessions_life(gateway: Gateway, engine: ScriptedEngine) -> None
     assert caught.value.status == 404
 
 
-async def test_every_session_has_another_key(gateway: Gateway) -> None:
+async def test_every_session_has_its_own_key(gateway: Gateway) -> None:
     keys = {(await gateway.admin.create_session())[1] for _ in range(20)}
     assert len(keys) == 20
 
 
-async def test_a_session_id_is_taken_once(gateway: Gateway) -> None:
+async def test_a_session_id_can_be_used_once(gateway: Gateway) -> None:
     await gateway.admin.create_session("s1")
     with pytest.raises(GatewayError, match="exists already") as caught:
         await gateway.admin.create_session("s1")
@@ -88,7 +90,7 @@ async def test_finish_without_segments_answers_the_same_counters(
     assert [segment["kind"] for segment in whole["segments"]] == ["final"]
 
 
-async def test_the_reward_is_kept(gateway: Gateway) -> None:
+async def test_the_reward_is_stored(gateway: Gateway) -> None:
     await gateway.admin.create_session("s1")
     await gateway.admin.finish("s1", reward=0.5)
     with RunStore.open(gateway.run_dir, read_only=True) as store:
@@ -96,7 +98,7 @@ async def test_the_reward_is_kept(gateway: Gateway) -> None:
     assert event.data == {"session_id": "s1", "reward": 0.5}
 
 
-async def test_what_a_session_was_made_with_is_stored_without_its_key(gateway: Gateway) -> None:
+async def test_a_sessions_settings_are_stored_without_its_key(gateway: Gateway) -> None:
     agent = await gateway.session("s1", seed=3, sampling={"temperature": 0.0})
     with RunStore.open(gateway.run_dir, read_only=True) as store:
         info = store.sessions()["s1"]
@@ -117,7 +119,7 @@ async def test_what_a_session_was_made_with_is_stored_without_its_key(gateway: G
         ({"seed": -1}, "seed"),
     ],
 )
-async def test_an_impossible_wish_is_refused_by_name(
+async def test_an_impossible_setting_is_refused_by_name(
     wish: dict[str, Any], named: str, gateway: Gateway
 ) -> None:
     with pytest.raises(GatewayError, match=named) as caught:
@@ -144,7 +146,7 @@ async def test_a_gateway_that_is_gone_is_an_error_without_status(unused_tcp_port
     await admin.close()
 
 
-async def test_the_next_gateway_of_a_run_knows_what_was_used(
+async def test_the_next_gateway_of_a_run_knows_the_used_ids(
     engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
@@ -172,7 +174,7 @@ async def admin(gateway: Gateway, proxy: CuttingProxy) -> AsyncIterator[GatewayA
     await admin.close()
 
 
-async def test_a_session_whose_reply_was_lost_is_made_once_and_has_its_key(
+async def test_a_session_whose_reply_was_lost_is_created_once_and_has_its_key(
     admin: GatewayAdmin, proxy: CuttingProxy, gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     proxy.cuts = 2
@@ -184,7 +186,7 @@ async def test_a_session_whose_reply_was_lost_is_made_once_and_has_its_key(
         await admin.create_session("s1")
 
 
-async def test_a_session_without_a_name_is_made_once_too(
+async def test_a_session_without_an_id_is_created_once_too(
     admin: GatewayAdmin, proxy: CuttingProxy, gateway: Gateway
 ) -> None:
     proxy.cuts = 1
@@ -220,7 +222,7 @@ async def test_finishing_and_deleting_survive_a_lost_reply(
         assert len(store.events("session_reward")) == 1
 
 
-async def test_a_wire_that_never_holds_is_an_error(
+async def test_a_connection_that_never_holds_is_an_error(
     admin: GatewayAdmin, proxy: CuttingProxy
 ) -> None:
     proxy.cuts = 1000
@@ -245,7 +247,7 @@ async def test_a_gateway_that_hangs_is_given_up_at_the_deadline() -> None:
         hanging.set()
 
 
-async def test_proxies_of_the_environment_are_not_for_gateways(
+async def test_the_environments_proxies_are_not_used(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
@@ -259,7 +261,7 @@ async def _listed(request: web.Request) -> web.Response:
     return web.json_response(["fine"])
 
 
-async def test_an_address_is_known_to_lead_here_or_elsewhere(
+async def test_an_address_is_known_to_reach_this_gateway_or_another(
     gateway: Gateway, engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
     assert await gateway.admin.is_reached_at(gateway.url) is True

@@ -1,4 +1,4 @@
-"""Branches over random lives of an agent program: who speaks, what continues, what is lost."""
+"""Placement of requests over random behaviours of an agent program: thread, parent, breaks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Renderer, Tokenizer
 
 @dataclass
 class Gateway:
-    """Takes turns as a session does, with a policy that says what it is told to."""
+    """Takes turns as a session does, with a scripted policy."""
 
     renderer: Renderer
     tokenizer: Tokenizer
@@ -116,14 +116,14 @@ def result_of(call: IssuedCall, message: int, text: str = "ok") -> Piece:
 
 @dataclass
 class Program:
-    """An agent program with several threads; each keeps its own history and never looks back."""
+    """An agent program with several threads; each keeps a history of its own."""
 
     gateway: Gateway
     named: bool
-    """Whether it says which thread speaks; one that does not has the main thread only."""
+    """It names its threads; a program that does not has the main thread only."""
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     chains: int = 0
-    """What it knows itself to have started, summaries included."""
+    """Chains that it started, summaries included."""
     calls: int = 0
     last: dict[str, tuple[TurnRequest, int]] = field(default_factory=dict)
     compacted: set[str] = field(default_factory=set)
@@ -198,7 +198,7 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS, st.booleans())
-def test_whatever_a_program_does_every_token_is_trained_once_and_no_chain_forks(
+def test_for_any_program_every_token_is_trained_once_and_no_chain_forks(
     parts: tuple[Renderer, Tokenizer], actions: list[tuple[str, str, str]], named: bool
 ) -> None:
     gateway = Gateway(*parts)
@@ -254,7 +254,7 @@ def dispatch(number: int, task: str) -> IssuedCall:
     return IssuedCall(f"d{number}", "Agent", {"prompt": task, "description": "look"})
 
 
-def test_a_sub_agent_that_names_no_thread_is_known_by_its_task(
+def test_a_sub_agent_that_names_no_thread_is_recognised_by_its_task(
     parts: tuple[Renderer, Tokenizer],
 ) -> None:
     gateway = Gateway(*parts)
@@ -274,7 +274,7 @@ def test_a_sub_agent_that_names_no_thread_is_known_by_its_task(
     assert not any(place.ambiguous for place in gateway.places)
 
 
-def test_what_nobody_can_tell_apart_is_the_main_threads_and_counted(
+def test_ambiguous_requests_are_the_main_threads_and_counted(
     parts: tuple[Renderer, Tokenizer],
 ) -> None:
     gateway = Gateway(*parts)

@@ -1,4 +1,4 @@
-"""A model family that only its own chat template and SGLang's parsers know."""
+"""A model family without a renderer: its chat template renders, SGLang's parsers parse."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def test_a_template_cannot_reach_out_of_its_sandbox(directory: Path) -> None:
         renderer.render_ids([])
 
 
-def test_without_a_template_it_says_where_it_looked(tmp_path: Path) -> None:
+def test_a_missing_template_is_reported_with_both_places(tmp_path: Path) -> None:
     made = write_tiny_tokenizer(tmp_path)
     with pytest.raises(ConfigError, match=r"neither chat_template\.jinja nor"):
         ChatTemplate(load_tokenizer(made), made)
 
 
-async def test_the_server_reads_thoughts_and_calls(server: ScriptedEngine) -> None:
+async def test_the_server_parses_thoughts_and_calls(server: ScriptedEngine) -> None:
     reader = parsers("http://127.0.0.1:9", server.url)
     text = spoken([{"type": "text", "text": "I look."}, CALL], thinking="hm")
     read = await reader.parse(text.removesuffix("<|im_end|>"), OPENAI_TOOLS)
@@ -118,7 +118,7 @@ async def test_a_session_works_and_its_breaks_are_counted(
     assert (stats["turns"], stats["parser_fallbacks"]) == (2, 0)
 
 
-async def test_what_cannot_be_read_is_kept_and_given_as_it_was_sampled(
+async def test_an_output_that_no_parser_answers_for_is_stored_and_sent_as_text(
     directory: Path, server: ScriptedEngine, tmp_path: Path
 ) -> None:
     server.say(spoken([CALL]))

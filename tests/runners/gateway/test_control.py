@@ -24,7 +24,7 @@ from tests.fakes.running_gateway import (
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 
 
-async def knock(agent: Agent, url: str, key: str | None = None) -> int:
+async def get_models(agent: Agent, url: str, key: str | None = None) -> int:
     async with agent.gateway.http.get(
         url + "/v1/models", headers={"x-api-key": agent.key if key is None else key}
     ) as response:
@@ -52,9 +52,9 @@ async def test_a_listener_serves_its_own_session_only_and_no_administration(
 ) -> None:
     agent, other = await gateway.session("s1"), await gateway.session("s2")
     url = await deliver_listener(gateway.control, agent.key)
-    assert await knock(agent, url) == 200
-    assert await knock(agent, url, other.key) == 401
-    assert await knock(agent, url, "guess") == 401
+    assert await get_models(agent, url) == 200
+    assert await get_models(agent, url, other.key) == 401
+    assert await get_models(agent, url, "guess") == 401
     async with gateway.http.get(
         url + "/admin/sessions/s1", headers={"x-api-key": gateway.admin_key}
     ) as response:
@@ -65,13 +65,13 @@ async def test_a_listener_serves_its_own_session_only_and_no_administration(
 async def test_a_listener_ends_with_its_session(end: str, gateway: Gateway) -> None:
     agent = await gateway.session()
     url = await deliver_listener(gateway.control, agent.key)
-    assert await knock(agent, url) == 200
+    assert await get_models(agent, url) == 200
     if end == "finish":
         await agent.finish()
     else:
         await gateway.admin.delete("s1")
     with pytest.raises(aiohttp.ClientConnectionError):
-        await knock(agent, url)
+        await get_models(agent, url)
 
 
 async def test_a_turn_in_flight_on_a_listener_is_aborted_when_the_session_ends(
@@ -132,7 +132,7 @@ async def test_anything_but_one_listening_tcp_socket_is_refused(
     for sock in sockets:
         sock.close()
     url = await deliver_listener(gateway.control, agent.key)
-    assert await knock(agent, url) == 200
+    assert await get_models(agent, url) == 200
 
 
 @pytest.mark.parametrize("line", ["not json", "[]", '{"session_key": 7}', '{"session_key": "x"}'])
@@ -163,7 +163,7 @@ async def test_the_socket_is_private_and_goes_with_the_gateway(gateway: Gateway)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-async def in_turn(count: int, play: Callable[[int], Awaitable[None]]) -> None:
+async def run_in_batches(count: int, play: Callable[[int], Awaitable[None]]) -> None:
     for first in range(0, count, 10):
         await asyncio.gather(*(play(first + i) for i in range(10)))
 
@@ -184,16 +184,16 @@ async def test_neither_descriptors_nor_tasks_are_left_behind(
 
     engine.always = Completion(f"hello{END}")
     process = psutil.Process()
-    await in_turn(20, play)
+    await run_in_batches(20, play)
     await asyncio.sleep(0.05)
     handles, tasks = process.num_fds(), len(asyncio.all_tasks())
-    await in_turn(100, lambda number: play(1000 + number))
+    await run_in_batches(100, lambda number: play(1000 + number))
     await asyncio.sleep(0.05)
     assert process.num_fds() <= handles + 3, "the client's own pool may hold a few more"
     assert len(asyncio.all_tasks()) <= tasks + 3
 
 
-async def test_what_a_refused_delivery_brought_is_closed(gateway: Gateway) -> None:
+async def test_the_descriptors_of_a_refused_delivery_are_closed(gateway: Gateway) -> None:
     agent = await gateway.session()
 
     async def refused(key: str, sockets: list[socket.socket]) -> None:

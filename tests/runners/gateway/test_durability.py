@@ -63,7 +63,7 @@ def request(text: str = "hi") -> TurnRequest:
     return anthropic.to_turn_request(parse_body(anthropic.MessagesRequest, body % text.encode()))
 
 
-async def handed_in(bench: Bench) -> None:
+async def wait_until_storing(bench: Bench) -> None:
     assert await asyncio.to_thread(bench.log.waiting.wait, 20)
 
 
@@ -71,9 +71,9 @@ async def test_an_answer_waits_for_its_turn_to_be_durable(
     bench: Bench, engine: ScriptedEngine
 ) -> None:
     engine.say(f"hello{END}")
-    flight = bench.session.start_turn(request(), anthropic_reply)
-    with flight.waiting() as outcome:
-        await handed_in(bench)
+    turn = bench.session.start_turn(request(), anthropic_reply)
+    with turn.waiting() as outcome:
+        await wait_until_storing(bench)
         await asyncio.wait({outcome}, timeout=0.05)
         assert not outcome.done()
         bench.log.open.set()
@@ -86,7 +86,7 @@ async def test_a_turn_that_is_being_stored_survives_its_client(
 ) -> None:
     engine.say(f"hello{END}")
     with bench.session.start_turn(request(), anthropic_reply).waiting():
-        await handed_in(bench)
+        await wait_until_storing(bench)
     bench.log.open.set()
     with bench.session.start_turn(request(), anthropic_reply).waiting() as outcome:
         assert (await outcome)["content"][0]["text"] == "hello"
@@ -97,14 +97,14 @@ async def test_finishing_waits_for_a_turn_that_is_being_stored(
     bench: Bench, engine: ScriptedEngine
 ) -> None:
     engine.say(f"hello{END}")
-    flight = bench.session.start_turn(request(), anthropic_reply)
-    await handed_in(bench)
+    turn = bench.session.start_turn(request(), anthropic_reply)
+    await wait_until_storing(bench)
     finishing = asyncio.create_task(bench.session.finish())
     await asyncio.wait({finishing}, timeout=0.05)
     assert not finishing.done()
     bench.log.open.set()
     await finishing
-    assert flight.outcome.result()["content"][0]["text"] == "hello"
+    assert turn.outcome.result()["content"][0]["text"] == "hello"
     assert (bench.session.counters.turns, bench.session.counters.aborted) == (1, 0)
 
 
@@ -126,7 +126,7 @@ async def test_a_turn_that_cannot_be_stored_is_not_answered(
     assert (turn.index, turn.segment, turn.prompt_kept, turn.break_reason) == (0, 0, 0, None)
 
 
-async def test_a_request_repeated_right_after_its_client_left_is_a_turn_of_its_own(
+async def test_a_retry_right_after_a_disconnect_is_a_turn_of_its_own(
     bench: Bench, engine: ScriptedEngine
 ) -> None:
     engine.say(Completion(f"never heard{END}", delay_s=30), f"hello{END}")
@@ -138,12 +138,12 @@ async def test_a_request_repeated_right_after_its_client_left_is_a_turn_of_its_o
     assert len(bench.log.stored) == 1
 
 
-async def test_a_session_whose_maker_left_is_there_when_he_asks_again(bench: Bench) -> None:
+async def test_a_session_whose_creator_disconnected_is_there_for_its_retry(bench: Bench) -> None:
     bench.log.holds_sessions = True
     sampling = SessionSampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
     registry = SessionRegistry(bench.services, sampling, max_context_tokens=10_000)
     first = asyncio.create_task(registry.create(SessionRequest(session_id="s1"), "key"))
-    await handed_in(bench)
+    await wait_until_storing(bench)
     first.cancel()
     await asyncio.wait([first])
     again = asyncio.create_task(registry.create(SessionRequest(session_id="s1"), "key"))

@@ -1,4 +1,4 @@
-"""What a session sees of an engine that fails, refuses, or must not be asked too often."""
+"""Sessions of an engine that fails or refuses, and the limits on calls and turns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def patient_gateway(
     ],
     ids=["500", "503", "429", "abort"],
 )
-async def test_a_fault_that_passes_is_not_seen_by_the_agent(
+async def test_a_passing_fault_is_hidden_from_the_agent(
     fault: Completion,
     pushed_back: int,
     aborted: int,
@@ -58,7 +58,7 @@ async def test_a_fault_that_passes_is_not_seen_by_the_agent(
     assert engine.seen.aborted == [first["rid"]] * aborted
 
 
-async def test_a_fault_that_stays_is_an_error_after_all_tries(
+async def test_a_lasting_fault_is_an_error_after_all_tries(
     patient_gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await patient_gateway.session()
@@ -69,9 +69,7 @@ async def test_a_fault_that_stays_is_an_error_after_all_tries(
     assert (stats["engine_retries"], stats["pushed_back"], stats["failed"]) == (2, 3, 1)
 
 
-async def test_a_refusal_is_not_tried_again(
-    patient_gateway: Gateway, engine: ScriptedEngine
-) -> None:
+async def test_a_refusal_is_not_retried(patient_gateway: Gateway, engine: ScriptedEngine) -> None:
     agent = await patient_gateway.session()
     engine.say(Completion(status=400))
     status, body = await agent.post("/v1/messages", agent.body([user("hi")]))
@@ -79,7 +77,7 @@ async def test_a_refusal_is_not_tried_again(
     assert len(engine.seen.requests) == 1
 
 
-async def test_calls_of_the_engine_keep_to_the_rate(
+async def test_engine_calls_keep_the_rate_limit(
     engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
     rare = running_gateway(engine.url, tokenizer_dir, tmp_path / "run", engine_calls_per_s=0.001)
@@ -109,7 +107,7 @@ async def test_a_turn_beyond_the_sessions_budget_is_refused_in_every_dialect(
     assert len(engine.seen.requests) == 1
 
 
-async def test_an_answer_may_be_asked_for_again_when_the_budget_is_spent(
+async def test_a_retry_is_answered_when_the_turns_are_spent(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session(max_turns=1)
@@ -118,7 +116,7 @@ async def test_an_answer_may_be_asked_for_again_when_the_budget_is_spent(
     assert await agent.ask([user("hi")]) == first
 
 
-async def test_a_generation_that_failed_is_none_of_the_sessions_turns(
+async def test_a_failed_generation_is_not_counted_as_a_turn(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session(max_turns=1)

@@ -1,4 +1,4 @@
-"""How far requests repeat a history, over random conversations and random edits of the echo."""
+"""Prefix matching over random conversations and random edits of what the client sends back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SAID = st.lists(
 TURNS = st.lists(st.tuples(st.lists(OUTSIDE, min_size=1, max_size=3), SAID), min_size=1, max_size=4)
 
 
-def sent(pieces: list[Piece]) -> list[RequestPart]:
+def parts_of(pieces: list[Piece]) -> list[RequestPart]:
     return split_parts(pieces, [piece.digest() for piece in pieces])
 
 
@@ -49,8 +49,8 @@ Turns = list[tuple[list[Piece], list[Piece]]]
 
 
 def path_of(turns: Turns) -> list[list[Part]]:
-    """Return what each turn heard and then said."""
-    return [[part.part for part in sent([*outside, *said])] for outside, said in turns]
+    """Return the parts of each turn: its input, then its answer."""
+    return [[part.part for part in parts_of([*outside, *said])] for outside, said in turns]
 
 
 def pieces_of(turns: Turns) -> list[Piece]:
@@ -58,7 +58,7 @@ def pieces_of(turns: Turns) -> list[Piece]:
     return [piece for outside, said in turns for piece in (*outside, *said)]
 
 
-def edited(draw: st.DataObject, piece: Piece) -> list[Piece]:
+def edit_piece(draw: st.DataObject, piece: Piece) -> list[Piece]:
     """Return what a client may make of an assistant piece when it sends it back."""
     if piece.kind == "tool_call":
         return [replace(piece, name="renamed", arguments={"added": draw.draw(st.booleans())})]
@@ -66,22 +66,22 @@ def edited(draw: st.DataObject, piece: Piece) -> list[Piece]:
 
 
 @given(TURNS, st.lists(OUTSIDE, min_size=1, max_size=3), st.data())
-def test_edits_of_the_echo_never_break_a_history(
+def test_edits_of_assistant_pieces_never_break_a_history(
     turns: Turns, news: list[Piece], data: st.DataObject
 ) -> None:
     echoed: list[Piece] = []
     for outside, said in turns:
-        kept = [new for piece in said for new in edited(data, piece)]
+        kept = [new for piece in said for new in edit_piece(data, piece)]
         echoed += [*outside, *(kept or [Piece(0, "assistant", "text", "…")])]
     moved = [replace(piece, message=data.draw(st.integers(0, 9))) for piece in [*echoed, *news]]
-    found = match_prefix(path_of(turns), sent(moved), moved)
+    found = match_prefix(path_of(turns), parts_of(moved), moved)
     assert (found.depth, found.mismatch) == (len(turns), None)
     assert found.next_part is not None
     assert found.next_part.first_piece == len(echoed)
 
 
 @given(TURNS, st.lists(OUTSIDE, min_size=1, max_size=3), st.data())
-def test_any_change_outside_the_echo_forks_before_the_turn_that_heard_it(
+def test_a_change_of_an_input_piece_forks_before_the_turn_that_had_it(
     turns: Turns, news: list[Piece], data: st.DataObject
 ) -> None:
     pieces = pieces_of(turns)
@@ -97,11 +97,11 @@ def test_any_change_outside_the_echo_forks_before_the_turn_that_heard_it(
     }[change]
     changed = [*pieces[:at], *instead, *pieces[at + 1 :], Piece(0, "user", "text", "end")]
     path = path_of(turns)
-    found = match_prefix(path, sent(changed), changed)
+    found = match_prefix(path, parts_of(changed), changed)
     if found.mismatch is None:  # taking a piece out may leave a conversation that was told before
         assert change == "gone"
         known = [part for parts in path for part in parts]
-        assert [part.part for part in sent(changed)][: len(known)] == known
+        assert [part.part for part in parts_of(changed)][: len(known)] == known
     else:
         heard_by = [turn for turn, (outside, said) in enumerate(turns) for _ in (*outside, *said)]
         assert found.depth <= heard_by[at] or change == "gone"
@@ -113,7 +113,7 @@ def test_any_change_outside_the_echo_forks_before_the_turn_that_heard_it(
 def test_a_conversation_cut_back_forks_where_it_was_cut(turns: Turns, kept: int) -> None:
     kept = min(kept, len(turns) - 1)
     pieces = [*pieces_of(turns[:kept]), *turns[-1][0]]
-    found = match_prefix(path_of(turns), sent(pieces), pieces)
+    found = match_prefix(path_of(turns), parts_of(pieces), pieces)
     if kept == len(turns) - 1:
         again = HistoryBreak("repeat", "the last turn was asked for again, with other parameters")
         assert (found.depth, found.mismatch) == (kept, again)
@@ -122,21 +122,21 @@ def test_a_conversation_cut_back_forks_where_it_was_cut(turns: Turns, kept: int)
         assert kept <= found.depth < len(turns)
     if found.depth:
         assert found.next_part is not None
-        assert isinstance(sent(pieces)[-1].part, type(found.next_part.part))
+        assert isinstance(parts_of(pieces)[-1].part, type(found.next_part.part))
 
 
 @given(TURNS, OUTSIDE)
-def test_a_turn_that_said_nothing_may_vanish_or_stay(turns: Turns, news: Piece) -> None:
+def test_an_empty_turn_may_be_left_out_or_sent_back(turns: Turns, news: Piece) -> None:
     asked = Piece(0, "user", "text", "well?")
     path = [*path_of(turns), [*path_of([([asked], [])])[0], AssistantPart((), may_vanish=True)]]
     for echoed in ([], [Piece(0, "assistant", "thinking", "hm")]):
         sent_back = [*pieces_of(turns), asked, *echoed, news]
-        found = match_prefix(path, sent(sent_back), sent_back)
+        found = match_prefix(path, parts_of(sent_back), sent_back)
         assert (found.depth, found.mismatch) == (len(path), None)
         assert found.next_part is not None
         assert found.next_part.first_piece == len(sent_back) - 1
 
 
-def test_nothing_said_yet_is_followed_nowhere() -> None:
+def test_a_first_request_matches_nothing() -> None:
     first = [Piece(0, "user", "text", "hello")]
-    assert match_prefix([], sent(first), first) == PrefixMatch(0, None, None)
+    assert match_prefix([], parts_of(first), first) == PrefixMatch(0, None, None)

@@ -40,7 +40,7 @@ async def start(settings: GatewaySettings, tmp_path: Path, **changes: Any) -> Se
     return await Service.start("gateway", "runners.gateway", sent, log=log, deadline_s=60)
 
 
-async def test_it_serves_sandboxes_until_it_is_stopped_and_holds_on_to_nothing(
+async def test_it_serves_sandboxes_until_it_is_stopped_and_leaks_nothing(
     settings: GatewaySettings, tmp_path: Path
 ) -> None:
     gateway = await start(settings, tmp_path)
@@ -86,7 +86,7 @@ asyncio.run(main())
 """
 
 
-async def orphaned(settings: GatewaySettings, tmp_path: Path) -> dict[str, Any]:
+async def start_orphan(settings: GatewaySettings, tmp_path: Path) -> dict[str, Any]:
     """Start a gateway under a driver that is killed as soon as it is ready; return its info."""
     argv = [sys.executable, "-c", DRIVER, settings.model_dump_json(), str(tmp_path / "orphan.log")]
     done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, timeout=60)
@@ -97,7 +97,7 @@ async def orphaned(settings: GatewaySettings, tmp_path: Path) -> dict[str, Any]:
 async def test_a_gateway_whose_parent_died_ends_at_once(
     settings: GatewaySettings, tmp_path: Path
 ) -> None:
-    info = await orphaned(settings, tmp_path)
+    info = await start_orphan(settings, tmp_path)
     with suppress(psutil.NoSuchProcess):  # it may be faster than we
         await asyncio.to_thread(psutil.Process(info["pid"]).wait, 20)
 
@@ -105,13 +105,13 @@ async def test_a_gateway_whose_parent_died_ends_at_once(
 async def test_a_resumed_run_gets_the_port_and_the_store_of_its_killed_predecessor(
     settings: GatewaySettings, tmp_path: Path
 ) -> None:
-    port = int((await orphaned(settings, tmp_path))["url"].rpartition(":")[2])
+    port = int((await start_orphan(settings, tmp_path))["url"].rpartition(":")[2])
     gateway = await start(settings, tmp_path, port=port)
     assert gateway.info["url"].endswith(f":{port}")
     await gateway.stop()
 
 
-async def test_a_gateway_that_cannot_keep_turns_ends_and_says_why(
+async def test_a_gateway_that_cannot_store_turns_ends_with_the_reason(
     settings: GatewaySettings, tmp_path: Path
 ) -> None:
     gateway = await start(settings, tmp_path)
@@ -134,7 +134,7 @@ async def test_a_gateway_that_cannot_keep_turns_ends_and_says_why(
     await gateway.stop()
 
 
-async def test_a_port_in_use_is_said_with_its_mend(
+async def test_a_port_in_use_is_reported_with_the_fix(
     settings: GatewaySettings, tmp_path: Path
 ) -> None:
     with socket.socket() as taken:
@@ -145,7 +145,7 @@ async def test_a_port_in_use_is_said_with_its_mend(
             await start(settings, tmp_path, port=port, port_patience_s=0.05)
 
 
-async def test_a_port_that_its_dying_holder_gives_back_is_taken(
+async def test_a_port_that_its_dying_owner_frees_is_taken(
     settings: GatewaySettings, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as dying:
@@ -169,7 +169,7 @@ async def test_a_port_that_its_dying_holder_gives_back_is_taken(
         ({"host": "192.0.2.1"}, ExitCode.SERVICE_GONE, r"gateway\.host=192\.0\.2\.1"),
     ],
 )
-async def test_what_cannot_be_served_is_said_with_its_exit_code(
+async def test_impossible_settings_are_reported_with_their_exit_code(
     changes: dict[str, Any], code: ExitCode, said: str, settings: GatewaySettings
 ) -> None:
     with pytest.raises(AgentrlError, match=said) as caught:

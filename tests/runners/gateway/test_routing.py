@@ -1,14 +1,11 @@
-"""Routing on its way from the engine into the store: each turn's own rows, once, and never lost in
-silence.
-"""
+"""Routing from a scripted engine into the store: each turn's rows once, and every loss counted."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,16 +16,14 @@ from runners.harnesses.native import agent as native
 from runners.harnesses.native.client import Messages
 from runners.store.run_store import RunStore
 from runners.trajectory.graph import build_segments
-from runners.trajectory.routing import RoutingShape, TurnRouting, build_segment_routing
+from runners.trajectory.routing import RoutingShape, build_segment_routing
+from tests.fakes.routing_checks import check_trained_rows, stored_routing
 from tests.fakes.running_gateway import Gateway, echo, results, running_gateway, user
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, routed, spoken
 
 SHAPE = RoutingShape(layers=3, top_k=2, experts=64, routed=(1, 2))
 LOOK = spoken([{"type": "tool_use", "name": "Bash", "input": {"command": "ls"}}])
 DONE = spoken([{"type": "text", "text": "Done."}])
-
-Choose = Callable[[NDArray[np.int32], int], NDArray[np.integer[Any]]]
-"""What weights of a version choose for tokens, [T, layers, top_k]."""
 
 
 @pytest.fixture
@@ -43,49 +38,25 @@ async def gateway(
         yield gateway
 
 
-def stored(gateway: Gateway, session_id: str = "s1") -> dict[int, TurnRouting]:
-    """Return what the store holds, as the driver sees it."""
-    with RunStore.open(gateway.run_dir, read_only=True) as store:
-        return store.routing(session_id)
-
-
-def starts(engine: ScriptedEngine) -> list[int]:
-    """Return from which rows on the engine was asked, call by call."""
+def requested_starts(engine: ScriptedEngine) -> list[int]:
+    """Return the first row that the engine was asked for, by call."""
     return [request["routed_experts_start_len"] for request in engine.seen.requests]
 
 
-def lengths(engine: ScriptedEngine) -> list[int]:
+def path_lengths(engine: ScriptedEngine) -> list[int]:
     """Return prompt + output of each call."""
     calls = zip(engine.seen.requests, engine.seen.answered, strict=True)
     return [len(request["input_ids"]) + len(output) for request, (output, _) in calls]
 
 
-def scripted(tokens: NDArray[np.int32], version: int) -> NDArray[np.int32]:
-    """Return what the scripted engine chooses."""
+def choose_experts(tokens: NDArray[np.int32], version: int) -> NDArray[np.int32]:
+    """Return the experts that the scripted engine chooses."""
     return routed(SHAPE, tokens.tolist(), version)
 
 
-def every_trained_token_has_its_own_turns_row(
-    gateway: Gateway, choose: Choose = scripted, shape: RoutingShape = SHAPE
-) -> list[int]:
-    """Hold each row that made a sampled token to what that token's weights chose there; return the
-    versions that there were.
-    """
-    found: set[int] = set()
-    held = stored(gateway)
-    chains = build_segments(gateway.turns("s1"))
-    assert chains
-    for chain in chains:
-        routing = build_segment_routing(chain, held, shape)
-        assert routing.valid.tolist() == [True] * (len(chain.tokens) - 1) + [False]
-        trained = np.flatnonzero(chain.loss_mask)
-        versions = chain.weight_versions[trained]
-        for version in set(versions.tolist()):
-            at = trained[versions == version] - 1
-            chosen = np.sort(choose(chain.tokens, version)[at], axis=-1)
-            assert np.array_equal(np.sort(routing.experts[at], axis=-1), chosen), chain.kind
-            found.add(version)
-    return sorted(found)
+def check_rows(gateway: Gateway) -> list[int]:
+    """Check the stored routing against the scripted engine's; return the weight versions."""
+    return check_trained_rows(gateway, choose_experts, SHAPE)
 
 
 async def converse(gateway: Gateway, turns: int) -> None:
@@ -98,20 +69,20 @@ async def converse(gateway: Gateway, turns: int) -> None:
     await agent.finish()
 
 
-async def test_a_turn_asks_from_the_first_row_that_is_not_held_and_keeps_exactly_the_rest(
+async def test_a_turn_asks_from_the_first_missing_row_and_stores_exactly_the_rest(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     engine.say(LOOK, LOOK, LOOK)
     await converse(gateway, 3)
-    ends = lengths(engine)
-    assert starts(engine) == [0, ends[0] - 1, ends[1] - 1]
-    held = stored(gateway)
+    ends = path_lengths(engine)
+    assert requested_starts(engine) == [0, ends[0] - 1, ends[1] - 1]
+    held = stored_routing(gateway)
     assert [(held[turn].start, len(held[turn].experts)) for turn in range(3)] == [
         (0, ends[0] - 1),
         (ends[0] - 1, ends[1] - ends[0]),
         (ends[1] - 1, ends[2] - ends[1]),
     ]
-    assert every_trained_token_has_its_own_turns_row(gateway) == [1]
+    assert check_rows(gateway) == [1]
 
 
 async def test_a_weight_update_between_turns_leaves_each_token_the_rows_it_was_sampled_with(
@@ -119,8 +90,8 @@ async def test_a_weight_update_between_turns_leaves_each_token_the_rows_it_was_s
 ) -> None:
     engine.say(LOOK, Completion(LOOK, weight_version="2"), LOOK)
     await converse(gateway, 3)
-    assert every_trained_token_has_its_own_turns_row(gateway) == [1, 2]
-    assert [part.weight_version for part in stored(gateway).values()] == [1, 2, 2]
+    assert check_rows(gateway) == [1, 2]
+    assert [part.weight_version for part in stored_routing(gateway).values()] == [1, 2, 2]
 
 
 async def test_sub_agents_a_compaction_a_retry_and_updates_in_the_middle_keep_their_own_rows(
@@ -154,11 +125,11 @@ async def test_sub_agents_a_compaction_a_retry_and_updates_in_the_middle_keep_th
     assert len(engine.seen.requests) == len(gateway.turns("s1")) + 1
     kinds = {chain.kind for chain in build_segments(gateway.turns("s1"))}
     assert kinds == {"wipe", "subagent", "compaction", "final"}
-    assert every_trained_token_has_its_own_turns_row(gateway) == [1, 2, 3]
+    assert check_rows(gateway) == [1, 2, 3]
     assert (await session.stats())["routing_missing"] == 0
 
 
-async def test_a_retried_request_brings_no_second_rows(
+async def test_a_retried_request_stores_no_second_rows(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -167,8 +138,8 @@ async def test_a_retried_request_brings_no_second_rows(
     assert await agent.ask([user("fix it")]) == first
     await agent.ask([user("fix it"), echo(first), results(first, "a.py")])
     assert len(engine.seen.requests) == 2
-    assert sorted(stored(gateway)) == [0, 1]
-    every_trained_token_has_its_own_turns_row(gateway)
+    assert sorted(stored_routing(gateway)) == [0, 1]
+    check_rows(gateway)
 
 
 async def test_a_fork_goes_on_from_the_rows_of_the_turn_that_it_leaves(
@@ -180,10 +151,10 @@ async def test_a_fork_goes_on_from_the_rows_of_the_turn_that_it_leaves(
     before = [user("fix it"), echo(first)]
     await agent.ask([*before, results(first, "a.py")])
     await agent.ask([*before, results(first, "b.py")])
-    ends = lengths(engine)
-    assert starts(engine) == [0, ends[0] - 1, ends[0] - 1]
+    ends = path_lengths(engine)
+    assert requested_starts(engine) == [0, ends[0] - 1, ends[0] - 1]
     assert len(build_segments(gateway.turns("s1"))) == 2
-    every_trained_token_has_its_own_turns_row(gateway)
+    check_rows(gateway)
 
 
 async def test_an_aborted_generation_leaves_no_rows_and_its_retry_asks_the_same(
@@ -196,16 +167,16 @@ async def test_an_aborted_generation_leaves_no_rows_and_its_retry_asks_the_same(
     status, _ = await agent.post("/v1/messages", agent.body(messages))
     assert status != 200
     await agent.ask(messages)
-    assert starts(engine)[1] == starts(engine)[2]
-    assert sorted(stored(gateway)) == [0, 1]
-    every_trained_token_has_its_own_turns_row(gateway)
+    assert requested_starts(engine)[1] == requested_starts(engine)[2]
+    assert sorted(stored_routing(gateway)) == [0, 1]
+    check_rows(gateway)
 
 
 @pytest.mark.parametrize(
     ("sent", "said"),
     [("none", "no routing"), ("short", "ids of experts for"), ("whole", "ids of experts for")],
 )
-async def test_rows_that_do_not_come_are_counted_and_asked_for_again_by_the_next_turn(
+async def test_missing_rows_are_counted_and_the_next_turn_asks_for_them(
     sent: str, said: str, gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -218,12 +189,12 @@ async def test_rows_that_do_not_come_are_counted_and_asked_for_again_by_the_next
     assert stats["routing_missing"] == 1
     assert said in stats["routing_fault"]
     (chain,) = build_segments(gateway.turns("s1"))
-    ends = lengths(engine)
-    valid = build_segment_routing(chain, stored(gateway), SHAPE).valid
+    ends = path_lengths(engine)
+    valid = build_segment_routing(chain, stored_routing(gateway), SHAPE).valid
     assert valid.tolist() == [True] * (ends[0] - 1) + [False] * (ends[1] - ends[0] + 1)
     await agent.ask(messages)
-    assert starts(engine) == [0, ends[0] - 1, ends[0] - 1]
-    every_trained_token_has_its_own_turns_row(gateway)
+    assert requested_starts(engine) == [0, ends[0] - 1, ends[0] - 1]
+    check_rows(gateway)
 
 
 async def test_rows_that_a_later_turn_brings_with_other_weights_are_not_the_gap_s_own(
@@ -232,24 +203,24 @@ async def test_rows_that_a_later_turn_brings_with_other_weights_are_not_the_gap_
     engine.say(Completion(LOOK, routing="none"), Completion(LOOK, weight_version="2"))
     await converse(gateway, 2)
     (chain,) = build_segments(gateway.turns("s1"))
-    routing = build_segment_routing(chain, stored(gateway), SHAPE)
+    routing = build_segment_routing(chain, stored_routing(gateway), SHAPE)
     sampled_before = np.append(chain.weight_versions[1:] == 1, False)
     assert sampled_before.any()
     assert (routing.valid == ~sampled_before)[:-1].all()
 
 
-async def test_an_engine_that_captures_nothing_is_counted_in_every_turn_and_answers_all_the_same(
+async def test_an_engine_without_routing_is_counted_in_every_turn_and_still_answers(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     engine.shape = None
     engine.say(LOOK, LOOK)
     await converse(gateway, 2)
     assert (await gateway.admin.stats("s1"))["routing_missing"] == 2
-    assert stored(gateway) == {}
-    assert starts(engine) == [0, 0]
+    assert stored_routing(gateway) == {}
+    assert requested_starts(engine) == [0, 0]
 
 
-async def test_a_gateway_that_captures_none_asks_for_none(
+async def test_a_gateway_that_captures_no_routing_asks_for_none(
     engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
     engine.shape = SHAPE
@@ -257,7 +228,7 @@ async def test_a_gateway_that_captures_none_asks_for_none(
     async with running_gateway(engine.url, tokenizer_dir, tmp_path / "run") as gateway:
         await converse(gateway, 1)
         assert "return_routed_experts" not in engine.seen.requests[0]
-        assert stored(gateway) == {}
+        assert stored_routing(gateway) == {}
         assert (await gateway.admin.stats("s1"))["routing_missing"] == 0
 
 
@@ -272,20 +243,20 @@ async def test_the_last_expert_of_a_byte_and_the_first_beyond_survive_the_store(
         engine.url, tokenizer_dir, tmp_path / "run", routing=asdict(shape)
     ) as gateway:
         await converse(gateway, 1)
-        (part,) = stored(gateway).values()
+        (part,) = stored_routing(gateway).values()
         assert part.experts.itemsize == width
         assert int(part.experts.max()) == experts - 1
-        every_trained_token_has_its_own_turns_row(
+        check_trained_rows(
             gateway, lambda ids, version: routed(shape, ids.tolist(), version), shape
         )
 
 
-async def test_routing_is_in_no_json_and_the_dump_says_only_that_it_is_there(
+async def test_routing_is_in_no_json_and_the_dump_only_marks_its_presence(
     gateway: Gateway, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
     engine.say(LOOK, Completion(LOOK, routing="none"))
     await converse(gateway, 2)
-    (first,) = stored(gateway).values()
+    (first,) = stored_routing(gateway).values()
     raw = (gateway.run_dir / "arrays" / "routing.bin").read_bytes()
     assert raw == first.experts.tobytes(), "its rows, in a byte each, and nothing else"
     with RunStore.open(gateway.run_dir, read_only=True) as store:

@@ -23,10 +23,10 @@ from runners.engines.embedded.server import EngineServer
 from runners.training.routing.shape import read_routing_shape
 from runners.trajectory.graph import build_segments
 from runners.trajectory.routing import build_segment_routing
+from tests.fakes.routing_checks import check_trained_rows, stored_routing
 from tests.fakes.running_gateway import Gateway, echo, running_gateway, user
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer
-from tests.runners.gateway.test_routing import every_trained_token_has_its_own_turns_row, stored
 
 pytestmark = pytest.mark.integration
 
@@ -77,7 +77,7 @@ async def gateway(
         yield gateway
 
 
-def chosen(model: Path, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
+def choose_experts(model: Path, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
     """Return what transformers chooses for a sequence, [T, layers, top_k]; 0 in dense layers."""
     policy = Qwen3MoeForCausalLM.from_pretrained(model)
     found = torch.zeros(len(tokens), 3, 2, dtype=torch.int64)
@@ -121,8 +121,8 @@ async def test_the_rows_of_every_turn_are_those_of_the_weights_that_sampled_it(
     turns = gateway.turns("s1")
     assert len({turn.segment for turn in turns}) >= 2
     assert max(turn.usage["cached_tokens"] for turn in turns) > 0
-    versions = every_trained_token_has_its_own_turns_row(
-        gateway, lambda tokens, version: chosen(models[version], tokens), shape
+    versions = check_trained_rows(
+        gateway, lambda tokens, version: choose_experts(models[version], tokens), shape
     )
     assert versions == [0, 1]
     assert (await agent.stats())["routing_missing"] == 0
@@ -147,9 +147,9 @@ async def test_a_generation_cut_off_in_an_update_is_no_turn_and_the_next_has_all
     shape = read_routing_shape(models[0])
     assert shape is not None
     (chain,) = build_segments(gateway.turns("s1"))
-    routing = build_segment_routing(chain, stored(gateway), shape)
+    routing = build_segment_routing(chain, stored_routing(gateway), shape)
     assert routing.valid[:-1].all()
-    versions = every_trained_token_has_its_own_turns_row(
-        gateway, lambda tokens, version: chosen(models[version], tokens), shape
+    versions = check_trained_rows(
+        gateway, lambda tokens, version: choose_experts(models[version], tokens), shape
     )
     assert versions == [0, 1]

@@ -1,4 +1,4 @@
-"""What we read in sampled text against what a second parser reads: that of ``smg`` (SGLang's
+"""Our parsing of sampled text against a second parser's: that of ``smg`` (SGLang's
 router), on well-formed and broken outputs.
 
 ``read_by_smg.json`` holds what smg 1.13.0 reads; where smg is installed, it is asked again.
@@ -76,7 +76,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ours(directory: Path) -> Callable[[str, str], Read]:
+def our_parser(directory: Path) -> Callable[[str, str], Read]:
     tokenizer = load_tokenizer(directory)
     families: dict[str, Renderer] = {name: load_renderer(tokenizer, name) for name in FAMILIES}
 
@@ -94,7 +94,7 @@ def ours(directory: Path) -> Callable[[str, str], Read]:
 
 
 @pytest.mark.parametrize("row", CORPUS, ids=lambda row: f"{row['renderer']}-{row['text'][:40]!r}")
-def test_both_parsers_read_the_same(row: dict[str, Any], ours: Callable[[str, str], Read]) -> None:
+def test_both_parsers_agree(row: dict[str, Any], ours: Callable[[str, str], Read]) -> None:
     reasoning, calls = ours(row["renderer"], row["text"])
     if row["renderer"].startswith("glm") and "think>" not in row["text"]:
         # a turn of GLM begins with its thoughts, which smg is not told
@@ -114,7 +114,7 @@ def smg() -> Iterator[str]:
         yield url
 
 
-def asked(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(
         url + path, json.dumps(body).encode(), {"content-type": "application/json"}
     )
@@ -123,17 +123,17 @@ def asked(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def test_what_is_recorded_is_what_smg_reads(smg: str) -> None:
+def test_the_recorded_answers_are_those_of_smg(smg: str) -> None:
     for row in CORPUS:
         thinking = "glm45" if row["renderer"].startswith("glm") else "qwen3"
-        parts = asked(smg, "/parse/reasoning", {"text": row["text"], "reasoning_parser": thinking})
+        parts = post(smg, "/parse/reasoning", {"text": row["text"], "reasoning_parser": thinking})
         body = {
             "text": parts["normal_text"],
             "tools": TOOLS,
             "tool_call_parser": row["parser"],
         }
         functions = [
-            call["function"] for call in asked(smg, "/parse/function_call", body)["tool_calls"]
+            call["function"] for call in post(smg, "/parse/function_call", body)["tool_calls"]
         ]
         calls = [[call["name"], json.loads(call["arguments"])] for call in functions]
         found = (parts["reasoning_text"].strip(), calls)

@@ -39,7 +39,7 @@ async def test_openais_endpoints_refuse_in_openais_envelope(path: str, gateway: 
     ("headers", "field", "kind"),
     [({"anthropic-version": "2023-06-01"}, "type", "model"), ({}, "object", "model")],
 )
-async def test_models_are_listed_in_the_dialect_of_who_asks(
+async def test_models_are_listed_in_the_clients_dialect(
     headers: dict[str, str], field: str, kind: str, gateway: Gateway
 ) -> None:
     agent = await gateway.session()
@@ -91,7 +91,7 @@ async def test_an_unknown_endpoint_is_404_in_an_envelope(
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'"text"', b"\xff\xfe", b'{"model": "\\ud83e"}'])
-async def test_a_body_that_is_no_request_is_400(body: bytes, gateway: Gateway) -> None:
+async def test_an_invalid_body_is_400(body: bytes, gateway: Gateway) -> None:
     agent = await gateway.session()
     paths = ("/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions", "/v1/responses")
     for path in paths:

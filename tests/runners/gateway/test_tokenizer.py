@@ -1,3 +1,5 @@
+"""Loading tokenizers and renderers, and the errors that name the keys to fix."""
+
 from __future__ import annotations
 
 from pathlib import Path

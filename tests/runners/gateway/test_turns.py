@@ -1,4 +1,4 @@
-"""Turns through a running gateway: what continues, what breaks, what is recorded, what is not."""
+"""Turns through a running gateway: continuation, breaks, retries, disconnects, streaming."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LOOK = spoken([{"type": "text", "text": "I look."}, BASH])
 DONE = spoken([{"type": "text", "text": "Done."}])
 
 
-def sampled(engine: ScriptedEngine) -> list[int]:
+def sampled_tokens(engine: ScriptedEngine) -> list[int]:
     return [token for ids, _ in engine.seen.answered for token in ids]
 
 
-def trained(finished: dict[str, Any]) -> list[int]:
+def trained_tokens(finished: dict[str, Any]) -> list[int]:
     return [
         token
         for chain in finished["segments"]
@@ -30,11 +30,11 @@ def trained(finished: dict[str, Any]) -> list[int]:
     ]
 
 
-def shuffled(value: Any) -> Any:
+def reverse_keys(value: Any) -> Any:
     """Return JSON with the keys of every object in another order."""
     if isinstance(value, dict):
-        return {key: shuffled(value[key]) for key in sorted(value, reverse=True)}
-    return [shuffled(item) for item in value] if isinstance(value, list) else value
+        return {key: reverse_keys(value[key]) for key in sorted(value, reverse=True)}
+    return [reverse_keys(item) for item in value] if isinstance(value, list) else value
 
 
 async def test_a_tool_loop_continues_the_models_own_tokens(
@@ -53,11 +53,11 @@ async def test_a_tool_loop_continues_the_models_own_tokens(
     assert second[: len(first) + len(one)] == first + one
     assert third[: len(second) + len(two)] == second + two
     finished = await agent.finish()
-    assert trained(finished) == sampled(engine)
+    assert trained_tokens(finished) == sampled_tokens(engine)
     assert [chain["kind"] for chain in finished["segments"]] == ["final"]
 
 
-async def test_what_is_stored_is_what_was_asked_and_answered(
+async def test_a_stored_turn_holds_its_request_and_its_answer(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -80,7 +80,7 @@ async def test_what_is_stored_is_what_was_asked_and_answered(
     assert two.usage["prompt_tokens"] == len(engine.seen.requests[1]["input_ids"])
 
 
-async def test_the_echo_may_lose_thoughts_move_cache_marks_and_reorder_keys(
+async def test_a_history_without_thoughts_with_moved_cache_marks_and_reordered_keys_continues(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -95,10 +95,10 @@ async def test_the_echo_may_lose_thoughts_move_cache_marks_and_reorder_keys(
         {"role": "assistant", "content": [{"type": "text", "text": "  reformatted "}, call]},
         results(answer, "a.py"),
     ]
-    await agent.ask(shuffled(messages), system=[{"type": "text", "text": "You fix bugs."}])
+    await agent.ask(reverse_keys(messages), system=[{"type": "text", "text": "You fix bugs."}])
     finished = await agent.finish()
     assert finished["stats"]["breaks"] == []
-    assert trained(finished) == sampled(engine)
+    assert trained_tokens(finished) == sampled_tokens(engine)
 
 
 async def test_system_messages_in_the_middle_continue_the_chain(
@@ -117,7 +117,7 @@ async def test_system_messages_in_the_middle_continue_the_chain(
     )
 
 
-async def test_an_empty_answer_that_the_client_drops_continues_with_its_nudge(
+async def test_an_empty_answer_that_the_client_leaves_out_can_be_continued(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -130,7 +130,7 @@ async def test_an_empty_answer_that_the_client_drops_continues_with_its_nudge(
     await agent.ask([nudged])
     finished = await agent.finish()
     assert finished["stats"]["breaks"] == []
-    assert trained(finished) == sampled(engine)
+    assert trained_tokens(finished) == sampled_tokens(engine)
 
 
 async def test_tools_that_grow_do_not_break_the_chain_and_are_counted(
@@ -157,7 +157,7 @@ async def test_tools_that_grow_do_not_break_the_chain_and_are_counted(
         ("again", "repeat", "the last turn was asked for again, with other parameters"),
     ],
 )
-async def test_rewritten_history_starts_a_new_chain_and_says_why(
+async def test_a_rewritten_history_starts_a_new_chain_with_its_reason(
     change: str, kind: str, reason: str, gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -186,7 +186,7 @@ async def test_rewritten_history_starts_a_new_chain_and_says_why(
     assert broken["before"] != broken["after"]
     assert finished["stats"]["forks"] == 1
     assert [chain["kind"] for chain in finished["segments"]] == ["wipe", "final"]
-    assert trained(finished) == sampled(engine)
+    assert trained_tokens(finished) == sampled_tokens(engine)
     for chain, request, (output, _) in zip(
         finished["segments"], engine.seen.requests, engine.seen.answered, strict=True
     ):
@@ -204,12 +204,12 @@ async def test_a_side_request_does_not_end_the_chain_it_interrupts(
     await agent.ask([user("fix it"), echo(answer), results(answer, "a.py")])
     finished = await agent.finish()
     assert [chain["turns"] for chain in finished["segments"]] == [[0, 2], [1]]
-    assert trained(finished) == [
+    assert trained_tokens(finished) == [
         token for index in (0, 2, 1) for token in engine.seen.answered[index][0]
     ]
 
 
-async def test_an_unclosed_thought_breaks_the_chain_and_says_why(
+async def test_an_unclosed_thought_breaks_the_chain_with_its_reason(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -220,7 +220,7 @@ async def test_an_unclosed_thought_breaks_the_chain_and_says_why(
     (broken,) = finished["stats"]["breaks"]
     assert broken["turn"] == 1
     assert "renderer cannot continue" in broken["reason"]
-    assert trained(finished) == sampled(engine)
+    assert trained_tokens(finished) == sampled_tokens(engine)
 
 
 async def test_an_answer_cut_by_its_limit_is_continued_after_a_close_that_is_not_trained(
@@ -233,7 +233,7 @@ async def test_an_answer_cut_by_its_limit_is_continued_after_a_close_that_is_not
     await agent.ask([user("fix it"), echo(answer), user("Resume directly.")])
     finished = await agent.finish()
     (chain,) = finished["segments"]
-    assert trained(finished) == sampled(engine)
+    assert trained_tokens(finished) == sampled_tokens(engine)
     close = engine.tokenizer.token_to_id(END)
     end = len(engine.seen.requests[0]["input_ids"]) + len(engine.seen.answered[0][0])
     assert (chain["tokens"][end], chain["loss_mask"][end]) == (close, False)
@@ -280,7 +280,7 @@ async def test_a_malformed_call_is_shown_as_text_and_counted(
     assert gateway.turns("s1")[0].malformed_calls == 1
 
 
-async def test_a_good_call_next_to_a_malformed_one_is_still_made(
+async def test_a_valid_call_next_to_a_malformed_one_is_still_sent(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -321,10 +321,10 @@ async def test_two_different_requests_at_once_are_taken_one_after_the_other(
     await asyncio.gather(agent.ask([user("a")]), agent.ask([user("b")]))
     finished = await agent.finish()
     assert len(finished["segments"]) == 2
-    assert trained(finished) == sampled(engine)
+    assert trained_tokens(finished) == sampled_tokens(engine)
 
 
-async def leave_in_the_middle(agent: Agent, engine: ScriptedEngine) -> None:
+async def disconnect_while_sampling(agent: Agent, engine: ScriptedEngine) -> None:
     engine.arrived.clear()
     asking = asyncio.create_task(agent.stream(agent.body([user("fix it")])))
     await engine.arrived.wait()
@@ -332,26 +332,25 @@ async def leave_in_the_middle(agent: Agent, engine: ScriptedEngine) -> None:
     await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_a_client_that_leaves_aborts_its_generation_and_no_turn_is_recorded(
+async def test_a_disconnect_aborts_the_generation_and_no_turn_is_recorded(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
     engine.say(Completion(LOOK, delay_s=30))
-    await leave_in_the_middle(agent, engine)
-    while not engine.seen.aborted:
-        await asyncio.sleep(0.01)
+    await disconnect_while_sampling(agent, engine)
+    await engine.aborted.wait()
     assert set(engine.seen.aborted) == {engine.seen.requests[0]["rid"]}
     stats = await agent.stats()
     assert (stats["turns"], stats["aborted"]) == (0, 1)
     assert gateway.turns("s1") == []
 
 
-async def test_a_retry_after_leaving_samples_the_turn_afresh_with_the_same_seed(
+async def test_a_retry_after_a_disconnect_samples_the_turn_again_with_the_same_seed(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session(seed=5)
     engine.say(Completion(LOOK, delay_s=30), DONE)
-    await leave_in_the_middle(agent, engine)
+    await disconnect_while_sampling(agent, engine)
     answer = await agent.ask([user("fix it")])
     assert answer["content"][0]["text"] == "Done."
     one, two = (request["sampling_params"] for request in engine.seen.requests)
@@ -359,7 +358,7 @@ async def test_a_retry_after_leaving_samples_the_turn_afresh_with_the_same_seed(
     assert len(gateway.turns("s1")) == 1
 
 
-async def test_a_turn_goes_on_while_anybody_waits_for_it(
+async def test_a_turn_continues_while_any_client_waits_for_it(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -424,7 +423,7 @@ async def test_the_stream_opens_at_once_and_pings_while_the_engine_works(
         assert b"event: ping" in await response.content.readuntil(b"\n\n")
 
 
-async def test_finishing_aborts_what_is_being_sampled_and_refuses_what_comes_later(
+async def test_finishing_aborts_running_generations_and_refuses_later_requests(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -444,7 +443,7 @@ async def test_finishing_aborts_what_is_being_sampled_and_refuses_what_comes_lat
     assert again["segments"] == finished["segments"]
 
 
-async def test_sampling_is_the_campaigns_and_the_clients_wishes_are_counted(
+async def test_sampling_is_the_campaigns_and_the_clients_settings_are_counted(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session(sampling={"temperature": 0.25})
@@ -523,7 +522,7 @@ async def test_random_outputs_are_trained_exactly(gateway: Gateway, engine: Scri
         messages += [echo(answer), results(answer, *["out"] * calls) if calls else user("go on")]
     finished = await agent.finish()
     assert finished["stats"]["breaks"] == []
-    assert trained(finished) == sampled(engine)
+    assert trained_tokens(finished) == sampled_tokens(engine)
 
 
 async def test_only_outputs_that_their_text_would_not_give_back_are_mismatches(
@@ -534,7 +533,7 @@ async def test_only_outputs_that_their_text_would_not_give_back_are_mismatches(
     (whole,) = engine.tokenizer.encode(word).ids
     letters = [id_ for letter in word for id_ in engine.tokenizer.encode(letter).ids]
     assert engine.tokenizer.decode(letters) == engine.tokenizer.decode([whole]) == word
-    end = engine.tokenizer.token_to_id(END)
+    (end,) = engine.tokenizer.encode(END).ids
     agent, messages, counts = await gateway.session(), [user("fix it")], []
     for ids in ([whole, end], [*letters, end], [whole, whole, end], [whole, *letters, end]):
         engine.say(Completion(ids=tuple(ids)))
@@ -544,7 +543,9 @@ async def test_only_outputs_that_their_text_would_not_give_back_are_mismatches(
     assert counts == [0, 1, 1, 2]
     finished = await agent.finish()
     assert finished["stats"]["retokenization_mismatches"] == 2
-    assert trained(finished) == sampled(engine), "they are trained as they were sampled"
+    assert trained_tokens(finished) == sampled_tokens(engine), (
+        "they are trained as they were sampled"
+    )
 
 
 async def test_a_sub_agents_count_is_of_its_own_thread(

@@ -20,12 +20,12 @@ RECORDINGS = (
     *("v197_parallel_custom", "v328_rec_parallel", "v197_compact_window"),
 )
 IDENTIFYING = ("x-claude-code-",)
-"""Prefixes of the headers that say who speaks."""
+"""Prefixes of the headers with the attribution."""
 
 Row = dict[str, Any]
 
 
-def recorded(name: str) -> list[Row]:
+def read_recording(name: str) -> list[Row]:
     """Return the requests of a recording, or skip where there is none."""
     file = WIRE / f"{name}.wire.jsonl.zst"
     if not file.is_file():
@@ -35,7 +35,7 @@ def recorded(name: str) -> list[Row]:
     return [row for row in rows if row["path"].startswith("/v1/messages")]
 
 
-def with_ids(body: object, ids: dict[str, str]) -> Any:
+def replace_ids(body: object, ids: dict[str, str]) -> Any:
     """Rewrite recorded tool-use ids to those that the gateway issued, as the real client would."""
     text = json.dumps(body)
     for old, new in ids.items():
@@ -43,8 +43,8 @@ def with_ids(body: object, ids: dict[str, str]) -> Any:
     return json.loads(text)
 
 
-def speaker(row: Row) -> dict[str, str]:
-    """Return the headers that say who speaks."""
+def attribution_headers(row: Row) -> dict[str, str]:
+    """Return the headers with the attribution."""
     return {
         name.lower(): value
         for name, value in row["headers"]
@@ -58,23 +58,23 @@ async def replay(
     """Send every recorded request and compare each answer with the recorded one."""
     ids: dict[str, str] = {}
     for row in rows:
-        body = with_ids(row["body"], ids)
+        body = replace_ids(row["body"], ids)
         if row["path"] != "/v1/messages":
-            status, counted = await agent.post(row["path"], body, **speaker(row))
+            status, counted = await agent.post(row["path"], body, **attribution_headers(row))
             assert (status, counted["input_tokens"] > 0) == (200, True)
             continue
         wanted = row["response"]["content"]
         engine.say(spoken(wanted, thinking=thinking))
-        answer = assemble_message(await agent.stream(body, **speaker(row)))
+        answer = assemble_message(await agent.stream(body, **attribution_headers(row)))
         said = [block for block in answer["content"] if block["type"] != "thinking"]
         for old, new in zip(wanted, said, strict=True):
             if old["type"] == "tool_use":
                 ids[old["id"]] = new["id"]
-        assert said == with_ids(wanted, ids)
+        assert said == replace_ids(wanted, ids)
         assert answer["stop_reason"] == row["response"]["stop_reason"]
 
 
-def true_chains(rows: list[Row]) -> list[tuple[str, list[int]]]:
+def expected_chains(rows: list[Row]) -> list[tuple[str, list[int]]]:
     """Return the chains of a recording from its labels: kind, and the turns sampled in each."""
     chains: list[tuple[str, list[int]]] = []
     growing: dict[str, list[int]] = {}
@@ -99,13 +99,13 @@ def true_chains(rows: list[Row]) -> list[tuple[str, list[int]]]:
 async def test_every_chain_of_a_recording_is_found_and_all_its_sampled_tokens_are_trained(
     name: str, thinking: str | None, gateway: Gateway, engine: ScriptedEngine
 ) -> None:
-    rows = recorded(name)
+    rows = read_recording(name)
     agent = await gateway.session()
     await replay(agent, engine, rows, thinking)
     finished = await agent.finish()
     chains, stats, seen = finished["segments"], finished["stats"], engine.seen
     found = [(chain["kind"], chain["own_turns"]) for chain in chains]
-    assert found == true_chains(rows)
+    assert found == expected_chains(rows)
     for chain in chains:
         last = chain["turns"][-1]
         model_saw = seen.requests[last]["input_ids"] + seen.answered[last][0]
@@ -125,11 +125,11 @@ async def test_every_chain_of_a_recording_is_found_and_all_its_sampled_tokens_ar
 async def test_a_nested_sub_agent_keeps_the_link_to_its_parent(
     gateway: Gateway, engine: ScriptedEngine
 ) -> None:
-    rows = recorded("v197_nest")
+    rows = read_recording("v197_nest")
     agent = await gateway.session()
     await replay(agent, engine, rows, None)
     finished = await agent.finish()
-    ids = {row["label"]: speaker(row).get("x-claude-code-agent-id") for row in rows}
+    ids = {row["label"]: attribution_headers(row).get("x-claude-code-agent-id") for row in rows}
     parents = {chain["thread"]: chain["parent_thread"] for chain in finished["segments"]}
     alone = {"main": None, ids["sub1"]: None, ids["sub2"]: None}
     assert parents == alone | {ids["sub77"]: ids["sub1"]}

@@ -16,7 +16,7 @@ def test_every_earlier_name_stands_for_a_counter_of_today() -> None:
     assert not set(EARLIER_NAMES) & set(STORED_COUNTERS)
 
 
-def test_what_is_no_counter_keeps_its_name() -> None:
+def test_other_keys_keep_their_names() -> None:
     metrics = {"rollout/unread": 1, "unread": 2, "rollout/forks": 3}
     assert rename_counters(metrics, "rollout/") == {
         "rollout/parser_fallbacks": 1,
@@ -25,7 +25,7 @@ def test_what_is_no_counter_keeps_its_name() -> None:
     }
 
 
-def test_a_store_with_earlier_names_is_read_with_today_s(tmp_path: Path) -> None:
+def test_a_store_with_earlier_names_is_read_with_todays(tmp_path: Path) -> None:
     with RunStore.create(tmp_path, CONFIG) as store:
         store.put_rollout(a_rollout())
         store.begin_step(1, [])

@@ -1,3 +1,5 @@
+"""The turn graph over random sessions: chains hold each sampled token exactly once."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -5,59 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from runners.trajectory.graph import ChainError, build_segments
 from runners.trajectory.record import Turn
-
-IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
-
-
-def turn(
-    index: int, segment: int, parent: int | None, kept: int, new: list[int], output: list[int]
-) -> Turn:
-    return Turn(
-        session_id="s",
-        index=index,
-        thread="main",
-        parent_thread=None,
-        branch="main",
-        segment=segment,
-        parent=parent,
-        prompt_kept=kept,
-        prompt_new=np.array(new, np.int32),
-        output_ids=np.array(output, np.int32),
-        output_logprobs=np.array([-index - i / 8 for i in range(len(output))], np.float32),
-        weight_version=index + 3,
-        finish_reason="stop",
-        break_reason=None,
-        malformed_calls=0,
-        request={},
-        reply={},
-        usage={},
-        started_at=0.0,
-        engine_s=0.0,
-        total_s=0.0,
-    )
-
-
-@st.composite
-def sessions(draw: st.DrawFn) -> tuple[list[Turn], list[tuple[list[int], list[int]]]]:
-    """Draw turns that continue, fork off or start anew, with the prompt and output of each."""
-    turns: list[Turn] = []
-    seen: list[tuple[list[int], list[int]]] = []
-    ends: dict[int, int] = {}
-    for index in range(draw(st.integers(0, 9))):
-        parent = draw(st.none() | st.integers(0, index - 1)) if index else None
-        held = [] if parent is None else [token for part in seen[parent] for token in part]
-        grown = [chain for chain, end in ends.items() if end == parent]
-        again: bool = draw(st.booleans())
-        segment = grown[0] if grown and again else len(ends)
-        new, output = draw(IDS), draw(IDS)
-        turns.append(turn(index, segment, parent, len(held), new, output))
-        seen.append((held + new, output))
-        ends[segment] = index
-    return turns, seen
+from tests.fakes.turn_graphs import make_turn, sessions
 
 
 @given(sessions())
@@ -87,9 +40,9 @@ def test_every_sampled_token_is_masked_in_once_after_exactly_the_prompt_the_mode
 
 
 GOOD = [
-    turn(0, 0, None, 0, [1, 2], [3]),
-    turn(1, 0, 0, 3, [4], [5, 6]),
-    turn(2, 0, 1, 6, [7], [8]),
+    make_turn(0, 0, None, 0, [1, 2], [3]),
+    make_turn(1, 0, 0, 3, [4], [5, 6]),
+    make_turn(2, 0, 1, 6, [7], [8]),
 ]
 
 
@@ -112,11 +65,11 @@ def test_turns_that_contradict_each_other_are_refused(turns: list[Turn], message
         build_segments(turns)
 
 
-def test_each_chain_has_the_kind_of_its_place() -> None:
+def test_each_chain_has_the_kind_of_its_branch_and_position() -> None:
     def said(index: int, segment: int, parent: int | None, **changes: str) -> Turn:
         kept = 0 if parent is None else 2 * (len(lineage[parent]) + 1)
         lineage[index] = [*lineage.get(parent, []), parent] if parent is not None else []
-        return replace(turn(index, segment, parent, kept, [1], [2]), **changes)  # type: ignore[arg-type]
+        return replace(make_turn(index, segment, parent, kept, [1], [2]), **changes)  # type: ignore[arg-type]
 
     lineage: dict[int | None, list[int]] = {}
     turns = [

@@ -29,7 +29,7 @@ def test_infrastructure_failure_is_never_a_reward_nor_trained_nor_unsolved() -> 
             assert meaning.eval_column != "verdict"
 
 
-def test_what_a_user_cancelled_is_not_tried_again() -> None:
+def test_a_cancelled_rollout_is_not_retried() -> None:
     retried = {kind for kind in OutcomeClass if MEANING[kind].retryable}
     assert retried == {OutcomeClass.INFRA, OutcomeClass.GRADER, OutcomeClass.INTERNAL}
 

@@ -41,7 +41,7 @@ def routing(turn: int, shape: RoutingShape = SHAPE, seed: int = 0) -> TurnRoutin
 
 
 def same(one: TurnRouting, other: TurnRouting) -> bool:
-    """Whether two are equal, arrays and their types included."""
+    """Return whether two are equal, arrays and their dtypes included."""
     return (
         np.array_equal(one.experts, other.experts)
         and one.experts.dtype == other.experts.dtype
@@ -50,7 +50,7 @@ def same(one: TurnRouting, other: TurnRouting) -> bool:
 
 
 @pytest.mark.parametrize("experts", [255, 256, 257, 300])
-def test_routing_comes_out_of_the_store_as_it_went_in(tmp_path: Path, experts: int) -> None:
+def test_stored_routing_is_read_back_the_same(tmp_path: Path, experts: int) -> None:
     shape = replace(SHAPE, experts=experts)
     with RunStore.create(tmp_path / "run", CONFIG) as store:
         store.add_session(SESSION, {})
@@ -85,7 +85,7 @@ def test_an_older_store_is_read_without_routing_and_holds_it_once_it_is_opened_t
         assert same(store.routing(SESSION)[1], routing(1))
 
 
-def test_rows_that_the_disk_lost_are_refused(tmp_path: Path) -> None:
+def test_lost_rows_are_refused(tmp_path: Path) -> None:
     with RunStore.create(tmp_path / "run", CONFIG) as store:
         store.add_session(SESSION, {})
         store.add_turn(TURNS[0], routing(0))
@@ -140,7 +140,7 @@ def test_rows_are_as_many_as_were_asked_for_and_name_experts_that_exist() -> Non
 
 
 @pytest.mark.parametrize("experts", [2, 8, 256, 257])
-def test_routing_that_says_nothing_names_distinct_experts_and_all_of_them_alike(
+def test_unrouted_rows_have_distinct_experts_in_equal_shares(
     experts: int,
 ) -> None:
     nothing = make_unrouted(RoutingShape(3, 2, experts, routed=(0, 1, 2)), 4 * experts)
@@ -150,7 +150,7 @@ def test_routing_that_says_nothing_names_distinct_experts_and_all_of_them_alike(
     assert len(make_unrouted(RoutingShape(3, 2, experts, routed=()), 0).experts) == 0
 
 
-def test_a_checksum_tells_tokens_that_were_shifted_or_exchanged() -> None:
+def test_a_checksum_detects_shifted_or_exchanged_tokens() -> None:
     tokens = np.arange(5, dtype=np.int32)
     sums = {checksum_tokens(t) for t in (tokens, tokens[1:], tokens[::-1], np.roll(tokens, 1))}
     assert len(sums) == 4

@@ -1,3 +1,5 @@
+"""Anthropic Messages: requests accepted, refused and converted."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -14,14 +16,14 @@ from tests.fakes.running_gateway import TOOLS, user
 BASE: dict[str, Any] = {"model": "m", "max_tokens": 10, "messages": [user("hi")]}
 
 
-def judged(**changes: Any) -> TurnRequest:
+def parse(**changes: Any) -> TurnRequest:
     body = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
     return anthropic.to_turn_request(parse_body(anthropic.MessagesRequest, orjson.dumps(body)))
 
 
-def refusal(**changes: Any) -> str:
+def refusal_text(**changes: Any) -> str:
     with pytest.raises(Refused) as caught:
-        judged(**changes)
+        parse(**changes)
     assert caught.value.why is RefusalKind.INVALID
     return str(caught.value)
 
@@ -49,12 +51,13 @@ def refusal(**changes: Any) -> str:
     ],
 )
 def test_a_malformed_request_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
-    assert named in refusal(**changes)
+    assert named in refusal_text(**changes)
 
 
 def test_all_faults_are_named_at_once() -> None:
     assert {"model: ", "max_tokens: ", "stream: "} <= set(
-        part.split(": ")[0] + ": " for part in refusal(model=1, max_tokens=-1, stream=2).split("; ")
+        part.split(": ")[0] + ": "
+        for part in refusal_text(model=1, max_tokens=-1, stream=2).split("; ")
     )
 
 
@@ -72,11 +75,11 @@ def test_invalid_json_is_refused() -> None:
 )
 def test_a_block_in_the_wrong_role_is_refused(role: str, block: dict[str, Any]) -> None:
     message = {"role": role, "content": [block]}
-    assert f"cannot stand in a {role} message" in refusal(messages=[message, user("x")])
+    assert f"cannot stand in a {role} message" in refusal_text(messages=[message, user("x")])
 
 
-def test_what_claude_code_really_sends_along_is_accepted() -> None:
-    request = judged(
+def test_every_field_that_claude_code_sends_is_accepted() -> None:
+    request = parse(
         metadata={"user_id": "{}"},
         thinking={"type": "adaptive", "display": "updates"},
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
@@ -102,11 +105,11 @@ def test_what_claude_code_really_sends_along_is_accepted() -> None:
 def test_a_request_for_json_of_a_schema_is_structured(
     changes: dict[str, Any], structured: bool
 ) -> None:
-    assert judged(**changes).structured is structured
+    assert parse(**changes).structured is structured
 
 
 def test_sampling_that_a_client_asks_for_is_reported_as_ignored() -> None:
-    request = judged(temperature=0, top_p=0.5, top_k=3, tool_choice={"type": "any"})
+    request = parse(temperature=0, top_p=0.5, top_k=3, tool_choice={"type": "any"})
     assert request.ignored == ("temperature", "top_p", "top_k", "tool_choice")
 
 
@@ -193,8 +196,10 @@ def test_a_conversation_is_translated_for_the_renderer() -> None:
 @pytest.mark.parametrize(
     ("shown", "kinds"), [(True, ["thinking", "text", "tool_use"]), (False, ["text", "tool_use"])]
 )
-def test_thoughts_are_answered_only_to_who_asked_for_them(shown: bool, kinds: list[str]) -> None:
-    request = judged(thinking={"type": "enabled" if shown else "disabled"})
+def test_thoughts_are_answered_only_if_the_client_asked_for_them(
+    shown: bool, kinds: list[str]
+) -> None:
+    request = parse(thinking={"type": "enabled" if shown else "disabled"})
     calls = (IssuedCall("toolu_1", "Bash", {"command": "ls"}),)
     usage = {"prompt_tokens": 10, "completion_tokens": 3, "cached_tokens": 10}
     answer = Answer("hm", "I look.", calls, 0, "tool_use", None, usage)
@@ -211,5 +216,5 @@ def test_thoughts_are_answered_only_to_who_asked_for_them(shown: bool, kinds: li
 def test_an_empty_answer_is_one_empty_text_block() -> None:
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0}
     answer = Answer("", "", (), 0, "end_turn", None, usage)
-    message = anthropic_reply.build_response(answer, judged(), "msg_1")
+    message = anthropic_reply.build_response(answer, parse(), "msg_1")
     assert message["content"] == [{"type": "text", "text": ""}]

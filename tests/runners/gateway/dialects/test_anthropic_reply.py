@@ -1,3 +1,5 @@
+"""Anthropic Messages: a stream assembles to the body."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -33,7 +35,7 @@ BLOCKS = st.lists(
 
 
 @given(BLOCKS, st.sampled_from(["end_turn", "tool_use", "max_tokens"]), st.integers(0, 3))
-def test_a_client_puts_together_exactly_what_was_answered(
+def test_a_stream_assembles_to_the_body(
     content: list[dict[str, Any]], reason: str, pings: int
 ) -> None:
     request = TurnRequest("m", (), [], 10)

@@ -1,3 +1,5 @@
+"""Request attribution from Claude Code's and Codex's headers and metadata."""
+
 from __future__ import annotations
 
 import json
@@ -15,7 +17,7 @@ def turn_metadata(**fields: Any) -> dict[str, str]:
     return {attribution.CODEX_TURN_METADATA: json.dumps(fields)}
 
 
-def test_who_says_nothing_is_the_main_thread() -> None:
+def test_a_request_without_headers_is_the_main_threads() -> None:
     assert (
         attribution.read_claude_code({}) == attribution.read_codex({}, {}) == RequestAttribution()
     )
@@ -52,7 +54,7 @@ def test_claude_codes_request_classes_are_translated(said: str, meant: str | Non
 
 
 @pytest.mark.parametrize("value", ["", "a" * 201, "a\x00", "a\nb", "a\x7f", "\udcff", "\u202e"])
-def test_a_hint_that_cannot_be_one_was_not_said(value: str) -> None:
+def test_an_invalid_header_counts_as_absent(value: str) -> None:
     assert attribution.read_claude_code({AGENT: value}) == RequestAttribution()
     metadata = turn_metadata(session_id="s", thread_id=value)
     assert (
@@ -62,7 +64,7 @@ def test_a_hint_that_cannot_be_one_was_not_said(value: str) -> None:
     )
 
 
-def test_a_hint_of_the_greatest_length_is_heard() -> None:
+def test_a_header_of_the_greatest_length_is_read() -> None:
     assert attribution.read_claude_code({AGENT: "a" * 200}).thread == "a" * 200
 
 
@@ -87,7 +89,7 @@ def test_codexs_sub_agents_are_threads_of_their_own() -> None:
     assert (nested.thread, nested.parent) == ("u", "t")
 
 
-def test_codexs_metadata_says_the_same_as_its_headers() -> None:
+def test_codexs_metadata_is_read_like_its_headers() -> None:
     metadata = turn_metadata(
         session_id="s",
         thread_id="u",

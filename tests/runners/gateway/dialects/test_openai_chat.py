@@ -1,3 +1,5 @@
+"""Chat Completions: requests accepted, refused and converted."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -19,18 +21,18 @@ BASH = {
 BASE: dict[str, Any] = {"model": "m", "messages": [user("hi")]}
 
 
-def asked(**changes: Any) -> ParsedRequest:
+def parse(**changes: Any) -> ParsedRequest:
     body = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
     return openai_chat.parse_request(orjson.dumps(body), {})
 
 
-def judged(**changes: Any) -> TurnRequest:
-    return asked(**changes).request
+def parse_turn(**changes: Any) -> TurnRequest:
+    return parse(**changes).request
 
 
-def refused(**changes: Any) -> Refused:
+def parse_refused(**changes: Any) -> Refused:
     with pytest.raises(Refused) as caught:
-        judged(**changes)
+        parse_turn(**changes)
     assert caught.value.why is RefusalKind.INVALID
     return caught.value
 
@@ -83,18 +85,18 @@ def result(text: Any, call_id: str = "call_1") -> dict[str, Any]:
     ],
 )
 def test_a_malformed_request_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
-    assert named in str(refused(**changes))
+    assert named in str(parse_refused(**changes))
 
 
 def test_the_first_five_faults_are_named_and_the_first_is_the_parameter_at_fault() -> None:
-    fault = refused(model=1, stream=2, n=3, temperature="hot", stop=5, seed="x", user=7)
+    fault = parse_refused(model=1, stream=2, n=3, temperature="hot", stop=5, seed="x", user=7)
     assert fault.param == "model"
     assert "stream: " in str(fault)
     assert "more)" in str(fault)
 
 
 def test_a_conversation_is_translated_for_the_renderer() -> None:
-    request = judged(
+    request = parse_turn(
         tools=[BASH, {"type": "function", "function": {"name": "stop"}}],
         messages=[
             {"role": "system", "content": "You fix bugs."},
@@ -165,7 +167,7 @@ def test_a_conversation_is_translated_for_the_renderer() -> None:
     ],
 )
 def test_whatever_arguments_come_back_they_are_read(text: str, arguments: dict[str, Any]) -> None:
-    request = judged(messages=[user("x"), assistant(call(text)), result("y")])
+    request = parse_turn(messages=[user("x"), assistant(call(text)), result("y")])
     _, said, _ = request.pieces
     assert said == Piece(
         1, "assistant", "tool_call", tool_id="call_1", name="bash", arguments=arguments
@@ -175,7 +177,7 @@ def test_whatever_arguments_come_back_they_are_read(text: str, arguments: dict[s
 
 def test_strings_and_lists_of_parts_are_the_same_pieces() -> None:
     flipped = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
-    assert judged(messages=[flipped]).digest_pieces() == judged().digest_pieces()
+    assert parse_turn(messages=[flipped]).digest_pieces() == parse_turn().digest_pieces()
 
 
 @pytest.mark.parametrize(
@@ -188,12 +190,12 @@ def test_strings_and_lists_of_parts_are_the_same_pieces() -> None:
     ],
 )
 def test_the_newer_limit_wins(limits: dict[str, Any], wanted: int) -> None:
-    assert judged(**limits).max_tokens == wanted
+    assert parse_turn(**limits).max_tokens == wanted
 
 
 @pytest.mark.parametrize(("stop", "wanted"), [("a", ("a",)), (["a", "b"], ("a", "b")), (None, ())])
 def test_stop_is_a_string_or_a_list(stop: Any, wanted: tuple[str, ...]) -> None:
-    assert judged(stop=stop).stop == wanted
+    assert parse_turn(stop=stop).stop == wanted
 
 
 @pytest.mark.parametrize(
@@ -206,11 +208,11 @@ def test_stop_is_a_string_or_a_list(stop: Any, wanted: tuple[str, ...]) -> None:
     ],
 )
 def test_a_request_for_json_is_structured(format_: Any, structured: bool) -> None:
-    assert judged(response_format=format_).structured is structured
+    assert parse_turn(response_format=format_).structured is structured
 
 
 def test_sampling_that_a_client_asks_for_is_reported_as_ignored() -> None:
-    request = judged(
+    request = parse_turn(
         temperature=0,
         top_p=0.5,
         seed=3,
@@ -226,8 +228,8 @@ def test_sampling_that_a_client_asks_for_is_reported_as_ignored() -> None:
     assert request.tools == [BASH]
 
 
-def test_what_clients_send_along_is_accepted() -> None:
-    request = judged(
+def test_every_field_that_clients_send_is_accepted() -> None:
+    request = parse_turn(
         store=False,
         user="me",
         metadata={},
@@ -241,5 +243,5 @@ def test_what_clients_send_along_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(("stream", "streams"), [(True, True), (False, False), (None, False)])
-def test_only_who_asks_for_a_stream_gets_one(stream: bool | None, streams: bool) -> None:
-    assert (asked(stream=stream).framing is not None) is streams
+def test_only_a_client_that_asks_for_a_stream_gets_one(stream: bool | None, streams: bool) -> None:
+    assert (parse(stream=stream).framing is not None) is streams

@@ -1,4 +1,4 @@
-"""A client of a stream puts together exactly the body that it would have got without one."""
+"""OpenAI's streams assemble to the body that an answer without a stream has."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ANSWERS = st.builds(
 
 
 @given(ANSWERS, st.integers(0, 3), st.booleans())
-def test_chunks_say_what_the_completion_says(answer: Answer, pings: int, with_usage: bool) -> None:
+def test_chunks_assemble_to_the_completion(answer: Answer, pings: int, with_usage: bool) -> None:
     reply = ChatReply(with_usage=with_usage)
     name = reply.new_message_id()
     body = reply.build_response(answer, REQUEST, name)
@@ -76,7 +76,7 @@ def test_chunks_say_what_the_completion_says(answer: Answer, pings: int, with_us
 
 
 @given(ANSWERS, st.integers(0, 3))
-def test_events_say_what_the_response_says(answer: Answer, pings: int) -> None:
+def test_events_assemble_to_the_response(answer: Answer, pings: int) -> None:
     reply = ResponsesReply(TOOLS)
     name = reply.new_message_id()
     body = reply.build_response(answer, REQUEST, name)
@@ -130,7 +130,7 @@ def test_refusals_have_openais_envelope(
         (Refused(RefusalKind.FORBIDDEN, "finished"), "invalid_prompt"),
     ],
 )
-def test_a_stream_that_fails_says_why_and_never_that_it_is_complete(
+def test_a_failed_stream_gives_its_reason_and_is_never_complete(
     refused: Refused, code: str
 ) -> None:
     reply = ResponsesReply({})
@@ -144,7 +144,7 @@ def test_a_stream_that_fails_says_why_and_never_that_it_is_complete(
 
 
 @pytest.mark.parametrize("prefix", ["resp_", "chatcmpl-"])
-def test_an_id_tells_when_it_was_issued(prefix: str) -> None:
+def test_an_id_holds_the_time_of_its_issue(prefix: str) -> None:
     name = openai.new_id(prefix)
     assert int(name.removeprefix(prefix)[:8], 16) == openai.created_at(name)
     assert openai.new_id(prefix) != name

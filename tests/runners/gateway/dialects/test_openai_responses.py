@@ -1,3 +1,5 @@
+"""Responses: requests accepted, refused and converted."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -22,18 +24,18 @@ BASE: dict[str, Any] = {"model": "m", "input": "hi"}
 USAGE = {"prompt_tokens": 10, "completion_tokens": 3, "cached_tokens": 4}
 
 
-def asked(**changes: Any) -> ParsedRequest:
+def parse(**changes: Any) -> ParsedRequest:
     body = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
     return openai_responses.parse_request(orjson.dumps(body), {})
 
 
-def judged(**changes: Any) -> TurnRequest:
-    return asked(**changes).request
+def parse_turn(**changes: Any) -> TurnRequest:
+    return parse(**changes).request
 
 
-def refusal(**changes: Any) -> str:
+def refusal_text(**changes: Any) -> str:
     with pytest.raises(Refused) as caught:
-        judged(**changes)
+        parse_turn(**changes)
     assert caught.value.why is RefusalKind.INVALID
     return str(caught.value)
 
@@ -44,7 +46,7 @@ def message(role: str, *texts: str) -> dict[str, Any]:
     return {"type": "message", "role": role, "id": "msg_1", "content": content}
 
 
-def called(arguments: str = "{}", **more: Any) -> dict[str, Any]:
+def function_call(arguments: str = "{}", **more: Any) -> dict[str, Any]:
     return {
         "type": "function_call",
         "id": "fc_1",
@@ -71,8 +73,8 @@ def output(value: Any, **more: Any) -> dict[str, Any]:
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "'item_reference' found"),
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "'compaction' found"),
         ({"input": [message("user", "a"), message("assistant", "b")]}, "prefilled"),
-        ({"input": [message("user", "a"), called()]}, "prefilled"),
-        ({"input": [called(arguments=7), output("x")]}, "input.0.function_call.arguments: "),  # type: ignore[arg-type]
+        ({"input": [message("user", "a"), function_call()]}, "prefilled"),
+        ({"input": [function_call(arguments=7), output("x")]}, "input.0.function_call.arguments: "),  # type: ignore[arg-type]
         ({"input": [output(7)]}, "input.0.function_call_output.output: "),
         ({"previous_response_id": "resp_1"}, "send the whole conversation in input"),
         ({"conversation": {"id": "conv_1"}}, "send the whole conversation in input"),
@@ -85,11 +87,11 @@ def output(value: Any, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_malformed_request_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
-    assert named in refusal(**changes)
+    assert named in refusal_text(**changes)
 
 
 def test_a_conversation_is_translated_for_the_renderer() -> None:
-    request = judged(
+    request = parse_turn(
         instructions="You are a coding agent.",
         input=[
             message("developer", "Be brief.", "Ask nobody."),
@@ -104,8 +106,8 @@ def test_a_conversation_is_translated_for_the_renderer() -> None:
                 "encrypted_content": "x",
             },
             message("assistant", "I look."),
-            called('{"cmd": "ls"}'),
-            called('{"cmd": ', call_id="call_2"),
+            function_call('{"cmd": "ls"}'),
+            function_call('{"cmd": ', call_id="call_2"),
             output("a.py"),
             output(
                 [{"type": "input_text", "text": "b"}, {"type": "input_image", "image_url": "S"}],
@@ -144,7 +146,7 @@ def test_a_conversation_is_translated_for_the_renderer() -> None:
 
 def test_an_item_may_go_without_the_type_of_a_message() -> None:
     short = {"role": "user", "content": "hi"}
-    assert judged(input=[short]).digest_pieces() == judged().digest_pieces()
+    assert parse_turn(input=[short]).digest_pieces() == parse_turn().digest_pieces()
 
 
 @pytest.mark.parametrize(
@@ -156,13 +158,13 @@ def test_an_item_may_go_without_the_type_of_a_message() -> None:
 )
 def test_thoughts_come_back_as_content_or_as_summary(given: dict[str, Any]) -> None:
     thought = {"type": "reasoning", "id": "rs_1", **given}
-    request = judged(input=[message("user", "a"), thought, called(), output("b")])
+    request = parse_turn(input=[message("user", "a"), thought, function_call(), output("b")])
     assert [(piece.kind, piece.text) for piece in request.pieces[1:2]] == [("thinking", "hm")]
 
 
-def test_encrypted_thoughts_say_nothing() -> None:
+def test_encrypted_thoughts_are_left_out() -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
-    request = judged(input=[message("user", "a"), thought, called(), output("b")])
+    request = parse_turn(input=[message("user", "a"), thought, function_call(), output("b")])
     assert [piece.kind for piece in request.pieces] == ["text", "tool_call", "tool_result"]
 
 
@@ -176,11 +178,11 @@ def test_encrypted_thoughts_say_nothing() -> None:
     ],
 )
 def test_a_request_for_json_is_structured(text: dict[str, Any], structured: bool) -> None:
-    assert judged(text=text).structured is structured
+    assert parse_turn(text=text).structured is structured
 
 
-def test_what_codex_really_sends_along_is_accepted_and_hosted_tools_are_counted() -> None:
-    request = judged(
+def test_every_field_that_codex_sends_is_accepted_and_hosted_tools_are_counted() -> None:
+    request = parse_turn(
         stream=True,
         tools=[RUN, {"type": "web_search", "external_web_access": True}],
         tool_choice="auto",
@@ -197,7 +199,7 @@ def test_what_codex_really_sends_along_is_accepted_and_hosted_tools_are_counted(
 
 
 def test_sampling_that_a_client_asks_for_is_reported_as_ignored() -> None:
-    request = judged(temperature=0, top_p=0.5, tool_choice={"type": "function", "name": "run"})
+    request = parse_turn(temperature=0, top_p=0.5, tool_choice={"type": "function", "name": "run"})
     assert request.ignored == ("temperature", "top_p", "tool_choice")
 
 
@@ -209,8 +211,10 @@ def test_sampling_that_a_client_asks_for_is_reported_as_ignored() -> None:
         (None, ["message", "function_call", "function_call"]),
     ],
 )
-def test_thoughts_are_answered_only_to_who_asked_for_them(reasoning: Any, kinds: list[str]) -> None:
-    wanted = asked(reasoning=reasoning, tools=[RUN])
+def test_thoughts_are_answered_only_if_the_client_asked_for_them(
+    reasoning: Any, kinds: list[str]
+) -> None:
+    wanted = parse(reasoning=reasoning, tools=[RUN])
     calls = (IssuedCall("call_1", "run", {"cmd": "ls"}), IssuedCall("call_2", "run", {"cmd": "é"}))
     answer = Answer("hm", "I look.", calls, 0, "tool_use", None, USAGE)
     body = wanted.builder.build_response(answer, wanted.request, wanted.builder.new_message_id())
@@ -226,7 +230,7 @@ def test_thoughts_are_answered_only_to_who_asked_for_them(reasoning: Any, kinds:
 
 
 def test_an_empty_answer_is_one_empty_message() -> None:
-    wanted = asked()
+    wanted = parse()
     answer = Answer("", "", (), 0, "end_turn", None, USAGE)
     body = wanted.builder.build_response(answer, wanted.request, wanted.builder.new_message_id())
     (item,) = body["output"]
@@ -234,7 +238,7 @@ def test_an_empty_answer_is_one_empty_message() -> None:
 
 
 def test_an_answer_that_hit_the_limit_is_incomplete() -> None:
-    wanted = asked()
+    wanted = parse()
     answer = Answer("", "half", (), 0, "max_tokens", None, USAGE)
     body = wanted.builder.build_response(answer, wanted.request, wanted.builder.new_message_id())
     assert (body["status"], body["output"][0]["status"]) == ("incomplete", "incomplete")

@@ -1,3 +1,5 @@
+"""Tools of the Responses API: as functions for the policy, and calls converted back."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -38,13 +40,13 @@ CALLS = (
 )
 
 
-def asked(*items: dict[str, Any]) -> ParsedRequest:
+def parse(*items: dict[str, Any]) -> ParsedRequest:
     body = {"model": "m", "tools": TOOLS, "input": [{"role": "user", "content": "hi"}, *items]}
     return openai_responses.parse_request(orjson.dumps(body), {})
 
 
-def answered(*calls: IssuedCall) -> list[dict[str, Any]]:
-    wanted = asked()
+def build_output(*calls: IssuedCall) -> list[dict[str, Any]]:
+    wanted = parse()
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0}
     answer = Answer("", "", calls, 0, "tool_use", None, usage)
     body = wanted.builder.build_response(answer, wanted.request, wanted.builder.new_message_id())
@@ -53,7 +55,7 @@ def answered(*calls: IssuedCall) -> list[dict[str, Any]]:
 
 
 def test_every_tool_that_a_client_runs_is_a_function_to_the_policy() -> None:
-    functions = [tool["function"] for tool in asked().request.tools]
+    functions = [tool["function"] for tool in parse().request.tools]
     assert [function["name"] for function in functions] == [
         *("run", "apply_patch", "local_shell", "agents__spawn", "agents__tell")
     ]
@@ -68,11 +70,11 @@ def test_every_tool_that_a_client_runs_is_a_function_to_the_policy() -> None:
             "required": ["input"],
         },
     }
-    assert asked().request.ignored == ("tools.web_search",)
+    assert parse().request.ignored == ("tools.web_search",)
 
 
 def test_calls_are_answered_in_the_kinds_of_the_clients_tools() -> None:
-    run, patch, shell, spawn, tell = answered(*CALLS)
+    run, patch, shell, spawn, tell = build_output(*CALLS)
     assert (run["type"], run["name"], run["arguments"]) == ("function_call", "run", '{"cmd": "ls"}')
     assert (patch["type"], patch["name"]) == ("custom_tool_call", "apply_patch")
     assert patch["input"] == "*** Begin\n"
@@ -86,7 +88,7 @@ def test_calls_are_answered_in_the_kinds_of_the_clients_tools() -> None:
     assert len({item["id"] for item in items}) == len(CALLS)
 
 
-def test_calls_that_come_back_are_what_the_policy_said() -> None:
+def test_calls_that_come_back_are_those_of_the_policy() -> None:
     outputs = [
         {"type": f"{kind}_output", "call_id": call.id, "output": "done"}
         for call, kind in zip(
@@ -98,7 +100,7 @@ def test_calls_that_come_back_are_what_the_policy_said() -> None:
             strict=True,
         )
     ]
-    request = asked(*answered(*CALLS), *outputs).request
+    request = parse(*build_output(*CALLS), *outputs).request
     came = [piece for piece in request.pieces if piece.kind == "tool_call"]
     assert [IssuedCall(piece.tool_id, piece.name, piece.arguments) for piece in came] == list(CALLS)
     assert {piece.message for piece in came} == {1}, "they are one turn"
@@ -116,17 +118,17 @@ def test_calls_that_come_back_are_what_the_policy_said() -> None:
 def test_a_freeform_call_without_its_string_is_sent_as_it_is(
     call: IssuedCall, field: str, text: str
 ) -> None:
-    (item,) = answered(call)
+    (item,) = build_output(call)
     assert item[field] == text
 
 
-def test_a_call_of_a_tool_that_nobody_has_is_the_clients_to_refuse() -> None:
-    (item,) = answered(IssuedCall("call_1", "nothing", {}))
+def test_a_call_of_an_unknown_tool_is_left_to_the_client_to_refuse() -> None:
+    (item,) = build_output(IssuedCall("call_1", "nothing", {}))
     assert (item["type"], item["name"]) == ("function_call", "nothing")
 
 
 def test_a_shell_command_of_another_client_is_quoted() -> None:
     call = {"type": "local_shell_call", "call_id": "call_1", "action": {"command": ["echo", "a b"]}}
     output = {"type": "local_shell_call_output", "call_id": "call_1", "output": "a b"}
-    _, said, _ = asked(call, output).request.pieces
+    _, said, _ = parse(call, output).request.pieces
     assert said.arguments == {"command": "echo 'a b'"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +57,7 @@ BODIES: list[tuple[str, Callable[..., dict[str, Any]]]] = [
 """Both dialects' bodies of the same conversation."""
 
 
-async def trained_exactly(agent: Agent, engine: ScriptedEngine) -> bool:
+async def is_trained_exactly(agent: Agent, engine: ScriptedEngine) -> bool:
     """Tell whether the session is one chain that trains what was sampled, and nothing else."""
     finished = await agent.finish()
     (chain,) = finished["segments"]
@@ -67,7 +66,7 @@ async def trained_exactly(agent: Agent, engine: ScriptedEngine) -> bool:
 
 
 @pytest.mark.parametrize("echoed", ['{"command":"ls"}', '{"command": ', "", "[]"])
-async def test_chat_returns_all_calls_and_knows_them_again_however_they_come_back(
+async def test_chat_recognises_its_calls_in_whatever_order_they_come_back(
     echoed: str, gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -92,11 +91,11 @@ async def test_chat_returns_all_calls_and_knows_them_again_however_they_come_bac
         "total_tokens": prompt + answered,
         "prompt_tokens_details": {"cached_tokens": prompt // 2},
     }
-    assert await trained_exactly(agent, engine)
+    assert await is_trained_exactly(agent, engine)
 
 
 @pytest.mark.parametrize("shows", [True, False])
-async def test_responses_returns_all_items_and_knows_them_again(
+async def test_responses_recognises_its_items_when_they_come_back(
     shows: bool, gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -112,7 +111,7 @@ async def test_responses_returns_all_items_and_knows_them_again(
     ]
     last = await respond(agent, responses_body(*items, *outputs, reasoning=reasoning))
     assert last["output"][0]["content"][0]["text"] == "Fixed."
-    assert await trained_exactly(agent, engine)
+    assert await is_trained_exactly(agent, engine)
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
@@ -125,7 +124,8 @@ async def test_a_retry_is_answered_the_same_streamed_or_not(
     first = await stream(agent, path, {**body(), **usage})
     again = await stream(agent, path, {**body(), **usage})
     status, plain = await agent.post(path, body())
-    assert first == again
+    # on a busy machine a ping may come before the answer, in one of them only
+    assert first.replace(COMMENT_PING, b"") == again.replace(COMMENT_PING, b"")
     if path == CHAT:
         assert assembled_chat(chunks(first)) == plain
     else:
@@ -134,7 +134,7 @@ async def test_a_retry_is_answered_the_same_streamed_or_not(
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_a_slow_turn_opens_at_once_is_kept_alive_and_ends_when_its_client_leaves(
+async def test_a_slow_stream_opens_at_once_gets_pings_and_ends_on_a_disconnect(
     path: str, body: Callable[..., dict[str, Any]], gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()
@@ -146,8 +146,7 @@ async def test_a_slow_turn_opens_at_once_is_kept_alive_and_ends_when_its_client_
             came.append(await response.content.readuntil(b"\n\n"))
         response.close()
     assert len(came) == (2 if path == CHAT else 3), "the opening, then a comment"
-    while not engine.seen.aborted:
-        await asyncio.sleep(0.01)
+    await engine.aborted.wait()
     assert (await agent.stats())["turns"] == 0
 
 
@@ -189,7 +188,7 @@ async def test_a_prompt_that_is_too_long_is_400_with_openais_code(
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_an_answer_cut_by_the_clients_limit_says_so(
+async def test_an_answer_cut_by_the_clients_limit_has_that_finish_reason(
     path: str, body: Callable[..., dict[str, Any]], gateway: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await gateway.session()

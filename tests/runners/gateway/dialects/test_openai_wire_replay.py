@@ -25,7 +25,7 @@ WIRE = Path(__file__).parents[5] / "shared" / "wire"
 THOUGHT = "I should look first.\nThen act."
 
 
-def recorded(name: str) -> list[dict[str, Any]]:
+def read_recording(name: str) -> list[dict[str, Any]]:
     """Return the requests of a recording, or skip where there is none."""
     file = WIRE / f"{name}.wire.jsonl.zst"
     if not file.is_file():
@@ -124,7 +124,7 @@ REPLAYS = {"mini": replay_mini, "codex": replay_codex}
 async def test_a_recording_is_one_chain_with_every_sampled_token_trained(
     name: str, thinks: bool, gateway: Gateway, engine: ScriptedEngine
 ) -> None:
-    rows = recorded(name)
+    rows = read_recording(name)
     agent = await gateway.session()
     await REPLAYS[name](agent, engine, rows, thinks=thinks)
     finished = await agent.finish()
