@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from conf.errors import AgentrlError
 from runners.processes.process_tags import SERVICE_TAG, kill_tagged
 from runners.store.json_text import dumps, loads
-from runners.store.run_state import Driver, this_process
+from runners.store.run_state import Driver, current_process
 from runners.store.run_store import RunStore
 
 ResourceKind = Literal["process", "session", "sandbox"]
@@ -62,7 +62,7 @@ class Ledger:
 
     def __init__(self, store: RunStore) -> None:
         self._db = store.database
-        self._driver = this_process()
+        self._driver = current_process()
         self.store = store
 
     def register(self, kind: ResourceKind, name: str, **facts: Any) -> None:

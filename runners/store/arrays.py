@@ -1,9 +1,8 @@
-"""The append-only array files of a run: token ids, logprobs and routing of every turn.
+"""Append-only files with the token ids, logprobs and routing of every turn of a run.
 
-Invariant: one process appends (it holds the files' locks), and bytes are complete before anything
-refers to them. So a crash leaves at most an unused tail, and a block, once referred to, never
-changes. Its checksum is kept with the reference: a block that the disk lost is refused, never
-trained.
+Only one process appends (it holds the files' locks), and bytes are complete before a row refers to
+them. A crash therefore leaves at most an unused tail, and a block that a row refers to never
+changes. The row keeps the block's checksum: a block that the disk lost is refused, never trained.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _LOGPROB = np.dtype("<f4")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Where one turn's arrays lie: prompt ids, output ids, logprobs, one after the other."""
+    """Place of one turn's arrays: prompt ids, output ids, logprobs, one after the other."""
 
     offset: Annotated[int, Column("array_offset")]
     """Bytes from the start of the file."""
@@ -43,12 +42,12 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Bytes of the block."""
         return self.prompt * _ID.itemsize + self.output * (_ID.itemsize + _LOGPROB.itemsize)
 
 
 class ArrayFile:
-    """An append-only file, opened when first needed; raises OSError and StoreError."""
+    """An append-only file, opened on first use; its methods raise OSError and StoreError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +56,10 @@ class ArrayFile:
         self._end = 0
 
     def claim(self, wait_s: float = 0.0) -> None:
-        """Become the one process that appends; refuse after waiting for a dying predecessor."""
+        """Take the lock that makes this the only process that appends.
+
+        ``wait_s`` gives the gateway of a killed driver time to end; raises StoreError after it.
+        """
         if self._writer is not None:
             return
         self.path.parent.mkdir(exist_ok=True)
@@ -70,17 +72,17 @@ class ArrayFile:
         self._writer, self._end = handle, os.fstat(handle).st_size
 
     def append(self, data: bytes) -> tuple[int, int]:
-        """Write bytes, completely; return their offset and CRC-32."""
+        """Write all bytes; return their offset and CRC-32."""
         self.claim()
         assert self._writer is not None
         offset, done = self._end, 0
-        while done < len(data):  # a nearly full disk takes a part, then raises
+        while done < len(data):  # a nearly full disk takes a part and raises at the next call
             done += os.pwrite(self._writer, data[done:], offset + done)
         self._end += len(data)
         return offset, zlib.crc32(data)
 
     def read(self, offset: int, size: int, crc: int) -> bytes:
-        """Return bytes written before; what the disk lost is refused."""
+        """Return bytes that were appended; raises StoreError if the disk lost or changed them."""
         if self._reader is None:
             self._reader = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         data = os.pread(self._reader, size, offset)
@@ -110,17 +112,17 @@ class TurnArrays:
         self._routing = ArrayFile(directory / "routing.bin")
 
     def claim(self, wait_s: float = 0.0) -> None:
-        """Become the one process that appends; refuse after waiting for a dying predecessor."""
+        """Take the lock, as ``ArrayFile.claim`` does; it stands for the routing file too."""
         self._turns.claim(wait_s)
 
     def append(self, prompt: IdArray, output: IdArray, logprobs: LogprobArray) -> Block:
-        """Write one turn's arrays and say where."""
+        """Write one turn's arrays, int32 [n], int32 [m] and float32 [m]; return their place."""
         parts = (prompt.astype(_ID), output.astype(_ID), logprobs.astype(_LOGPROB))
         offset, crc = self._turns.append(b"".join(part.tobytes() for part in parts))
         return Block(offset, len(prompt), len(output), crc)
 
     def read(self, block: Block) -> tuple[IdArray, IdArray, LogprobArray]:
-        """Return prompt ids, output ids and logprobs of one turn (read-only arrays)."""
+        """Return prompt ids [n], output ids [m] and logprobs [m] of a turn, as read-only arrays."""
         data = self._turns.read(block.offset, block.size, block.crc)
         cut = (block.prompt + block.output) * _ID.itemsize
         ids = np.frombuffer(data, _ID, block.prompt + block.output)
@@ -128,13 +130,16 @@ class TurnArrays:
         return ids[: block.prompt], ids[block.prompt :], logprobs
 
     def append_routing(self, experts: RoutingArray) -> tuple[int, int]:
-        """Write one turn's routing; return its offset and CRC-32. The turns are claimed first."""
+        """Write one turn's routing, [rows, layers, top_k]; return its offset and CRC-32.
+
+        The caller holds the lock already, since the turn itself is written first.
+        """
         return self._routing.append(experts.astype(experts.dtype.newbyteorder("<")).tobytes())
 
     def read_routing(
         self, offset: int, crc: int, shape: tuple[int, int, int], width: int
     ) -> RoutingArray:
-        """Return one turn's routing (a read-only array); ``width``: bytes of an id, 1 or 2."""
+        """Return one turn's routing as a read-only array; ``width``: bytes of an id, 1 or 2."""
         kind = np.dtype("u1" if width == 1 else "<u2")
         data = self._routing.read(offset, int(np.prod(shape)) * width, crc)
         return np.frombuffer(data, kind).reshape(shape)
@@ -153,7 +158,7 @@ def _lock(handle: int, path: Path, until: float) -> None:
             if time.monotonic() >= until:
                 raise StoreError(
                     f"{path} is written by another process: a gateway of this run is still alive; "
-                    "end it, then try again",
+                    "end it, then retry",
                     ExitCode.SERVICE_GONE,
                 ) from None
             time.sleep(0.05)

@@ -1,7 +1,7 @@
-"""One SQLite connection: transactions, and one place where its errors become ours.
+"""One SQLite connection with transactions, whose every failure is a ``StoreError``.
 
-A connection belongs to the thread that opened it. WAL with ``synchronous=NORMAL``: a commit
-survives the death of the process; only a power cut may take the last ones.
+A connection belongs to the thread that opened it. With WAL and ``synchronous=NORMAL`` a commit
+survives the death of the process; only a power cut may lose the last ones.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from runners.store.store_error import to_store_error
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 _BUSY_S = 30.0
-"""Wait this long for another process's transaction; ours last microseconds, machines stall."""
+"""Time to wait for another process's transaction. Ours last microseconds; machines stall."""
 _WRONG_CALLS = (None, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISUSE, sqlite3.SQLITE_RANGE)
-"""Error codes of faulty SQL and faulty use: defects, not failures."""
+"""Error codes of wrong SQL and wrong use: defects of ours, which keep their own exception."""
 
 
 class Database:
@@ -28,9 +28,9 @@ class Database:
 
     def __init__(self, path: Path, mode: Literal["ro", "rw", "rwc"]) -> None:
         self.path = path
-        with self.guarded():
+        with self.translate_errors():
             self._db = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={mode}&immutable={_still(path, mode):d}",
+                f"{path.absolute().as_uri()}?mode={mode}&immutable={_is_immutable(path, mode):d}",
                 uri=True,
                 timeout=_BUSY_S,
                 isolation_level=None,
@@ -47,23 +47,23 @@ class Database:
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[sqlite3.Row]:
         """Return all rows of a query."""
-        with self.guarded():
+        with self.translate_errors():
             return self._db.execute(sql, parameters).fetchall()
 
-    def each(self, sql: str, parameters: Parameters = ()) -> Iterator[sqlite3.Row]:
+    def iterate(self, sql: str, parameters: Parameters = ()) -> Iterator[sqlite3.Row]:
         """Yield the rows of a query, one at a time."""
-        with self.guarded():
+        with self.translate_errors():
             yield from self._db.execute(sql, parameters)
 
     def execute(self, sql: str, parameters: Parameters = ()) -> int:
         """Run one statement, a transaction of its own outside ``write``; returns rows changed."""
-        with self.guarded():
+        with self.translate_errors():
             return self._db.execute(sql, parameters).rowcount
 
     @contextmanager
     def write(self) -> Iterator[None]:
-        """One transaction around several statements."""
-        with self.guarded():
+        """Run the statements of the block as one transaction."""
+        with self.translate_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -74,8 +74,8 @@ class Database:
                 raise
 
     @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Turn errors of SQLite and the file system into ours; a wrong call stays what it is."""
+    def translate_errors(self) -> Iterator[None]:
+        """Turn errors of SQLite and the file system into StoreError, but not those of a wrong call."""
         try:
             yield
         except (sqlite3.DatabaseError, OSError) as error:
@@ -84,12 +84,16 @@ class Database:
             raise to_store_error(error, self.path) from error
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._db.close()
 
 
-def _still(path: Path, mode: str) -> bool:
-    """Whether a reader must do without the shared memory of WAL, and safely can."""
+def _is_immutable(path: Path, mode: str) -> bool:
+    """Return whether to open a file as immutable.
+
+    A reader of a WAL database writes shared memory beside it, which a read-only directory refuses.
+    Without a WAL file nobody writes, so the file can be read as it is.
+    """
     wal = path.with_name(f"{path.name}-wal")
     frozen = not os.access(path.parent, os.W_OK, effective_ids=True)
     return mode == "ro" and frozen and not wal.exists()

@@ -1,8 +1,8 @@
-"""Strict JSON of whatever a policy, an agent or an engine said.
+"""Writes strict JSON of whatever a policy, an agent or an engine produced, and reads it.
 
-Invariant: writing never raises on foreign data, and every strict parser reads the result. NaN and
-infinities become null, lone surrogates U+FFFD, integers beyond 64 bits floats, unknown types their
-``repr``, and what is nested too deep for a parser an ellipsis.
+Writing never raises on foreign data, and every strict parser reads the result. NaN and infinities
+become null, lone surrogates U+FFFD, integers beyond 64 bits floats, unknown types their ``repr``,
+and values nested too deep for a parser an ellipsis.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import orjson
 from conf.errors import error_text
 
 _LEVELS = 200
-"""orjson takes 254."""
+"""Levels of nesting that are written; orjson reads 254."""
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 def clean_text(text: str) -> str:
-    """Return ``text`` as UTF-8 can say it: surrogate pairs joined, lone ones replaced."""
+    """Return ``text`` so that UTF-8 can encode it: surrogate pairs joined, lone ones replaced."""
     if text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -31,7 +31,7 @@ def dumps(value: Any) -> str:
     try:
         return orjson.dumps(value, option=_OPTIONS).decode()
     except TypeError:  # orjson.JSONEncodeError: text or types that JSON has no form for
-        return orjson.dumps(_cleaned(value), option=_OPTIONS).decode()
+        return orjson.dumps(_clean(value), option=_OPTIONS).decode()
 
 
 def loads(text: str | bytes) -> Any:
@@ -39,7 +39,7 @@ def loads(text: str | bytes) -> Any:
     return orjson.loads(text)
 
 
-def _cleaned(value: Any, level: int = 0) -> Any:
+def _clean(value: Any, level: int = 0) -> Any:
     if level == _LEVELS:
         return "…"
     match value:
@@ -51,20 +51,20 @@ def _cleaned(value: Any, level: int = 0) -> Any:
             return value if -(2**63) <= value < 2**64 else _as_float(value)
         case dict():
             return {
-                clean_text(key if isinstance(key, str) else _said(str, key)): _cleaned(
+                clean_text(key if isinstance(key, str) else _to_text(str, key)): _clean(
                     item, level + 1
                 )
                 for key, item in value.items()
             }
         case list() | tuple():
-            return [_cleaned(item, level + 1) for item in value]
+            return [_clean(item, level + 1) for item in value]
         case _:
-            return clean_text(_said(repr, value))
+            return clean_text(_to_text(repr, value))
 
 
-def _said(say: Callable[[object], str], value: object) -> str:
+def _to_text(convert: Callable[[object], str], value: object) -> str:
     try:
-        return say(value)
+        return convert(value)
     except Exception as error:  # a hostile __str__ or __repr__ must not keep the rest from the disk
         return f"<{type(value).__name__}: {error_text(error)}>"
 

@@ -1,4 +1,4 @@
-"""Whether a run runs, and who drives it."""
+"""The state of a run, and the process that drives it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REMOTE_SILENCE_S = 120.0
 
 
 class State(StrEnum):
-    """What a run is doing."""
+    """State of a run, as its driver last wrote it."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -52,19 +52,20 @@ class Driver:
     """Unix seconds; tells the process from a later one with the same pid."""
 
     def alive(self, heartbeat_at: float | None) -> bool:
-        """Whether it still exists; on another host, whether it was heard of lately."""
+        """Return whether the process exists; on another host, whether its heartbeat is recent."""
         if self.host != socket.gethostname():
             return heartbeat_at is not None and time.time() - heartbeat_at < REMOTE_SILENCE_S
         try:
             process = psutil.Process(self.pid)
+            # a pid is reused sooner or later: the start time tells the driver from a stranger
             same = abs(process.create_time() - self.started_at) < _CLOCK_SLACK_S
             return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
 
 
-def this_process() -> Driver:
-    """Return this process, as a driver."""
+def current_process() -> Driver:
+    """Return this process as a driver."""
     return Driver(socket.gethostname(), os.getpid(), psutil.Process().create_time())
 
 
@@ -74,7 +75,7 @@ class RunState:
 
     state: State
     driver: Driver | None
-    """Who drives it, or did last; None before the first start."""
+    """The present or last driver; None before the first start."""
     exit_code: int | None
     message: str
     info: dict[str, Any]

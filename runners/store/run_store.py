@@ -1,8 +1,9 @@
-"""Everything that happens in a run, durable as it happens: ``store.sqlite`` plus one array file.
+"""The store of a run, ``store.sqlite`` and two array files: everything that happens, as it happens.
 
-Two processes write at once: the gateway sessions and turns, the driver the rest. Each method is one
-transaction; when it returns, what it wrote survives the death of the process at any instant. A
-store belongs to the thread that opened it. Every failure of disk or database is a ``StoreError``.
+Two processes write at the same time: the gateway writes sessions and turns, the driver everything
+else. Each method is one transaction; what it wrote survives the death of the process at any later
+instant. A store belongs to the thread that opened it. Every failure of disk or database is a
+``StoreError``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from runners.store.record_rows import (
     read_turn,
     routing_block,
 )
-from runners.store.run_state import TRANSITIONS, RunState, State, state_from_row, this_process
+from runners.store.run_state import TRANSITIONS, RunState, State, current_process, state_from_row
 from runners.store.status_file import find_remote_driver
 from runners.store.store_error import StoreError, to_store_error
 from runners.store.tables import ROUTING_SINCE, check_tables, create_tables, migrate
@@ -66,7 +67,7 @@ class EvaluationRow:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """A notable thing."""
+    """A notable event: a retry, a service that ended, a breaker that opened."""
 
     at: float
     kind: str
@@ -135,7 +136,7 @@ class RunStore:
         self.close()
 
     def close(self) -> None:
-        """Close both files."""
+        """Close the database and the array files."""
         self._arrays.close()
         self._db.close()
 
@@ -145,21 +146,21 @@ class RunStore:
         return config
 
     def replace_config(self, config: dict[str, Any]) -> None:
-        """Keep the configuration that a resume has changed."""
+        """Store the configuration that a resume has changed."""
         self._db.execute("UPDATE run SET config = ?", (dumps(config),))
 
     # Sessions and turns: the gateway writes.
 
     def claim_arrays(self, wait_s: float = 0.0) -> None:
-        """Become the one process that adds turns, or refuse after ``wait_s``.
+        """Take the lock of the only process that adds turns; raises StoreError after ``wait_s``.
 
-        The first turn does it anyway; a gateway does it before it serves.
+        The first turn would take it anyway; a gateway takes it before it serves.
         """
-        with self._db.guarded():
+        with self._db.translate_errors():
             self._arrays.claim(wait_s)
 
     def add_session(self, session_id: str, info: dict[str, Any]) -> None:
-        """Record a new session; a second one of that id is refused."""
+        """Add a session; raises StoreError if there is one of that id."""
         self._db.execute(
             "INSERT INTO session VALUES (?, ?, ?)", (session_id, dumps(info), time.time())
         )
@@ -171,8 +172,8 @@ class RunStore:
         }
 
     def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
-        """Make a turn durable: first its arrays, then the rows that refer to them."""
-        with self._db.guarded():
+        """Store a turn durably: first its arrays, then the rows that refer to them."""
+        with self._db.translate_errors():
             block = self._arrays.append(turn.prompt_new, turn.output_ids, turn.output_logprobs)
             if routing is None:
                 self._db.execute(TURNS.insert, TURNS.encode(turn, block))
@@ -184,7 +185,7 @@ class RunStore:
                 self._db.execute(ROUTING.insert, ROUTING.encode(place))
 
     def routing(self, session_id: str) -> dict[int, TurnRouting]:
-        """Return the routing of a session's turns, by turn; those without any are left out."""
+        """Return the routing of a session's turns by turn index; turns without any are left out."""
         if not self._holds_routing():
             return {}
         rows = self._db.rows(
@@ -192,7 +193,7 @@ class RunStore:
             "JOIN turn USING (session_id, turn_index) WHERE session_id = ?",
             (session_id,),
         )
-        with self._db.guarded():
+        with self._db.translate_errors():
             return {row["turn_index"]: read_routing(row, self._arrays) for row in rows}
 
     def routed_turns(self, session_id: str) -> frozenset[int]:
@@ -203,8 +204,9 @@ class RunStore:
         return frozenset(row[0] for row in rows)
 
     def routing_shape(self) -> RoutingShape | None:
-        """Return what the turns' routing looks like, every layer taken for one that routes; None if
-        no turn has any.
+        """Return the shape of the turns' routing; None if no turn has any.
+
+        Every layer is taken for one that routes: the store does not know which are dense.
         """
         if not self._holds_routing():
             return None
@@ -223,17 +225,17 @@ class RunStore:
         rows = self._db.rows(
             "SELECT * FROM turn WHERE session_id = ? ORDER BY turn_index", (session_id,)
         )
-        with self._db.guarded():
+        with self._db.translate_errors():
             return [read_turn(row, self._arrays) for row in rows]
 
     # Rollouts: the driver writes.
 
     def put_rollout(self, record: RolloutRecord) -> None:
-        """Write one attempt, new or again.
+        """Add or overwrite an attempt.
 
-        Before its grading it is written with ``counts=False``, at its end with the truth: so a
-        counting attempt is always a finished one, and a resumed step may take it as it is. An
-        earlier attempt that counted no longer does.
+        It is written with ``counts=False`` before it is graded, and with its real value at its end.
+        An attempt that counts is therefore finished, and a resumed step can use it as it is. An
+        earlier attempt of the rollout that counted no longer does.
         """
         with self._db.write():
             if record.counts:
@@ -253,12 +255,12 @@ class RunStore:
     def each_rollout(
         self, *, step: int | None = None, split: str | None = None, counts: bool | None = None
     ) -> Iterator[RolloutRecord]:
-        """Yield what ``rollouts`` returns, one at a time."""
+        """Yield the attempts that ``rollouts`` returns, one at a time."""
         wanted = {"step": step, "split": split, "counts": counts}
         given = {key: value for key, value in wanted.items() if value is not None}
         where = " AND ".join(f"{key} = :{key}" for key in given) or "TRUE"
         order = "step, split, group_index, member, attempt"
-        for row in self._db.each(f"SELECT * FROM rollout WHERE {where} ORDER BY {order}", given):
+        for row in self._db.iterate(f"SELECT * FROM rollout WHERE {where} ORDER BY {order}", given):
             yield read_rollout(row)
 
     def rollout(self, rollout_id: str) -> RolloutRecord | None:
@@ -286,9 +288,9 @@ class RunStore:
         return max(used, default=-1) + 1
 
     def discard_unfinished(self, step: int, split: str | None = None) -> int:
-        """Take the count from the rollouts of an unfinished step or evaluation; returns how many.
+        """Make rollouts of an unfinished step or evaluation count no longer; return how many did.
 
-        Their turns are kept. What is finished stays as it is.
+        Their turns are kept. Finished steps and evaluations stay as they are.
         """
         return self._db.execute(
             """
@@ -306,32 +308,29 @@ class RunStore:
     # Steps and evaluations: the driver writes.
 
     def begin_step(self, step: int, tasks: list[str]) -> None:
-        """Begin a step, or an unfinished one again; a finished one is refused."""
+        """Begin a step, or begin an unfinished one anew; raises StoreError for a finished one."""
         began = self._db.execute(
             "INSERT INTO step (step, tasks, started_at) VALUES (?, ?, ?) "
             "ON CONFLICT (step) DO UPDATE SET tasks = excluded.tasks WHERE finished_at IS NULL",
             (step, dumps(tasks), time.time()),
         )
         if not began:
-            raise StoreError(
-                f"step {step} of {self.run_dir} is finished already and cannot begin again"
-            )
+            raise StoreError(f"step {step} of {self.run_dir} is finished and cannot begin anew")
 
     def finish_step(self, step: int, metrics: dict[str, Any]) -> None:
-        """Finish a step, once."""
+        """Finish a step; raises StoreError if it never began or is finished."""
         finished = self._db.execute(
             "UPDATE step SET metrics = ?, finished_at = ? WHERE step = ? AND finished_at IS NULL",
             (dumps(metrics), time.time(), step),
         )
         if not finished:
             raise StoreError(
-                f"step {step} of {self.run_dir} cannot finish: "
-                "it never began, or is finished already"
+                f"step {step} of {self.run_dir} cannot finish: it never began, or is finished"
             )
 
     def rewind(self, step: int) -> None:
-        """Take back what came after ``step`` finished steps, since a trainer that lost it does it
-        again: later steps and their evaluations; rollouts after the first of them count no more.
+        """Drop the steps after ``step`` and their evaluations: the trainer lost them and repeats
+        them. Rollouts of the step that follows still count, later ones no longer do.
         """
         with self._db.write():
             self._db.execute("DELETE FROM step WHERE step > ?", (step,))
@@ -360,7 +359,9 @@ class RunStore:
         ]
 
     def finish_evaluation(self, step: int, result: dict[str, Any]) -> None:
-        """Record the evaluation of the weights after ``step`` steps, once."""
+        """Store the evaluation of the weights after ``step`` steps; raises StoreError if there is
+        one.
+        """
         self._db.execute(
             "INSERT INTO evaluation VALUES (?, ?, ?)", (step, dumps(result), time.time())
         )
@@ -377,9 +378,10 @@ class RunStore:
     ) -> None:
         """Move the run to another state.
 
-        ``running`` makes this process its driver; it is refused while another living process is.
+        ``running`` makes this process its driver; raises StoreError while another living process
+        drives it.
         """
-        new, me = State(state), this_process()
+        new, me = State(state), current_process()
         with self._db.write():
             old = self.state()
             if new not in TRANSITIONS[old.state]:
@@ -404,7 +406,7 @@ class RunStore:
                 )
 
     def heartbeat(self) -> None:
-        """Say that the driver lives."""
+        """Record that the driver is alive."""
         self._db.execute("UPDATE run SET heartbeat_at = ?", (time.time(),))
 
     def state(self) -> RunState:
@@ -412,13 +414,13 @@ class RunStore:
         return state_from_row(self._db.rows("SELECT * FROM run")[0])
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
-        """Record a notable thing."""
+        """Add an event."""
         self._db.execute(
             "INSERT INTO event (at, kind, data) VALUES (?, ?, ?)", (time.time(), kind, dumps(data))
         )
 
     def events(self, kind: str | None = None) -> list[EventRow]:
-        """Return what was notable, in order."""
+        """Return the events, of one kind or all, in order."""
         rows = self._db.rows(
             "SELECT at, kind, data FROM event WHERE kind = coalesce(?, kind) ORDER BY event_id",
             (kind,),
@@ -428,12 +430,12 @@ class RunStore:
     # Access.
 
     def query(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
-        """Return the rows of a reading statement, for counts that no method above gives."""
+        """Return the rows of a SELECT, for counts that no method above gives."""
         return self._db.rows(sql, parameters)
 
     @property
     def database(self) -> Database:
-        """The connection, for the one room that keeps a table of its own: the ledger."""
+        """The connection, for the ledger of external resources, which keeps its own table."""
         return self._db
 
     @contextmanager

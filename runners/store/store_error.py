@@ -1,4 +1,4 @@
-"""The store's boundary: errors of SQLite and the file system become ``StoreError`` only here."""
+"""Turns errors of SQLite and the file system into ``StoreError``; the only place that does."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from conf.errors import AgentrlError, ExitCode
 
 
 class StoreError(AgentrlError):
-    """The run's store failed or refused.
+    """The run's store failed, or refused what was asked of it.
 
-    Exit codes: 2 if the run directory is a wrong choice, 4 if the disk gave up under a run (it can
-    be resumed), 5 if the stored data is refused.
+    Exit codes: 2 if another run directory has to be chosen, 4 if the disk failed under a run (which
+    can be resumed), 5 if the stored data is refused.
     """
 
     exit_code = ExitCode.DATA_REFUSED
@@ -27,7 +27,7 @@ _FULL = "the disk is full at {path}: free some space, then resume the run; what 
 _TOO_LARGE = "{path} may not grow (file size limit): raise `ulimit -f`, then resume the run"
 _READ_ONLY = "{path} cannot be written: make it writable for this user or choose another run.dir"
 _DENIED = "{path} cannot be opened: check that the directory exists and that this user may use it"
-_BUSY = "{path} stayed locked: another process holds the run; end it, then try again"
+_BUSY = "{path} stayed locked: another process holds the run; end it, then retry"
 _CORRUPT = "{path} is damaged ({error}): restore the run directory from a copy, or start a new run"
 _IO = "the disk failed at {path} ({error}): check the disk, then resume the run"
 

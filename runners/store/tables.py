@@ -50,7 +50,7 @@ CREATE TABLE evaluation (
     step INTEGER PRIMARY KEY, result TEXT NOT NULL, finished_at REAL NOT NULL
 ) STRICT;
 
--- Notable things: a breaker that opened, a service that ended, a retry, a resume.
+-- Notable events: a breaker that opened, a service that ended, a retry, a resume.
 CREATE TABLE event (
     event_id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL
 ) STRICT;
@@ -76,7 +76,7 @@ MIGRATIONS = {1: LEDGER, 2: ROUTING_DDL}
 
 
 def create_tables(db: Database) -> None:
-    """Make the tables of a new store; the caller holds the transaction."""
+    """Create the tables of a new store; the caller holds the transaction."""
     for statements in (TABLES, *MIGRATIONS.values()):
         _run(db, statements)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -84,9 +84,9 @@ def create_tables(db: Database) -> None:
 
 
 def check_tables(db: Database) -> None:
-    """Refuse a file that is not a run's store, or one that a newer agentrl wrote.
+    """Raise StoreError for a file that is not a run's store, or that a newer agentrl wrote.
 
-    An older one is fine to read; ``migrate`` makes it fit to write.
+    An older store can be read as it is; before it is written, ``migrate`` brings it up to date.
     """
     application = db.rows("PRAGMA application_id")[0][0]
     version = _version(db)

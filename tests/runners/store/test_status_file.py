@@ -25,14 +25,14 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def said(run_dir: Path, **changes: Any) -> None:
+def write_status(run_dir: Path, **changes: Any) -> None:
     status = read_status(run_dir).to_dict()
     here = {"state": "running", "driver_host": "node7", "updated_at": time.time()}
     write_document(run_dir / STATUS_FILE, {**status, **here, **changes})
 
 
 def test_a_store_that_another_machine_drives_is_not_opened_here(run_dir: Path) -> None:
-    said(run_dir)
+    write_status(run_dir)
     for read_only in (True, False):
         with pytest.raises(StoreError, match="driven on node7") as caught:
             RunStore.open(run_dir, read_only=read_only)
@@ -51,10 +51,10 @@ def test_a_store_that_another_machine_drives_is_not_opened_here(run_dir: Path) -
         {"updated_at": time.time() - 2 * REMOTE_SILENCE_S},
     ],
 )
-def test_one_that_nobody_else_has_open_is_read_itself(
+def test_a_store_that_no_other_machine_drives_is_opened(
     run_dir: Path, changes: dict[str, Any]
 ) -> None:
-    said(run_dir, **changes)
+    write_status(run_dir, **changes)
     assert find_remote_driver(run_dir) is None
     assert read_remote_status(run_dir) is None
     RunStore.open(run_dir, read_only=True).close()
@@ -62,14 +62,14 @@ def test_one_that_nobody_else_has_open_is_read_itself(
 
 def test_leaks_and_curves_come_back_as_they_were(run_dir: Path) -> None:
     leak = {"kind": "sandbox", "name": "s", "age_s": 1.0}
-    said(run_dir, leaks=[leak], evaluations=[[0, 0.5]], what_a_later_version_adds=1)
+    write_status(run_dir, leaks=[leak], evaluations=[[0, 0.5]], what_a_later_version_adds=1)
     found = read_remote_status(run_dir)
     assert found is not None
     assert [asdict(each) for each in found.leaks] == [leak]
     assert [tuple(point) for point in found.evaluations] == [(0, 0.5)]
 
 
-def test_a_reader_never_sees_a_part(run_dir: Path) -> None:
+def test_a_reader_finds_a_whole_document(run_dir: Path) -> None:
     write_document(run_dir / STATUS_FILE, {"state": "running", "text": "x" * 100_000})
     write_document(run_dir / STATUS_FILE, {"state": "done"})
     assert json.loads((run_dir / STATUS_FILE).read_text()) == {"state": "done"}

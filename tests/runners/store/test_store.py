@@ -1,4 +1,4 @@
-"""The store keeps what it was given, in order, and refuses what it must."""
+"""The store returns what it was given, in order, and refuses contradictions."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_attempt_numbers_are_never_used_twice(store: RunStore) -> None:
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_only_what_never_finished_is_discarded(store: RunStore, finished: bool) -> None:
+def test_only_unfinished_rollouts_are_discarded(store: RunStore, finished: bool) -> None:
     for rollout_id in ("train-000001-00-00", "eval-000001-00-00", "train-000002-00-00"):
         store.put_rollout(a_rollout(rollout_id))
     store.begin_step(1, [])
@@ -254,7 +254,7 @@ def test_an_evaluation_finishes_once(store: RunStore) -> None:
     assert [(row.step, row.result) for row in store.evaluations()] == [(0, {"solve_rate": 0.5})]
 
 
-def test_what_came_after_a_step_is_taken_back(store: RunStore) -> None:
+def test_rewinding_drops_the_steps_after_it(store: RunStore) -> None:
     for step in (1, 2, 3):
         store.begin_step(step, ["t"])
         store.finish_step(step, {})
@@ -306,7 +306,7 @@ def test_a_directory_with_a_run_is_refused_for_a_new_one(store: RunStore) -> Non
     assert store.config() == CONFIG
 
 
-def test_a_creation_that_was_cut_short_can_be_done_again(tmp_path: Path) -> None:
+def test_an_interrupted_creation_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / "store.sqlite").touch()
     with pytest.raises(StoreError, match="not the store of a run"):
         RunStore.open(tmp_path)
@@ -350,7 +350,7 @@ def newer_schema(path: Path) -> None:
         (newer_schema, "newer"),
     ],
 )
-def test_what_is_no_run_is_refused_and_said(
+def test_a_directory_without_a_readable_run_is_refused_with_the_reason(
     tmp_path: Path, make: Callable[[Path], None], says: str, read_only: bool
 ) -> None:
     make(tmp_path / "run")

@@ -221,7 +221,7 @@ def test_a_file_that_may_not_grow_harms_nothing_stored(tmp_path: Path) -> None:
     assert "disk is full" in said or "may not grow" in said or "the disk failed" in said
 
 
-def test_a_full_disk_is_said_and_harms_nothing_stored(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_harms_nothing_stored(tmp_path: Path) -> None:
     mount = f"mount -t tmpfs -o size=1500k tmpfs {tmp_path} && fallocate -l 300k {tmp_path}/b && "
     prepare = mount + f"mkdir {tmp_path}/run && mv {tmp_path}/b {tmp_path}/run/ballast && "
     prefix = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
