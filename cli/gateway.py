@@ -63,7 +63,7 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
     import signal
 
     from cli.invocation import report_warning
-    from runners.diagnostics.diagnostics import diagnostics
+    from runners.diagnostics.diagnostics import install_diagnostics
     from runners.faults.wiring import make_gateway_hooks
     from runners.gateway.service import serve
     from runners.gateway.settings import GatewaySettings
@@ -83,7 +83,9 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
 
     with (
         RunStore.create(run_dir, config.model_dump(mode="json")) as store,
-        diagnostics(run_dir, "gateway", watchdog_s=config.observe.watchdog_s, tell=report_warning),
+        install_diagnostics(
+            run_dir, "gateway", watchdog_s=config.observe.watchdog_s, report=report_warning
+        ),
     ):
         store.set_state(State.RUNNING)
         try:

@@ -1,4 +1,4 @@
-"""Attempts in flight: the stage each is in and since when, for whoever asks what hangs.
+"""Records which stage each attempt in flight is in, and since when.
 
 Mutated by the attempts on the event loop; read from any thread.
 """
@@ -15,7 +15,7 @@ from runners.diagnostics.call_graph import describe_pending
 
 
 class AttemptProgress:
-    """An attempt in flight; called with each stage that it enters."""
+    """Progress of an attempt in flight."""
 
     __slots__ = (
         *("_begun", "_seconds", "last_sign", "pending", "session_id", "stage", "task", "where"),
@@ -24,15 +24,15 @@ class AttemptProgress:
     def __init__(self, session_id: str, task: asyncio.Task[Any] | None) -> None:
         self.session_id = session_id
         self.task = task
-        """Whose await chain tells what the attempt waits for."""
+        """Task whose await chain shows what the attempt waits for."""
         self.stage = ""
-        """The one it is in; empty before the first."""
+        """Present stage; empty before the first."""
         self.where = ""
-        """The node it runs on; empty: in this process."""
+        """Node on which it runs; empty: this process."""
         self.last_sign = time.monotonic()
-        """When it last made progress."""
+        """Monotonic time of its last progress."""
         self.pending = ""
-        """What it waited for when its end came from outside: a deadline, a cancellation."""
+        """Await chain at the moment of a deadline or a cancellation from outside."""
         self._begun = self.last_sign
         self._seconds: dict[str, float] = {}
 
@@ -51,17 +51,18 @@ class AttemptProgress:
         return seconds
 
     def record_pending(self) -> None:
-        """Keep in ``pending`` what its task waits for."""
+        """Store in ``pending`` what its task waits for."""
         self.pending = describe_pending(self.task) if self.task is not None else ""
 
     @asynccontextmanager
     async def deadline(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
-        """Do what ``asyncio.timeout`` does, and keep in ``pending`` what was waited for when it
-        expired: the cancellation then unwinds it.
+        """Limit the block as ``asyncio.timeout`` does; when it expires, call ``record_pending``.
+
+        It is called before the cancellation, which unwinds the await chain.
         """
         loop = asyncio.get_running_loop()
         when = loop.time() + seconds
-        # Timers run in the order of their times: this one before the other cancels the task.
+        # Timers run in the order of their times: this one comes before the one that cancels.
         timer = loop.call_at(when - 1e-6, self.record_pending)
         try:
             async with asyncio.timeout_at(when) as timeout:
@@ -78,26 +79,26 @@ class AttemptWatch:
     """The attempts in flight of a driver."""
 
     def __init__(self) -> None:
-        self._flights: dict[AttemptProgress, None] = {}
+        self._attempts: dict[AttemptProgress, None] = {}
 
     @contextmanager
     def attempt(self, session_id: str) -> Iterator[AttemptProgress]:
-        """Keep an attempt on the list for the time of the block, which the current task runs."""
+        """List an attempt while the block runs, which belongs to the current task."""
         task = None
-        with suppress(RuntimeError):  # no loop: there is nothing to await
+        with suppress(RuntimeError):  # outside an event loop there is no task
             task = asyncio.current_task()
-        flight = AttemptProgress(session_id, task)
-        self._flights[flight] = None
+        attempt = AttemptProgress(session_id, task)
+        self._attempts[attempt] = None
         try:
-            yield flight
+            yield attempt
         finally:
-            del self._flights[flight]
+            del self._attempts[attempt]
 
     def in_flight(self) -> list[AttemptProgress]:
-        """Return those in flight, the oldest first."""
-        return list(self._flights)
+        """Return the attempts in flight, the oldest first."""
+        return list(self._attempts)
 
     def record_pending(self) -> None:
-        """Have every attempt keep in ``pending`` what it waits for: before all are cancelled."""
-        for flight in self.in_flight():
-            flight.record_pending()
+        """Call ``record_pending`` for every attempt, before all of them are cancelled."""
+        for attempt in self.in_flight():
+            attempt.record_pending()

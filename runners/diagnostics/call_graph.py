@@ -1,8 +1,8 @@
-"""What asyncio tasks wait for: the await chain of each, as a tree of who waits for whom.
+"""Formats the await chains of asyncio tasks as a tree of which task waits for which.
 
-Reads what the interpreter shows of suspended coroutines and changes nothing, so it may be called
-from any thread, also while the loop hangs or runs. It never raises: what changed under its eyes or
-cannot say what it is appears as such.
+It reads suspended coroutines and changes nothing, so it may be called from any thread, also while
+the loop is blocked or runs. It never raises: an object that changed while it was read, or that has
+no usable ``repr``, is shown as such.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Task = asyncio.Task[Any]
 Future = asyncio.Future[Any]
 
 
-def await_tree(tasks: Iterable[Task], loop: asyncio.AbstractEventLoop) -> str:
-    """Return what every pending task waits for: a task that others wait for stands below them."""
+def format_await_tree(tasks: Iterable[Task], loop: asyncio.AbstractEventLoop) -> str:
+    """Return what each pending task waits for; a task that others wait for stands below them."""
     return "\n".join(_Tree(loop).forest([task for task in tasks if not task.done()]))
 
 
 def describe_pending(task: Task | None = None) -> str:
-    """Return what a task (this one if none is given) waits for, in at most 2,000 characters.
+    """Return what a task (by default this one) waits for, in at most 2,000 characters.
 
-    Before a cancellation: it unwinds the chain. The beginning and the end are kept of a longer one.
+    Call it before a cancellation, which unwinds the chain. Of a longer text the middle is left out.
     """
     task = asyncio.current_task() if task is None else task
     if task is None:
         return ""
-    text = _valid("\n".join(_Tree(task.get_loop()).task(task)))
+    text = _to_valid_text("\n".join(_Tree(task.get_loop()).task(task)))
     if len(text) <= PENDING_LENGTH:
         return text
     cut = "\n[…]\n"
@@ -55,23 +55,23 @@ def describe_pending(task: Task | None = None) -> str:
     return text[:head] + cut + text[len(text) - (PENDING_LENGTH - head - len(cut)) :]
 
 
-def place_of(code: CodeType, line: int) -> str:
-    """Return a place in the source and its text, in two lines."""
+def format_location(code: CodeType, line: int) -> str:
+    """Return a location in the source and the text there, in two lines."""
     source = linecache.getline(code.co_filename, line).strip() or "(no source)"
-    return f"{_shortened(code.co_filename)}:{line} in {code.co_qualname}\n    {source}"
+    return f"{_shorten(code.co_filename)}:{line} in {code.co_qualname}\n    {source}"
 
 
-def shown(thing: object) -> str:
-    """Return the ``repr`` of anything: on one line, not too long, even if it cannot be had."""
+def safe_repr(thing: object) -> str:
+    """Return the ``repr`` of any object on one line of at most 200 characters; never raises."""
     try:
         text = repr(thing)
     except Exception as error:  # a hostile __repr__ must not replace what it describes
         text = f"<{type(thing).__name__} whose repr fails: {error_text(error)}>"
-    text = " ".join(_valid(text).split())
+    text = " ".join(_to_valid_text(text).split())
     return text if len(text) <= _REPR_LENGTH else f"{text[: _REPR_LENGTH - 1]}…"
 
 
-def _valid(text: str) -> str:
+def _to_valid_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -111,23 +111,23 @@ class _Tree:
     def _state(self, task: Task) -> str:
         if task.done():
             return "done"
-        said = ["being cancelled" if task.cancelling() else "pending"]
-        said += [
+        states = ["being cancelled" if task.cancelling() else "pending"]
+        states += [
             f"timeout in {when - self._now:.1f} s"
             for when, of in self._timers
             if isinstance(of, asyncio.Timeout) and getattr(of, "_task", None) is task
         ]
-        return ", ".join(said)
+        return ", ".join(states)
 
     def _chain(self, task: Task, above: tuple[Task, ...]) -> Iterator[str]:
         links = list(_links(task))
         frames = [frame for link in links if (frame := _frame(link)) is not None]
         for frame in frames:
-            yield from place_of(frame.f_code, frame.f_lineno).splitlines()
+            yield from format_location(frame.f_code, frame.f_lineno).splitlines()
         below = list(_tasks_of(links))
         owner = _owner(frames[-1]) if frames else None
         if owner is not None:
-            yield f"waits for {shown(owner)}"  # a lock, a queue, a process, a reader
+            yield f"waits for {safe_repr(owner)}"  # a lock, a queue, a process, a reader
         last = links[-1] if links else None
         if isinstance(last, asyncio.Future):
             yield from self._future(last, known=owner is not None or bool(below))
@@ -135,14 +135,14 @@ class _Tree:
             begun = inspect.getcoroutinestate(last) != inspect.CORO_CREATED
             yield "runs now" if begun else "has not begun"
         elif last is not None and _frame(last) is None:
-            yield f"waits for {shown(last)}"
+            yield f"waits for {safe_repr(last)}"
         if len(above) < _MAX_DEPTH:
             for other in below:
                 for line in self.task(other, (*above, task)):
                     yield f"{_INDENT}{line}" if line.startswith(" ") else f"└ {line}"
 
     def _future(self, future: Future, *, known: bool) -> Iterator[str]:
-        """Yield what stands behind the future at the end of a chain, unless it is known already."""
+        """Yield what completes the future at the end of a chain, unless that is known already."""
         if future.done():
             yield "about to go on: what it waited for is there"
             return
@@ -155,11 +155,11 @@ class _Tree:
                 yield from _thread_behind(source)
                 return
         if not known:
-            yield f"waits for {shown(future)}"
+            yield f"waits for {safe_repr(future)}"
 
 
 def _owner(frame: FrameType) -> object | None:
-    """Return whose method of asyncio's a task waits in."""
+    """Return the asyncio object (lock, queue, reader) in whose method a task waits."""
     if not frame.f_code.co_filename.startswith(_ASYNCIO):
         return None
     owner: object | None = frame.f_locals.get("self")
@@ -196,7 +196,8 @@ def _next(link: Any) -> Any:
         return None
     if inner is None or isinstance(inner, _LINKS):
         return inner
-    # The iterator of a future or of an asynchronous generator's step does not name it: gc does.
+    # The iterator of a future, or of a step of an asynchronous generator, has no attribute that
+    # names it; the garbage collector knows what it refers to.
     hidden = [thing for thing in gc.get_referents(inner) if isinstance(thing, _LINKS)]
     return hidden[0] if hidden else inner
 
@@ -248,9 +249,9 @@ def _in_asyncio(frame: FrameType | None) -> list[Any]:
 
 
 def _behind(future: Future) -> Iterator[Any]:
-    """Yield what a future of asyncio's stands for: a shielded one, or one of another thread.
+    """Yield the future that an asyncio future mirrors: a shielded one, or one of another thread.
 
-    Only the callback that ties them together knows.
+    Only the closure of the callback that connects them refers to it.
     """
     for callback, _ in getattr(future, "_callbacks", None) or ():
         if str(getattr(callback, "__module__", "")).startswith("asyncio."):
@@ -263,7 +264,7 @@ def _behind(future: Future) -> Iterator[Any]:
 
 
 def _thread_behind(source: concurrent.futures.Future[Any]) -> Iterator[str]:
-    """Yield where the thread stands that works for a future."""
+    """Yield the stack of the pool's thread that computes a future."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
         inward: list[FrameType] = []
@@ -273,15 +274,15 @@ def _thread_behind(source: concurrent.futures.Future[Any]) -> Iterator[str]:
                 if outer.f_locals["self"].future is source:
                     yield f"waits for thread {names.get(ident, ident)}"
                     for inner in reversed(inward[:_MAX_DEPTH]):
-                        yield from place_of(inner.f_code, inner.f_lineno).splitlines()
+                        yield from format_location(inner.f_code, inner.f_lineno).splitlines()
                     return
                 break
             inward.append(outer)
             outer = outer.f_back
-    yield f"waits for {shown(source)}, which no thread has begun"
+    yield f"waits for {safe_repr(source)}, which no thread has begun"
 
 
-def _shortened(filename: str) -> str:
+def _shorten(filename: str) -> str:
     """Return a file's name below the entry of ``sys.path`` that holds it."""
     holders = [entry for entry in sys.path if entry and filename.startswith(f"{entry}/")]
     return filename[len(max(holders, key=len)) + 1 :] if holders else filename

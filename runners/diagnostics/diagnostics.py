@@ -1,9 +1,9 @@
-"""Why a process hangs, in files below ``<run_dir>/diagnostics`` that a person can read.
+"""Writes diagnoses of a hanging process below ``<run_dir>/diagnostics``, for a person to read.
 
-Asked: SIGUSR1 writes all asyncio tasks with what they wait for, SIGUSR2 all threads. SIGUSR1 is
-answered by Python code, so not while C code holds the main thread; SIGUSR2 always, by C code.
-Unasked: a watchdog writes both when the event loop stands still, and errors that nobody awaited are
-kept. None of it disturbs the process.
+On request: SIGUSR1 writes all asyncio tasks and what they wait for, SIGUSR2 all threads. SIGUSR1 is
+answered by Python code, so not while C code holds the main thread; SIGUSR2 by C code, at any time.
+Unrequested: a watchdog writes both when the event loop is blocked, and errors that nobody awaited
+are kept. None of it disturbs the process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import error_text
-from runners.diagnostics.call_graph import shown
-from runners.diagnostics.sections import clock, process_text, section, tasks_text, write_report
+from runners.diagnostics.call_graph import safe_repr
+from runners.diagnostics.sections import (
+    describe_process,
+    describe_tasks,
+    format_section,
+    format_time,
+    write_diagnosis,
+)
 from runners.diagnostics.watchdog import Watchdog
 from runners.store.store_error import to_store_error
 
@@ -28,18 +34,19 @@ FOLDER = "diagnostics"
 
 
 @contextmanager
-def diagnostics(
+def install_diagnostics(
     run_dir: Path,
     name: str = "driver",
     *,
     watchdog_s: float = 0.0,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     more: Callable[[], str] = str,
 ) -> Iterator[None]:
-    """Diagnose the running loop of the main thread while the block runs; 0 is no watchdog.
+    """Diagnose the running loop of the main thread while the block runs.
 
-    ``tell`` takes a line per finding, ``more`` returns further text for a stall's file; the
-    watchdog calls both from its own thread. Raises StoreError if the folder cannot be made.
+    ``watchdog_s`` 0 starts no watchdog. ``report`` takes a line per finding, ``more`` returns
+    further text for a stall's file; the watchdog calls both from its own thread. Raises StoreError
+    if the folder cannot be made.
     """
     loop = asyncio.get_running_loop()
     folder = run_dir / FOLDER
@@ -51,11 +58,11 @@ def diagnostics(
 
     def write_tasks(*_: object) -> None:
         parts = [
-            f"The tasks of {name} (process {os.getpid()}) at {clock()}.\n",
-            section("process", lambda: process_text(folder)),
-            section("tasks, and what each waits for", lambda: tasks_text(loop)),
+            f"The tasks of {name} (process {os.getpid()}) at {format_time()}.\n",
+            format_section("process", lambda: describe_process(folder)),
+            format_section("tasks, and what each waits for", lambda: describe_tasks(loop)),
         ]
-        write_report(folder, f"{name}-tasks", "\n".join(parts))
+        write_diagnosis(folder, f"{name}-tasks", "\n".join(parts))
 
     with ExitStack() as ends:
         ends.callback(_remove_if_empty, Path(threads.name))
@@ -64,9 +71,9 @@ def diagnostics(
         faulthandler.register(signal.SIGUSR2, file=threads, all_threads=True)
         ends.callback(faulthandler.unregister, signal.SIGUSR2)
         ends.callback(loop.set_exception_handler, loop.get_exception_handler())
-        loop.set_exception_handler(_Unawaited(folder / f"{name}-errors.txt", tell))
+        loop.set_exception_handler(_Unawaited(folder / f"{name}-errors.txt", report))
         if watchdog_s:
-            ends.enter_context(Watchdog(folder, name, watchdog_s, tell=tell, more=more))
+            ends.enter_context(Watchdog(folder, name, watchdog_s, report=report, more=more))
         yield
 
 
@@ -76,8 +83,8 @@ def _remove_if_empty(path: Path) -> None:
             path.unlink()
 
 
-def newest(run_dir: Path, count: int) -> list[Path]:
-    """Return the last diagnoses of a run, newest first; a file that is empty is none."""
+def newest_diagnoses(run_dir: Path, count: int) -> list[Path]:
+    """Return the last diagnoses of a run, newest first, without empty files."""
     found: list[tuple[int, Path]] = []
     for path in (run_dir / FOLDER).glob("*.txt"):
         with suppress(OSError):  # removed since
@@ -88,13 +95,13 @@ def newest(run_dir: Path, count: int) -> list[Path]:
 
 
 class _Unawaited:
-    """Takes what nobody awaited: the loop's exception handler."""
+    """The loop's exception handler: keeps errors that nobody awaited."""
 
-    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
-        self._path, self._tell = path, tell
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
+        self._path, self._report_line = path, report
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Keep the error with its traceback, and tell in one line."""
+        """Append the error with its traceback to a file, and report it in one line."""
         line = str(context.get("message", "an error in the event loop"))
         error = context.get("exception")
         task = context.get("task") or context.get("future")
@@ -102,12 +109,14 @@ class _Unawaited:
             line += f" (task {task.get_name()})"
         if error is not None:
             line += f": {type(error).__name__}: {error_text(error)}"
-        rest = [f"  {key}: {shown(value)}" for key, value in context.items() if key != "message"]
+        rest = [
+            f"  {key}: {safe_repr(value)}" for key, value in context.items() if key != "message"
+        ]
         trace = traceback.format_exception(error) if error is not None else []
-        text = "\n".join([f"{clock()} {line}", *rest, "".join(trace)])
+        text = "\n".join([f"{format_time()} {line}", *rest, "".join(trace)])
         with (
-            suppress(OSError),  # a full disk: the line is still told
+            suppress(OSError),  # a full disk: the line is still reported
             self._path.open("a", encoding="utf-8", errors="backslashreplace") as file,
         ):
             file.write(f"{text}\n")
-        self._tell(" ".join(line.split()))
+        self._report_line(" ".join(line.split()))

@@ -1,6 +1,6 @@
-"""The parts of a diagnosis that a person reads: threads, tasks, the process and what is around it.
+"""Formats the sections of a diagnosis: threads, tasks, the process and its machine.
 
-Nothing that cannot be said keeps the rest from being said.
+A section that fails says so and does not keep the others from being written.
 """
 
 from __future__ import annotations
@@ -19,54 +19,56 @@ from types import FrameType
 import psutil
 
 from conf.errors import error_text
-from runners.diagnostics.call_graph import await_tree, place_of
+from runners.diagnostics.call_graph import format_await_tree, format_location
 
 _MAX_FRAMES = 60
 _FOREIGN = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
-def section(title: str, make: Callable[[], str]) -> str:
-    """Return a part under its title."""
+def format_section(title: str, make: Callable[[], str]) -> str:
+    """Return a section: its title and the text that ``make`` returns, or why there is none."""
     try:
         text = make()
-    except Exception as error:  # a diagnosis's top: the other parts are still wanted
+    except Exception as error:  # the other sections are still wanted
         text = f"(not to be had: {type(error).__name__}: {error_text(error)})"
     return f"== {title} ==\n{text or '(none)'}\n"
 
 
-def tasks_text(loop: asyncio.AbstractEventLoop) -> str:
+def describe_tasks(loop: asyncio.AbstractEventLoop) -> str:
     """Return every pending task of a loop with its await chain."""
-    return await_tree(asyncio.all_tasks(loop), loop)
+    return format_await_tree(asyncio.all_tasks(loop), loop)
 
 
-def threads_text(first: int | None = None) -> str:
-    """Return where every Python thread stands, the one whose ident is given first."""
+def describe_threads(first: int | None = None) -> str:
+    """Return the stack of every Python thread, beginning with the thread ``first``."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != first)
     return "\n".join(
-        f"{names.get(ident, 'unknown')}\n{stack_text(frame)}" for ident, frame in frames
+        f"{names.get(ident, 'unknown')}\n{describe_stack(frame)}" for ident, frame in frames
     )
 
 
-def stack_text(frame: FrameType) -> str:
+def describe_stack(frame: FrameType) -> str:
     """Return a thread's frames, the innermost last."""
-    frames = _outwards(frame)
-    lines = [line for at in reversed(frames[:_MAX_FRAMES]) for line in _place(at).splitlines()]
+    frames = _list_frames(frame)
+    lines = [
+        line for at in reversed(frames[:_MAX_FRAMES]) for line in _format_frame(at).splitlines()
+    ]
     left_out = len(frames) - _MAX_FRAMES
     if left_out > 0:
         lines.insert(0, f"({left_out} outer frames left out)")
     return "\n".join(f"  {line}" for line in lines)
 
 
-def culprit(frame: FrameType) -> str:
-    """Return the innermost place of a thread that is in no library: what one looks at first."""
-    frames = _outwards(frame)
+def find_blocking_frame(frame: FrameType) -> str:
+    """Return the innermost frame of a thread that is in no library: the one to look at first."""
+    frames = _list_frames(frame)
     own = [at for at in frames if not at.f_code.co_filename.startswith((*_FOREIGN, "<"))]
-    return _place((own or frames)[0])
+    return _format_frame((own or frames)[0])
 
 
-def process_text(folder: Path) -> str:
-    """Return what this process uses, what the machine has left, and its child processes."""
+def describe_process(folder: Path) -> str:
+    """Return the resources of this process and its machine, and its child processes."""
     me = psutil.Process()
     with me.oneshot():
         used = me.cpu_times()
@@ -90,22 +92,23 @@ def process_text(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def clock(ago_s: float = 0.0) -> str:
-    """Return the time of day so many seconds ago."""
+def format_time(ago_s: float = 0.0) -> str:
+    """Return the local time, or that of ``ago_s`` seconds ago."""
     return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(time.time() - ago_s))
 
 
-def write_report(folder: Path, name: str, text: str) -> Path | None:
-    """Write a file of its own for a diagnosis; None if the disk refuses, which is no reason to stop
-    what is diagnosed.
+def write_diagnosis(folder: Path, name: str, text: str) -> Path | None:
+    """Write a diagnosis to a new file; return None if the disk refuses.
+
+    A full disk must not end the process that is diagnosed.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = folder / f"{name}-{stamp}-{os.getpid()}.txt"
-    return path if overwrite(path, text) else None
+    return path if write_text_file(path, text) else None
 
 
-def overwrite(path: Path, text: str) -> bool:
-    """Write a diagnosis, whatever is in it; return whether the disk took it."""
+def write_text_file(path: Path, text: str) -> bool:
+    """Write any text, invalid characters escaped; return whether the disk took it."""
     try:
         path.write_text(text, "utf-8", "backslashreplace")
     except OSError:
@@ -113,7 +116,7 @@ def overwrite(path: Path, text: str) -> bool:
     return True
 
 
-def _outwards(frame: FrameType) -> list[FrameType]:
+def _list_frames(frame: FrameType) -> list[FrameType]:
     frames: list[FrameType] = []
     at: FrameType | None = frame
     while at is not None:
@@ -122,5 +125,5 @@ def _outwards(frame: FrameType) -> list[FrameType]:
     return frames
 
 
-def _place(frame: FrameType) -> str:
-    return place_of(frame.f_code, frame.f_lineno)
+def _format_frame(frame: FrameType) -> str:
+    return format_location(frame.f_code, frame.f_lineno)

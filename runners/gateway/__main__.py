@@ -15,7 +15,7 @@ from typing import Any
 import uvloop
 
 from conf.errors import AgentrlError
-from runners.diagnostics.diagnostics import diagnostics
+from runners.diagnostics.diagnostics import install_diagnostics
 from runners.gateway.service import NO_HOOKS, GatewayHooks, serve
 from runners.gateway.settings import GatewaySettings
 from runners.processes.service import announce, receive_settings, wait_for_parent_exit
@@ -41,8 +41,8 @@ async def run(pop_hooks: PopHooks) -> None:
 
     watch = asyncio.create_task(stop_with_parent(), name="parent-watch")
     try:
-        with diagnostics(
-            settings.run_dir, "gateway", watchdog_s=settings.watchdog_s, tell=_log.warning
+        with install_diagnostics(
+            settings.run_dir, "gateway", watchdog_s=settings.watchdog_s, report=_log.warning
         ):
             await serve(settings, announce=announce, stop=stop, hooks=hooks)
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from runners.diagnostics.diagnostics import newest
+from runners.diagnostics.diagnostics import newest_diagnoses
 from runners.observe.curves import REWARD, SOLVE_RATE, Curve, read_evaluations
 from runners.observe.dashboard import format_duration
 from runners.observe.terminal import make_printable
@@ -165,7 +165,7 @@ def read_store_status(store: RunStore) -> Status:
         outcomes={code: count for code, count in outcomes},
         sampled_tokens=sampled,
         attempts=attempts,
-        diagnoses=[str(path) for path in newest(store.run_dir, _DIAGNOSES_SHOWN)],
+        diagnoses=[str(path) for path in newest_diagnoses(store.run_dir, _DIAGNOSES_SHOWN)],
         leaks=_leaks(store, config.get("rollout", {}).get("deadlines", {})),
     )
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
-from runners.diagnostics.diagnostics import diagnostics
-from runners.diagnostics.sections import section
-from runners.diagnostics.stalls import attempts_text, watching
+from runners.diagnostics.diagnostics import install_diagnostics
+from runners.diagnostics.sections import format_section
+from runners.diagnostics.stalls import describe_attempts, watch_stalls
 from runners.observe.dashboard import LiveView
 from runners.observe.progress import Progress
 from runners.processes.service import ServiceError
@@ -140,17 +140,17 @@ class RunDriver:
         observe, progress, run_dir = self._config.observe, self._progress, self._store.run_dir
 
         def in_flight() -> str:
-            return section("attempts in flight", lambda: attempts_text(progress.watch))
+            return format_section("attempts in flight", lambda: describe_attempts(progress.watch))
 
-        with diagnostics(
-            run_dir, watchdog_s=observe.watchdog_s, tell=progress.add_note, more=in_flight
+        with install_diagnostics(
+            run_dir, watchdog_s=observe.watchdog_s, report=progress.add_note, more=in_flight
         ):
-            async with watching(
+            async with watch_stalls(
                 progress.watch,
                 run_dir,
                 observe.stuck_s,
                 last_turn_s=self._last_turn_s,
-                tell=progress.add_note,
+                report=progress.add_note,
             ):
                 yield
 

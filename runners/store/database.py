@@ -75,7 +75,7 @@ class Database:
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Turn errors of SQLite and the file system into StoreError, but not those of a wrong call."""
+        """Turn errors of SQLite and the file system into StoreError, save those of a wrong call."""
         try:
             yield
         except (sqlite3.DatabaseError, OSError) as error:

@@ -17,7 +17,7 @@ import uvloop
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from conf.errors import AgentrlError, ExitCode
-from runners.diagnostics.diagnostics import diagnostics
+from runners.diagnostics.diagnostics import install_diagnostics
 from runners.engines.contract import EngineError
 from runners.engines.embedded.validation import describe_errors
 from runners.processes.ports import PATIENCE_S, listen, port_of
@@ -113,7 +113,9 @@ async def _serve_with_diagnostics(settings: EngineSettings, listener: socket.soc
     if settings.run_dir is None:
         await serve(settings, listener)
         return
-    with diagnostics(settings.run_dir, "engine", watchdog_s=settings.watchdog_s, tell=_print_line):
+    with install_diagnostics(
+        settings.run_dir, "engine", watchdog_s=settings.watchdog_s, report=_print_line
+    ):
         await serve(settings, listener)
 
 

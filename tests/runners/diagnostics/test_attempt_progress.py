@@ -1,4 +1,4 @@
-"""Attempts in flight say where they are, and what they waited for when something ended them."""
+"""Attempts in attempt say where they are, and what they waited for when something ended them."""
 
 from __future__ import annotations
 

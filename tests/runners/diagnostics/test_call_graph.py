@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from runners.diagnostics.call_graph import PENDING_LENGTH, await_tree, describe_pending, shown
+from runners.diagnostics.call_graph import (
+    PENDING_LENGTH,
+    describe_pending,
+    format_await_tree,
+    safe_repr,
+)
 
 Body = Coroutine[Any, Any, None]
 
@@ -170,7 +175,7 @@ async def test_the_tree_shows_who_waits_for_whom_and_a_shared_task_once() -> Non
     shared = asyncio.create_task(innermost(gate), name="shared")
     first, second = (asyncio.create_task(_join(shared), name=name) for name in ("one", "two"))
     await settle()
-    text = await_tree([shared, first, second], asyncio.get_running_loop())
+    text = format_await_tree([shared, first, second], asyncio.get_running_loop())
     gate.set()
     await asyncio.gather(first, second)
     heads = [line for line in text.splitlines() if line and not line.startswith("  ")]
@@ -193,7 +198,7 @@ async def test_tasks_that_wait_for_each_other_are_called_a_circle() -> None:
     tasks |= {"a": asyncio.create_task(join("b"), name="a")}
     tasks |= {"b": asyncio.create_task(join("a"), name="b")}
     await settle()
-    text = await_tree(tasks.values(), asyncio.get_running_loop())
+    text = format_await_tree(tasks.values(), asyncio.get_running_loop())
     for task in tasks.values():
         task.cancel()
     await asyncio.wait(tasks.values())
@@ -242,7 +247,7 @@ def test_a_repr_is_one_short_line_of_valid_text() -> None:
         def __repr__(self) -> str:
             return "a\nb\udc80" + "c" * 1000
 
-    text = shown(Long())
+    text = safe_repr(Long())
     assert text.startswith("a b\\udc80")
     assert len(text) == 200
 
@@ -253,7 +258,7 @@ async def test_the_tree_can_be_read_from_another_thread_while_the_loop_runs() ->
 
     def read() -> None:
         while not stop.is_set():
-            texts.append(await_tree(asyncio.all_tasks(loop), loop))
+            texts.append(format_await_tree(asyncio.all_tasks(loop), loop))
 
     reader = threading.Thread(target=read)
     reader.start()

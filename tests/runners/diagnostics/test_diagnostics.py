@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.diagnostics.diagnostics import diagnostics
+from runners.diagnostics.diagnostics import install_diagnostics
 from runners.store.store_error import StoreError
 
 
@@ -25,7 +25,7 @@ async def outer(gate: asyncio.Event) -> None:
 async def test_sigusr1_writes_where_every_task_waits(tmp_path: Path) -> None:
     gate = asyncio.Event()
     before = signal.getsignal(signal.SIGUSR1)
-    with diagnostics(tmp_path):
+    with install_diagnostics(tmp_path):
         task = asyncio.create_task(outer(gate), name="rollout-3")
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -43,7 +43,7 @@ async def test_sigusr1_writes_where_every_task_waits(tmp_path: Path) -> None:
 
 
 async def test_sigusr2_writes_every_thread(tmp_path: Path) -> None:
-    with diagnostics(tmp_path, "gateway"):
+    with install_diagnostics(tmp_path, "gateway"):
         os.kill(os.getpid(), signal.SIGUSR2)
         await asyncio.sleep(0)
     said = (tmp_path / "diagnostics" / "gateway-threads.txt").read_text()
@@ -51,7 +51,7 @@ async def test_sigusr2_writes_every_thread(tmp_path: Path) -> None:
 
 
 async def test_a_signal_on_a_full_disk_disturbs_nothing(tmp_path: Path) -> None:
-    with diagnostics(tmp_path):
+    with install_diagnostics(tmp_path):
         (tmp_path / "diagnostics").rename(tmp_path / "elsewhere")
         os.kill(os.getpid(), signal.SIGUSR1)
         await asyncio.sleep(0)
@@ -59,7 +59,7 @@ async def test_a_signal_on_a_full_disk_disturbs_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_run_directory_that_is_gone_is_a_store_error(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="missing"), diagnostics(tmp_path / "missing"):
+    with pytest.raises(StoreError, match="missing"), install_diagnostics(tmp_path / "missing"):
         pass
 
 
@@ -73,21 +73,21 @@ class Hostile(Exception):
 async def test_an_error_that_nobody_awaited_is_kept_with_its_task_and_traceback(
     tmp_path: Path,
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     async def fail() -> None:
         raise Hostile
 
     loop = asyncio.get_running_loop()
     before = loop.get_exception_handler()
-    with diagnostics(tmp_path, tell=told.append):
+    with install_diagnostics(tmp_path, report=reported.append):
         task = asyncio.create_task(fail(), name="weights {0} %d")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         del task
         gc.collect()
     assert loop.get_exception_handler() == before
-    (line,) = told
+    (line,) = reported
     assert line.startswith("Task exception was never retrieved (task weights {0} %d): Hostile: ")
     text = (tmp_path / "diagnostics" / "driver-errors.txt").read_text()
     assert line in text
@@ -95,9 +95,9 @@ async def test_an_error_that_nobody_awaited_is_kept_with_its_task_and_traceback(
 
 
 async def test_a_failing_callback_is_kept_too(tmp_path: Path) -> None:
-    told: list[str] = []
-    with diagnostics(tmp_path, tell=told.append):
+    reported: list[str] = []
+    with install_diagnostics(tmp_path, report=reported.append):
         asyncio.get_running_loop().call_soon(lambda: 1 / 0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert "ZeroDivisionError: division by zero" in told[0]
+    assert "ZeroDivisionError: division by zero" in reported[0]

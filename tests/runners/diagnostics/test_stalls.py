@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.diagnostics.attempt_progress import AttemptProgress, AttemptWatch
-from runners.diagnostics.stalls import attempts_text, watching
+from runners.diagnostics.stalls import describe_attempts, watch_stalls
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 
@@ -28,9 +28,9 @@ def local(tmp_path: Path) -> LocalBackend:
     return LocalBackend(settings, tmp_path / "sandboxes")
 
 
-async def until_told(told: list[str]) -> None:
+async def until_reported(reported: list[str]) -> None:
     async with asyncio.timeout(20):
-        while not told:
+        while not reported:
             await asyncio.sleep(0.02)
 
 
@@ -44,7 +44,7 @@ async def test_a_hung_sandbox_is_described_with_its_stage_and_the_process_that_h
     tmp_path: Path,
 ) -> None:
     (tmp_path / "source").mkdir()
-    written, watch, told = folder(tmp_path), AttemptWatch(), list[str]()
+    written, watch, reported = folder(tmp_path), AttemptWatch(), list[str]()
     backend = await asyncio.to_thread(local, tmp_path)
 
     async def attempt() -> None:
@@ -54,15 +54,15 @@ async def test_a_hung_sandbox_is_described_with_its_stage_and_the_process_that_h
             attempt.enter("harness")
             await sandbox.run(["sleep", "1000"], deadline_s=1000)
 
-    async with watching(watch, tmp_path, 3 * STUCK_S, tell=told.append):
+    async with watch_stalls(watch, tmp_path, 3 * STUCK_S, report=reported.append):
         work = asyncio.create_task(attempt(), name="attempt")
-        await until_told(told)
+        await until_reported(reported)
         work.cancel()
         await asyncio.wait([work])
         await asyncio.sleep(STUCK_S)  # one file per silence
     await backend.close()
     (path,) = written.iterdir()
-    assert str(path) in told[0]
+    assert str(path) in reported[0]
     assert path.name.startswith("driver-stuck-")
     text = path.read_text()
     assert text.startswith("1 attempt made no progress, at ")
@@ -75,38 +75,40 @@ async def test_a_hung_sandbox_is_described_with_its_stage_and_the_process_that_h
 
 
 async def test_an_attempt_that_goes_on_is_left_alone(tmp_path: Path) -> None:
-    written, watch, told = folder(tmp_path), AttemptWatch(), list[str]()
+    written, watch, reported = folder(tmp_path), AttemptWatch(), list[str]()
     turned = time.monotonic()
 
     def last_turn_s(session_id: str) -> float | None:
         return time.monotonic() - turned if session_id == "turning" else None
 
-    async with watching(watch, tmp_path, 4 * STUCK_S, last_turn_s=last_turn_s, tell=told.append):
+    async with watch_stalls(
+        watch, tmp_path, 4 * STUCK_S, last_turn_s=last_turn_s, report=reported.append
+    ):
         with watch.attempt("staging") as staging, watch.attempt("turning") as turning:
             turning.enter("harness")
             for stage in range(12):
                 staging.enter(str(stage % 2))
                 turned = time.monotonic()
                 await asyncio.sleep(STUCK_S / 2)
-    assert told == []
+    assert reported == []
     assert list(written.iterdir()) == []
 
 
 async def test_it_is_told_once_per_stage_and_again_in_the_next(tmp_path: Path) -> None:
     folder(tmp_path)
-    watch, told = AttemptWatch(), list[str]()
-    async with watching(watch, tmp_path, STUCK_S, tell=told.append):
+    watch, reported = AttemptWatch(), list[str]()
+    async with watch_stalls(watch, tmp_path, STUCK_S, report=reported.append):
         with watch.attempt("one") as attempt:
             for stage in ("boot", "harness"):
                 attempt.enter(stage)
-                await until_told(told)
+                await until_reported(reported)
                 await asyncio.sleep(2 * STUCK_S)
-                assert len(told) == 1
-                told.clear()
+                assert len(reported) == 1
+                reported.clear()
 
 
 async def test_of_many_attempts_that_hang_alike_a_few_are_described(tmp_path: Path) -> None:
-    written, watch, told = folder(tmp_path), AttemptWatch(), list[str]()
+    written, watch, reported = folder(tmp_path), AttemptWatch(), list[str]()
     gate = asyncio.Event()
 
     async def attempt(number: int) -> None:
@@ -114,10 +116,13 @@ async def test_of_many_attempts_that_hang_alike_a_few_are_described(tmp_path: Pa
             attempt.enter("harness")
             await gate.wait()
 
-    async with watching(watch, tmp_path, STUCK_S, tell=told.append), asyncio.TaskGroup() as group:
+    async with (
+        watch_stalls(watch, tmp_path, STUCK_S, report=reported.append),
+        asyncio.TaskGroup() as group,
+    ):
         for number in range(20):
             group.create_task(attempt(number))
-        await until_told(told)
+        await until_reported(reported)
         gate.set()
     (path,) = written.iterdir()
     text = path.read_text()
@@ -127,7 +132,7 @@ async def test_of_many_attempts_that_hang_alike_a_few_are_described(tmp_path: Pa
 
 
 async def test_zero_is_no_watch(tmp_path: Path) -> None:
-    async with watching(AttemptWatch(), tmp_path, 0):
+    async with watch_stalls(AttemptWatch(), tmp_path, 0):
         assert [task.get_name() for task in asyncio.all_tasks()].count("stuck-watch") == 0
 
 
@@ -135,7 +140,7 @@ def test_attempts_in_flight_are_a_line_each() -> None:
     watch = AttemptWatch()
     with watch.attempt("one") as attempt, watch.attempt("two"):
         attempt.enter("grade")
-        first, second = attempts_text(watch).splitlines()
+        first, second = describe_attempts(watch).splitlines()
     assert first.startswith("one in stage grade (grade 0.")
     assert second == "two in stage (none yet) (just begun)"
     assert isinstance(attempt, AttemptProgress)

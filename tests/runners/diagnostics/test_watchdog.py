@@ -25,10 +25,10 @@ async def waits_elsewhere() -> None:
 
 
 async def test_a_blocked_loop_is_described_once_while_it_hangs(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     bystander = asyncio.create_task(waits_elsewhere(), name="bystander")
     await asyncio.sleep(0)
-    with Watchdog(tmp_path, "driver", STALL_S, tell=told.append, more=lambda: "more to know"):
+    with Watchdog(tmp_path, "driver", STALL_S, report=reported.append, more=lambda: "more to know"):
         await block_the_loop()
         await asyncio.sleep(2 * STALL_S)
     bystander.cancel()
@@ -37,9 +37,9 @@ async def test_a_blocked_loop_is_described_once_while_it_hangs(tmp_path: Path) -
     text = path.read_text()
     assert text.startswith("It is over: ")
     assert f"The event loop of driver (process {os.getpid()}) has not run for 0." in text
-    culprit = text.partition("== what holds it up ==\n")[2].splitlines()
-    assert culprit[0].endswith(" in block_the_loop")
-    assert culprit[1].strip().startswith("time.sleep(")
+    find_blocking_frame = text.partition("== what holds it up ==\n")[2].splitlines()
+    assert find_blocking_frame[0].endswith(" in block_the_loop")
+    assert find_blocking_frame[1].strip().startswith("time.sleep(")
     assert "more to know" in text
     threads = text.partition("== threads, the loop's first ==\n")[2]
     assert threads.startswith("MainThread\n")
@@ -49,26 +49,26 @@ async def test_a_blocked_loop_is_described_once_while_it_hangs(tmp_path: Path) -
     assert " in waits_elsewhere" in tasks
     assert f"process {os.getpid()}, up " in text
     assert "disk free" in text
-    assert len(told) == 2
-    assert str(path) in told[0]
-    assert "runs again" in told[1]
+    assert len(reported) == 2
+    assert str(path) in reported[0]
+    assert "runs again" in reported[1]
 
 
 async def test_a_loop_that_beats_is_left_alone(tmp_path: Path) -> None:
-    told: list[str] = []
-    with Watchdog(tmp_path, "driver", 3 * STALL_S, tell=told.append):
+    reported: list[str] = []
+    with Watchdog(tmp_path, "driver", 3 * STALL_S, report=reported.append):
         for _ in range(20):
             await asyncio.sleep(STALL_S / 5)
-    assert told == []
+    assert reported == []
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_disk_that_refuses_the_file_does_not_end_the_watch(tmp_path: Path) -> None:
-    told: list[str] = []
-    with Watchdog(tmp_path / "missing", "driver", STALL_S, tell=told.append):
+    reported: list[str] = []
+    with Watchdog(tmp_path / "missing", "driver", STALL_S, report=reported.append):
         await block_the_loop()
         await asyncio.sleep(STALL_S)
-    assert ["disk refuses" in told[0], "runs again" in told[1]] == [True, True]
+    assert ["disk refuses" in reported[0], "runs again" in reported[1]] == [True, True]
 
 
 def test_a_gap_in_which_the_owner_did_not_run_counts_as_two_ticks_at_most() -> None:
@@ -83,7 +83,7 @@ from pathlib import Path
 from runners.diagnostics.watchdog import Watchdog
 
 async def main():
-    with Watchdog(Path(sys.argv[1]), "engine", float(sys.argv[2]), tell=print):
+    with Watchdog(Path(sys.argv[1]), "engine", float(sys.argv[2]), report=print):
         print("ready", flush=True)
         {body}
 

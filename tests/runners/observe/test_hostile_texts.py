@@ -15,7 +15,7 @@ from rich.console import Console
 
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.diagnostics.call_graph import describe_pending
-from runners.diagnostics.diagnostics import diagnostics
+from runners.diagnostics.diagnostics import install_diagnostics
 from runners.observe.dashboard import Dashboard, LiveView
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
@@ -110,7 +110,7 @@ async def test_an_unawaited_error_is_told_in_one_line_and_kept(
     error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = logging.getLogger("agentrl.test")
-    with diagnostics(tmp_path, tell=log.warning):
+    with install_diagnostics(tmp_path, report=log.warning):
         context = {"message": "lost", "exception": error, "future": error, "{}": error}
         asyncio.get_running_loop().call_exception_handler(context)
     (record,) = caplog.records

@@ -11,7 +11,7 @@ import pytest
 
 from conf.errors import ExitCode
 from runners.concurrency.limits import TokenBucket
-from runners.diagnostics.stalls import attempts_text
+from runners.diagnostics.stalls import describe_attempts
 from runners.gateway.client import GatewayError
 from runners.processes.recorder import StoreRecorder
 from runners.ray_workers.ray import RayExecutor
@@ -124,7 +124,7 @@ async def test_an_attempt_that_its_worker_never_ends_is_given_up(
         [flight] = here.context.watch.in_flight()
         assert flight.stage == Stage.QUEUE  # waiting for room has no deadline
         await node.tell({flight.session_id: Stage.HARNESS})
-        assert "in stage harness on node/1" in attempts_text(here.context.watch)
+        assert "in stage harness on node/1" in describe_attempts(here.context.watch)
         record = (await running).record
         assert record.outcome.code is OutcomeCode.INTERNAL_GUARD
         assert record.outcome.stage is Stage.HARNESS

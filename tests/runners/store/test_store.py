@@ -236,9 +236,9 @@ def test_a_step_finishes_once(store: RunStore) -> None:
     assert (store.steps()[0].state, store.steps()[0].metrics) == ("running", {})
     store.begin_step(STEP, ["a", "b"])
     store.finish_step(STEP, {"loss": math.nan, "reward": 0.5})
-    with pytest.raises(StoreError, match="finished already"):
+    with pytest.raises(StoreError, match="is finished"):
         store.finish_step(STEP, {})
-    with pytest.raises(StoreError, match="finished already"):
+    with pytest.raises(StoreError, match="is finished"):
         store.begin_step(STEP, [])
     (row,) = store.steps()
     assert (row.state, row.tasks) == ("done", ["a", "b"])
