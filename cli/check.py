@@ -101,12 +101,12 @@ def _document(
     }
 
 
-def _show_engine(findings: list[CheckResult]) -> None:
-    for finding in findings:
-        # A fatal finding is printed once only, as the error of the command.
-        state = "ok" if finding.ok else "warning" if not finding.fatal else "problem, see below"
-        detail = f": {finding.detail}" if finding.ok or not finding.fatal else ""
-        line = f"engine: {finding.name}  {state}{detail}"
+def _show_engine(results: list[CheckResult]) -> None:
+    for result in results:
+        # A fatal failure is printed once only, as the error of the command.
+        state = "ok" if result.ok else "warning" if not result.fatal else "problem, see below"
+        detail = f": {result.detail}" if result.ok or not result.fatal else ""
+        line = f"engine: {result.name}  {state}{detail}"
         stdout().print(line, markup=False, soft_wrap=True)
 
 

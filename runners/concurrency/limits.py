@@ -36,7 +36,7 @@ class TokenBucket:
 
     def __init__(self, rate_per_s: float | None, *, burst: float = 1.0) -> None:
         if burst < 1 or (rate_per_s is not None and rate_per_s <= 0):
-            raise ValueError(f"no token would ever come: rate {rate_per_s}, burst {burst}")
+            raise ValueError(f"no token would come: rate_per_s={rate_per_s}, burst={burst}")
         self._interval_s = 1 / rate_per_s if rate_per_s else 0.0
         self._saved_s = (burst - 1) * self._interval_s
         self._due = float("-inf")
@@ -56,21 +56,21 @@ class TokenBucket:
 
 
 class Admission:
-    """A limit on calls in flight: ``most``, and less while the service pushes back.
+    """A limit on calls in flight: ``maximum``, and less while the service pushes back.
 
     Additive increase, multiplicative decrease (AIMD): clients that all do so share a service fairly
     (Chiu & Jain 1989). A decrease starts from the peak in flight since the last one: a limit that
     was never reached had no effect.
     """
 
-    def __init__(self, most: int, *, adaptive: bool, gain: float | None = None) -> None:
-        """``gain`` is added per round trip; None: a sixteenth of ``most``, at least 1."""
-        if most < 1:
-            raise ValueError(f"nothing could ever be in flight: {most}")
-        self._most = most
+    def __init__(self, maximum: int, *, adaptive: bool, gain: float | None = None) -> None:
+        """``gain`` is added per round trip; None: a sixteenth of ``maximum``, at least 1."""
+        if maximum < 1:
+            raise ValueError(f"no call would be in flight: maximum={maximum}")
+        self._maximum = maximum
         self._adaptive = adaptive
-        self._window = float(most)
-        self._gain = max(1.0, most / GAIN_SHARE) if gain is None else gain
+        self._window = float(maximum)
+        self._gain = max(1.0, maximum / GAIN_SHARE) if gain is None else gain
         self._in_flight = 0
         self._peak = 0
         """Greatest number in flight since the last decrease."""
@@ -112,7 +112,7 @@ class Admission:
 
     def record_success(self) -> None:
         """Increase the limit after a served call: by ``gain`` per ``limit`` calls, a round trip."""
-        self._window = min(float(self._most), self._window + self._gain / self._window)
+        self._window = min(float(self._maximum), self._window + self._gain / self._window)
         self._admit()
 
     async def _enter(self) -> None:

@@ -1,4 +1,4 @@
-"""Rates, numbers in flight and backoff, in virtual time: order, bounds, and what a leaver takes."""
+"""Rate limits, concurrency limits and backoff, in virtual time."""
 
 from __future__ import annotations
 
@@ -74,19 +74,19 @@ def expected(interval: int, burst: int, takers: Sequence[Taker]) -> list[float |
 
 
 @given(interval=st.sampled_from([1, 2, 4]), burst=st.integers(1, 4), takers=TAKERS)
-def test_tokens_come_at_the_rate_in_order_and_leavers_take_none(
+def test_tokens_come_at_the_rate_in_order_and_cancelled_takers_use_none(
     interval: int, burst: int, takers: list[Taker]
 ) -> None:
     bucket = TokenBucket(1 / interval, burst=burst)
     assert taken(bucket, takers) == expected(interval, burst, takers)
 
 
-def test_no_rate_is_no_limit() -> None:
+def test_without_a_rate_nothing_waits() -> None:
     assert taken(TokenBucket(None), [Taker(3, None)] * 100) == [3.0] * 100
 
 
 @in_virtual_time
-async def test_a_bucket_of_one_spaces_out_what_comes_at_once() -> None:
+async def test_a_burst_of_one_spaces_out_simultaneous_takers() -> None:
     bucket, times = TokenBucket(4.0), list[float]()
     for _ in range(4):
         await bucket.take()
@@ -96,7 +96,7 @@ async def test_a_bucket_of_one_spaces_out_what_comes_at_once() -> None:
 
 @pytest.mark.parametrize(("rate", "burst"), [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.5)])
 def test_a_bucket_that_never_gives_a_token_is_refused(rate: float, burst: float) -> None:
-    with pytest.raises(ValueError, match="no token would ever come"):
+    with pytest.raises(ValueError, match="no token would come"):
         TokenBucket(rate, burst=burst)
 
 
@@ -188,7 +188,7 @@ async def hold(admission: Admission, count: int) -> Held:
 
 @pytest.mark.parametrize("when", ["just before", "just after"])
 @in_virtual_time
-async def test_one_who_leaves_in_the_moment_of_admission_gives_the_slot_on(when: str) -> None:
+async def test_a_call_cancelled_while_it_is_admitted_passes_its_slot_on(when: str) -> None:
     admission, go = Admission(1, adaptive=False), asyncio.Event()
 
     async def first() -> None:
@@ -228,7 +228,7 @@ async def test_a_burst_of_refusals_halves_the_limit_once() -> None:
 
 
 @in_virtual_time
-async def test_calls_that_were_in_flight_before_a_decrease_bring_no_further_one() -> None:
+async def test_calls_older_than_a_decrease_cause_no_further_one() -> None:
     admission = Admission(8, adaptive=True)
     held = await hold(admission, 8)
     admission.record_pushback()
@@ -243,7 +243,7 @@ async def test_calls_that_were_in_flight_before_a_decrease_bring_no_further_one(
 
 
 @in_virtual_time
-async def test_a_decrease_starts_from_what_was_in_flight() -> None:
+async def test_a_decrease_starts_from_the_peak_in_flight() -> None:
     admission = Admission(4096, adaptive=True)
     await (await hold(admission, 10)).end()
     admission.record_pushback()
@@ -260,7 +260,7 @@ async def test_the_limit_never_falls_below_one() -> None:
 
 
 @in_virtual_time
-async def test_half_comes_back_within_nine_round_trips_and_no_faster() -> None:
+async def test_half_the_limit_is_regained_in_about_eight_round_trips() -> None:
     admission = Admission(64, adaptive=True)
     await (await hold(admission, 64)).end()
     admission.record_pushback()
@@ -275,7 +275,7 @@ async def test_half_comes_back_within_nine_round_trips_and_no_faster() -> None:
 
 
 @in_virtual_time
-async def test_a_raised_limit_admits_who_waits() -> None:
+async def test_an_increased_limit_admits_waiting_calls() -> None:
     admission = Admission(2, adaptive=True, gain=1.0)
     before = await hold(admission, 2)
     admission.record_pushback()
@@ -288,7 +288,7 @@ async def test_a_raised_limit_admits_who_waits() -> None:
 
 
 @in_virtual_time
-async def test_two_who_share_a_service_end_with_equal_shares() -> None:
+async def test_two_clients_of_a_service_end_with_equal_shares() -> None:
     """Chiu & Jain: whatever they start with."""
     capacity, serving = 60, 0
     one, two = Admission(64, adaptive=True), Admission(64, adaptive=True)
@@ -321,8 +321,8 @@ async def test_two_who_share_a_service_end_with_equal_shares() -> None:
     assert 0.8 < first / second < 1.25
 
 
-def test_nobody_in_flight_ever_is_refused() -> None:
-    with pytest.raises(ValueError, match="nothing could ever be in flight"):
+def test_a_limit_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="no call would be in flight"):
         Admission(0, adaptive=True)
 
 
@@ -330,12 +330,12 @@ def test_nobody_in_flight_ever_is_refused() -> None:
 
 
 @given(failures=st.integers(1, 1000))
-def test_backoff_lies_below_a_cap_that_doubles(failures: int) -> None:
+def test_backoff_stays_below_a_cap_that_doubles(failures: int) -> None:
     cap = min(BACKOFF_MAX_S, BACKOFF_S * 2 ** (failures - 1))
     assert 0 <= backoff_s(failures) <= cap
 
 
-def test_backoff_is_spread_over_its_whole_range() -> None:
+def test_backoff_covers_its_whole_range() -> None:
     drawn = [backoff_s(3) for _ in range(2000)]
     assert min(drawn) < 0.1 * 4 * BACKOFF_S
     assert max(drawn) > 0.9 * 4 * BACKOFF_S

@@ -1,15 +1,22 @@
-"""What an engine can do, tried: each thing that can be missing is missing once."""
+"""Checks of an engine's capabilities: each one is missing once."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import orjson
 import pytest
 
 from conf.errors import ExitCode
-from runners.engines.capabilities import check_capabilities, require_capabilities
+from runners.engines.capabilities import (
+    RoutingProbeError,
+    check_capabilities,
+    probe_routing,
+    require_capabilities,
+)
+from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError
 from runners.engines.server_check import CheckResult, EngineServers, EngineUnfit
 from runners.trajectory.routing import RoutingShape
@@ -17,6 +24,7 @@ from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.fakes.sglang_router import Router
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
+ROUTING = RoutingShape(layers=3, top_k=2, experts=64, routed=(1, 2))
 LOGPROBS = "generates, with logprobs"
 NOBODY = "http://127.0.0.1:9"
 
@@ -43,16 +51,16 @@ async def run_check(url: str, workers: Sequence[str] = ()) -> dict[str, CheckRes
         found = await check_capabilities(clients, context_tokens=32768, routing=SHAPE)
     finally:
         await clients.close()
-    return {finding.name: finding for finding in found}
+    return {result.name: result for result in found}
 
 
-def trouble(findings: dict[str, CheckResult]) -> dict[str, str]:
-    return {name: finding.detail for name, finding in findings.items() if not finding.ok}
+def failures(results: dict[str, CheckResult]) -> dict[str, str]:
+    return {name: result.detail for name, result in results.items() if not result.ok}
 
 
-async def test_a_server_that_can_do_everything_has_no_trouble(server: ScriptedEngine) -> None:
+async def test_a_server_with_every_capability_passes(server: ScriptedEngine) -> None:
     found = await run_check(server.url)
-    assert trouble(found) == {}
+    assert failures(found) == {}
     assert list(found) == [
         *("generates, with logprobs", "weight version", "loads", "abort", "context length"),
         "routing",
@@ -62,60 +70,60 @@ async def test_a_server_that_can_do_everything_has_no_trouble(server: ScriptedEn
     assert found["context length"].detail == "40,960 tokens"
 
 
-async def test_a_server_that_is_down_is_all_that_is_said(server: ScriptedEngine) -> None:
-    found = trouble(await run_check(NOBODY))
+async def test_a_server_that_is_down_gives_one_result(server: ScriptedEngine) -> None:
+    found = failures(await run_check(NOBODY))
     assert list(found) == ["answers"]
     assert "Start the server that engine.url names, or set engine.url" in found["answers"]
-    found = trouble(await run_check(server.url, [server.url, NOBODY]))
+    found = failures(await run_check(server.url, [server.url, NOBODY]))
     assert list(found) == ["answers"]
     assert NOBODY in found["answers"]
     assert "set engine.workers" in found["answers"]
 
 
-async def test_a_router_alone_is_told_from_its_servers(server: ScriptedEngine) -> None:
+async def test_a_router_without_its_servers_fails_with_the_fix(server: ScriptedEngine) -> None:
     async with Router(server) as router:
-        found = trouble(await run_check(router.url))
-        mend = f"engine.url is a router: set engine.workers=[{server.url}]"
-        assert mend in found["loads"]
-        assert mend in found["abort"]
+        found = failures(await run_check(router.url))
+        fix = f"engine.url is a router: set engine.workers=[{server.url}]"
+        assert fix in found["loads"]
+        assert fix in found["abort"]
         assert "drops the field that asks for it" in found["routing"]
-        listed = trouble(await run_check(router.url, [server.url]))
+        listed = failures(await run_check(router.url, [server.url]))
         assert list(listed) == ["routing"]
         assert router.url in listed["routing"]
-        direct = trouble(await run_check(server.url, [server.url]))
+        direct = failures(await run_check(server.url, [server.url]))
     assert direct == {}
 
 
-async def test_what_is_missing_is_named_with_its_mend(server: ScriptedEngine) -> None:
+async def test_a_missing_capability_is_named_with_its_fix(server: ScriptedEngine) -> None:
     server.shape = None
     server.context_length = 1000
     server.weight_version = "abc"
-    found = trouble(await run_check(server.url))
+    found = failures(await run_check(server.url))
     assert "--weight-version 0" in found["weight version"]
     assert "--context-length 32768" in found["context length"]
     assert set(found) == {"weight version", "context length", "routing"}
 
 
-async def test_every_server_is_tried_and_the_one_with_the_fault_is_named(
+async def test_every_server_is_checked_and_the_failing_one_is_named(
     servers: list[ScriptedEngine],
 ) -> None:
     urls = [server.url for server in servers]
     servers[1].shape = None
     servers[1].weight_version = "2"
-    found = trouble(await run_check(urls[0], urls))
+    found = failures(await run_check(urls[0], urls))
     assert set(found) == {"weight version", "routing"}
     assert "weights of several versions (1; 2)" in found["weight version"]
     assert found["routing"].startswith(f"{urls[1]}: ")
 
 
-async def test_a_server_that_is_deaf_to_aborts_is_found(server: ScriptedEngine) -> None:
+async def test_a_server_that_ignores_aborts_fails(server: ScriptedEngine) -> None:
     server.deaf = True
-    found = trouble(await run_check(server.url))
+    found = failures(await run_check(server.url))
     assert list(found) == ["abort"]
     assert "ended with 'stop'" in found["abort"]
 
 
-async def test_a_router_that_spreads_a_session_is_found_which_stops_no_run(
+async def test_a_router_that_spreads_a_session_is_a_warning(
     servers: list[ScriptedEngine],
 ) -> None:
     urls = [server.url for server in servers]
@@ -129,7 +137,7 @@ async def test_a_router_that_spreads_a_session_is_found_which_stops_no_run(
     assert "--policy consistent_hashing" in spreads.detail
 
 
-async def test_every_request_that_is_ended_is_named_as_the_server_knows_it(
+async def test_every_abort_names_a_request_of_the_server(
     servers: list[ScriptedEngine],
 ) -> None:
     async with Router(*servers) as router:
@@ -148,14 +156,14 @@ async def test_every_request_that_is_ended_is_named_as_the_server_knows_it(
         {"output_token_logprobs": 7, "finish_reason": "stop"},
     ],
 )
-async def test_an_answer_of_another_shape_is_a_finding(
+async def test_an_answer_of_another_shape_is_a_failure(
     server: ScriptedEngine, meta: dict[str, object]
 ) -> None:
     server.always = Completion("", raw=orjson.dumps({"meta_info": meta}))
-    assert "cannot be judged (TypeError" in trouble(await run_check(server.url))[LOGPROBS]
+    assert "cannot be judged (TypeError" in failures(await run_check(server.url))[LOGPROBS]
 
 
-async def test_a_run_begins_only_with_an_engine_that_can_do_what_it_needs(
+async def test_a_run_starts_only_with_the_capabilities_that_it_needs(
     server: ScriptedEngine,
 ) -> None:
     async def begins(url: str, *, new_weights: bool) -> None:
@@ -171,3 +179,58 @@ async def test_a_run_begins_only_with_an_engine_that_can_do_what_it_needs(
     assert unfit.value.exit_code == ExitCode.PREFLIGHT
     with pytest.raises(EngineError, match=r"Start the server that engine\.url names"):
         await begins(NOBODY, new_weights=True)
+
+
+# --- routing ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[ScriptedEngine]:
+    """Serve an engine with routing."""
+    async with ScriptedEngine() as engine:
+        engine.shape = ROUTING
+        yield engine
+
+
+@pytest.fixture
+async def engine(scripted: ScriptedEngine) -> AsyncIterator[HttpEngine]:
+    """Connect to it."""
+    client = HttpEngine(scripted.url)
+    yield client
+    await client.close()
+
+
+async def test_an_engine_that_returns_the_requested_routing_passes(
+    engine: HttpEngine, scripted: ScriptedEngine
+) -> None:
+    scripted.say("ab")
+    await probe_routing(engine, ROUTING, "engine")
+    (asked,) = scripted.seen.requests
+    assert asked["routed_experts_start_len"] == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "shape", "fix"),
+    [
+        ("none", ROUTING, "--enable-return-routed-experts. An old router"),
+        ("whole", ROUTING, "ignores routed_experts_start_len"),
+        ("short", ROUTING, "another model than model.path describes"),
+        ("sent", replace(ROUTING, layers=4), "another model than model.path describes"),
+        ("sent", replace(ROUTING, experts=2), "another model than model.path describes"),
+        ("sent", replace(ROUTING, routed=(0, 1, 2)), "layer 0 routes a token twice to one expert"),
+    ],
+)
+async def test_wrong_routing_is_refused_with_the_fix(
+    sent: str, shape: RoutingShape, fix: str, engine: HttpEngine, scripted: ScriptedEngine
+) -> None:
+    scripted.say(Completion("ab", routing=sent))
+    with pytest.raises(RoutingProbeError, match="routing_replay=off") as caught:
+        await probe_routing(engine, shape, "engine.url=http://there")
+    assert fix in str(caught.value)
+    assert "engine.url=http://there" in str(caught.value)
+    assert caught.value.exit_code is ExitCode.PREFLIGHT
+
+
+async def test_an_engine_that_does_not_answer_is_an_engine_error(engine: HttpEngine) -> None:
+    with pytest.raises(EngineError):
+        await probe_routing(engine, ROUTING, "engine")

@@ -1,4 +1,4 @@
-"""The check before a run: one turn of the agent program, as a rollout has it."""
+"""The check before a run: the engine, and one turn of the agent program."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def config_for(tmp_path: Path, *overrides: str) -> Config:
 
 async def take_agent_turn(config: Config, work: Path) -> AgentTurn:
     """Check, and return what the turn showed."""
-    _, found = await check_run(config, work, report=lambda findings: None)
+    _, found = await check_run(config, work, report=lambda results: None)
     return found
 
 
-async def test_one_turn_is_taken_in_the_sandbox_and_recorded(tmp_path: Path) -> None:
+async def test_the_agent_takes_one_turn_in_the_sandbox(tmp_path: Path) -> None:
     found = await take_agent_turn(config_for(tmp_path), tmp_path / "work")
     assert found.turns == 1
     assert found.result.code is OutcomeCode.POLICY_GAVE_UP, "the canned reply calls no tool"
@@ -44,59 +44,59 @@ async def test_one_turn_is_taken_in_the_sandbox_and_recorded(tmp_path: Path) -> 
     assert not (tmp_path / "work" / "sandboxes").exists()
 
 
-async def test_an_engine_that_runs_already_is_tried_and_asked(tmp_path: Path) -> None:
-    told: list[CheckResult] = []
+async def test_a_running_engine_is_checked_and_answers_the_turn(tmp_path: Path) -> None:
+    reported: list[CheckResult] = []
     async with ScriptedEngine() as engine:
         engine.long_s = 1.0
         engine.always = Completion(spoken([{"type": "text", "text": "Sure"}]))
         config = config_for(tmp_path, "engine=sglang", f"engine.url={engine.url}")
-        findings, found = await check_run(config, tmp_path / "work", report=told.extend)
+        results, found = await check_run(config, tmp_path / "work", report=reported.extend)
     assert found.result.final_message == "Sure"
     assert len(engine.seen.requests[-1]["input_ids"]) == found.prompt_tokens
-    assert told == findings
-    assert [finding.name for finding in findings if not finding.ok] == []
-    assert "tokenizer" in [finding.name for finding in findings]
+    assert reported == results
+    assert [result.name for result in results if not result.ok] == []
+    assert "tokenizer" in [result.name for result in results]
 
 
-async def test_an_engine_that_is_unfit_is_told_whole_before_the_check_fails(
+async def test_all_failures_of_an_engine_are_reported_before_the_check_fails(
     tmp_path: Path,
 ) -> None:
-    told: list[CheckResult] = []
+    reported: list[CheckResult] = []
     async with ScriptedEngine() as engine:
         engine.long_s = 1.0
         engine.always = Completion("Sure<|im_end|>", weight_version="abc")
         engine.context_length = 8
         config = config_for(tmp_path, "engine=sglang", f"engine.url={engine.url}")
         with pytest.raises(EngineUnfit, match="engine: weight version: ") as error:
-            await check_run(config, tmp_path / "work", report=told.extend)
+            await check_run(config, tmp_path / "work", report=reported.extend)
     assert error.value.exit_code == ExitCode.PREFLIGHT
     assert "engine: context length: " in str(error.value)
-    assert {finding.name for finding in told if not finding.ok} >= {"weight version"}
+    assert {result.name for result in reported if not result.ok} >= {"weight version"}
 
 
-async def test_a_server_of_the_run_is_started_tried_and_ended(
+async def test_a_server_of_the_run_is_started_checked_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SGLANG))
     config = config_for(tmp_path, "engine=sglang_launch", "model.path=weights")
-    told: list[CheckResult] = []
+    reported: list[CheckResult] = []
     with pytest.raises(EngineUnfit, match="/generate: HTTP 404"):  # the stand-in has none
-        await check_run(config, tmp_path / "work", report=told.extend)
-    facts = {finding.name: finding for finding in told}
+        await check_run(config, tmp_path / "work", report=reported.extend)
+    facts = {result.name: result for result in reported}
     assert facts["context length"].ok, "the server was started with the model's context"
-    engine = next(finding.detail for finding in told if "/generate" in finding.detail)
+    engine = next(result.detail for result in reported if "/generate" in result.detail)
     address = engine.partition("http://")[2].partition(" ")[0]
     with pytest.raises(OSError, match="Connect call failed"):
         await asyncio.open_connection(*address.split(":"))
 
 
-async def test_a_policy_that_is_not_made_yet_is_not_needed(tmp_path: Path) -> None:
+async def test_the_check_needs_no_policy(tmp_path: Path) -> None:
     config = compose([f"model.cache_dir='{tmp_path / 'empty'}'"])
     found = await take_agent_turn(config, tmp_path / "work")
     assert (found.turns, found.prompt_tokens) == (1, None)
 
 
-async def test_a_program_that_never_calls_fails_the_check(tmp_path: Path) -> None:
+async def test_an_agent_that_takes_no_turn_fails_the_check(tmp_path: Path) -> None:
     program = tmp_path / "claude"
     program.write_text('#!/bin/sh\necho "2.1.328 (Claude Code)"\necho no key >&2\n')
     program.chmod(0o755)
@@ -111,7 +111,7 @@ async def test_a_program_that_never_calls_fails_the_check(tmp_path: Path) -> Non
 
 @pytest.mark.agents
 @pytest.mark.parametrize("kind", ["claude_code", "codex"])
-async def test_the_real_programs_dial_back(kind: str, tmp_path: Path) -> None:
+async def test_the_real_agents_take_a_turn(kind: str, tmp_path: Path) -> None:
     config = config_for(tmp_path, f"harness={kind}")
     install_or_skip(config.harness)
     found = await take_agent_turn(config, tmp_path / "work")
@@ -121,7 +121,7 @@ async def test_the_real_programs_dial_back(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.agents
 @pytest.mark.slow
-async def test_the_real_mini_swe_agent_dials_back(tmp_path: Path) -> None:
+async def test_the_real_mini_swe_agent_takes_a_turn(tmp_path: Path) -> None:
     config = config_for(tmp_path, "harness=mini_swe_agent")
     install_or_skip(config.harness)
     found = await take_agent_turn(config, tmp_path / "work")

@@ -1,4 +1,4 @@
-"""Whether a server reads and writes as we do: each thing that can differ differs once."""
+"""The checks of a server's tokenizer, template and parsers: each one differs once."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ async def run_check(
     found = await probe_server(
         server.url, [], context_tokens=32768, routing=None, policy_format=policy_format
     )
-    names = [finding.name for finding in found]
+    names = [result.name for result in found]
     assert names[:5] == [
         *("generates, with logprobs", "weight version", "loads", "abort", "context length")
     ]
-    return {finding.name: (finding.ok, finding.detail) for finding in found[5:]}
+    return {result.name: (result.ok, result.detail) for result in found[5:]}
 
 
-async def test_a_server_that_reads_and_writes_as_we_do_has_no_trouble(
+async def test_a_server_with_the_same_text_format_passes(
     server: ScriptedEngine, policy_format: PolicyFormat
 ) -> None:
     found = await run_check(server, policy_format)
@@ -68,11 +68,13 @@ async def test_a_server_that_reads_and_writes_as_we_do_has_no_trouble(
     assert found["chat template"][1] == "not seen: the tokenizer's directory has none"
 
 
-async def test_without_a_tokenizer_only_the_rest_is_tried(server: ScriptedEngine) -> None:
+async def test_without_a_tokenizer_only_capabilities_are_checked(
+    server: ScriptedEngine,
+) -> None:
     assert await run_check(server, None) == {}
 
 
-async def test_another_tokenizer_is_found_by_the_first_id_that_differs(
+async def test_another_tokenizer_fails_with_the_first_different_id(
     server: ScriptedEngine, policy_format: PolicyFormat
 ) -> None:
     other = Backend.from_str(tiny_tokenizer().to_str())
@@ -85,7 +87,7 @@ async def test_another_tokenizer_is_found_by_the_first_id_that_differs(
 
 
 @pytest.mark.parametrize("wrong", ["tool_call_parser", "reasoning_parser"])
-async def test_a_parser_that_does_not_read_the_template_is_found(
+async def test_a_parser_that_cannot_read_the_template_fails(
     server: ScriptedEngine, policy_format: PolicyFormat, wrong: str
 ) -> None:
     parser = ServerParser(f"model.parsers.{wrong}", "glm45", used=False)

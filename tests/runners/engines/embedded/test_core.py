@@ -1,6 +1,4 @@
-"""The engine as its callers see it: whatever else is running, each request gets its own right
-answer.
-"""
+"""The engine core: every request gets its own right answer, whatever else runs."""
 
 from __future__ import annotations
 
@@ -134,7 +132,7 @@ async def test_a_second_turn_reuses_the_first_and_gives_identical_logprobs(
     assert np.abs(second.logprobs - wanted).max() < TOLERANCE
 
 
-async def test_siblings_sent_together_compute_their_shared_prefix_once(
+async def test_simultaneous_requests_compute_a_shared_prefix_once(
     core: EngineCore, reference: Qwen3MoeForCausalLM
 ) -> None:
     shared = prompt(3, 150)
@@ -148,7 +146,7 @@ async def test_siblings_sent_together_compute_their_shared_prefix_once(
         assert np.abs(answer.logprobs - wanted).max() < TOLERANCE
 
 
-async def test_a_seeded_request_samples_the_same_whatever_runs_beside_it(core: EngineCore) -> None:
+async def test_a_seeded_request_samples_the_same_in_any_batch(core: EngineCore) -> None:
     ids, params = prompt(4, 50), SamplingParams(25, top_p=0.9, sampling_seed=11)
     alone = await core.generate(ids, params, rid="alone")
     noise = [
@@ -171,7 +169,7 @@ async def test_unseeded_requests_sample_differently(core: EngineCore) -> None:
     assert one.output_ids.tolist() != two.output_ids.tolist()
 
 
-async def test_requests_that_come_and_go_at_random_all_get_their_own_answer(
+async def test_every_request_of_a_random_mix_gets_its_own_answer(
     model_dir: Path, reference: Qwen3MoeForCausalLM
 ) -> None:
     """Few rows and a small cache: queueing, row moves, eviction and aborts all happen."""
@@ -206,7 +204,7 @@ async def test_requests_that_come_and_go_at_random_all_get_their_own_answer(
         assert margin < NEAR_TIE
 
 
-async def test_a_long_prompt_is_computed_in_pieces_while_others_decode(
+async def test_a_long_prompt_is_prefilled_in_pieces_while_others_decode(
     core: EngineCore, reference: Qwen3MoeForCausalLM
 ) -> None:
     decoding = asyncio.create_task(core.generate(prompt(7, 10), SamplingParams(60), rid="short"))
@@ -219,7 +217,7 @@ async def test_a_long_prompt_is_computed_in_pieces_while_others_decode(
         assert np.abs(got.logprobs - wanted).max() < TOLERANCE
 
 
-async def test_requests_beyond_the_limits_wait_their_turn(model_dir: Path) -> None:
+async def test_requests_beyond_the_limits_wait_in_order(model_dir: Path) -> None:
     core = EngineCore(model_dir, max_running_requests=8, cache_tokens=200)
     running: list[asyncio.Task[Generation]] = [
         asyncio.create_task(core.generate(prompt(index, 20), SamplingParams(50), rid=str(index)))
@@ -270,7 +268,7 @@ async def test_a_stop_string_across_tokens_ends_the_request(core: EngineCore) ->
     assert stop not in core.tokenizer.decode(got[:-1], skip_special_tokens=False)
 
 
-async def test_no_tokens_are_sampled_when_none_are_wanted(core: EngineCore) -> None:
+async def test_max_new_tokens_zero_samples_nothing(core: EngineCore) -> None:
     empty = await core.generate(prompt(10, 30), SamplingParams(0), rid="warm")
     assert (len(empty.output_ids), empty.finish_reason) == (0, "length")
     after = await core.generate(prompt(10, 30), SamplingParams(1), rid="after")
@@ -345,7 +343,7 @@ async def test_routing_covers_cached_and_sampled_positions(
 # --- weights and pausing ----------------------------------------------------------------------
 
 
-async def test_new_weights_take_over_between_two_steps(
+async def test_weights_are_switched_between_two_steps(
     core: EngineCore, other_model_dir: Path
 ) -> None:
     ids, params = prompt(12, 40), SamplingParams(10, temperature=0.0)
@@ -379,7 +377,7 @@ async def test_keys_of_old_weights_are_never_reused(
     assert again.cached_tokens == 0
 
 
-async def test_a_bad_directory_leaves_the_old_weights(
+async def test_a_bad_directory_keeps_the_old_weights(
     core: EngineCore, model_dir: Path, tmp_path: Path
 ) -> None:
     broken = Path(shutil.copytree(model_dir, tmp_path / "broken"))
@@ -398,7 +396,7 @@ async def test_a_model_of_another_shape_is_refused(core: EngineCore, tmp_path: P
         await core.update_weights(write_tiny_model(tmp_path, num_hidden_layers=1), 1)
 
 
-async def test_pausing_in_place_holds_everything_still(core: EngineCore) -> None:
+async def test_an_in_place_pause_keeps_running_requests(core: EngineCore) -> None:
     alone = await greedy(core, "alone", 60)
     call = asyncio.create_task(greedy(core, "paused", 60))
     await until_decoding(core)
@@ -430,7 +428,7 @@ async def test_a_retracted_request_continues_where_it_was(core: EngineCore) -> N
     assert again.retractions == 1
 
 
-async def test_pausing_with_abort_ends_what_runs(core: EngineCore) -> None:
+async def test_a_pause_with_abort_ends_running_requests(core: EngineCore) -> None:
     call = asyncio.create_task(core.generate(prompt(16, 30), SamplingParams(1000), rid="a"))
     await until_decoding(core)
     await core.pause("abort")
@@ -497,7 +495,7 @@ async def test_a_context_longer_than_the_model_is_refused(model_dir: Path) -> No
         EngineCore(model_dir, max_context_tokens=4097)
 
 
-async def test_a_closed_engine_answers_everyone(model_dir: Path) -> None:
+async def test_closing_the_engine_fails_every_request(model_dir: Path) -> None:
     core = EngineCore(model_dir)
     call = asyncio.create_task(core.generate(prompt(0, 10), SamplingParams(1000), rid="a"))
     await until_decoding(core)
@@ -509,7 +507,7 @@ async def test_a_closed_engine_answers_everyone(model_dir: Path) -> None:
     assert not await core.healthy()
 
 
-async def test_a_worker_that_dies_leaves_nobody_waiting(core: EngineCore) -> None:
+async def test_a_worker_that_dies_fails_every_request(core: EngineCore) -> None:
     call = asyncio.create_task(core.generate(prompt(0, 10), SamplingParams(1000), rid="a"))
     await until_decoding(core)
 

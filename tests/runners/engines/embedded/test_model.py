@@ -1,6 +1,4 @@
-"""The forward pass agrees with transformers: logprobs, routing, however the tokens are split over
-calls.
-"""
+"""The forward pass agrees with transformers, however the tokens are packed."""
 
 from __future__ import annotations
 
@@ -135,7 +133,7 @@ def test_decoding_rows_of_different_lengths_equal_transformers(
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 3000), max_size=70))
-def test_blocks_cover_all_rows_in_order_each_as_far_as_its_longest(lengths: list[int]) -> None:
+def test_blocks_cover_all_rows_in_order_up_to_their_longest(lengths: list[int]) -> None:
     blocks = decode_blocks(np.asarray(lengths, dtype=np.int64))
     covered = [row for block in blocks for row in range(block.begin, block.end)]
     assert covered == list(range(len(lengths)))
@@ -143,14 +141,14 @@ def test_blocks_cover_all_rows_in_order_each_as_far_as_its_longest(lengths: list
         assert longest == max(lengths[begin:end])
 
 
-def test_one_long_row_does_not_lengthen_all_others() -> None:
+def test_one_long_row_does_not_pad_all_others() -> None:
     lengths = np.full(64, 300)
     assert len(decode_blocks(lengths)) == 1
     lengths[20] = 2000
     assert [longest for *_, longest in decode_blocks(lengths)] == [300, 2000, 300, 300]
 
 
-def test_running_every_expert_and_grouping_tokens_by_expert_agree(model_dir: Path) -> None:
+def test_dense_and_grouped_experts_agree(model_dir: Path) -> None:
     weights = load_weights(model_dir)
     model = Qwen3Moe(weights, 512)
     ids = torch.randint(0, 800, (300,), generator=torch.Generator().manual_seed(4))

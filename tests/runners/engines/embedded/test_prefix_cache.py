@@ -1,6 +1,4 @@
-"""The radix tree: finds the longest stored prefix, gives back exactly what was stored, forgets the
-oldest first.
-"""
+"""The radix tree: longest prefixes, exact contents, eviction."""
 
 from __future__ import annotations
 
@@ -90,7 +88,7 @@ def test_shared_tokens_are_stored_once(stored: list[list[int]]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(sequences, min_size=1, max_size=12), st.integers(0, 60))
-def test_shrinking_obeys_the_limit_and_keeps_prefixes_whole(
+def test_eviction_obeys_the_limit_and_keeps_prefixes_whole(
     stored: list[list[int]], limit: int
 ) -> None:
     bench = Bench()

@@ -1,6 +1,4 @@
-"""The service process: starts from settings on stdin, ends cleanly however it is told to, explains
-why it cannot.
-"""
+"""The engine's process: start, end, and one-line reasons for not starting."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
     return await process.wait(), stderr.decode()
 
 
-async def test_it_serves_until_sigterm(model_dir: Path) -> None:
+async def test_the_process_serves_until_sigterm(model_dir: Path) -> None:
     process = await start({"model_path": str(model_dir), "weight_version": 3})
     url = await ready(process)
     engine = HttpEngine(url)
@@ -61,7 +59,7 @@ async def test_it_serves_until_sigterm(model_dir: Path) -> None:
     assert await ended(process) == (0, "")
 
 
-async def test_it_ends_when_its_parent_is_gone_even_in_the_middle_of_a_request(
+async def test_the_process_ends_with_its_parent_even_during_a_request(
     model_dir: Path,
 ) -> None:
     process = await start({"model_path": str(model_dir)})
@@ -99,7 +97,7 @@ async def test_a_port_in_use_is_exit_code_4_and_one_line(model_dir: Path) -> Non
         ),
     ],
 )
-async def test_what_cannot_start_says_why_in_one_line(
+async def test_a_process_that_cannot_start_prints_one_line(
     settings: dict[str, Any], code: int, named: str
 ) -> None:
     found, stderr = await ended(await start(settings))

@@ -34,7 +34,7 @@ def changed(weights: ModelWeights, precision: Precision) -> set[str]:
     return {name for (name, before), (_, after) in pairs if not torch.equal(before, after)}
 
 
-def test_each_precision_rounds_what_a_server_of_it_rounds(model_dir: Path) -> None:
+def test_each_precision_rounds_the_tensors_that_servers_round(model_dir: Path) -> None:
     weights = load_weights(model_dir)
     assert changed(weights, EXACT) == set()
     assert changed(weights, Precision("int8")) == {"qkv", "out", "gate_up", "down"}
@@ -60,7 +60,7 @@ def test_int8_has_one_scale_per_output_channel() -> None:
     assert torch.equal(quantize_int8(torch.zeros(2, 3), 1), torch.zeros(2, 3))
 
 
-def test_the_experts_output_channels_are_those_of_the_product(model_dir: Path) -> None:
+def test_int8_scales_of_experts_follow_their_output_channels(model_dir: Path) -> None:
     """``down`` is kept transposed: its inputs are dimension 1."""
     weights = load_weights(model_dir)
     mlp = weights.layers[0].mlp
@@ -73,7 +73,7 @@ def test_the_experts_output_channels_are_those_of_the_product(model_dir: Path) -
         assert ((found - before).abs() <= scale / 2 * 1.001).all()
 
 
-def test_router_noise_is_relative_and_the_same_every_time(model_dir: Path) -> None:
+def test_router_noise_is_relative_and_reproducible(model_dir: Path) -> None:
     weights = load_weights(model_dir)
     first, again = (round_weights(weights, Precision(router_noise=0.05)) for _ in range(2))
     for before, after, second in zip(weights.layers, first.layers, again.layers, strict=True):
@@ -119,7 +119,7 @@ async def test_the_core_used_directly_returns_routing_as_over_http(model_dir: Pa
 
 
 @pytest.mark.parametrize("weights", ["int4", "float16"])
-def test_a_precision_that_there_is_not_is_refused_by_the_process(weights: str) -> None:
+def test_an_unknown_precision_is_refused_by_the_process(weights: str) -> None:
     from runners.engines.embedded.__main__ import EngineSettings
 
     with pytest.raises(ValueError, match="weights"):

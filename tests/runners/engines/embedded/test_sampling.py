@@ -1,6 +1,4 @@
-"""Drawing tokens: right distribution, right logprobs, and a draw that nobody else in the batch can
-change.
-"""
+"""Sampling: distributions, logprobs, and independence from the rest of the batch."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def test_frequencies_follow_the_softmax_at_the_temperature(temperature: float) -
     assert np.abs(found - wanted).max() < 0.012  # 4.8 standard deviations at worst
 
 
-def test_top_k_draws_only_the_k_likeliest_in_their_proportions() -> None:
+def test_top_k_samples_the_k_most_probable_in_proportion() -> None:
     row = logits(1)
     found = frequencies(draw(20_000, top_k=3), row)
     best = row[0].topk(3).indices.numpy()
@@ -63,7 +61,7 @@ def test_top_k_draws_only_the_k_likeliest_in_their_proportions() -> None:
     assert np.abs(found[best] - kept / kept.sum()).max() < 0.02
 
 
-def test_top_p_draws_only_the_smallest_set_that_reaches_the_mass() -> None:
+def test_top_p_samples_the_smallest_set_that_reaches_the_mass() -> None:
     row = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     ids, _ = sample(row.expand(4000, -1), draw(4000, top_p=0.7))
     assert set(ids.tolist()) == {0, 1}
@@ -72,14 +70,14 @@ def test_top_p_draws_only_the_smallest_set_that_reaches_the_mass() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_logprobs_are_after_temperature_and_before_the_cut(temperature: float) -> None:
+def test_logprobs_are_after_temperature_and_before_top_p_and_top_k(temperature: float) -> None:
     rows = logits(2, rows=50)
     ids, logprobs = sample(rows, draw(50, temperature=temperature, top_p=0.6, top_k=4))
     wanted = (rows / temperature).log_softmax(-1)[torch.arange(50), torch.from_numpy(ids)]
     assert np.allclose(logprobs, wanted.numpy(), atol=1e-6)
 
 
-def test_temperature_zero_takes_the_likeliest_and_reports_its_plain_logprob() -> None:
+def test_temperature_zero_is_greedy_with_logprobs_of_temperature_one() -> None:
     rows = logits(3, rows=20)
     ids, logprobs = sample(rows, draw(20, temperature=0.0, top_p=0.5))
     assert np.array_equal(ids, rows.argmax(-1).numpy())
@@ -94,7 +92,7 @@ def test_temperature_zero_takes_the_likeliest_and_reports_its_plain_logprob() ->
     st.sampled_from([0.8, 1.0]),
     st.lists(st.tuples(st.sampled_from([0.0, 1.0, 1.3]), st.sampled_from([0.5, 1.0])), max_size=5),
 )
-def test_a_draw_does_not_depend_on_its_neighbours(
+def test_a_sample_does_not_depend_on_the_rest_of_the_batch(
     seed: int, position: int, temperature: float, top_p: float, others: list[tuple[float, float]]
 ) -> None:
     rows = logits(4, rows=len(others) + 1)
@@ -112,7 +110,7 @@ def test_a_draw_does_not_depend_on_its_neighbours(
     assert batch_logprobs[0] == pytest.approx(float(logprobs[0]), abs=1e-6)
 
 
-def test_uniform_numbers_look_uniform_over_seeds_and_positions() -> None:
+def test_hashed_numbers_are_uniform_over_seeds_and_positions() -> None:
     index = np.arange(50_000)
     for values in (
         hash_uniform(np.zeros(50_000, dtype=np.uint64), index),

@@ -1,4 +1,4 @@
-"""SGLang's HTTP API on a real socket: every endpoint's shape, every refusal's status and text."""
+"""SGLang's HTTP API on a real socket: shapes, statuses and messages of every endpoint."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def endless(http: Http, rid: str, seed: int = 0) -> asyncio.Task[Json]:
 # --- generate ---------------------------------------------------------------------------------
 
 
-async def test_generate_answers_in_sglangs_shape(http: Http, core: EngineCore) -> None:
+async def test_generate_has_sglangs_shape(http: Http, core: EngineCore) -> None:
     answer = await http.generate(rid="abc", return_logprob=True)
     meta = answer["meta_info"]
     assert len(answer["output_ids"]) == 8
@@ -108,7 +108,7 @@ async def test_a_second_identical_prompt_reports_its_cached_tokens(http: Http) -
     assert (await http.generate())["meta_info"]["cached_tokens"] == 29
 
 
-async def test_logprobs_and_a_rid_come_only_when_asked_for(http: Http) -> None:
+async def test_logprobs_and_the_rid_are_returned_on_request(http: Http) -> None:
     meta = (await http.generate())["meta_info"]
     assert "output_token_logprobs" not in meta
     assert "routed_experts" not in meta
@@ -142,7 +142,7 @@ async def test_ignore_eos_ignores_stop_token_ids_too(http: Http) -> None:
     assert (await http.generate(sampling_params=params))["output_ids"] == free
 
 
-async def test_routed_experts_are_int32_rows_from_the_asked_start(http: Http) -> None:
+async def test_routed_experts_are_int32_rows_from_the_requested_start(http: Http) -> None:
     async def rows(**body: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
         meta = (await http.generate(return_routed_experts=True, **body))["meta_info"]
         flat = np.frombuffer(base64.b64decode(meta["routed_experts"]), dtype="<i4")
@@ -164,7 +164,7 @@ async def test_both_names_of_the_seed_are_accepted(http: Http) -> None:
     assert answers[0] == answers[1]
 
 
-async def test_what_the_router_adds_is_accepted(http: Http) -> None:
+async def test_keys_that_a_router_adds_are_accepted(http: Http) -> None:
     added: Json = {
         "stream": False, "log_metrics": True, "return_hidden_states": False, "text": None,
         "logprob_start_len": -1, "top_logprobs_num": 0, "lora_path": None, "priority": 3,
@@ -212,14 +212,14 @@ GOOD: Json = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 2}}
         ({"routed_experts_start_len": -1}, "routed_experts_start_len"),
     ],
 )
-async def test_a_faulty_request_gets_400_and_the_key(http: Http, change: Json, named: str) -> None:
+async def test_a_wrong_request_gets_400_with_the_key(http: Http, change: Json, named: str) -> None:
     status, answer = await http.post("/generate", {**GOOD, **change})
     assert status == 400
     assert set(answer) == {"error"}
     assert named in answer["error"]["message"]
 
 
-async def test_all_faults_are_named_at_once(http: Http) -> None:
+async def test_all_errors_are_named_at_once(http: Http) -> None:
     body = {"input_ids": [1], "extra": 1, "sampling_params": {"odd": 1, "top_p": 2}}
     _, answer = await http.post("/generate", body)
     for key in ("extra", "sampling_params.odd", "sampling_params.top_p"):
@@ -243,7 +243,7 @@ async def test_a_live_rid_gets_400(http: Http, core: EngineCore) -> None:
     await running
 
 
-async def test_unknown_paths_and_methods_answer_in_the_error_shape(http: Http) -> None:
+async def test_unknown_paths_and_methods_get_an_error_body(http: Http) -> None:
     for method, path, wanted in (("GET", "/nothing", 404), ("GET", "/generate", 405)):
         status, answer = await http.call(method, path)
         assert (status, set(answer)) == (wanted, {"error"})
@@ -314,7 +314,7 @@ async def test_update_weights_from_disk_switches_model_and_version(
     assert (await http.get("/get_model_info"))[1]["model_path"] == str(other_model_dir)
 
 
-async def test_an_update_waits_for_the_requests_before_it(
+async def test_a_weight_update_waits_for_earlier_requests(
     http: Http, core: EngineCore, other_model_dir: Path
 ) -> None:
     body = {"model_path": str(other_model_dir), "weight_version": "7"}
@@ -331,7 +331,7 @@ async def test_an_update_waits_for_the_requests_before_it(
     assert (await http.generate())["meta_info"]["weight_version"] == "7"
 
 
-async def test_who_comes_after_an_update_that_waits_goes_after_it() -> None:
+async def test_a_generation_after_a_waiting_update_runs_after_it() -> None:
     weight_update_lock, said = WeightUpdateLock(), list[str]()
     leave = asyncio.Event()
 
@@ -355,7 +355,7 @@ async def test_who_comes_after_an_update_that_waits_goes_after_it() -> None:
     assert said == ["a", "b", "update", "c"]
 
 
-async def test_an_update_while_paused_is_made_at_once(
+async def test_a_weight_update_during_a_pause_is_immediate(
     http: Http, core: EngineCore, other_model_dir: Path
 ) -> None:
     running = endless(http, "running")
@@ -422,7 +422,7 @@ async def test_an_unknown_pause_mode_gets_400(http: Http) -> None:
 # --- information ------------------------------------------------------------------------------
 
 
-async def test_health_says_200_while_the_engine_lives_and_503_after(
+async def test_health_is_200_while_the_engine_lives_and_503_after(
     http: Http, core: EngineCore
 ) -> None:
     for path in ("/health", "/health_generate"):
@@ -448,7 +448,7 @@ async def test_loads_count_running_and_waiting_requests(http: Http, core: Engine
     await asyncio.gather(*running)
 
 
-async def test_tokenize_says_which_ids_a_text_has(http: Http, core: EngineCore) -> None:
+async def test_tokenize_returns_the_ids_of_a_text(http: Http, core: EngineCore) -> None:
     assert core.tokenizer is not None
     text = "naïve 日本"
     status, answer = await http.post("/tokenize", {"prompt": text, "add_special_tokens": False})
@@ -462,7 +462,7 @@ async def test_tokenize_says_which_ids_a_text_has(http: Http, core: EngineCore) 
     assert (status, "prompt" in answer["error"]["message"]) == (400, True)
 
 
-async def test_server_and_model_info_tell_limits_and_model(http: Http, model_dir: Path) -> None:
+async def test_server_and_model_info_report_limits_and_model(http: Http, model_dir: Path) -> None:
     for path in ("/server_info", "/get_server_info"):
         _, info = await http.get(path)
         keys = ("max_running_requests", "max_total_num_tokens", "context_length")

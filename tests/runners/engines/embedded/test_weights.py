@@ -1,4 +1,4 @@
-"""Reading model directories: every layout that exists, and a clear refusal of what cannot run."""
+"""Reading model directories: all layouts, and refusals with a reason."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_sharded_files_load_like_one_file(model_dir: Path, copy_dir: Path) -> No
     assert same(load_weights(copy_dir), load_weights(model_dir))
 
 
-def test_the_older_config_names_mean_the_same(model_dir: Path, copy_dir: Path) -> None:
+def test_older_config_names_mean_the_same(model_dir: Path, copy_dir: Path) -> None:
     def rename(config: Json) -> None:
         config["num_experts"] = config.pop("num_local_experts")
         config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
@@ -118,7 +118,7 @@ def test_loaded_weights_survive_the_file_being_overwritten(copy_dir: Path) -> No
         ({"attention_bias": True}, "q_proj.bias"),
     ],
 )
-def test_a_model_that_cannot_run_is_refused_by_name(
+def test_a_model_that_cannot_run_is_refused_with_the_reason(
     copy_dir: Path, change: Json, named: str
 ) -> None:
     edit_config(copy_dir, lambda config: config.update(change))
@@ -135,7 +135,7 @@ def test_a_config_without_a_required_key_is_refused(copy_dir: Path) -> None:
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("content", [None, b"{", b"[]"])
-def test_a_missing_or_broken_file_is_refused_by_name(
+def test_a_missing_or_broken_file_is_refused_with_its_name(
     copy_dir: Path, name: str, content: bytes | None
 ) -> None:
     (copy_dir / name).unlink()

@@ -1,4 +1,4 @@
-"""The SGLang server of a run, with a stand-in for the program."""
+"""The SGLang server of a run, with a fake of the program."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Started:
         self.store.close()
 
 
-async def test_it_is_told_what_the_configuration_says_and_ends_with_the_run(
+async def test_the_server_gets_the_configured_arguments_and_ends_with_the_run(
     tmp_path: Path,
 ) -> None:
     run = Started(tmp_path / "run")
@@ -86,7 +86,7 @@ async def test_it_is_told_what_the_configuration_says_and_ends_with_the_run(
         assert Ledger(store).entries() == []
 
 
-async def test_one_that_dies_while_it_loads_says_why(
+async def test_a_server_that_dies_while_loading_is_reported_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SGLANG", "die")
@@ -96,7 +96,7 @@ async def test_one_that_dies_while_it_loads_says_why(
     await run.close()
 
 
-async def test_one_that_dies_later_is_reported(
+async def test_a_server_that_dies_later_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SGLANG", "die_later")
@@ -107,7 +107,7 @@ async def test_one_that_dies_later_is_reported(
     await run.close()
 
 
-async def test_without_the_package_it_says_how_to_get_it(
+async def test_a_missing_package_is_reported_with_the_command_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH")
@@ -117,7 +117,7 @@ async def test_without_the_package_it_says_how_to_get_it(
     await run.close()
 
 
-async def test_without_weights_there_is_nothing_to_serve(tmp_path: Path) -> None:
+async def test_a_server_without_weights_is_refused(tmp_path: Path) -> None:
     run = Started(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"model\.path"):
         await run.start(config_for(), weights=None)

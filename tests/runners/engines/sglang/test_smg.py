@@ -1,4 +1,4 @@
-"""The real ``smg`` in front of two servers; it is skipped where it is not installed."""
+"""The real ``smg`` in front of two servers; skipped where it is not installed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def run_check(router: str, urls: list[str]) -> dict[str, CheckResult]:
         found = await check_capabilities(clients, context_tokens=32768, routing=SHAPE)
     finally:
         await clients.close()
-    return {finding.name: finding for finding in found}
+    return {result.name: result for result in found}
 
 
 async def test_a_session_stays_at_its_server_behind_consistent_hashing(
@@ -79,7 +79,7 @@ async def test_a_session_stays_at_its_server_behind_consistent_hashing(
                 rid = f"s{session}:main:{turn}"
                 await engine.generate([1, 2], SamplingParams(max_new_tokens=8), rid=rid)
         await engine.close()
-    assert [finding for finding in found.values() if not finding.ok] == []
+    assert [result for result in found.values() if not result.ok] == []
     assert found["routing"].detail == "2 layers, 2 experts a token"
     assert found["sessions"].detail == "the router keeps a session at one server"
     seen = [{body["rid"].partition(":")[0] for body in s.seen.requests} for s in servers]
@@ -88,10 +88,12 @@ async def test_a_session_stays_at_its_server_behind_consistent_hashing(
     assert not seen[0] & seen[1]
 
 
-async def test_a_policy_that_spreads_sessions_is_found(servers: list[BehindSmg]) -> None:
+async def test_a_policy_that_spreads_sessions_fails_the_check(
+    servers: list[BehindSmg],
+) -> None:
     urls = [server.url for server in servers]
     with running_smg("--policy", "round_robin", "--worker-urls", *urls) as router:
         await until_it_knows(router, 2)
         found = await run_check(router, urls)
-    assert {name for name, finding in found.items() if not finding.ok} == {"sessions"}
+    assert {name for name, result in found.items() if not result.ok} == {"sessions"}
     assert "--policy consistent_hashing" in found["sessions"].detail

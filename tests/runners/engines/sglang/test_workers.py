@@ -1,4 +1,4 @@
-"""Several workers as one engine."""
+"""Several SGLang workers as one engine."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ async def servers() -> AsyncIterator[list[ScriptedEngine]]:
 @pytest.fixture
 async def engine(servers: list[ScriptedEngine]) -> AsyncIterator[HttpEngine | WorkerEngine]:
     urls = [server.url for server in servers]
-    fleet = connect_engine(urls[0], urls, deadline_s=20)
-    yield fleet
-    await fleet.close()
+    engine = connect_engine(urls[0], urls, deadline_s=20)
+    yield engine
+    await engine.close()
 
 
 def asked(servers: list[ScriptedEngine]) -> list[int]:
@@ -65,7 +65,7 @@ async def test_a_session_stays_at_its_worker_and_sessions_are_spread(
     assert all(count % 2 == 0 and count for count in asked(servers))
 
 
-async def test_the_sessions_of_a_worker_that_is_gone_move_and_no_others(
+async def test_only_the_sessions_of_a_lost_worker_move(
     servers: list[ScriptedEngine], engine: WorkerEngine
 ) -> None:
     for session in range(12):
@@ -78,19 +78,19 @@ async def test_the_sessions_of_a_worker_that_is_gone_move_and_no_others(
         admission=Admission(8, adaptive=False),
     )
     before = {session: server_of(servers, f"s{session}") for session in range(12)}
-    gone = before[0]
-    await gone.__aexit__()
-    left = [server for server in servers if server is not gone]
+    lost = before[0]
+    await lost.__aexit__()
+    left = [server for server in servers if server is not lost]
     for server in left:
         server.seen.requests.clear()
     for session in range(12):
         await retrying.generate([1], PARAMS, rid=f"s{session}:main:1")
     for session, server in before.items():
-        if server is not gone:
+        if server is not lost:
             assert server_of(left, f"s{session}") is server
 
 
-async def test_when_all_are_gone_it_is_an_error_that_may_pass(
+async def test_losing_all_workers_is_a_retryable_error(
     servers: list[ScriptedEngine], engine: WorkerEngine
 ) -> None:
     for server in servers:
@@ -103,7 +103,7 @@ async def test_when_all_are_gone_it_is_an_error_that_may_pass(
     assert not await engine.healthy()
 
 
-async def test_weights_loads_and_aborts_go_to_all(
+async def test_weights_loads_and_aborts_go_to_all_workers(
     servers: list[ScriptedEngine], engine: WorkerEngine
 ) -> None:
     await engine.update_weights(Path("w"), 7)
@@ -121,19 +121,19 @@ async def test_weights_loads_and_aborts_go_to_all(
     assert await engine.loads() == EngineLoad(0, 0)
 
 
-async def test_a_worker_that_missed_an_update_is_not_believed(
+async def test_a_generation_of_a_worker_that_missed_an_update_is_discarded(
     servers: list[ScriptedEngine], engine: WorkerEngine
 ) -> None:
     await engine.generate([1], PARAMS, rid="s:main:0")
     behind = server_of(servers, "s")
     await engine.update_weights(Path("w"), 7)
-    behind.weight_version = "default"  # it was started anew
+    behind.weight_version = "default"  # it was restarted
     generation = await engine.generate([1], PARAMS, rid="s:main:1")
     assert generation.weight_version == 7
     assert sum(asked(servers)) == 3
 
 
-async def test_an_error_of_a_worker_is_no_reason_to_ask_another(
+async def test_an_error_answer_is_not_retried_at_another_worker(
     servers: list[ScriptedEngine], engine: WorkerEngine
 ) -> None:
     for server in servers:
@@ -158,7 +158,7 @@ async def test_behind_a_router_aborts_go_to_the_workers(servers: list[ScriptedEn
         assert [server.seen.aborted.count("s1:main:0") for server in servers[1:]] == [1, 1]
 
 
-async def test_a_drain_behind_a_router_is_proved_by_the_workers(
+async def test_a_drain_behind_a_router_asks_the_workers_for_their_load(
     servers: list[ScriptedEngine],
 ) -> None:
     class Gateway(GatewayAdmin):
@@ -174,20 +174,20 @@ async def test_a_drain_behind_a_router_is_proved_by_the_workers(
         with pytest.raises(EngineError, match=r"list the servers behind it in engine\.workers"):
             async with pause_turns(gateway, alone, deadline_s=1):
                 raise AssertionError
-        fleet = connect_engine(router.url, [server.url for server in servers])
-        async with pause_turns(gateway, fleet, deadline_s=1):
+        engine = connect_engine(router.url, [server.url for server in servers])
+        async with pause_turns(gateway, engine, deadline_s=1):
             pass
         await alone.close()
-        await fleet.close()
+        await engine.close()
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=40, unique=True))
-def test_a_worker_more_takes_sessions_and_moves_none_between_the_others(
+def test_a_new_worker_takes_sessions_and_moves_none_between_the_others(
     sessions: list[str],
 ) -> None:
     async def first(count: int) -> dict[str, str]:
-        fleet = WorkerEngine([HttpEngine(f"http://w{n}") for n in range(count)])
-        return {session: fleet._order_workers(session)[0].name for session in sessions}
+        engine = WorkerEngine([HttpEngine(f"http://w{n}") for n in range(count)])
+        return {session: engine._order_workers(session)[0].name for session in sessions}
 
     few, many = asyncio.run(first(3)), asyncio.run(first(4))
     moved = {many[session] for session in sessions if few[session] != many[session]}
