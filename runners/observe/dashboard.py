@@ -1,4 +1,4 @@
-"""The live view of a campaign on stderr: a picture on a terminal, one line per step elsewhere.
+"""Shows a campaign live on stderr: a dashboard on a terminal, one line per step elsewhere.
 
 It only reads a ``Progress``, from a thread of its own; the campaign never waits for it.
 """
@@ -38,14 +38,16 @@ def format_duration(seconds: float | None) -> str:
 
 
 class LiveView:
-    """Shows a campaign while its ``with`` block runs, and leaves the terminal as it was."""
+    """Shows a campaign during its ``with`` block, then restores the terminal."""
 
     def __init__(
         self, progress: Progress, mode: Mode = "auto", console: Console | None = None
     ) -> None:
         self._console = console or Console(stderr=True, markup=False, emoji=False)
         shown = mode == "on" or (mode == "auto" and self._console.is_terminal)
-        self._view = _Picture(progress, self._console) if shown else _Log(progress, self._console)
+        self._view = (
+            _LiveDashboard(progress, self._console) if shown else _Log(progress, self._console)
+        )
 
     def __enter__(self) -> Self:
         self._view.start()
@@ -60,12 +62,12 @@ class LiveView:
         self.close()
 
     def close(self) -> None:
-        """Stop showing and restore the terminal; safe to call twice, and from a signal handler."""
+        """Restore the terminal; may be called twice, and from a signal handler."""
         self._view.stop()
 
 
-class _Picture:
-    """The dashboard, drawn by rich's refresh thread."""
+class _LiveDashboard:
+    """The dashboard, redrawn by rich's refresh thread."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
         self._live = Live(
@@ -85,7 +87,7 @@ class _Picture:
 
 
 class _Log:
-    """One line per step, evaluation and note."""
+    """Prints one line per step, evaluation and note."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress = progress
@@ -93,7 +95,7 @@ class _Log:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="progress-log", daemon=True)
         self._notes = 0
-        # What an earlier execution of the run did was shown then.
+        # Earlier executions of the run have printed their own lines.
         self._steps, self._evaluations = len(progress.rewards), len(progress.evaluations)
 
     def start(self) -> None:
@@ -130,7 +132,7 @@ class _Log:
 
 
 class Dashboard:
-    """One picture of a ``Progress``, as large as the terminal allows."""
+    """Renders a ``Progress`` as large as the terminal allows."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -192,7 +194,7 @@ class Dashboard:
         return Panel(picture, title=title, title_align="left", border_style=AXIS, height=height)
 
     def _columns(self) -> RenderableType:
-        """Show what an evaluation found so far; its rate is over what could be graded."""
+        """Return an evaluation's verdicts so far; the rate is over graded rollouts."""
         columns = self._progress.columns
         graded = columns["solved"] + columns["unsolved"]
         text = Text.assemble(

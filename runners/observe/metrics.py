@@ -1,4 +1,5 @@
-"""The metrics of a run: ``metrics.jsonl``, one strict JSON object per step, and TensorBoard events.
+"""Writes the metrics of a run: ``metrics.jsonl``, one strict JSON object per step, and TensorBoard
+events.
 
 Both are derived from the store and hold each step once: a resumed run writes them anew.
 """
@@ -19,7 +20,7 @@ from runners.store.store_error import to_store_error
 
 
 class MetricsWriter:
-    """Appends a step's metrics; each is on disk when ``write`` returns. Raises StoreError."""
+    """Writes steps' metrics, each of them to disk before it returns; raises StoreError."""
 
     def __init__(self, run_dir: Path, tensorboard: bool) -> None:
         self._path = run_dir / "metrics.jsonl"
@@ -36,7 +37,7 @@ class MetricsWriter:
             raise to_store_error(error, self._path) from error
 
     def rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Replace everything written before by these steps."""
+        """Replace all steps that were written before by ``rows``."""
         rows = list(rows)
         try:
             with atomic_file(self._path) as partial:
@@ -61,8 +62,8 @@ def _line(metrics: Mapping[str, Any]) -> bytes:
 class _Events:
     """One TensorBoard event file, flushed per step.
 
-    Written with tensorboard's records and protocol buffers alone: its own writer would import
-    tensorflow where that is installed, and keeps a queue that ``kill -9`` would lose.
+    It uses tensorboard's record format and protocol buffers directly: tensorboard's own writer
+    imports tensorflow where that is installed, and has a queue that ``kill -9`` would lose.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,7 +83,7 @@ class _Events:
         self._write(step=int(metrics["step"]), summary=Summary(value=values))
 
     def restart(self) -> None:
-        """Drop all steps, also from the view of a TensorBoard that is open."""
+        """Drop all steps; a TensorBoard that is open drops them too (``SessionLog.START``)."""
         from tensorboard.compat.proto.event_pb2 import SessionLog  # type: ignore[import-untyped]
 
         self.close()

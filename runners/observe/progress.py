@@ -1,6 +1,7 @@
-"""How far a campaign is: mutated only by the campaign, on its event loop; read by whoever shows it.
+"""Counts how far a campaign is, for the live view.
 
-A reader on another thread takes ``snapshot()``, which copies each container in one step.
+Only the campaign mutates it, on its event loop. A reader on another thread takes ``snapshot()``,
+which copies each container in one step.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from runners.observe.curves import REWARD, SOLVE_RATE, STEP_S, Curve
 from runners.observe.terminal import make_printable
 
 _RATE_WINDOW_S = 30.0
-"""Tokens per second are those of so many seconds."""
+"""Period over which tokens per second are counted."""
 _ETA_STEPS = 5
-"""The time left is judged by so many last steps; earlier ones had shorter rollouts."""
+"""Number of last steps that the time left is estimated from; earlier ones had shorter rollouts."""
 _NOTES = 8
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a campaign tells about itself."""
+    """Progress of a campaign or an evaluation."""
 
     run: str
     steps: int
@@ -38,14 +39,14 @@ class Progress:
     watch: AttemptWatch = field(default_factory=AttemptWatch)
     """The attempts in flight."""
     in_flight: Counter[str] = field(default_factory=Counter)
-    """Attempts by stage that are on no watch of this process; a snapshot's: all."""
+    """Attempts by stage that other processes run; in a snapshot, all attempts."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """Rollouts that ended, by outcome code."""
     columns: Counter[str] = field(default_factory=Counter)
-    """An evaluation's: solved, unsolved, error."""
+    """Verdicts of an evaluation: solved, unsolved, error."""
     rewards: Curve = field(default_factory=list)
     solve_rates: Curve = field(default_factory=list)
-    """Of training rollouts."""
+    """Solve rates of training rollouts."""
     evaluations: Curve = field(default_factory=list)
     """Held-out solve rates."""
     sampled_tokens: int = 0
@@ -62,7 +63,7 @@ class Progress:
     """When tokens were sampled, and how many."""
 
     def begin_phase(self, phase: str, batch_size: int = 0) -> None:
-        """Enter a phase with so many rollouts to do."""
+        """Enter a phase of ``batch_size`` rollouts."""
         self.phase, self.batch_done, self.batch_size = phase, 0, batch_size
         self.phase_at = time.monotonic()
 
@@ -83,7 +84,7 @@ class Progress:
     def add_step(
         self, step: int, reward: float | None, solve_rate: float | None, seconds: float
     ) -> None:
-        """Count a finished step (the first is 1); None if nothing could be graded."""
+        """Count a finished step (the first is 1); None if none of its rollouts was graded."""
         self.step = step
         if reward is None or solve_rate is None:
             self.add_note(f"step {step}: no rollout was graded")
@@ -97,24 +98,24 @@ class Progress:
         self.add_step(step, metrics.get(REWARD), metrics.get(SOLVE_RATE), metrics.get(STEP_S, 0.0))
 
     def add_evaluation(self, step: int, solve_rate: float | None) -> None:
-        """Add the held-out solve rate after so many steps; None if nothing could be graded."""
+        """Add the held-out solve rate after ``step`` steps; None if no rollout was graded."""
         if solve_rate is None:
             self.add_note(f"step {step}: no held-out rollout was graded")
         else:
             self.evaluations.append((step, solve_rate))
 
     def add_note(self, text: str) -> None:
-        """Add a message for whoever watches; it is shown on one line."""
+        """Add a message, which is shown on one line."""
         self.notes.append(" ".join(make_printable(text).split()))
         self.noted += 1
 
     def notes_since(self, noted: int) -> list[str]:
-        """Return the messages after the first ``noted``, as far as they are kept."""
+        """Return the messages after the first ``noted``; only the last few are kept."""
         new = min(self.noted - noted, len(self.notes))
         return list(self.notes)[len(self.notes) - new :]
 
     def snapshot(self) -> Progress:
-        """Return a copy that its owner no longer changes."""
+        """Return a copy that does not change any more."""
         return replace(
             self,
             in_flight=self.in_flight + Counter(one.stage for one in self.watch.in_flight()),
@@ -135,14 +136,14 @@ class Progress:
 
     @property
     def tokens_per_s(self) -> float:
-        """Sampled tokens per second, lately."""
+        """Sampled tokens per second over the last 30 s."""
         since = max(time.monotonic() - _RATE_WINDOW_S, self.started_at)
         tokens = sum(count for at, count in self.recent if at >= since)
         return tokens / max(time.monotonic() - since, 1.0)
 
     def eta_s(self) -> float | None:
-        """Return the seconds left: of the run, None until a step is done; of the phase, if the run
-        has no steps.
+        """Return the estimated seconds left of the run (None until a step is done), or of the phase
+        if the run has no steps.
         """
         if not self.steps and self.batch_done:
             each_s = (time.monotonic() - self.phase_at) / self.batch_done

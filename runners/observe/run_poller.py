@@ -1,5 +1,6 @@
-"""Looks on while another process drives a run: a ``Progress`` made of the run's store, again and
-again, in the same view that the driver has. It only reads.
+"""Follows a run that another process drives: polls its store and shows the driver's own view.
+
+It only reads.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import Stage
 
-_LOOK_S = 1.0
-_GOES_ON = (State.CREATED, State.RUNNING)
+_POLL_S = 1.0
+_LIVE_STATES = (State.CREATED, State.RUNNING)
 
 
 def follow_run(
-    run_dir: Path, console: Console, *, mode: Mode = "auto", every_s: float = _LOOK_S
+    run_dir: Path, console: Console, *, mode: Mode = "auto", every_s: float = _POLL_S
 ) -> Status:
-    """Show a run until it has ended, or its driver is gone; return how it stands then."""
+    """Show a run until it has ended or its driver is gone; return its status then."""
     with RunStore.open(run_dir, read_only=True) as store:
-        look = _Look(store)
-        status = look.again()
-        with LiveView(look.progress, mode, console):
-            while status.state in _GOES_ON:
+        poller = RunPoller(store)
+        status = poller.poll()
+        with LiveView(poller.progress, mode, console):
+            while status.state in _LIVE_STATES:
                 time.sleep(every_s)
-                status = look.again()
+                status = poller.poll()
     return status
 
 
-class _Look:
-    """What is known of a run, from one look to the next."""
+class RunPoller:
+    """Keeps a ``Progress`` up to date with a run's store."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
@@ -46,41 +47,43 @@ class _Look:
         self._events = len(store.events())
         self.progress = Progress(store.run_dir.resolve().name, int(self._run.get("steps", 0)))
 
-    def again(self) -> Status:
-        """Bring the progress up to date."""
+    def poll(self) -> Status:
+        """Bring ``progress`` up to date; return the run's status."""
         progress, status = self.progress, read_store_status(self._store)
         if not progress.sampled_tokens:
-            progress.sampled_tokens = status.sampled_tokens  # of before: no speed of now
+            progress.sampled_tokens = (
+                status.sampled_tokens
+            )  # sampled before: not part of the present rate
         if fresh := status.sampled_tokens - progress.sampled_tokens:
             progress.add_tokens(fresh)
         progress.outcomes = Counter(status.outcomes)
         progress.evaluations = list(status.evaluations)
         progress.started_at = time.monotonic() - self._store.state().spent_s
-        self._take_steps()
-        self._take_phase(status)
-        progress.in_flight = self._in_flight()
+        self._update_steps()
+        self._update_phase(status)
+        progress.in_flight = self._count_in_flight()
         for event in self._store.events()[self._events :]:
-            said = ", ".join(f"{key} {value}" for key, value in event.data.items())
-            progress.add_note(f"{event.kind}: {said}")
+            data = ", ".join(f"{key} {value}" for key, value in event.data.items())
+            progress.add_note(f"{event.kind}: {data}")
             self._events += 1
         return status
 
-    def _take_steps(self) -> None:
+    def _update_steps(self) -> None:
         for row in self._store.steps():
             if row.state != "done" or row.step in self._steps:
                 continue
             self._steps.add(row.step)
             self.progress.add_step_metrics(row.step, row.metrics)
 
-    def _take_phase(self, status: Status) -> None:
+    def _update_phase(self, status: Status) -> None:
         progress = self.progress
         running = next((row for row in self._store.steps() if row.state != "done"), None)
-        if status.state not in _GOES_ON:
+        if status.state not in _LIVE_STATES:
             phase, size = status.state, 0
         elif status.benchmark:
             attempts = int(self._eval.get("attempts_per_task", 1))
             phase, size = "evaluation", attempts * int(self._eval.get("tasks") or 0)
-            self._take_columns()
+            self._update_verdicts()
         elif running is not None:
             size = len(running.tasks) * int(self._run.get("rollouts_per_task", 0))
             phase = "rollouts" if status.step_rollouts < size else "training"
@@ -93,15 +96,15 @@ class _Look:
         done = sum(status.outcomes.values()) if status.benchmark else status.step_rollouts
         progress.batch_done, progress.batch_size = done, max(size, done)
 
-    def _take_columns(self) -> None:
+    def _update_verdicts(self) -> None:
         rows = self._store.query(
             "SELECT solved, count(*) FROM rollout WHERE counts GROUP BY solved"
         )
         names = {1: "solved", 0: "unsolved", None: "error"}
         self.progress.columns = Counter({names[solved]: count for solved, count in rows})
 
-    def _in_flight(self) -> Counter[str]:
-        """Return attempts by stage, as far as the ledger tells them apart."""
+    def _count_in_flight(self) -> Counter[str]:
+        """Return the number of attempts by stage, as far as the ledger tells stages apart."""
         ((opened, talking),) = self._store.query(
             """
             SELECT count(*), count(*) FILTER (WHERE EXISTS (

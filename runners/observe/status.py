@@ -1,4 +1,4 @@
-"""How a run stands, read from its store alone; the run need not be alive."""
+"""Reads the status of a run from its store alone; the run need not be alive."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from runners.store.run_state import State
 from runners.store.run_store import RunStore
 
 KILLED = "killed"
-"""Shown for a run that says it is running but whose driver is gone."""
+"""State shown for a run whose stored state is running but whose driver is dead."""
 _LEAKS_SHOWN = 5
 _DIAGNOSES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """What the ledger names and nobody looks after; it may have ended by itself since."""
+    """A resource in the ledger that no process owns; it may have ended by itself since."""
 
     kind: ResourceKind
     name: str
@@ -35,11 +35,11 @@ class Leak:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A run at a glance."""
+    """Summary of a run's state."""
 
     run_dir: str
     benchmark: str | None
-    """What an evaluation measures; None for a campaign."""
+    """Benchmark of an evaluation; None for a campaign."""
     state: str
     """created, running, interrupted, failed, done, or killed."""
     message: str
@@ -60,17 +60,17 @@ class Status:
     outcomes: dict[str, int]
     sampled_tokens: int
     attempts: int
-    """All attempts, also those that another replaced."""
+    """All attempts, those that were retried included."""
     diagnoses: list[str]
-    """The newest files that say what hung, newest first."""
+    """Paths of the newest diagnoses, newest first."""
     leaks: list[Leak]
-    """What a dead driver left, and sandboxes and sessions that outlived their attempt; a resume
-    ends the former.
+    """Resources that a dead driver left, which a resume ends, and sandboxes and sessions that
+    outlived their attempt.
     """
 
     @property
     def resume_command(self) -> str | None:
-        """What to do, if anything."""
+        """Command that continues the run; None if there is nothing to continue."""
         if self.state in (KILLED, State.INTERRUPTED, State.FAILED):
             command = f"eval {self.benchmark}" if self.benchmark else "run"
             return f"agentrl {command} --resume {self.run_dir}"
@@ -122,13 +122,13 @@ def render(status: Status) -> Table:
 
 
 def read_status(run_dir: Path) -> Status:
-    """Read how the run in ``run_dir`` stands; raises StoreError."""
+    """Return the status of the run in ``run_dir``; raises StoreError."""
     with RunStore.open(run_dir, read_only=True) as store:
         return read_store_status(store)
 
 
 def read_store_status(store: RunStore) -> Status:
-    """Return how the run of a store stands."""
+    """Return the status of the run of an open store."""
     state, config = store.state(), store.config()
     dead = state.state is State.RUNNING and not state.driven
     done = [row for row in store.steps() if row.state == "done"]

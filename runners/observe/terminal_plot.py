@@ -10,7 +10,7 @@ from rich.text import Text
 from runners.observe.curves import Curve
 
 _DOT = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Bit of each dot of a braille cell, by column and row."""
+"""Bit of each dot of a braille cell (U+2800 + bits), by column and row."""
 _LABEL = 5
 """Columns of the y axis."""
 
@@ -18,7 +18,7 @@ LINE, MARK, AXIS = "cyan", "bold yellow", "bright_black"
 
 
 def plot_rates(line: Curve, marks: Curve, *, steps: int, width: int, height: int) -> Text:
-    """Draw rates (0 to 1) over steps 0 to ``steps``; ``width`` by ``height`` characters in all."""
+    """Draw rates (0 to 1) over steps 0 to ``steps``, ``width`` by ``height`` characters in all."""
     columns, rows = max(width - _LABEL - 1, 4), max(height - 2, 2)
     cells: dict[tuple[int, int], int] = {}
     for x, y in _dots(line, steps, columns * 2, rows * 4):

@@ -1,4 +1,4 @@
-"""The live view fits the terminal, tells the truth, and leaves the terminal as it was."""
+"""The live view fits the terminal, shows the progress, and restores the terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def picture(progress: Progress, width: int, height: int) -> list[str]:
 @pytest.mark.parametrize(
     ("width", "height"), [(80, 24), (120, 40), (60, 24), (200, 60), (80, 50), (100, 30)]
 )
-def test_the_picture_fits_the_terminal_and_shows_everything(width: int, height: int) -> None:
+def test_the_dashboard_fits_the_terminal_and_shows_everything(width: int, height: int) -> None:
     lines = picture(a_progress(), width, height)
     text = "\n".join(lines)
     assert len(lines) < height
@@ -51,7 +51,7 @@ def test_the_picture_fits_the_terminal_and_shows_everything(width: int, height: 
     assert "◆" in "".join(line for line in lines if "┤" in line or "│" in line)
 
 
-def test_the_picture_of_a_run_that_has_not_begun_is_whole() -> None:
+def test_the_dashboard_of_a_run_that_has_not_begun_is_whole() -> None:
     lines = picture(Progress("run", 0), 80, 24)
     assert "starting" in lines[0]
     assert len(lines) < 24
@@ -88,7 +88,7 @@ def test_a_point_is_marked_at_its_rate() -> None:
     assert [row.count("◆") for row in rows].count(1) == 2
 
 
-def test_rates_out_of_range_stay_inside_the_picture() -> None:
+def test_rates_out_of_range_stay_inside_the_plot() -> None:
     rows = plot_rates([(0, -3.0), (99, 7.0)], [], steps=10, width=46, height=8).plain.splitlines()
     assert len(rows) == 8
     assert max(map(len, rows)) == 46

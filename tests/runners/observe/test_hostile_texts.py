@@ -1,4 +1,4 @@
-"""No text breaks what shows it or stores it, and none steers the terminal."""
+"""No text breaks what shows or stores it, and none controls the terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ each_exception = pytest.mark.parametrize("error", exceptions().values(), ids=exc
 
 
 @each_text
-def test_what_is_printable_steers_nothing_and_keeps_the_rest(text: str) -> None:
+def test_printable_text_has_no_control_characters_and_keeps_the_rest(text: str) -> None:
     safe = make_printable(text)
     assert STEERING.search(safe) is None
     assert safe == make_printable(safe)
@@ -106,7 +106,7 @@ def test_what_is_nested_deeper_than_a_parser_goes_is_cut() -> None:
 
 
 @each_exception
-async def test_an_unawaited_error_is_told_in_one_line_and_kept(
+async def test_an_unawaited_error_is_reported_in_one_line_and_kept(
     error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = logging.getLogger("agentrl.test")

@@ -1,4 +1,4 @@
-"""Progress counts what happens, and its copies stand still."""
+"""Progress counts what happens, and its snapshots do not change."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_tokens_are_sampled_without_a_rollout_that_ended() -> None:
     assert [tokens for _, tokens in progress.recent] == [3000]
 
 
-def test_each_note_is_told_once_even_when_many_came() -> None:
+def test_each_note_is_shown_once_even_when_many_come() -> None:
     progress = Progress("run", 10)
     progress.add_note("a")
     assert progress.notes_since(0) == ["a"]
@@ -85,7 +85,7 @@ def test_an_evaluation_without_a_grade_is_no_point_of_the_curve() -> None:
     assert "no held-out rollout was graded" in progress.notes[0]
 
 
-def test_a_run_without_steps_judges_the_time_left_by_its_rollouts() -> None:
+def test_a_run_without_steps_estimates_the_time_left_from_its_rollouts() -> None:
     progress = Progress("run", steps=0)
     assert progress.eta_s() is None
     progress.begin_phase("rollouts", 4)

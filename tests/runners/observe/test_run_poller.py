@@ -1,4 +1,4 @@
-"""Looking on: it tells what another process does, changes nothing, and ends with it."""
+"""Following a run: its progress is shown, nothing is changed, and it ends with its driver."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def watched(run_dir: Path, happens: Callable[[RunStore], None]) -> tuple[Status,
     return status, out.getvalue()
 
 
-def test_steps_evaluations_and_events_are_told_until_the_run_ends(tmp_path: Path) -> None:
+def test_steps_evaluations_and_events_are_shown_until_the_run_ends(tmp_path: Path) -> None:
     example_run(tmp_path / "run").close()
 
     def happens(store: RunStore) -> None:
@@ -62,7 +62,7 @@ def test_steps_evaluations_and_events_are_told_until_the_run_ends(tmp_path: Path
     assert "infra.[model]\ufffd[2J" in shown
 
 
-def test_a_run_whose_driver_dies_ends_the_looking_on(tmp_path: Path) -> None:
+def test_a_run_whose_driver_dies_is_no_longer_followed(tmp_path: Path) -> None:
     example_run(tmp_path / "run").close()
 
     def happens(store: RunStore) -> None:
@@ -74,7 +74,7 @@ def test_a_run_whose_driver_dies_ends_the_looking_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("benchmark", [None, "bugfix"])
-def test_the_picture_has_phase_bar_and_attempts_in_flight(
+def test_the_dashboard_has_phase_bar_and_attempts_in_flight(
     tmp_path: Path, benchmark: str | None
 ) -> None:
     config = CONFIG | {

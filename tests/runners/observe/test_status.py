@@ -8,6 +8,8 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
+import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
@@ -32,7 +34,7 @@ def store(tmp_path: Path) -> RunStore:
     return example_run(tmp_path / "example")
 
 
-def test_a_running_run_tells_how_far_it_is(store: RunStore) -> None:
+def test_the_status_of_a_running_run_shows_its_progress(store: RunStore) -> None:
     store.set_state(State.RUNNING)
     store.begin_step(2, ["a"])
     store.put_rollout(a_rollout("train-000002-00-00"))
@@ -49,7 +51,7 @@ def test_a_running_run_tells_how_far_it_is(store: RunStore) -> None:
         assert part in shown
 
 
-def test_a_run_whose_driver_is_gone_is_killed_and_says_how_to_go_on(store: RunStore) -> None:
+def test_a_run_whose_driver_is_gone_is_killed_and_can_be_resumed(store: RunStore) -> None:
     store.set_state(State.RUNNING)
     store.close()
     with sqlite3.connect(store.run_dir / "store.sqlite") as db:
@@ -64,7 +66,9 @@ def test_a_run_whose_driver_is_gone_is_killed_and_says_how_to_go_on(store: RunSt
     ("state", "resumable"),
     [(State.DONE, False), (State.INTERRUPTED, True), (State.FAILED, True)],
 )
-def test_a_run_that_ended_says_how(store: RunStore, state: State, resumable: bool) -> None:
+def test_a_run_that_ended_has_its_state_and_message(
+    store: RunStore, state: State, resumable: bool
+) -> None:
     store.set_state(State.RUNNING)
     store.set_state(state, exit_code=4, message="the engine [gone] /x/")
     found = read_status(store.run_dir)
@@ -73,7 +77,7 @@ def test_a_run_that_ended_says_how(store: RunStore, state: State, resumable: boo
     assert "the engine [gone] /x/" in text(render(found))
 
 
-def test_a_run_that_only_was_created_has_a_status(tmp_path: Path) -> None:
+def test_a_run_that_was_only_created_has_a_status(tmp_path: Path) -> None:
     RunStore.create(tmp_path, CONFIG).close()
     found = read_status(tmp_path)
     assert (found.state, found.steps_done, found.evaluations, found.metrics) == (
@@ -110,7 +114,7 @@ def test_the_summary_shows_every_figure() -> None:
     assert shown.index("policy.finished") < shown.index("budget.turns")
 
 
-def test_the_summary_tells_the_mismatch_with_and_without_routing_replay() -> None:
+def test_the_summary_shows_the_mismatch_with_and_without_routing_replay() -> None:
     routing = {"captured": 0.998, "disagree_token": 0.1, "k3": 1.2e-6, "k3_native": 3.4e-5}
     shown = text(summary_table(summary(routing=routing)))
     assert "99.8%" in shown
@@ -133,7 +137,9 @@ def test_the_summary_of_a_run_that_was_evaluated_once_shows_that_one_rate() -> N
 def test_the_reward_curve_is_a_picture(store: RunStore) -> None:
     path = write_reward_curve(store)
     assert path == store.run_dir / "reward_curve.png"
-    assert path.read_bytes().startswith(b"\x89PNG")
+    pixels = matplotlib.image.imread(path)[..., :3] * 255
+    for colour in ((42, 125, 225), (154, 165, 177), (224, 123, 0)):  # rates, rewards, held-out
+        assert (np.abs(pixels - colour) < 2).all(-1).sum() > 100
 
 
 def test_without_a_step_there_is_no_curve(tmp_path: Path) -> None:
