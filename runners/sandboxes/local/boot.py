@@ -5,12 +5,13 @@ A launcher belongs to no event loop until its command runs, so it can be booted 
 
 * It is a vfork, so no ``preexec_fn``: the driver is a large process, and a fork copies its page
   tables.
-* It happens in the event loop's thread, not in a worker thread: the parent-death signal that
-  bubblewrap and unshare request (PR_SET_PDEATHSIG) fires when the *thread* that spawned them ends.
+* It happens in the event loop's thread, not in a worker thread: bubblewrap's ``--die-with-parent``
+  is PR_SET_PDEATHSIG, and that fires when the *thread* that spawned bubblewrap ends.
 
-That signal alone does not end a sandbox with its driver: without isolation nothing requests it,
-and the kernel clears it when a process changes its credentials. So the launcher also watches the
-status socket, which the kernel closes whatever kills the driver.
+That signal alone does not end every sandbox with its driver: ``unshare --kill-child`` requests it
+between unshare and its child only, without isolation nothing requests it, and the kernel clears it
+when a process changes its credentials. So the launcher also watches the status socket, which the
+kernel closes whatever kills the driver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The limits of a sandbox with namespaces, tried in real ones."""
+"""Sandboxes with namespaces: isolation and limits beyond the contract (``test_conformance``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 
 from runners.sandboxes.contract import CommandResult
 from runners.sandboxes.local.sandbox import LocalSandbox
-from tests.fakes.sandbox_backends import find_processes, wait_gone
 from tests.runners.sandboxes.conftest import Opener
 
 pytestmark = pytest.mark.integration
@@ -36,9 +35,9 @@ async def test_a_command_works_in_a_copy_of_the_source(opened: Opener, source: P
 
 
 async def test_only_the_workspace_and_tmp_can_be_written(opened: Opener, tmp_path: Path) -> None:
-    places = ["/x", "/usr/x", "/etc/x", "/opt/x", "/dev/x", "/proc/x", "/root/x", "/home/x"]
+    paths = ["/x", "/usr/x", "/etc/x", "/opt/x", "/dev/x", "/proc/x", "/root/x", "/home/x"]
     async with opened() as sandbox:
-        tries = "".join(f"(echo > {place}) 2>/dev/null && echo {place};" for place in places)
+        tries = "".join(f"(echo > {path}) 2>/dev/null && echo {path};" for path in paths)
         result = await sh(sandbox, f"{tries} echo > /tmp/x && echo > x && ls {tmp_path} || true")
         assert result.stdout == b""
         assert b"No such file" in result.stderr
@@ -51,7 +50,7 @@ async def test_kernel_settings_of_the_host_cannot_be_opened_for_writing(opened: 
         assert result.stdout == b""
 
 
-async def test_the_user_inside_is_nobody_special(opened: Opener) -> None:
+async def test_the_user_inside_has_no_rights(opened: Opener) -> None:
     async with opened() as sandbox:
         result = await sh(sandbox, "id -u; grep -E 'Cap(Eff|Prm|Bnd)|NoNewPrivs' /proc/self/status")
         lines = result.stdout.decode().split()
@@ -80,14 +79,14 @@ async def test_there_is_no_network(opened: Opener) -> None:
     assert [line.split(b":")[0].strip() for line in result.stdout.splitlines()] == [b"lo"]
 
 
-async def test_processes_of_the_host_are_not_seen(opened: Opener) -> None:
+async def test_processes_of_the_host_are_invisible(opened: Opener) -> None:
     async with opened() as sandbox:
         result = await sh(sandbox, "echo /proc/[0-9]*; kill -0 $PPID && echo parent is inside")
         assert len(result.stdout.split()) < 8
         assert b"parent is inside" in result.stdout
 
 
-async def test_the_session_key_is_on_no_command_line(opened: Opener) -> None:
+async def test_a_secret_of_the_environment_is_in_no_command_line(opened: Opener) -> None:
     key = secrets.token_hex(16)
     async with opened() as sandbox:
         command = ["bash", "-c", "sleep 0.2; cat /proc/*/cmdline; echo; echo $KEY"]
@@ -106,7 +105,7 @@ async def test_the_session_key_is_on_no_command_line(opened: Opener) -> None:
     assert key.encode() not in b"\n".join(result.stdout.splitlines()[:-1])
 
 
-async def test_the_environment_of_the_host_stays_outside(
+async def test_the_environment_of_the_host_is_not_inherited(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOST_SECRET", "secret")
@@ -115,79 +114,20 @@ async def test_the_environment_of_the_host_stays_outside(
         assert b"HOST_SECRET" not in result.stdout
 
 
-async def test_what_detaches_itself_dies_with_its_command(opened: Opener) -> None:
-    word = f"1{secrets.randbelow(10**8):08}"  # sleep's argument, to find it by
-    script = f"setsid nohup sleep {word} >/dev/null 2>&1 & (setsid sleep {word} &) ; exit 3"
-    async with opened() as sandbox:
-        result = await sh(sandbox, script)
-        assert result.exit_code == 3
-        assert await wait_gone(word)
-
-
-async def test_at_the_deadline_everything_dies(opened: Opener) -> None:
-    word = f"1{secrets.randbelow(10**8):08}"
-    script = f"trap '' TERM INT HUP; setsid sleep {word} & echo begun; sleep {word}; sleep {word}"
-    async with opened() as sandbox:
-        result = await sh(sandbox, script, deadline_s=0.5)
-        assert (result.timed_out, result.exit_code) == (True, 124)
-        assert result.stdout == b"begun\n"
-        assert await wait_gone(word)
-
-
-async def test_cancelling_kills_everything(opened: Opener) -> None:
-    word = f"1{secrets.randbelow(10**8):08}"
-    async with opened() as sandbox:
-        work = asyncio.ensure_future(sh(sandbox, f"(setsid sleep {word} &); sleep {word}"))
-        while not find_processes(word):
-            await asyncio.sleep(0.02)
-        work.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await work
-        assert await wait_gone(word)
-
-
 async def test_a_child_that_keeps_the_pipe_does_not_delay_the_end(opened: Opener) -> None:
     async with opened() as sandbox:
-        begun = time.monotonic()
+        started = time.monotonic()
         result = await sh(sandbox, "sleep 300 & echo done", deadline_s=200)
         assert result.stdout == b"done\n"
-        assert time.monotonic() - begun < 100
+        assert time.monotonic() - started < 100
 
 
-async def test_a_flood_of_output_is_cut_in_the_middle(opened: Opener) -> None:
-    flood = "head -c 3000000 /dev/zero | tr '\\0' x"
+async def test_exit_code_137_is_not_taken_for_sigkill(opened: Opener) -> None:
     async with opened() as sandbox:
-        command = ["bash", "-c", f"echo first; {flood}; echo last; ({flood}) >&2"]
-        result = await sandbox.run(command, deadline_s=20, output_limit=1000)
-    assert result.exit_code == 0
-    assert result.stdout.startswith(b"first\nxxx")
-    assert result.stdout.endswith(b"xxlast\n")
-    assert b"[2999011 bytes left out]" in result.stdout
-    assert 1000 < len(result.stderr) < 1100
+        assert (await sh(sandbox, "exit 137")).exit_code == 137
 
 
-async def test_input_larger_than_a_pipe_arrives_whole(opened: Opener) -> None:
-    data = os.urandom(1 << 20)
-    async with opened() as sandbox:
-        command = ["bash", "-c", "cat; echo -n end"]
-        result = await sandbox.run(command, deadline_s=20, stdin=data, output_limit=1 << 22)
-        assert result.stdout == data + b"end"
-        ignored = await sandbox.run(["true"], deadline_s=20, stdin=data)
-        assert ignored.exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9), ("kill -TERM $$", -15), ("exit 137", 137)],
-)
-async def test_exit_codes_and_signals_are_told_apart(
-    opened: Opener, script: str, code: int
-) -> None:
-    async with opened() as sandbox:
-        assert (await sh(sandbox, script)).exit_code == code
-
-
-async def test_a_command_that_is_not_there_is_a_result(opened: Opener) -> None:
+async def test_a_missing_command_is_named_in_the_output(opened: Opener) -> None:
     async with opened() as sandbox:
         result = await sandbox.run(["no-such-program"], deadline_s=20)
         assert result.exit_code == 127
@@ -221,7 +161,7 @@ async def test_cpu_time_is_limited(opened: Opener) -> None:
         assert result.exit_code in (-24, -9)  # SIGXCPU, or SIGKILL at the hard limit
 
 
-async def test_a_fresh_tmp_for_each_command(opened: Opener) -> None:
+async def test_each_command_has_a_new_tmp(opened: Opener) -> None:
     async with opened() as sandbox:
         await sh(sandbox, "echo > /tmp/left; echo > left")
         result = await sh(sandbox, "ls /tmp; ls left")
@@ -234,13 +174,6 @@ async def test_python_inside_is_the_interpreter_agentrl_runs_on(opened: Opener) 
         result = await sandbox.run(["python", "-c", script], deadline_s=20)
         prefix = Path(sys.base_prefix).resolve()
         assert result.stdout.decode() == f"{sys.version} {prefix}\n"
-
-
-async def test_git_works_inside(opened: Opener) -> None:
-    async with opened() as sandbox:
-        script = "git init -q . && git add a.txt && git commit -qm one && git log --format=%an"
-        result = await sh(sandbox, script)
-        assert result.stdout == b"agent\n", result.stderr
 
 
 async def test_a_python_script_keeps_its_arguments_exit_code_and_traceback(opened: Opener) -> None:
