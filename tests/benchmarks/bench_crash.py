@@ -52,7 +52,7 @@ MODULES = {"gateway": "runners.gateway", "engine": "runners.engines.embedded"}
 LIFE_S = 180.0
 """A driver that takes longer hangs."""
 SETTLE_S = 20.0
-"""What a killed driver leaves to its life-lines is gone by then."""
+"""Time for the services of a killed driver to end by their parent-death pipes."""
 
 
 @dataclass
@@ -201,7 +201,7 @@ def _left(campaign: Campaign) -> list[str]:
         if path.name.endswith(unfinished) or path.name.startswith(".")
     ]
     for place in (SHARED_MEMORY, *map(Path, HIERARCHIES)):
-        found += [f"orphan {path}" for path in place.glob(f"{PREFIX}*") if is_stale(path.name)]
+        found += [f"stale {path}" for path in place.glob(f"{PREFIX}*") if is_stale(path.name)]
     mine = f"TMPDIR={temporary}".encode()
     for process in psutil.process_iter():
         with contextlib.suppress(OSError):
