@@ -8,6 +8,7 @@ from conf.sections.task import TestsRewardConfig
 from runners.rollouts.reward import compute_reward
 from runners.tasks.contract import Verdict, VerdictKind
 from runners.trajectory.turn_totals import TurnTotals
+from tests.runners.tasks.pytest_tasks import scripted_verdict
 
 CONFIG = TestsRewardConfig(
     kind="tests", solved=1, unsolved=-1, partial=False, turn_penalty=0.02, malformed_penalty=0.25
@@ -39,3 +40,24 @@ def test_the_totals_of_turns_count_malformed_turns_and_look_at_the_last() -> Non
     assert TurnTotals.add_up([(5, 0), (3, 2), (1, 0)]) == TurnTotals(3, 9, 1, ends_malformed=False)
     assert TurnTotals.add_up([(5, 0), (3, 2)]).ends_malformed
     assert TurnTotals.add_up([]) == TurnTotals()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "late", "partial", "expected"),
+    [
+        (2, 2, False, False, 1.0),
+        (1, 2, False, False, -1.0),
+        (1, 2, False, True, 0.0),
+        (1, 1, False, True, -1.0),
+        (0, 2, False, True, -1.0),
+        (1, 2, True, True, -1.0),
+    ],
+)
+def test_partial_credit_is_the_share_of_fixed_tests(
+    first: int, second: int, late: bool, partial: bool, expected: float
+) -> None:
+    reward = TestsRewardConfig(
+        kind="tests", solved=1, unsolved=-1, partial=partial, turn_penalty=0, malformed_penalty=0
+    )
+    verdict = scripted_verdict(first, second, timed_out=late)
+    assert compute_reward(reward, verdict, TurnTotals()) == expected

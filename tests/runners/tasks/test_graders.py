@@ -1,4 +1,4 @@
-"""Every kind of grading in real sandboxes: honest patches, forged patches, partial credit."""
+"""Every kind of grading in real sandboxes: honest patches and forged patches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from conf.sections.task import TestsRewardConfig
-from runners.rollouts.reward import compute_reward
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import (
@@ -28,14 +26,12 @@ from runners.tasks.graders.eval_script import PLUGIN, parse_run, run_script, scr
 from runners.tasks.graders.official import build_spec, judge_log, read_report
 from runners.tasks.graders.pytest_ids import judge_run
 from runners.tasks.grading import SandboxGrader
-from runners.trajectory.turn_totals import TurnTotals
 from tests.runners.tasks.pytest_tasks import (
     diff_of,
     grade,
     make_pytest_task,
     report_line,
     run_log,
-    scripted_verdict,
     with_grading,
     with_official_judge,
 )
@@ -288,7 +284,7 @@ async def test_pro_runs_its_script_and_its_parser(backend: LocalBackend, task: T
     assert (await grade(backend, none, task.gold_patch)).kind is VerdictKind.UNSOLVED
 
 
-# --- failures of the sandbox, rewards ----------------------------------------------------------
+# --- failures of the sandbox -------------------------------------------------------------------
 
 
 @dataclass
@@ -327,27 +323,6 @@ async def test_a_sandbox_that_cannot_be_removed_does_not_change_the_verdict(
         with_grading(task, EvalCommand("true", "/repo")), patch_of(b""), name="g", deadline_s=30
     )
     assert verdict.kind is VerdictKind.SOLVED
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "late", "partial", "worth"),
-    [
-        (2, 2, False, False, 1.0),
-        (1, 2, False, False, -1.0),
-        (1, 2, False, True, 0.0),
-        (1, 1, False, True, -1.0),
-        (0, 2, False, True, -1.0),
-        (1, 2, True, True, -1.0),
-    ],
-)
-def test_partial_credit_is_the_share_of_fixed_tests(
-    first: int, second: int, late: bool, partial: bool, worth: float
-) -> None:
-    reward = TestsRewardConfig(
-        kind="tests", solved=1, unsolved=-1, partial=partial, turn_penalty=0, malformed_penalty=0
-    )
-    verdict = scripted_verdict(first, second, timed_out=late)
-    assert compute_reward(reward, verdict, TurnTotals()) == worth
 
 
 async def test_the_log_is_what_the_script_printed(backend: LocalBackend, task: Task) -> None:
