@@ -1,4 +1,4 @@
-"""``agentrl`` in this process and as one of its own, and golden files."""
+"""Run ``agentrl`` in this process or in one of its own; compare golden files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a call of ``agentrl`` ended."""
+    """Result of a call of ``agentrl``."""
 
     code: int
     stdout: str

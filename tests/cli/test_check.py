@@ -1,4 +1,4 @@
-"""``agentrl check``: what it shows, and what it says is missing."""
+"""``agentrl check``: its findings and its errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Agentrl
 
 
-def test_what_was_found_is_one_json_document(agentrl: Agentrl) -> None:
+def test_the_findings_are_one_json_document(agentrl: Agentrl) -> None:
     done = agentrl("check", "--json")
     found = json.loads(done.stdout)
     assert done.code == found["exit_code"] == 0
@@ -18,7 +18,7 @@ def test_what_was_found_is_one_json_document(agentrl: Agentrl) -> None:
     assert found["sandbox"]["isolation"]
 
 
-def test_what_was_found_is_shown(agentrl: Agentrl) -> None:
+def test_the_findings_are_shown(agentrl: Agentrl) -> None:
     done = agentrl("check")
     assert done.code == 0
     assert "one turn" in done.stdout
@@ -39,7 +39,7 @@ def test_a_program_that_cannot_be_installed_has_exit_code_3(
     assert "harness.binary=missing.tgz cannot be read" in json.loads(done.stdout)["error"]
 
 
-def test_the_preflights_problems_are_its_own(agentrl: Agentrl, tmp_path: Path) -> None:
+def test_a_problem_of_the_preflight_fails_the_check(agentrl: Agentrl, tmp_path: Path) -> None:
     done = agentrl("check", f"model.path={tmp_path / 'none'}")
     assert done.code == 3
     assert "is not a directory" in done.stderr

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Agentrl, Ended
-from tests.launch.standins import BIN, DEADLINE_S, HOSTS, Cluster, make_cluster, wait_for
+from tests.fakes.cluster import BIN, DEADLINE_S, HOSTS, Cluster, make_cluster, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +40,7 @@ def said(ended: Ended) -> str:
     return " ".join(ended.stderr.split())
 
 
-def test_a_job_that_fails_says_why_and_the_next_one_goes_on(
+def test_a_failed_job_gives_its_reason_and_a_resumed_one_continues(
     agentrl: Agentrl, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running_ray(cluster)
@@ -69,7 +69,7 @@ def test_a_job_that_fails_says_why_and_the_next_one_goes_on(
         ("FAKE_MISSING", 4, "7 of 8 nodes joined within 2 s (launch.join_s)"),
     ],
 )
-def test_what_stops_a_job_before_its_training_has_a_code_of_its_own(
+def test_a_problem_before_training_has_its_own_exit_code(
     agentrl: Agentrl,
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
@@ -112,7 +112,7 @@ def test_a_job_survives_its_terminal_and_is_followed_again(
     cluster.no_file_holds_the_secret()
 
 
-def test_ctrl_c_leaves_the_job_in_its_queue_and_says_how_to_stop_it(
+def test_ctrl_c_leaves_the_job_in_its_queue_and_prints_how_to_stop_it(
     agentrl: Agentrl, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queued = cluster.root / "queued"
@@ -146,7 +146,7 @@ def test_ctrl_c_leaves_the_job_in_its_queue_and_says_how_to_stop_it(
     cluster.no_file_holds_the_secret()
 
 
-def test_a_job_that_slurm_does_not_take_ends_with_slurm_s_words_not_the_last_job_s(
+def test_a_job_that_slurm_refuses_ends_with_slurm_s_message(
     agentrl: Agentrl, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("state", "logs"):
@@ -163,7 +163,7 @@ def test_a_job_that_slurm_does_not_take_ends_with_slurm_s_words_not_the_last_job
     assert f"(log: {cluster.job / 'logs' / 'launch.log'})" in said(done)
 
 
-def test_a_rayjob_is_submitted_followed_and_replaced_when_it_is_over(
+def test_a_rayjob_is_submitted_followed_and_replaced_after_its_end(
     agentrl: Agentrl, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = cluster.overrides("kubernetes")
@@ -188,7 +188,7 @@ def test_a_rayjob_is_submitted_followed_and_replaced_when_it_is_over(
     assert len(cluster.calls("kubectl --namespace default apply")) == 2
 
 
-def test_a_shared_directory_that_is_not_here_is_found_before_anything_starts(
+def test_a_missing_shared_directory_is_refused_before_anything_starts(
     agentrl: Agentrl, cluster: Cluster
 ) -> None:
     overrides = [line.replace("/shared", "/not-here") for line in cluster.overrides("slurm")]
@@ -200,7 +200,7 @@ def test_a_shared_directory_that_is_not_here_is_found_before_anything_starts(
     assert not list(cluster.root.glob("**/slurm.sh"))
 
 
-def test_every_problem_of_a_start_is_said_at_once(
+def test_all_problems_of_a_start_are_reported_at_once(
     agentrl: Agentrl, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("E2B_API_KEY")
@@ -248,7 +248,7 @@ def test_another_run_s_directory_is_refused_with_both_fixes(
         (["launch.extra_flags=[--colocatee]"], "did you mean --colocate?"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused_with_its_fix(
+def test_a_wrong_request_is_refused_with_its_fix(
     agentrl: Agentrl, cluster: Cluster, more: list[str], message: str
 ) -> None:
     done = agentrl("run", *cluster.overrides("slurm"), *more)

@@ -1,4 +1,4 @@
-"""``agentrl dump-trajectories``: what it writes, and what it says to a wrong request."""
+"""``agentrl dump-trajectories``: its files, and its answers to wrong requests."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def test_every_file_is_listed_with_its_format_and_size(
     assert {path: file["bytes"] for path, file in listed.items()} == written
 
 
-def test_the_places_are_printed_and_what_was_written_is_said(
-    agentrl: Agentrl, run_dir: Path
-) -> None:
+def test_the_paths_and_the_size_of_the_export_are_printed(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl("dump-trajectories", str(run_dir), "--format", "jsonl,slime", "--validate")
     assert done.code == 0, done.stderr
     names = ("trajectories.jsonl", "slime", "summary.json")
@@ -46,7 +44,7 @@ def test_the_places_are_printed_and_what_was_written_is_said(
     assert "every record is valid" in done.stderr
 
 
-def test_filters_that_match_nothing_are_no_error(agentrl: Agentrl, run_dir: Path) -> None:
+def test_filters_without_a_match_are_not_an_error(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl(
         *("dump-trajectories", str(run_dir), "--only", "eval", "--step", "1-9", "--task", "sum*"),
         *("--format", "jsonl,atif,parquet,slime,html,png"),
@@ -65,7 +63,7 @@ def test_filters_that_match_nothing_are_no_error(agentrl: Agentrl, run_dir: Path
         (["--out", "/dev/null/x"], "choose another --out"),
     ],
 )
-def test_a_wrong_request_is_a_usage_error_that_says_what_to_do(
+def test_a_wrong_request_is_a_usage_error_with_its_fix(
     agentrl: Agentrl, run_dir: Path, arguments: list[str], says: str
 ) -> None:
     done = agentrl("dump-trajectories", str(run_dir), *arguments, "--json")

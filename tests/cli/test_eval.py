@@ -1,4 +1,4 @@
-"""``agentrl eval`` and ``agentrl regrade``: what they refuse, what they print."""
+"""``agentrl eval`` and ``agentrl regrade``: output and refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_mistyped_benchmark_is_a_usage_error(agentrl: Agentrl) -> None:
     assert "bugfx is not a benchmark: did you mean bugfix?" in done.stderr
 
 
-def test_an_evaluation_and_a_campaign_are_not_taken_for_each_other(
+def test_an_evaluation_is_not_resumed_as_a_campaign_or_vice_versa(
     agentrl: Agentrl, evaluation: Path, tmp_path: Path
 ) -> None:
     done = agentrl("run", "--resume", str(evaluation))
@@ -59,7 +59,7 @@ def test_a_resumed_evaluation_may_grow_and_not_shrink(agentrl: Agentrl, evaluati
     assert "eval.ids was * and cannot become x" in done.stderr
 
 
-def test_status_tells_how_to_continue_an_evaluation(agentrl: Agentrl, evaluation: Path) -> None:
+def test_status_shows_how_to_continue_an_evaluation(agentrl: Agentrl, evaluation: Path) -> None:
     document = json.loads(agentrl("status", str(evaluation), "--json").stdout)
     assert document["benchmark"] == "bugfix"
     assert document["resume"] == f"agentrl eval bugfix --resume {evaluation}"
@@ -75,7 +75,7 @@ def test_a_served_model_is_evaluated_without_weights(agentrl: Agentrl, tmp_path:
     assert "leave no task" in done.stderr
 
 
-def test_nothing_to_regrade_is_no_failure(agentrl: Agentrl, evaluation: Path) -> None:
+def test_nothing_to_regrade_is_not_a_failure(agentrl: Agentrl, evaluation: Path) -> None:
     done = agentrl("regrade", str(evaluation), "--json")
     assert done.code == ExitCode.DONE, done.stderr
     document = json.loads(done.stdout)

@@ -26,7 +26,7 @@ def test_several_values_are_measured_one_after_the_other(agentrl: Agentrl) -> No
     assert "0 of 2  (0%)" in done.stderr
 
 
-def test_a_fault_of_one_value_is_said_before_the_first_runs(agentrl: Agentrl) -> None:
+def test_a_wrong_value_is_reported_before_the_first_evaluation(agentrl: Agentrl) -> None:
     done = agentrl(*SMALL, "seed=0,x")
     assert done.code == ExitCode.USAGE
     assert "seed" in done.stderr

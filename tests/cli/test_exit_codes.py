@@ -1,4 +1,4 @@
-"""How errors leave the process: a message on stderr, a documented exit code, no traceback."""
+"""Errors become a message on stderr and a documented exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_markup_in_a_message_is_shown_as_it_is(agentrl: Agentrl) -> None:
     assert "trainer.betas[1]=2.0" in agentrl("show", "trainer.betas=[0.9,2.0]").stderr
 
 
-def test_every_run_of_a_sweep_is_judged_before_the_first_starts(agentrl: Agentrl) -> None:
+def test_every_run_of_a_sweep_is_checked_before_the_first_starts(agentrl: Agentrl) -> None:
     done = agentrl("run", "seed=0,x", "run.steps=1,-1")
     assert done.code == 2
     assert done.stderr.splitlines()[1:] == [
@@ -89,7 +89,7 @@ def test_a_failed_preflight_names_every_problem_with_exit_code_3(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
-def test_bubblewrap_that_is_asked_for_and_missing_fails_the_preflight(
+def test_a_missing_bubblewrap_that_is_required_fails_the_preflight(
     agentrl_process: Agentrl, tmp_path: Path
 ) -> None:
     done = agentrl_process("run", "sandbox.isolation=bubblewrap", PATH=str(tmp_path))
@@ -97,7 +97,7 @@ def test_bubblewrap_that_is_asked_for_and_missing_fails_the_preflight(
     assert "bubblewrap is missing: install it" in done.stderr
 
 
-def test_dry_run_starts_nothing_and_says_what_it_would_be(agentrl: Agentrl, tmp_path: Path) -> None:
+def test_dry_run_shows_the_plan_and_starts_nothing(agentrl: Agentrl, tmp_path: Path) -> None:
     done = agentrl("run", "--dry-run", "--json", "run.steps=3", "run.dir=here", "engine.threads=1")
     assert done.code == 0, done.stderr
     document = json.loads(done.stdout)
@@ -121,7 +121,7 @@ def test_dry_run_of_a_sweep_gives_each_run_its_directory(agentrl: Agentrl) -> No
     assert [run["run_dir"] for run in runs] == ["all/000-seed=0", "all/001-seed=1"]
 
 
-def test_a_resumed_run_takes_no_other_seed(agentrl: Agentrl, run_dir: Path) -> None:
+def test_a_resumed_run_refuses_another_seed(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl("run", "--resume", str(run_dir), "seed=4", "run.steps=50")
     assert done.code == 2
     assert "seed was 3 and cannot become 4 in a resumed run" in done.stderr
@@ -152,7 +152,7 @@ def test_a_configuration_file_is_accepted_back(agentrl: Agentrl, tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"run": {"stepz": 1}}'])
-def test_a_configuration_file_that_is_no_good_is_a_usage_error(
+def test_an_invalid_configuration_file_is_a_usage_error(
     agentrl: Agentrl, tmp_path: Path, content: str | None
 ) -> None:
     if content is not None:

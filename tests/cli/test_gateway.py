@@ -1,4 +1,4 @@
-"""``agentrl gateway``: one JSON line, then sessions for anybody, until a signal."""
+"""``agentrl gateway``: one JSON line, then sessions for any client, until a signal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def overrides(tmp_path: Path) -> list[str]:
-    """Return what makes a gateway in front of an engine that nobody asks."""
+    """Return the arguments of a gateway whose engine is never called."""
     (tmp_path / "tokenizer").mkdir()
     write_tiny_tokenizer(tmp_path / "tokenizer")
     return [
@@ -48,7 +48,7 @@ def process(tmp_path: Path, overrides: list[str]) -> Iterator[subprocess.Popen[s
         gateway.kill()
 
 
-def test_the_first_line_is_enough_to_make_a_session(
+def test_the_first_line_is_enough_to_create_a_session(
     process: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     assert process.stdout is not None
@@ -77,7 +77,7 @@ def test_a_port_in_use_ends_it_with_a_message(agentrl: Agentrl, overrides: list[
     assert done.stdout == ""
 
 
-def test_it_takes_no_sweep(agentrl: Agentrl) -> None:
+def test_a_sweep_is_refused(agentrl: Agentrl) -> None:
     done = agentrl("gateway", "gateway.port=1,2")
     assert done.code == ExitCode.USAGE
     assert "is a sweep, which only `agentrl run` takes" in done.stderr

@@ -1,4 +1,4 @@
-"""Help and ``show``: what they print, and how little they import."""
+"""Help and ``show``: their output, and the modules that they may not import."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def imported(importtime: str) -> set[str]:
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in importtime.splitlines()}
 
 
-def test_help_is_as_agreed_and_imports_nothing_heavy(
+def test_help_is_unchanged_and_imports_nothing_heavy(
     agentrl_process: Agentrl, golden: Golden
 ) -> None:
     done = agentrl_process("--help", options=("-X", "importtime"))
@@ -39,7 +39,7 @@ def test_help_is_as_agreed_and_imports_nothing_heavy(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_is_as_agreed_and_imports_nothing_heavy(
+def test_the_help_of_a_command_is_unchanged_and_imports_nothing_heavy(
     agentrl_process: Agentrl, golden: Golden, command: str
 ) -> None:
     done = agentrl_process(command, "--help", options=("-X", "importtime"))
@@ -47,7 +47,7 @@ def test_the_help_of_a_command_is_as_agreed_and_imports_nothing_heavy(
     assert not imported(done.stderr) & HEAVY
 
 
-def test_show_is_as_agreed(agentrl: Agentrl, golden: Golden) -> None:
+def test_show_is_unchanged(agentrl: Agentrl, golden: Golden) -> None:
     golden("show.txt", agentrl("show").stdout)
 
 
@@ -67,7 +67,7 @@ def test_the_help_of_only_names_every_kind_that_the_export_knows() -> None:
     assert f"{', '.join(first)} or {last}" in option.help
 
 
-def test_eval_offers_what_it_can_measure() -> None:
+def test_the_help_of_eval_names_every_benchmark() -> None:
     from cli.eval import evaluate
     from runners.evaluation.benchmarks import BENCHMARKS
 

@@ -1,4 +1,4 @@
-"""Whatever an error, a path or a value says: the message and the document come out whole."""
+"""Messages and JSON documents are complete, whatever characters errors, paths and values have."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_unexpected_error_has_one_line_a_log_and_exit_code_1(
     assert log.read_text().strip()
 
 
-def test_an_error_of_ours_with_an_unreadable_text_keeps_its_exit_code() -> None:
+def test_our_error_with_an_unreadable_text_keeps_its_exit_code() -> None:
     class Broken(AgentrlError, Unreadable):
         pass
 
@@ -77,13 +77,13 @@ def test_a_sweep_of_any_label_is_compared(text: str) -> None:
     assert label in shown(render_comparison([document]))
 
 
-def test_a_directory_that_looks_like_markup_is_planned_in(agentrl: Agentrl) -> None:
+def test_a_directory_that_looks_like_markup_is_shown_as_it_is(agentrl: Agentrl) -> None:
     done = agentrl("run", "--dry-run", 'run.dir="x/[/] [red] :smile:"')
     assert done.code in (0, 3)
     assert "x/[/] [red] :smile:" in done.stdout
 
 
-def test_a_directory_whose_name_is_no_utf8_is_named_in_the_error(
+def test_a_directory_whose_name_is_not_utf8_is_named_in_the_error(
     agentrl_process: Agentrl,
 ) -> None:
     done = agentrl_process("status", b"x\xff[/]".decode("utf-8", "surrogateescape"))

@@ -43,7 +43,7 @@ def test_launch_json_is_the_plan(agentrl: Agentrl) -> None:
         (["model=tiny"], "model=tiny is not in the table"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_written(
+def test_an_impossible_job_is_refused_before_anything_is_written(
     agentrl: Agentrl, tmp_path: Path, overrides: list[str], message: str
 ) -> None:
     keys = {line.partition("=")[0] for line in overrides}

@@ -1,4 +1,4 @@
-"""``report``, ``compare`` and ``watch``: what they print, and what they end with."""
+"""``report``, ``compare`` and ``watch``: output and exit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_report_prints_where_the_page_is(agentrl: Agentrl, run_dir: Path) -> None:
+def test_report_prints_the_path_of_the_page(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl("report", str(run_dir))
     assert (done.code, done.stdout) == (0, f"{run_dir / 'report.html'}\n")
     page = (run_dir / "report.html").read_text("utf-8")
@@ -42,7 +42,7 @@ def test_compare_shows_runs_and_their_differences(agentrl: Agentrl, run_dir: Pat
     assert [run["exit_code"] for run in document["runs"]] == [130, 130]
 
 
-def test_one_run_is_nothing_to_compare(agentrl: Agentrl, run_dir: Path) -> None:
+def test_compare_needs_two_runs(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl("compare", str(run_dir))
     assert done.code == 2
     assert "two runs" in done.stderr

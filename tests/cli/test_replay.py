@@ -1,4 +1,4 @@
-"""``agentrl replay``: what it shows of a difference, and its exit codes."""
+"""``agentrl replay``: differences and exit codes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_document_names_the_first_difference(agentrl: Agentrl, run: str) -> 
     assert first == found["differences"][0]
 
 
-def test_a_rollout_that_is_not_there_is_a_usage_error(agentrl: Agentrl, run: str) -> None:
+def test_an_unknown_rollout_is_a_usage_error(agentrl: Agentrl, run: str) -> None:
     done = agentrl("replay", run, "--rollout", "train-9", "--json")
     assert done.code == 2
     assert "has no rollout train-9" in json.loads(done.stdout)["error"]

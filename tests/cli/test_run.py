@@ -1,4 +1,4 @@
-"""``agentrl run`` for real: a sweep goes on after a failure, ends at ctrl-C, and is compared."""
+"""Real runs of ``agentrl run``: a sweep goes on after a failure, ends at ctrl-C, is compared."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _wait_for_a_session(run_dir: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError("no rollout began in time")
 
 
-def test_the_comparison_marks_the_best_and_shows_what_could_not_start() -> None:
+def test_the_comparison_marks_the_best_run_and_shows_runs_that_could_not_start() -> None:
     def document(label: str, last: float | None) -> dict[str, object]:
         return {
             "label": label,

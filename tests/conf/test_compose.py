@@ -1,4 +1,4 @@
-"""Composing: every YAML, every kind of fault, all of them at once."""
+"""Compose configurations: every YAML file, every kind of fault, all faults at once."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_fault_names_its_key_and_its_fix(override: str, fault: str) -> None:
     assert fault in found[0]
 
 
-def test_an_engine_url_that_is_none_is_refused() -> None:
+def test_an_engine_url_without_a_scheme_is_refused() -> None:
     (found,) = faults("engine=sglang", "engine.url=localhost")
     assert found == "engine.url=localhost must be a base URL such as http://127.0.0.1:30000"
 
@@ -187,22 +187,22 @@ def test_the_embedded_engine_needs_weights() -> None:
     assert found.startswith("model.path=null leaves engine=embedded without weights")
 
 
-def test_what_only_several_segments_need_is_no_key_of_collapse() -> None:
+def test_fanout_collapse_has_no_key_for_several_segments() -> None:
     (found,) = faults("fanout=collapse", "fanout.reward=uniform")
     assert found.startswith("fanout.reward belongs to fanout=segments, but fanout=collapse")
 
 
-def test_a_segment_cap_is_not_judged_where_nothing_is_trained() -> None:
+def test_a_segment_cap_is_not_checked_without_training() -> None:
     assert compose(["run.steps=0", "fanout.max_segment_tokens=1"]).fanout.max_segment_tokens == 1
 
 
-def test_rules_between_keys_are_judged_beside_a_fault_in_another_key() -> None:
+def test_rules_between_keys_are_checked_despite_a_fault_in_another_key() -> None:
     found = faults("run.eval_tasks=200", "seed=-1")
     assert len(found) == 2
     assert any("task.held_out_tasks" in fault for fault in found)
 
 
-def test_a_rule_is_not_judged_on_a_key_that_is_itself_at_fault() -> None:
+def test_a_rule_is_not_checked_on_a_faulty_key() -> None:
     assert len(faults("run.eval_tasks=200", "task.held_out_tasks=-5")) == 1
 
 
@@ -245,7 +245,7 @@ def test_an_override_wins_over_stored_json() -> None:
     assert changed.engine.kind == "sglang"
 
 
-def test_stored_json_is_judged_like_the_command_line() -> None:
+def test_stored_json_is_checked_like_the_command_line() -> None:
     content = json.loads(to_json(compose([])))
     content["run"]["stepz"] = 1
     content["seed"] = "three"
@@ -261,7 +261,7 @@ def test_stored_json_is_judged_like_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3"])
-def test_stored_text_that_is_no_object_is_refused(text: str) -> None:
+def test_stored_text_that_is_not_an_object_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"file\.json"):
         from_json(text, source="file.json")
 
@@ -273,7 +273,7 @@ names = st.text(
 
 @settings(max_examples=12, deadline=None)
 @given(name=names, rate=st.floats(min_value=1e-12, max_value=1.0), seed=st.integers(0, 2**40))
-def test_any_value_survives_the_way_through_json(name: str, rate: float, seed: int) -> None:
+def test_any_value_survives_a_round_trip_through_json(name: str, rate: float, seed: int) -> None:
     before = json.loads(to_json(compose([])))
     before["run"]["dir"] = name
     before["trainer"]["learning_rate"] = rate

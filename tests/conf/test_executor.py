@@ -1,4 +1,4 @@
-"""Where rollouts run, as a user says it."""
+"""The section ``executor``: local or Ray."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ rules:
         ("rules: []\nfoo: 1\n", "has foo: a plan is a seed and rules"),
     ],
 )
-def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, fault: str) -> None:
+def test_a_file_that_is_not_a_plan_is_refused(tmp_path: Path, text: str, fault: str) -> None:
     (found,) = faults(with_file(tmp_path / "plan.yaml", text))
     assert found.startswith(f"faults.path={tmp_path / 'plan.yaml'} ")
     assert fault in found

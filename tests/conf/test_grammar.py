@@ -1,4 +1,4 @@
-"""Sweeps: the product in order, in Hydra's grammar."""
+"""Expand sweeps: their product in order, in Hydra's grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent program asks of the rest of the configuration."""
+"""Rules between the agent program and the rest of the configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def test_codex_works_in_every_scenario_that_leaves_it_room(kind: str) -> None:
         ),
     ],
 )
-def test_what_a_program_cannot_work_with_is_refused(overrides: list[str], fix: str) -> None:
+def test_a_configuration_that_a_program_cannot_work_with_is_refused(
+    overrides: list[str], fix: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(overrides)
     (fault,) = caught.value.faults
@@ -57,7 +59,9 @@ def test_what_a_program_cannot_work_with_is_refused(overrides: list[str], fix: s
         (["harness.version=latest"], "harness.version=latest"),
     ],
 )
-def test_what_claude_code_cannot_work_with_is_refused(overrides: list[str], fix: str) -> None:
+def test_a_configuration_that_claude_code_cannot_work_with_is_refused(
+    overrides: list[str], fix: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(["harness=claude_code", *overrides])
     (fault,) = caught.value.faults

@@ -1,4 +1,4 @@
-"""What a resumed run may change."""
+"""Keys that a resumed run may change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_other_changes_are_refused_by_name() -> None:
     ]
 
 
-def test_the_same_value_again_is_no_change() -> None:
+def test_the_same_value_again_is_not_a_change() -> None:
     assert resume_config(STORED, ["seed=3"]).seed == 3
 
 

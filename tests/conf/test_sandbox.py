@@ -1,4 +1,4 @@
-"""Rules between a sandbox that is elsewhere and the rest of the configuration."""
+"""Rules between remote sandboxes and the rest of the configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fault(*overrides: str) -> str:
     return found
 
 
-def test_sandboxes_elsewhere_compose() -> None:
+def test_remote_sandboxes_compose() -> None:
     e2b = compose(E2B)
     assert isinstance(e2b.sandbox, E2bSandboxConfig)
     assert e2b.gateway.public_url == "https://g.example"
@@ -27,7 +27,7 @@ def test_sandboxes_elsewhere_compose() -> None:
 
 
 @pytest.mark.parametrize("kind", ["e2b", "docker"])
-def test_a_sandbox_elsewhere_needs_a_way_to_the_gateway(kind: str) -> None:
+def test_a_remote_sandbox_needs_the_gateway_s_public_url(kind: str) -> None:
     found = fault(f"sandbox={kind}")
     assert found.startswith(f"gateway.public_url=null, but sandbox={kind}")
     assert "set gateway.public_url" in found
@@ -49,9 +49,9 @@ def test_a_size_needs_a_service_of_images() -> None:
     compose([*E2B, "sandbox.size=lg", "sandbox.image_key=example.com/image"])
 
 
-def test_keys_of_one_sandbox_are_no_keys_of_another() -> None:
+def test_a_sandbox_refuses_the_keys_of_another() -> None:
     assert "sandbox.isolation" in fault(*E2B, "sandbox.isolation=auto")
 
 
-def test_what_the_agent_program_needs_of_this_machine_is_not_asked_of_another() -> None:
+def test_local_limits_of_the_agent_program_do_not_apply_to_remote_sandboxes() -> None:
     compose([*E2B, "harness=claude_code"])

@@ -19,7 +19,7 @@ from launch.architecture import (
     total_parameters,
 )
 from launch.preflight import find_problems
-from tests.launch.cluster import MODELS, a_config
+from tests.fakes.cluster_config import MODELS, a_config
 
 SLIME = {
     "qwen3_30b_a3b": "--disable-bias-linear --qk-layernorm --group-query-attention "
@@ -62,7 +62,7 @@ BILLIONS = {
     "glm4_7_355b_a32b": 355,
     "glm4_7_flash": 30,
 }
-"""As the models' makers say."""
+"""Parameter counts that the models' authors publish."""
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_30b_a3b": (
@@ -78,7 +78,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 PUBLISHED: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("published_configs.json").read_text("utf-8")
 )
-"""What the makers' ``config.json`` say of the architecture."""
+"""Keys of the published ``config.json`` files that describe the architecture."""
 
 
 def model_of(kind: str) -> MoeModel:
@@ -128,11 +128,11 @@ def config_json(kind: str, folder: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_the_table_agrees_with_what_transformers_writes(kind: str, tmp_path: Path) -> None:
+def test_the_table_agrees_with_the_configs_of_transformers(kind: str, tmp_path: Path) -> None:
     assert compare_checkpoint(model_of(kind), config_json(kind, tmp_path)) == []
 
 
-def test_a_checkpoint_of_another_model_is_told_key_by_key(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_reported_key_by_key(tmp_path: Path) -> None:
     file = config_json("qwen3_30b_a3b", tmp_path, num_hidden_layers=94, moe_intermediate_size=1536)
     found = compare_checkpoint(model_of("qwen3_30b_a3b"), file)
     assert [line.partition(": ")[2].partition(",")[0] for line in found] == [
@@ -149,7 +149,7 @@ def test_a_text_model_within_a_larger_one_is_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_table_agrees_with_what_is_published(kind: str, tmp_path: Path) -> None:
+def test_the_table_agrees_with_the_published_configs(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[kind]), "utf-8")
     assert compare_checkpoint(model_of(kind), tmp_path / "config.json") == []
 
@@ -202,7 +202,7 @@ def test_every_difference_names_the_table_s_key(
         ("top", {"tie_word_embeddings": True}, "tie_word_embeddings=True"),
     ],
 )
-def test_a_nested_config_json_is_looked_through(
+def test_a_nested_config_json_is_compared(
     where: str, change: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
     said = json.loads(json.dumps(PUBLISHED["qwen3_6_35b_a3b"]))
@@ -215,7 +215,7 @@ def test_a_nested_config_json_is_looked_through(
     assert line in found
 
 
-def test_what_is_no_model_s_config_json_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_config_json_that_is_not_a_model_s_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": []}')
     with pytest.raises(CheckpointConfigError, match="has no num_hidden_layers"):
         compare_checkpoint(model_of("qwen3_30b_a3b"), tmp_path / "config.json")

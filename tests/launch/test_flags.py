@@ -1,4 +1,4 @@
-"""slime's flag table: what its parsers would take in silence is refused."""
+"""slime's flag table: flags that its parsers would silently misread are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conf.errors import ConfigError
 from launch import flags
 from launch.pack_flags import pack
 from launch.plan import plan_job
-from tests.launch.cluster import LAUNCHERS, MODELS, SCENARIOS, a_config
+from tests.fakes.cluster_config import LAUNCHERS, MODELS, SCENARIOS, a_config
 
 
 def faults(*words: str) -> list[str]:
@@ -42,9 +42,7 @@ def test_the_table_has_every_flag_of_the_parsers_and_is_small() -> None:
         (["--router-oracle-password", "k"], "would write a secret to a file"),
     ],
 )
-def test_what_the_parsers_would_not_take_as_meant_is_refused(
-    words: list[str], message: str
-) -> None:
+def test_a_flag_that_the_parsers_would_misread_is_refused(words: list[str], message: str) -> None:
     assert any(message in fault for fault in faults(*words)), faults(*words)
 
 
@@ -68,7 +66,7 @@ def test_a_misspelt_or_contradicting_extra_flag_is_refused() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_model_scenario_and_launcher_gives_arguments_that_the_parsers_take(
+def test_every_model_scenario_and_launcher_gives_arguments_that_the_parsers_accept(
     model: str,
 ) -> None:
     for scenario in SCENARIOS:

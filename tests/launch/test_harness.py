@@ -1,4 +1,4 @@
-"""What an agent program that comes from elsewhere asks of this machine before a run."""
+"""Pre-flight of agent programs of other projects."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def problems(tmp_path: Path, *overrides: str) -> list[tuple[bool, str]]:
     return [(p.fatal, p.message) for p in found if "harness" in p.message or "Claude" in p.message]
 
 
-def test_a_program_that_is_not_installed_is_fatal_and_says_how_to_get_it(tmp_path: Path) -> None:
+def test_a_missing_program_is_fatal_and_its_installation_is_named(tmp_path: Path) -> None:
     ((fatal, message),) = problems(tmp_path)
     assert fatal
     assert "`agentrl check harness=claude_code`" in message
 
 
 @pytest.mark.parametrize("kind", ["codex", "mini_swe_agent"])
-def test_each_program_says_how_it_is_had(kind: str, tmp_path: Path) -> None:
+def test_each_program_names_its_installation(kind: str, tmp_path: Path) -> None:
     config = compose([f"harness={kind}", *LONG])
     (problem,) = [p for p in find_problems(config, tmp_path) if f"harness={kind}" in p.message]
     assert problem.fatal
     assert f"`agentrl check harness={kind}`" in problem.message
 
 
-def test_an_installed_program_is_no_problem(tmp_path: Path) -> None:
+def test_an_installed_program_is_not_a_problem(tmp_path: Path) -> None:
     harness = compose(["harness=claude_code"]).harness
     assert isinstance(harness, ClaudeCodeHarnessConfig)
     program = program_path(harness)
@@ -58,7 +58,7 @@ def test_a_tarball_must_be_unpacked_first(tmp_path: Path) -> None:
     assert f"harness=claude_code harness.binary={tarball}" in message
 
 
-def test_a_given_program_must_be_one(tmp_path: Path) -> None:
+def test_a_configured_program_must_be_executable(tmp_path: Path) -> None:
     given = tmp_path / "given"
     given.write_text("")
     given.chmod(0o644)
@@ -66,13 +66,13 @@ def test_a_given_program_must_be_one(tmp_path: Path) -> None:
     assert (fatal, "chmod +x" in message) == (True, True)
 
 
-def test_a_model_too_small_for_its_first_prompt_is_a_warning(tmp_path: Path) -> None:
+def test_a_context_too_short_for_the_first_prompt_is_a_warning(tmp_path: Path) -> None:
     found = problems(tmp_path, "model.max_context_tokens=1024")
     (message,) = [message for fatal, message in found if not fatal]
     assert "model.max_context_tokens=1024" in message
 
 
-def test_its_sandboxes_need_more_memory_than_those_of_our_own_agent(tmp_path: Path) -> None:
+def test_sandboxes_of_an_external_agent_need_more_memory_than_ours(tmp_path: Path) -> None:
     ours, theirs = (
         plan_local_run(compose([]), tmp_path),
         plan_local_run(compose(["harness=claude_code"]), tmp_path),

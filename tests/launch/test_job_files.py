@@ -1,4 +1,4 @@
-"""What is written: golden for one job, by checksum for every other, and fit for the shell."""
+"""Files of a job: golden for one, checksums for all others, valid for bash and shellcheck."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from conf.errors import ConfigError
 from launch.job_files import render_files, render_settings, write_job
 from launch.plan import JobPlan, plan_job
-from tests.launch.cluster import LAUNCHERS, MODELS, SCENARIOS, a_config
+from tests.fakes.cluster_config import LAUNCHERS, MODELS, SCENARIOS, a_config
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMAND = ["agentrl", "launch", "trainer=slime", "--out", "a job"]
@@ -41,7 +41,7 @@ def update(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
 
 
-def test_a_job_s_settings_plan_and_manifest_are_as_agreed(update: bool) -> None:
+def test_a_job_s_settings_plan_and_manifest_are_unchanged(update: bool) -> None:
     slurm = render_files(plan_of("glm4_7_355b_a32b", "mixed", "slurm"), command=COMMAND)
     golden("settings.sh", slurm["settings.sh"], update)
     golden("plan.txt", slurm["plan.txt"], update)
@@ -53,7 +53,7 @@ def test_a_job_s_settings_plan_and_manifest_are_as_agreed(update: bool) -> None:
     golden("rayjob.json", json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", update)
 
 
-def test_every_model_scenario_and_launcher_writes_what_was_agreed(update: bool) -> None:
+def test_the_files_of_every_model_scenario_and_launcher_are_unchanged(update: bool) -> None:
     found = {}
     for model in MODELS:
         for scenario in SCENARIOS:
@@ -66,7 +66,7 @@ def test_every_model_scenario_and_launcher_writes_what_was_agreed(update: bool) 
 
 
 @pytest.mark.parametrize("launch", LAUNCHERS)
-def test_the_scripts_are_what_bash_and_shellcheck_want(launch: str, tmp_path: Path) -> None:
+def test_the_scripts_pass_bash_and_shellcheck(launch: str, tmp_path: Path) -> None:
     start = write_job(plan_of("glm4_7_355b_a32b", "mixed", launch), tmp_path, command=COMMAND)
     scripts = sorted(tmp_path.glob("*.sh"))
     assert start in scripts
@@ -83,7 +83,7 @@ def test_the_scripts_are_what_bash_and_shellcheck_want(launch: str, tmp_path: Pa
     assert linted.returncode == 0, linted.stdout
 
 
-def test_values_reach_the_shell_as_they_are(tmp_path: Path) -> None:
+def test_values_reach_the_shell_unchanged(tmp_path: Path) -> None:
     nasty = '/shared/it\'s $(touch /tmp/x) [0]*3 "quoted"'
     config = a_config()
     model = config.model.model_copy(update={"path": Path(nasty)})
@@ -98,7 +98,7 @@ def test_values_reach_the_shell_as_they_are(tmp_path: Path) -> None:
     assert words == plan.to_dict()["arguments"]
 
 
-def test_writing_twice_writes_the_same(tmp_path: Path) -> None:
+def test_writing_twice_gives_the_same_files(tmp_path: Path) -> None:
     plan = plan_of("qwen3_30b_a3b", "linear", "ssh")
     write_job(plan, tmp_path, command=COMMAND)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
@@ -125,7 +125,7 @@ def test_the_manifest_names_secrets_and_holds_none() -> None:
     }
 
 
-def test_a_secret_in_the_environment_s_list_is_refused() -> None:
+def test_a_secret_in_launch_env_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         plan_job(a_config("launch.env=['HF_TOKEN=x','PYTHONPATH=y','NCCL_DEBUG=INFO']"))
     assert len(caught.value.faults) == 2

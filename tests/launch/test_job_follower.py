@@ -1,4 +1,4 @@
-"""What is seen of a job by who follows it: its phases, its end, and an end without a word."""
+"""Follow a job: its phases, its end, an end without an exit code."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from conf.sections.cluster import ClusterLaunchConfig
 from launch.job_follower import GRACE_S, QUERY_EVERY_S, JobFollower, JobStatus
 from launch.running_job import LauncherError, find_running_job
-from tests.launch.cluster import a_config
-from tests.launch.standins import BIN
+from tests.fakes.cluster import BIN
+from tests.fakes.cluster_config import a_config
 
 
 @dataclass
 class Job:
-    """A job's directory, the stand-ins' folder, and a clock that moves when it is waited for."""
+    """A job's directory, the folder of the fake programs, and a clock that waiting moves."""
 
     dir: Path
     fake: Path
@@ -52,7 +52,7 @@ def last(sights: Iterator[JobStatus]) -> JobStatus:
     return end
 
 
-def test_phases_are_told_in_words(job: Job) -> None:
+def test_phases_are_shown_in_plain_words(job: Job) -> None:
     job.state("slurm_id", "4242")
     job.state("phase", "joining 5 8")
     _, follower = job.follower("slurm")
@@ -76,7 +76,7 @@ def test_phases_are_told_in_words(job: Job) -> None:
     assert list(sights) == []
 
 
-def test_a_slurm_job_that_is_gone_without_an_exit_code_is_given_up_after_a_while(job: Job) -> None:
+def test_a_slurm_job_without_an_exit_code_is_given_up_after_a_grace_period(job: Job) -> None:
     job.state("slurm_id", "4242")
     (job.fake / "cancelled").touch()
     _, follower = job.follower("slurm")
@@ -87,7 +87,7 @@ def test_a_slurm_job_that_is_gone_without_an_exit_code_is_given_up_after_a_while
     assert job.now >= GRACE_S
 
 
-def test_a_scheduler_that_does_not_answer_is_no_end_and_is_not_pressed(job: Job) -> None:
+def test_a_scheduler_that_does_not_answer_is_not_an_end_and_is_asked_rarely(job: Job) -> None:
     job.state("slurm_id", "4242")
     (job.fake / "unreachable").touch()
     launch, follower = job.follower("slurm")
@@ -100,7 +100,7 @@ def test_a_scheduler_that_does_not_answer_is_no_end_and_is_not_pressed(job: Job)
         find_running_job(launch, job.dir)
 
 
-def test_the_script_s_own_end_is_the_job_s(job: Job) -> None:
+def test_the_end_of_the_script_is_the_end_of_the_job(job: Job) -> None:
     (job.dir / "logs" / "launch.log").write_text("22:00:00 agentrl: error: no\n")
     process = subprocess.Popen(["bash", "-c", "exit 3"])
     process.wait()
@@ -109,7 +109,7 @@ def test_the_script_s_own_end_is_the_job_s(job: Job) -> None:
     assert (end.exit_code, end.message) == (3, "no")
 
 
-def test_a_process_with_the_number_of_a_launcher_that_is_gone_is_not_the_launcher(
+def test_a_later_process_with_the_launcher_s_id_is_not_the_launcher(
     job: Job,
 ) -> None:
     stranger = subprocess.Popen(["/bin/sleep", "infinity"])

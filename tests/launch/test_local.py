@@ -1,4 +1,4 @@
-"""The local plan and the pre-flight: figures follow the configuration, facts are facts."""
+"""Plan a local run, and check it before it starts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_plan_counts_every_rollout(
     assert found.memory_mb == sum(p.count * p.memory_mb for p in found.processes)
 
 
-def test_an_engine_that_runs_elsewhere_is_no_process_of_the_run(tmp_path: Path) -> None:
+def test_an_engine_that_runs_elsewhere_is_not_a_process_of_the_run(tmp_path: Path) -> None:
     here = plan_local_run(compose([]), tmp_path)
     elsewhere = plan_local_run(compose(["engine=sglang", "engine.url=http://h"]), tmp_path)
     assert [p.name for p in here.processes] == [
@@ -97,7 +97,7 @@ def test_a_plan_is_plain_json(config: Config, tmp_path: Path) -> None:
     assert document["processes"][0]["name"] == "driver and trainer"
 
 
-def test_a_run_directory_below_a_file_cannot_be_made(config: Config, tmp_path: Path) -> None:
+def test_a_run_directory_below_a_file_cannot_be_created(config: Config, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (problem,) = [p for p in find_problems(config, tmp_path / "file" / "a") if p.fatal]
     assert "cannot be created" in problem.message
@@ -119,7 +119,7 @@ def test_a_port_in_use_is_fatal(config: Config, tmp_path: Path) -> None:
     assert "engine.port=0" in problem.message
 
 
-def test_a_port_that_a_killed_run_gives_back_in_a_moment_is_no_problem(
+def test_a_port_that_a_killed_run_soon_frees_is_not_a_problem(
     config: Config, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as dying:
@@ -151,7 +151,7 @@ def test_directories_of_the_model_must_exist(config: Config, tmp_path: Path) -> 
         ("none", False, "run as plain processes of this user"),
     ],
 )
-def test_missing_isolation_is_said(
+def test_missing_isolation_is_reported(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     isolation: str, fatal: bool, words: str,
 ) -> None:  # fmt: skip
@@ -170,6 +170,6 @@ def test_every_fatal_problem_is_refused_at_once(config: Config, tmp_path: Path) 
     refuse_fatal([])
 
 
-def test_existing_finds_the_nearest_ancestor(tmp_path: Path) -> None:
+def test_nearest_existing_finds_the_nearest_ancestor(tmp_path: Path) -> None:
     assert nearest_existing(tmp_path / "a" / "b") == tmp_path
     assert nearest_existing(tmp_path) == tmp_path

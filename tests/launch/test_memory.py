@@ -1,4 +1,4 @@
-"""The memory estimate, against what is known to have run."""
+"""The memory estimate, compared with configurations that are known to have run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conf.errors import ConfigError
 from launch.memory import MemoryPlan, estimate_memory, estimate_training
 from launch.plan import plan_job
 from launch.topology import cluster_job, plan_topology
-from tests.launch.cluster import MODELS, a_config
+from tests.fakes.cluster_config import MODELS, a_config
 
 
 def memory_of(*overrides: str, model: str = "qwen3_30b_a3b") -> MemoryPlan:
@@ -64,7 +64,7 @@ def test_the_optimizer_is_on_the_gpus_or_in_main_memory() -> None:
     assert offloaded.host_gib == pytest.approx(30.5e9 * 12 / 8 / 2**30, rel=0.05)
 
 
-def test_weights_of_all_ranks_are_the_model() -> None:
+def test_the_weights_of_all_ranks_add_up_to_the_model() -> None:
     layout = ["model.layout.tensor=8", "model.layout.expert=64", "model.layout.context=1"]
     parts = dict(memory_of(*layout, "model.max_context_tokens=20480").training.parts)
     # Routed experts over 64 ranks, the rest over 8.
@@ -74,14 +74,14 @@ def test_weights_of_all_ranks_are_the_model() -> None:
     )
 
 
-def test_an_engine_that_leaves_nothing_to_the_trainer_is_refused() -> None:
+def test_an_engine_that_leaves_no_memory_to_the_trainer_is_refused() -> None:
     (fault,) = memory_of("model.layout.engine_memory=0.95").faults
     assert fault.startswith("model.layout.engine_memory=0.95 leaves too little")
 
 
 @settings(max_examples=50)
 @given(model=st.sampled_from(MODELS), less=st.integers(1, 40_000), more=st.integers(1, 40_000))
-def test_more_tokens_need_more_memory_and_the_longest_segment_is_the_edge(
+def test_more_tokens_need_more_memory_and_the_longest_sample_is_the_limit(
     model: str, less: int, more: int
 ) -> None:
     job = cluster_job(CONFIGS[model])

@@ -1,4 +1,4 @@
-"""The pre-flight of every node, where the nodes are Ray's already."""
+"""Pre-flight of every node of a Ray cluster that runs already."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from launch.job_files import SCRIPTS, render_files
 from launch.plan import plan_job
-from tests.launch.standins import HOSTS, Cluster, make_cluster
+from tests.fakes.cluster import HOSTS, Cluster, make_cluster
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 def pod(cluster: Cluster) -> Path:
-    """Lay out what is mounted in a container of the RayJob; return the entry point."""
+    """Create the files that are mounted in a container of the RayJob; return the entry point."""
     manifest = json.loads(
         render_files(plan_job(cluster.config("kubernetes")), command=["agentrl"])["rayjob.json"]
     )
@@ -56,13 +56,13 @@ def test_a_node_that_is_unfit_is_named_before_anything_is_converted(
     cluster.no_file_holds_the_secret()
 
 
-def test_by_ray_the_launcher_says_which_node_it_was(cluster: Cluster) -> None:
+def test_with_launch_ray_the_launcher_names_the_node(cluster: Cluster) -> None:
     done = cluster.start(cluster.write("ray"), FAKE_BROKEN="node2")
     assert "node2: 7 GPUs, launch.gpus_per_node=8" in done.stderr
 
 
 @pytest.mark.parametrize("launch", ["ray", "kubernetes"])
-def test_an_agent_program_that_cannot_dial_back_stops_the_job_before_it_trains(
+def test_an_agent_program_that_cannot_reach_the_gateway_stops_the_job_before_training(
     cluster: Cluster, launch: str
 ) -> None:
     start = cluster.write("ray") if launch == "ray" else pod(cluster)
@@ -88,7 +88,7 @@ def two_nodes() -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_every_node_of_a_real_ray_is_asked_once(two_nodes: str, tmp_path: Path) -> None:
+def test_every_node_of_a_real_ray_is_checked_once(two_nodes: str, tmp_path: Path) -> None:
     def check(command: str) -> subprocess.CompletedProcess[str]:
         script, words = SCRIPTS / "check_nodes.py", ["bash", "-c", command]
         return subprocess.run(

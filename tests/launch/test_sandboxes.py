@@ -1,4 +1,4 @@
-"""What the pre-flight says of sandboxes that are elsewhere."""
+"""Pre-flight of remote sandboxes."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def test_docker_needs_an_engine_that_answers(
     assert len(found) == bool(wanted)
 
 
-def test_sandboxes_at_e2b_take_no_memory_here(tmp_path: Path) -> None:
+def test_sandboxes_at_e2b_need_no_local_memory(tmp_path: Path) -> None:
     processes = plan_local_run(compose(["sandbox=e2b", *PUBLIC]), tmp_path).processes
     assert "sandbox" not in {process.name for process in processes}

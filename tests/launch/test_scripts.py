@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.standins import (
+from tests.fakes.cluster import (
     DEADLINE_S,
     HOSTS,
     SECRET,
@@ -28,7 +28,7 @@ def cluster(tmp_path: Path) -> Cluster:
     return make_cluster(tmp_path)
 
 
-def test_eight_nodes_join_by_ssh_and_are_ended_again(cluster: Cluster) -> None:
+def test_eight_nodes_join_by_ssh_and_are_stopped_at_the_end(cluster: Cluster) -> None:
     done = cluster.start(cluster.write("ssh"), FAKE_LATE="node3")
     assert done.returncode == 0, done.stderr
     assert "8 of 8 nodes have joined" in done.stderr
@@ -98,7 +98,7 @@ def test_a_secret_that_is_missing_stops_the_launch_before_anything_starts(
     assert cluster.said("calls") == []
 
 
-def test_a_hosts_file_of_another_length_is_refused(cluster: Cluster) -> None:
+def test_a_hosts_file_with_another_number_of_hosts_is_refused(cluster: Cluster) -> None:
     (cluster.root / "hosts").write_text("head\nnode1\n")
     done = cluster.start(cluster.write("ssh"))
     assert done.returncode == 2
@@ -106,7 +106,7 @@ def test_a_hosts_file_of_another_length_is_refused(cluster: Cluster) -> None:
     assert cluster.said("calls") == []
 
 
-def test_slurm_s_job_starts_every_node_and_ends_them(cluster: Cluster) -> None:
+def test_the_slurm_job_starts_and_stops_every_node(cluster: Cluster) -> None:
     start = cluster.write("slurm")
     done = cluster.start(start)
     assert done.returncode == 0, done.stderr
@@ -169,7 +169,7 @@ def test_a_launch_that_is_started_twice_follows_the_first_one(cluster: Cluster) 
     assert len(cluster.said("ended")) == len(HOSTS)
 
 
-def test_a_launch_that_was_killed_is_taken_up_with_its_job(cluster: Cluster) -> None:
+def test_the_job_of_a_killed_launch_is_followed(cluster: Cluster) -> None:
     start, first, hold = training(cluster)
     first.kill()
     first.wait()
@@ -198,7 +198,9 @@ def test_an_api_server_that_does_not_answer_starts_no_rayjob(cluster: Cluster) -
     ("status", "code"),
     [("Complete SUCCEEDED", 0), ("Failed FAILED", 1), ("Failed ", 4), ("Complete STOPPED", 1)],
 )
-def test_a_rayjob_ends_the_script_as_it_ends(cluster: Cluster, status: str, code: int) -> None:
+def test_the_script_ends_with_the_exit_code_of_its_rayjob(
+    cluster: Cluster, status: str, code: int
+) -> None:
     done = cluster.start(cluster.write("kubernetes"), FAKE_JOB_STATUS=status)
     assert done.returncode == code, done.stderr
     assert cluster.calls("kubectl --namespace default logs")
@@ -218,7 +220,7 @@ def test_a_running_ray_cluster_is_neither_started_nor_stopped(cluster: Cluster) 
     assert "9 nodes joined, launch.nodes=8" in done.stderr
 
 
-def test_a_job_without_its_secret_on_the_cluster_fails_by_name(cluster: Cluster) -> None:
+def test_a_job_whose_secret_is_missing_on_the_cluster_names_it(cluster: Cluster) -> None:
     (cluster.root / "fake" / "nodes").mkdir()
     for host in HOSTS:
         (cluster.root / "fake" / "nodes" / host).touch()
@@ -227,7 +229,7 @@ def test_a_job_without_its_secret_on_the_cluster_fails_by_name(cluster: Cluster)
     assert "not in the environment: E2B_API_KEY" in (cluster.job / "logs" / "job.log").read_text()
 
 
-def test_tasks_that_cannot_be_read_end_the_job_with_their_own_code(cluster: Cluster) -> None:
+def test_unreadable_tasks_end_the_job_with_exit_code_5(cluster: Cluster) -> None:
     (cluster.root / "fake" / "nodes").mkdir()
     for host in HOSTS:
         (cluster.root / "fake" / "nodes" / host).touch()
@@ -238,7 +240,7 @@ def test_tasks_that_cannot_be_read_end_the_job_with_their_own_code(cluster: Clus
     assert cluster.start(cluster.job / "launch" / "ray.sh").returncode == 0
 
 
-def test_ending_the_launch_ends_its_nodes_and_nobody_else_s(cluster: Cluster) -> None:
+def test_stopping_the_launch_stops_only_its_own_nodes(cluster: Cluster) -> None:
     script = cluster.write("ssh", join_s=DEADLINE_S)
     stranger = subprocess.Popen(["/bin/sleep", "infinity"])
     try:

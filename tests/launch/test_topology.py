@@ -1,4 +1,4 @@
-"""Topologies: refused with a reason, or consistent."""
+"""Plan topologies: each is consistent, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conf.sections.moe import MoeModel
 from launch import flags
 from launch.slime_arguments import build_slime_arguments
 from launch.topology import Topology, broken_rules, cluster_job, plan_topology
-from tests.launch.cluster import MODELS, a_config
+from tests.fakes.cluster_config import MODELS, a_config
 
 POWERS = st.sampled_from([1, 2, 3, 4, 8, 16, 32])
 CONFIGS = {model: a_config(model=model) for model in MODELS}
@@ -84,7 +84,7 @@ def test_the_shipped_layouts_keep_every_rule(model: str) -> None:
     assert broken_rules(cluster_job(CONFIGS[model])) == []
 
 
-def test_the_layouts_that_slime_s_scripts_use_are_taken() -> None:
+def test_the_layouts_of_slime_s_own_scripts_are_accepted() -> None:
     one_node = ["launch.nodes=1", "model.layout.context=1", "model.max_context_tokens=20480"]
     assert plan_topology(cluster_job(a_config(*one_node))).data == 2
     split = a_config("launch.nodes=16", "trainer.rollout_nodes=8", model="qwen3_235b_a22b")
@@ -124,7 +124,7 @@ def test_a_broken_rule_is_named_with_its_fix(overrides: list[str], message: str)
     assert any(message in fault for fault in found), found
 
 
-def test_all_rules_are_judged_at_once() -> None:
+def test_all_broken_rules_are_reported_at_once() -> None:
     broken = ["model.layout.tensor=3", "model.layout.expert=7", "trainer.minibatches=5"]
     found = broken_rules(cluster_job(a_config(*broken, "launch.shared_dir=x")))
     for key in ("layout.tensor=3", "layout.expert=7", "minibatches=5", "shared_dir=x"):

@@ -1,4 +1,4 @@
-"""Evaluations for tests: miniature ones for real, and benchmarks of given tasks."""
+"""Small real evaluations, and benchmarks of given tasks."""
 
 from __future__ import annotations
 

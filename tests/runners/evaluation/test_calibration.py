@@ -58,7 +58,7 @@ def test_unfit_tasks_are_named_with_the_reason_and_left_out_of_the_evaluation(
     assert [i.task.id for i in selection.instances] == [tasks[0].id, tasks[3].id]
 
 
-def test_what_could_not_be_graded_is_no_judgement_and_is_tried_again(
+def test_a_task_that_could_not_be_graded_is_graded_again(
     tasks: list[Task], tmp_path: Path, count: Callable[[RunStore], dict[str, int]]
 ) -> None:
     gone = replace(tasks[1], repo=tmp_path / "gone")
@@ -74,7 +74,7 @@ def test_what_could_not_be_graded_is_no_judgement_and_is_tried_again(
 
 @pytest.fixture
 def count() -> Callable[[RunStore], dict[str, int]]:
-    """How often each task was judged."""
+    """Return how often each task was graded."""
 
     def judged(store: RunStore) -> dict[str, int]:
         names = [event.data["task"] for event in store.events("calibrated")]

@@ -1,4 +1,4 @@
-"""Evaluations for real: engine, gateway, sandboxes and grader, a policy that samples noise."""
+"""Real evaluations: engine, gateway, sandboxes and grader, with an untrained policy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ rules:
 
 
 def attempts(mini: Miniature) -> dict[str, tuple[int, str]]:
-    """The attempt of each rollout that counts, and how it ended."""
+    """Return the final attempt of each rollout, and its outcome."""
     with mini.store() as store:
         return {
             record.rollout_id: (record.attempt, record.outcome.code)
@@ -49,7 +49,7 @@ def report_of(document: dict[str, Any]) -> EvaluationReport:
     )
 
 
-def test_an_interrupted_evaluation_goes_on_and_repeats_nothing(evaluation: Miniature) -> None:
+def test_an_interrupted_evaluation_continues_and_repeats_nothing(evaluation: Miniature) -> None:
     process = evaluation.begin(*SHORT, "eval.attempts_per_task=2", "rollout.concurrency=1")
     evaluation.wait_until(lambda store: bool(store.rollouts(counts=True)), process)
     process.send_signal(signal.SIGINT)
@@ -75,7 +75,7 @@ def test_an_interrupted_evaluation_goes_on_and_repeats_nothing(evaluation: Minia
         assert ids == Counter(f"held_out-{n:04d}" for n in range(4))
 
 
-def test_failures_are_no_verdicts_and_a_resume_tries_them_again(
+def test_failures_are_not_verdicts_and_a_resume_retries_them(
     evaluation: Miniature, tmp_path: Path
 ) -> None:
     plan = tmp_path / "plan.yaml"
@@ -115,7 +115,7 @@ def test_a_dead_engine_ends_the_evaluation_with_code_4_and_a_report(
     assert (tmp_path / "run" / "report.json").exists()
 
 
-def test_a_benchmark_that_changed_is_not_gone_on_with(
+def test_an_evaluation_of_a_changed_benchmark_is_not_continued(
     untrained_policy: Path, tmp_path: Path
 ) -> None:
     policy = [f"model.path={untrained_policy}", f"model.tokenizer={untrained_policy}"]

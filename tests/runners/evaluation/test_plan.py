@@ -1,4 +1,4 @@
-"""Which rollouts an evaluation has, and that it keeps them when it grows."""
+"""Plan an evaluation's rollouts; an enlarged evaluation keeps them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def test_glob_offset_and_number_apply_in_this_order() -> None:
 
 
 @pytest.mark.parametrize("override", ["eval.ids=none", "eval.offset=10"])
-def test_a_choice_of_nothing_is_refused_with_the_numbers(override: str) -> None:
+def test_a_selection_without_tasks_is_refused_with_the_numbers(override: str) -> None:
     with pytest.raises(ConfigError, match=r"select no task \(\d+ of 10 tasks of given match"):
         chosen(override)
 
 
-def test_every_task_is_tried_once_before_any_is_tried_again() -> None:
+def test_every_task_is_planned_once_before_any_is_planned_twice() -> None:
     config = a_config("eval.tasks=2", "eval.attempts_per_task=2")
     specs = plan_rollouts(select_tasks(TEN, config).instances, config)
     assert [(spec.task.id, spec.member) for spec in specs] == [
@@ -41,7 +41,7 @@ def test_every_task_is_tried_once_before_any_is_tried_again() -> None:
     assert {spec.temperature for spec in specs} == {config.sampling.eval_temperature}
 
 
-def test_a_grown_evaluation_has_the_rollouts_it_had() -> None:
+def test_an_enlarged_evaluation_keeps_its_rollouts() -> None:
     small = a_config("eval.ids='odd-*'", "eval.tasks=2")
     large = a_config("eval.attempts_per_task=3")
     have = {s.rollout_id: s for s in plan_rollouts(select_tasks(TEN, large).instances, large)}
@@ -49,7 +49,7 @@ def test_a_grown_evaluation_has_the_rollouts_it_had() -> None:
         assert have[spec.rollout_id] == spec
 
 
-def test_setting_a_task_aside_moves_no_other() -> None:
+def test_setting_a_task_aside_does_not_renumber_others() -> None:
     config = a_config()
     before = {s.task.id: s for s in plan_rollouts(select_tasks(TEN, config).instances, config)}
     left = select_tasks(TEN, config).without({"even-4", "no such task"})
@@ -58,7 +58,7 @@ def test_setting_a_task_aside_moves_no_other() -> None:
     assert after == {name: spec for name, spec in before.items() if name != "even-4"}
 
 
-def test_the_first_attempts_are_what_a_campaign_evaluates() -> None:
+def test_the_first_samples_are_those_of_a_campaign_s_evaluation() -> None:
     config = a_config()
     tasks = TEN.tasks(config)
     campaign = {(s.task.id, s.seed) for s in evaluation_batch(config, tasks, 0)}

@@ -1,4 +1,4 @@
-"""Stored patches are graded again, by the real grader and nothing else."""
+"""Grade stored patches again with the real grader."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def again(store: RunStore, *overrides: str, **options: Any) -> RegradeResult:
     return regrade(store.run_dir, list(overrides), **options)
 
 
-def test_a_rollout_whose_grading_was_cut_off_gets_its_verdict_and_counts(
+def test_a_rollout_whose_grading_was_interrupted_gets_its_verdict_and_counts(
     store: RunStore, tasks: list[Task]
 ) -> None:
     cut = put(store, tasks[0], 0)
@@ -94,7 +94,7 @@ def test_a_rollout_whose_grading_was_cut_off_gets_its_verdict_and_counts(
     assert report["resolved_ids"] == [tasks[0].id]
 
 
-def test_a_failed_grading_gives_way_to_how_the_agent_ended(
+def test_a_failed_grading_is_replaced_by_the_agent_s_outcome(
     store: RunStore, tasks: list[Task]
 ) -> None:
     extra = {"agent_code": "budget.turns"}
@@ -117,7 +117,7 @@ def test_an_ungraded_patch_replaces_the_failures_that_came_after_it(
     assert (counting.attempt, counting.solved) == (0, True)
 
 
-def test_nothing_is_graded_that_has_a_verdict_or_no_patch(
+def test_rollouts_with_a_verdict_or_without_a_patch_are_not_graded(
     store: RunStore, tasks: list[Task]
 ) -> None:
     put(store, tasks[0], 0)
@@ -141,9 +141,7 @@ def test_with_all_a_verdict_can_flip_and_the_old_one_is_kept(
     assert [events[r.rollout_id]["flipped"] for r in (wrong, right)] == [True, False]
 
 
-def test_the_record_of_a_finished_step_stays_what_the_step_was_trained_on(
-    store: RunStore, tasks: list[Task]
-) -> None:
+def test_the_record_of_a_finished_step_is_not_changed(store: RunStore, tasks: list[Task]) -> None:
     trained = put(
         store, tasks[0], 0,
         rollout_id="train-000001-000-00", split="train", step=1, solved=False, counts=True,
@@ -176,14 +174,14 @@ def test_a_patch_that_still_cannot_be_graded_is_named_and_changes_nothing(
     assert store.rollout(record.rollout_id) == record
 
 
-def test_a_run_that_is_driven_is_left_alone(store: RunStore, tasks: list[Task]) -> None:
+def test_a_run_with_a_running_driver_is_refused(store: RunStore, tasks: list[Task]) -> None:
     put(store, tasks[0], 0)
     store.set_state(State.RUNNING)
     with pytest.raises(StoreError, match="is driven by process"):
         again(store)
 
 
-def test_only_what_grading_needs_may_change(store: RunStore) -> None:
+def test_only_keys_that_grading_needs_may_change(store: RunStore) -> None:
     assert again(store, "rollout.deadlines.grade_s=90", "sandbox.memory_mb=2048").chosen == 0
     with pytest.raises(ConfigError, match="seed was 0"):
         again(store, "seed=1")

@@ -1,4 +1,4 @@
-"""From stored rollouts to report and predictions: every number by hand."""
+"""Report and predictions from stored rollouts, compared with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_parts_and_spreads_leave_failures_out(store: RunStore) -> None:
     assert (turns.mean, turns.p50, turns.max) == (4.0, 3.0, 10.0)
 
 
-def test_faults_that_were_made_stand_beside_failures_that_were_seen(store: RunStore) -> None:
+def test_injected_faults_and_observed_failures_are_counted(store: RunStore) -> None:
     faults = the_report(store).faults
     assert faults.injected == {"grade.hang": 1, "turn.cut": 2}
     assert faults.failed_attempts == {
@@ -158,7 +158,7 @@ def test_faults_that_were_made_stand_beside_failures_that_were_seen(store: RunSt
     }
 
 
-def test_who_changed_the_tests_is_named_with_the_files(store: RunStore) -> None:
+def test_a_rollout_that_changed_the_tests_is_named_with_the_files(store: RunStore) -> None:
     assert the_report(store).tampered == {}
     store.put_rollout(a_record(0, 1, "solved", turns=2, extra={"tampered": ["tests/a.py"]}))
     assert the_report(store).tampered == {rollout_id(0, 1): ["tests/a.py"]}
@@ -177,7 +177,7 @@ def test_an_evaluation_without_a_valid_rollout_has_a_report(tmp_path: Path) -> N
         assert (report.pass_at, report.usage.turns, report.rollouts.not_run) == ([], None, 10)
 
 
-def test_what_is_graded_is_not_repeated_and_what_failed_is(store: RunStore) -> None:
+def test_graded_rollouts_are_not_repeated_and_failed_ones_are(store: RunStore) -> None:
     graded = {rollout_id(*at) for at in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0))}
     assert set(load_graded(store)) == graded
 

@@ -65,7 +65,7 @@ def test_wilsons_interval_has_its_known_values(
     assert wilson_interval(successes, trials) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_nothing_has_no_interval_and_no_spread() -> None:
+def test_no_values_have_no_interval_and_no_spread() -> None:
     assert wilson_interval(0, 0) is None
     assert bootstrap_interval([]) is None
     assert summarize_values([]) is None

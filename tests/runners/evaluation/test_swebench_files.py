@@ -1,4 +1,4 @@
-"""An evaluation's directory, read by SWE-bench's own tools: they find in it what we report."""
+"""SWE-bench's own tools read an evaluation's directory and agree with our report."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def of_sample(run_dir: Path, sample: int) -> OfficialCounts:
 
 
 @pytest.mark.parametrize("sample", [0, 1])
-def test_their_report_of_our_directory_has_our_counts(
+def test_the_package_s_report_of_our_directory_has_our_counts(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: int
 ) -> None:
     from swebench.harness.reporting import make_run_report
@@ -151,7 +151,7 @@ def test_their_report_of_our_directory_has_our_counts(
     assert official_fields(ours) == official_fields(theirs)
 
 
-def test_every_count_is_what_became_of_the_rollout(run_dir: Path) -> None:
+def test_every_count_agrees_with_the_outcomes(run_dir: Path) -> None:
     report = report_of(run_dir)
     numbers = {n.removesuffix("_ids"): len(v) for n, v in report if n.endswith("_ids")}
     assert numbers == {
@@ -162,7 +162,7 @@ def test_every_count_is_what_became_of_the_rollout(run_dir: Path) -> None:
     assert set(report.failure_reasons.values()) == {"missing_module", "network_unreachable"}
 
 
-def test_they_grade_our_logs_again_and_agree(run_dir: Path, tmp_path: Path) -> None:
+def test_the_package_grades_our_logs_again_and_agrees(run_dir: Path, tmp_path: Path) -> None:
     names = ("-d", INSTANCES, "-p", "predictions.jsonl", "--run_id", run_dir.name)
     options = ("--rewrite_reports", "true", "--report_dir", str(tmp_path), "--max_workers", "1")
     with docker_engine() as host:
@@ -200,7 +200,7 @@ def test_an_instance_has_its_report_its_log_and_its_patch(run_dir: Path) -> None
     assert [path.name for path in (folder / failed).iterdir()] == ["patch.diff"]
 
 
-def test_the_built_in_rows_are_rows_of_theirs(config: Config) -> None:
+def test_the_built_in_rows_have_the_package_s_format(config: Config) -> None:
     from swebench.harness.utils import load_swebench_dataset, make_test_spec
 
     assert isinstance(config.task, SwebenchTaskConfig)

@@ -1,4 +1,4 @@
-"""What a terminal shows of several evaluations."""
+"""The table that compares evaluations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def columns(table: Table) -> dict[str, list[str]]:
     return {str(column.header): list(map(str, column.cells)) for column in table.columns}
 
 
-def test_a_comparison_has_every_run_of_a_sweep_in_its_place() -> None:
+def test_a_comparison_has_a_row_for_every_run_of_a_sweep() -> None:
     lost = {"label": "seed=2", "exit_code": 1}
     found = columns(
         render_comparison([an_evaluation("seed=0", 0.5, 1), an_evaluation("seed=1", 0.4, 2), lost])

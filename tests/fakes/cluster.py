@@ -1,4 +1,4 @@
-"""Eight nodes and a shared directory in a folder, and stand-ins for what a launcher calls."""
+"""A fake cluster: eight nodes and a shared directory in a folder, and fake launcher programs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from conf.schema import Config
 from launch.job_files import write_job
 from launch.plan import plan_job
 from runners.processes.ports import free_port
-from tests.launch.cluster import LAUNCHERS, a_config
+from tests.fakes.cluster_config import LAUNCHERS, a_config
 
 REPOSITORY = Path(__file__).parents[2]
-BIN = Path(__file__).parents[1] / "fakes" / "bin"
+BIN = Path(__file__).with_name("bin")
 HOSTS = ["head", *(f"node{number}" for number in range(1, 8))]
 SECRET = "e2b_do-not-write-this"
 DEADLINE_S = 60
 
 
 def _on_a_terminal() -> None:
-    """Take ctrl-C; what a shell starts in the background ignores it."""
+    """Restore SIGINT, which a shell makes its background processes ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a call of ``agentrl`` ended."""
+    """Result of a call of ``agentrl``."""
 
     code: int
     stdout: str
@@ -39,7 +39,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Eight nodes and a shared directory, all of them in a folder."""
+    """A cluster of eight nodes and a shared directory, all in one folder."""
 
     root: Path
 
@@ -68,7 +68,7 @@ class Cluster:
         return config.model_copy(update={"launch": there, "model": model})
 
     def overrides(self, launch: str, *more: str) -> list[str]:
-        """Return what a user asks ``agentrl run`` for this cluster."""
+        """Return the overrides of an ``agentrl run`` on this cluster."""
         shared = self.root / "shared"
         own = {"ssh": [f"launch.hosts_file={self.root / 'hosts'}"], "ray": ["launch.head=head"]}
         return [
@@ -131,7 +131,7 @@ class Cluster:
         )
 
     def said(self, name: str) -> list[str]:
-        """Return the lines of a file of the stand-ins."""
+        """Return the lines of a file that the fake programs have written."""
         file = self.root / "fake" / name
         return file.read_text().splitlines() if file.exists() else []
 
@@ -144,7 +144,7 @@ class Cluster:
 
 
 def make_cluster(root: Path) -> Cluster:
-    """Lay out what the nodes see."""
+    """Create the files that the nodes see."""
     (root / "fake").mkdir()
     (root / "slime" / "tools").mkdir(parents=True)
     (root / "slime" / "train.py").touch()
