@@ -1,4 +1,4 @@
-"""The policy."""
+"""The policy: weights, tokenizer, renderer, context length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TinyModelConfig(Section):
     max_context_tokens: PositiveInt
     """Longest prompt + completion, in tokens."""
     cache_dir: Path | None
-    """Where bootstrapped models are cached; null: the user's cache directory."""
+    """Cache directory of bootstrapped models; null: the user's."""
     warmup_steps: PositiveInt
     """Supervised steps of the bootstrap."""
 

@@ -1,4 +1,4 @@
-"""Models that are trained on a cluster: their architecture as data, and how they are spread."""
+"""Models that are trained on a cluster: their architecture, and their layout over GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GroupedAttention(Section):
 
 
 class LatentAttention(Section):
-    """Keys and values are kept as one latent vector (MLA, arXiv 2405.04434)."""
+    """Keys and values are stored as one latent vector (MLA, arXiv 2405.04434)."""
 
     kind: Literal["latent"]
     heads: PositiveInt
@@ -37,12 +37,12 @@ class LatentAttention(Section):
     nope_dim: PositiveInt
     """Dimensions of a head that are not rotated."""
     rope_dim: PositiveInt
-    """Dimensions of a head that are."""
+    """Dimensions of a head that are rotated."""
     value_dim: PositiveInt
 
 
 class HybridAttention(Section):
-    """Gated DeltaNet layers (arXiv 2412.06464), and every so many a gated softmax layer."""
+    """Gated DeltaNet layers (arXiv 2412.06464) with a gated softmax layer at regular intervals."""
 
     kind: Literal["hybrid"]
     heads: PositiveInt
@@ -52,11 +52,11 @@ class HybridAttention(Section):
     rotary_share: Annotated[float, Field(gt=0, le=1)]
     """Share of a head's dimensions that are rotated."""
     full_every: PositiveInt
-    """Every so many layers, one is a softmax layer."""
+    """Every ``full_every``-th layer is a softmax layer."""
     linear_key_heads: PositiveInt
     linear_value_heads: PositiveInt
     linear_head_dim: PositiveInt
-    """Of keys and of values."""
+    """Dimensions of a linear layer's keys and values."""
 
 
 Attention = Annotated[
@@ -73,19 +73,19 @@ class Experts(Section):
     ffn: PositiveInt
     """Intermediate size of one expert."""
     dense_layers: Count
-    """So many first layers have one dense feed-forward layer instead."""
+    """Number of first layers that have one dense feed-forward layer instead."""
     shared_ffn: Count
     """Intermediate size of the expert that sees every token; 0: none."""
     shared_gate: bool
     """The shared expert's output is gated."""
     score: Literal["softmax", "sigmoid"]
-    """sigmoid: with a bias per expert that only decides the choice (arXiv 2408.15664)."""
+    """sigmoid: with a bias per expert that affects the choice only (arXiv 2408.15664)."""
     scaling: PositiveFloat | None
     """Factor on the routed experts' weights; null: none."""
 
 
 class Architecture(Section):
-    """What a checkpoint's ``config.json`` says."""
+    """The architecture in a checkpoint's ``config.json``."""
 
     layers: PositiveInt
     hidden: PositiveInt
@@ -99,14 +99,14 @@ class Architecture(Section):
 
 
 class Parsers(Section):
-    """How the engine takes a reply apart (names of SGLang's parsers)."""
+    """SGLang's parsers of replies, by name."""
 
     tool: str
     reasoning: str
 
 
 class Layout(Section):
-    """How the model is spread over GPUs, in training and in the engines."""
+    """The model's parallelism over GPUs, in training and in the engines."""
 
     tensor: PositiveInt
     pipeline: PositiveInt
@@ -117,9 +117,10 @@ class Layout(Section):
     expert: PositiveInt
     expert_tensor: PositiveInt
     tokens_per_gpu: PositiveInt
-    """Most tokens of a microbatch on one rank; times ``context`` it is the longest sample."""
+    """Largest number of tokens of a microbatch on one rank; times ``context``: the longest sample.
+    """
     dispatcher: Literal["alltoall", "deepep"]
-    """How tokens reach their experts in training."""
+    """Communication that brings tokens to their experts in training."""
     engine_gpus: PositiveInt
     """GPUs of one engine."""
     engine_data: PositiveInt

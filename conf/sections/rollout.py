@@ -1,4 +1,4 @@
-"""How rollouts are run: tries, limits, deadlines."""
+"""The execution of rollouts: attempts, limits, deadlines."""
 
 from __future__ import annotations
 
@@ -10,50 +10,51 @@ from conf.sections.section import Section
 
 
 class DeadlinesConfig(Section):
-    """Seconds per phase; each starts when its phase starts, so that queueing eats no budget."""
+    """Seconds per stage of an attempt; each begins with its stage, so queueing costs nothing."""
 
     boot_s: PositiveFloat
     harness_s: PositiveFloat
     turn_s: PositiveFloat
     patch_s: PositiveFloat
-    """Taking the agent's change out of the sandbox."""
+    """Reading the agent's change from the sandbox."""
     grade_s: PositiveFloat
     teardown_s: PositiveFloat
     guard_s: PositiveFloat
-    """One attempt as a whole: what hangs outside every phase ends here."""
+    """One attempt as a whole; it ends an attempt that hangs outside of every stage."""
     drain_s: PositiveFloat
-    """What generations in flight get to finish before new weights; then they are aborted."""
+    """Time for generations in flight to finish before new weights; then they are aborted."""
 
 
 class LimitsConfig(Section):
-    """How hard services are leant on."""
+    """Rate limits, retries and adaptive concurrency towards engine and sandboxes."""
 
     sandbox_starts_per_s: PositiveFloat | None
-    """Sandboxes made per second; null: no limit."""
+    """Sandboxes started per second; null: no limit."""
     engine_calls_per_s: PositiveFloat | None
-    """Model calls begun per second; null: no limit."""
+    """Model calls started per second; null: no limit."""
     engine_attempts: PositiveInt
-    """Tries per model call, with full jitter between them, before the agent sees an error."""
+    """Attempts per model call, with full jitter between them, before the agent gets an error."""
     adaptive: bool
-    """Lower the rollouts in flight when the engine or the sandboxes push back (429, 503, a queue),
+    """Reduce the rollouts in flight when engine or sandboxes are overloaded (429, 503, a queue),
     and raise them again slowly.
     """
 
 
 class RolloutConfig(Section):
-    """How rollouts are run."""
+    """The execution of rollouts."""
 
     concurrency: PositiveInt
     """Rollouts in flight."""
     attempts: PositiveInt
-    """Tries per rollout before its infrastructure failure counts."""
+    """Attempts per rollout before an infrastructure failure is final."""
     breaker: PositiveInt
-    """Failures of one class in a row that pause the run (exit code 1, or 4 if a service is gone).
+    """Consecutive failures of one class that end the run (exit code 1, or 4 if a service is gone);
+    it can be resumed.
     """
     spare_groups: Annotated[int, Field(ge=0)]
-    """At most so many further tasks per step stand in for groups that cannot be trained."""
+    """Largest number of further tasks per step that replace untrainable groups."""
     replace_flat: bool
-    """Replace groups whose rewards are all equal too (DAPO's dynamic sampling, arXiv 2503.14476).
+    """Also replace groups whose rewards are all equal (DAPO's dynamic sampling, arXiv 2503.14476).
     """
     limits: LimitsConfig
     deadlines: DeadlinesConfig

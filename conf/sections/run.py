@@ -1,4 +1,4 @@
-"""How much is done, and what is shown and kept of it."""
+"""The size of a run, its sampling, its gateway, its evaluation, and its display."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _top_k(value: int) -> int:
 
 
 class RunConfig(Section):
-    """How much is done, and where it is kept."""
+    """The size of a run and its directory."""
 
     dir: Path | None
     """Run directory; null picks ``runs/<date>-<time>-<scenario>`` below the current directory."""
@@ -30,21 +30,22 @@ class RunConfig(Section):
     eval_tasks: Annotated[int, Field(ge=0)]
     """Held-out tasks per evaluation; 0 switches evaluation off."""
     eval_every: Annotated[int, Field(ge=0)]
-    """Evaluate every so many steps besides before the first and after the last; 0: only those two.
+    """Steps between evaluations, besides those before the first and after the last step; 0: only
+    those two.
     """
     keep_checkpoints: PositiveInt
-    """Newest checkpoints kept (each step writes one)."""
+    """Number of newest checkpoints that are kept; each step writes one."""
 
 
 class SamplingConfig(Section):
-    """How the policy samples, in training and evaluation."""
+    """Sampling of the policy, in training and evaluation."""
 
     temperature: Annotated[float, Field(gt=0, le=10)]
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: Annotated[int, AfterValidator(_top_k)]
     """-1: the whole vocabulary."""
     max_new_tokens: PositiveInt
-    """Per turn; a client's smaller ``max_tokens`` wins."""
+    """Sampled tokens per turn; a client's smaller ``max_tokens`` takes precedence."""
     eval_temperature: Annotated[float, Field(ge=0, le=10)]
     """0: greedy."""
 
@@ -56,20 +57,20 @@ class GatewayConfig(Section):
     port: Port
     """0: any free port."""
     public_url: BaseUrl | None
-    """URL by which sandboxes elsewhere reach it: a public address, a tunnel's; null: only this
-    machine's do.
+    """URL at which sandboxes on other machines reach it (a public address, a tunnel); null: only
+    sandboxes of this machine reach it.
     """
     ping_s: PositiveFloat
     """Seconds between SSE pings while the engine works."""
 
 
 class EvalConfig(Section):
-    """What ``agentrl eval`` measures of its benchmark."""
+    """The tasks that ``agentrl eval`` runs."""
 
     tasks: PositiveInt | None
-    """At most so many; null: all."""
+    """Largest number of tasks; null: all."""
     offset: Annotated[int, Field(ge=0)]
-    """So many are passed over first."""
+    """Number of tasks that are skipped first."""
     ids: str
     """Only tasks whose id matches this glob."""
     attempts_per_task: PositiveInt
@@ -77,16 +78,16 @@ class EvalConfig(Section):
 
 
 class ObserveConfig(Section):
-    """What is shown and kept besides the store."""
+    """Display, metrics files and diagnostics."""
 
     dashboard: Literal["auto", "on", "off"]
-    """auto: only when stderr is a terminal."""
+    """auto: only if stderr is a terminal."""
     tensorboard: bool
     watchdog_s: Annotated[float, Field(ge=0)]
-    """An event loop (driver, gateway, engine) that has not run for so long is described in a file;
-    0: off.
+    """Seconds after which a blocked event loop (driver, gateway, engine) is described in a file; 0:
+    off.
     """
     stuck_s: Annotated[float, Field(ge=0)]
-    """An attempt without progress (stage, turn) for so long is described in a file; 0: off. It is
-    not ended: deadlines do that.
+    """Seconds without progress (a stage, a turn) after which an attempt is described in a file; 0:
+    off. It is not ended: deadlines do that.
     """

@@ -1,4 +1,4 @@
-"""How the agent may work."""
+"""The scenario: one agent, sub-agents, summarized histories, or both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LinearScenarioConfig(Section):
 
 
 class SubagentScenarioConfig(Section):
-    """The main agent may not read: it sends an investigator, a thread of its own."""
+    """The main agent may not read files: it sends an investigator, which is a separate thread."""
 
     kind: Literal["subagent"]
 
@@ -26,7 +26,7 @@ class CompactScenarioConfig(Section):
 
     kind: Literal["compact"]
     window_tokens: PositiveInt
-    """Prompt and answer of a turn together; more of them, and the history is summed up."""
+    """Tokens of a turn's prompt and answer; above it the history is replaced by a summary."""
 
 
 class MixedScenarioConfig(Section):
@@ -34,7 +34,7 @@ class MixedScenarioConfig(Section):
 
     kind: Literal["mixed"]
     window_tokens: PositiveInt
-    """Prompt and answer of a turn together; more of them, and the history is summed up."""
+    """Tokens of a turn's prompt and answer; above it the history is replaced by a summary."""
 
 
 ScenarioKind = Literal["linear", "subagent", "compact", "mixed"]
