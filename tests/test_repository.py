@@ -21,15 +21,12 @@ PACKAGES = {"cli", "conf", "launch", "runners"}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "base"}
 README_LINES = 40
 WITHOUT_README = {
-    *("campaign", "concurrency", "diagnostics", "engines", "export", "faults"),
+    *("concurrency", "diagnostics", "engines", "export", "faults"),
     *("gateway", "observe", "preflight", "ray_workers", "replay", "report"),
-    *("rollouts", "runtime", "sandboxes", "slime", "store", "training", "trajectory"),
+    *("sandboxes", "store", "trajectory"),
 }
 """Folders of ``runners/`` whose README is still to be written."""
-IMPORTING_TESTS = {
-    f"tests/runners/{folder}"
-    for folder in ("export", "gateway", "rollouts", "sandboxes", "training")
-}
+IMPORTING_TESTS = {f"tests/runners/{folder}" for folder in ("export", "gateway", "sandboxes")}
 """Folders whose tests still import other tests."""
 NOT_PLAIN_YET = {"conf/sections", "conf/fault_table.py", "cli", "runners"}
 """Folders whose docstrings are still to be rewritten."""
