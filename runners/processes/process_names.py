@@ -2,13 +2,15 @@
 
 A name holds the pid namespace, the pid and the start time of its process, so any later process can
 check whether that process is gone, and what it made is stale. All three are needed: pids are
-reused, and a pid of another container means nothing in this one.
+reused, and a pid of another container or machine means nothing in this one.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import socket
+import zlib
 from pathlib import Path
 
 PREFIX = "agentrl-"
@@ -34,7 +36,12 @@ def is_stale(name: str) -> bool:
 
 
 def _pid_namespace() -> int:
-    return Path("/proc/self/ns/pid").stat().st_ino
+    """Return a number for this pid namespace.
+
+    The initial namespace has the same inode on every machine, and a cache may be on a file system
+    that machines share, so the host's name is mixed in.
+    """
+    return Path("/proc/self/ns/pid").stat().st_ino ^ zlib.crc32(socket.gethostname().encode())
 
 
 def _start_time(pid: int) -> int | None:

@@ -56,6 +56,18 @@ def test_the_directory_of_a_faster_process_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_half_built_directories_of_another_machine_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The initial pid namespace of every machine has the same number."""
+    with monkeypatch.context() as other_machine:
+        other_machine.setattr("socket.gethostname", lambda: "other")
+        partial = tmp_path / f".entry.{stale_name()}"
+    partial.mkdir()
+    with atomic_directory(tmp_path / "entry"):
+        assert partial.exists()
+
+
 def test_half_built_directories_of_dead_processes_are_removed(tmp_path: Path) -> None:
     stale, living = tmp_path / f".entry.{stale_name()}", tmp_path / f".entry.{make_unique_name()}"
     stale.mkdir()
