@@ -69,14 +69,14 @@ def dump_trajectories(
     from runners.export import dump
     from runners.store.run_store import RunStore
 
-    formats = dump.read_formats(form)
-    choice = dump.read_choice(only, step, task or ())
+    formats = dump.parse_formats(form)
+    selection = dump.parse_filter(only, step, task or ())
     if validate and "jsonl" not in formats:
         raise dump.DumpError(f"--validate checks the jsonl: --format {form},jsonl")
     with RunStore.open(run, read_only=True) as store:
         decode = _decode(store.config())
         report = dump.dump(
-            store, out or run / "dump", formats=formats, choice=choice, decode=decode
+            store, out or run / "dump", formats=formats, selection=selection, decode=decode
         )
     stderr().print(f"{report.rollouts:,} rollouts, {report.bytes / 1e6:,.1f} MB", soft_wrap=True)
     if validate:
@@ -89,7 +89,7 @@ def dump_trajectories(
         ]
         print_json({"rollouts": report.rollouts, "files": files, "validated": validate})
     else:
-        for path in report.places:
+        for path in report.paths:
             typer.echo(path)
 
 

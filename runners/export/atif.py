@@ -1,15 +1,16 @@
-"""``atif/``: one document per rollout in Harbor's Agent Trajectory Interchange Format, ATIF-v1.7
-(https://github.com/harbor-framework/harbor/blob/main/rfcs/0001-trajectory-format.md).
+"""Writes ``atif/``: one document per rollout in Harbor's Agent Trajectory Interchange Format,
+ATIF-v1.7 (https://github.com/harbor-framework/harbor/blob/main/rfcs/0001-trajectory-format.md).
 
-The root document is the main thread in the order of time, past every compaction: where a history
-was left, a system step says why, and what the next prompt repeats is marked ``is_copied_context``.
-Sub-agents are embedded below the thread that dispatched them, summaries and side queries below
-their own. A result refers to a sub-agent whose task is what its tool call said.
+The root document is the main thread in order of time, across compactions. Where a history was
+abandoned, a system step says why, and messages that the next prompt repeats are marked
+``is_copied_context``. Sub-agents are embedded in the document of the thread that dispatched them,
+summaries and side queries in that of their own thread. The result of a tool call refers to the
+sub-agent that was given the call's text.
 
-A prompt is given in full (``prompt_token_ids``) where it was rendered whole; elsewhere
-``metrics.extra`` says how many tokens of the turn before are kept and which are added, and
-``extra.after_turn`` which turn that is, where it is not the step's forerunner. So a document grows
-with its tokens, not with their square.
+A prompt is given in full (``prompt_token_ids``) where it was rendered whole. Elsewhere
+``metrics.extra`` has the number of tokens kept from an earlier turn and the ids that were added;
+``extra.after_turn`` names that turn if it is not the previous step. A document therefore grows with
+its tokens, not with their square.
 """
 
 from __future__ import annotations
@@ -22,57 +23,57 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from runners.export.contract import Add, Rollout, Run
+from runners.export.contract import AddRollout, ExportedRollout, ExportedRun
 from runners.store.json_text import dumps
 from runners.trajectory.conversation import Message, latest_tools
 from runners.trajectory.record import MAIN_THREAD as MAIN
 from runners.trajectory.record import Turn
 
 VERSION = "ATIF-v1.7"
-"""The oldest with embedded sub-agents; 1.8 adds only audio."""
+"""The oldest version with embedded sub-agents; 1.8 adds only audio."""
 _SOURCES = {"assistant": "agent", "user": "user"}
 
 Document = dict[str, Any]
 
 
 @contextmanager
-def atif(folder: Path, run: Run) -> Iterator[Add]:
+def write_atif(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     """Write ``atif/ROLLOUT.json`` per rollout."""
     place = folder / "atif"
     place.mkdir()
 
-    def add(rollout: Rollout) -> None:
+    def add(rollout: ExportedRollout) -> None:
         path = place / f"{rollout.record.rollout_id}.json"
-        path.write_bytes(dumps(document(rollout, run)).encode())
+        path.write_bytes(dumps(build_document(rollout, run)).encode())
 
     yield add
 
 
-def document(rollout: Rollout, run: Run) -> Document:
+def build_document(rollout: ExportedRollout, run: ExportedRun) -> Document:
     """Return the ATIF document of a rollout."""
     record, turns = rollout.record, rollout.turns
     agent = _agent(run)
     threads: dict[str, _Thread] = {MAIN: _Thread(record.rollout_id, None, agent)}
     for turn in turns:
-        spoken = threads.get(turn.thread)
-        if spoken is None:
+        thread = threads.get(turn.thread)
+        if thread is None:
             name = f"{record.rollout_id}/{turn.thread}"
-            spoken = threads[turn.thread] = _Thread(name, turn.parent_thread or MAIN, agent)
+            thread = threads[turn.thread] = _Thread(name, turn.parent_thread or MAIN, agent)
         if turn.branch in ("main", "subagent"):
-            spoken.say(turn)
+            thread.add_turn(turn)
         else:
-            spoken.aside(turn, turns)
+            thread.embed_aside(turn, turns)
     for name, thread in reversed(threads.items()):  # inner ones first
         if name != MAIN:
             above = threads.get(thread.parent or MAIN, threads[MAIN])
-            (threads[MAIN] if above is thread else above).embed(thread)
+            (threads[MAIN] if above is thread else above).embed_subagent(thread)
     root = threads[MAIN]
     if not root.steps:  # a document has at least one
-        root.note(f"no model call: {record.outcome.code}: {record.outcome.message}")
-    said = rollout.trajectory
+        root.add_note(f"no model call: {record.outcome.code}: {record.outcome.message}")
+    trajectory = rollout.trajectory
     return root.document(record.session_id) | {
         "extra": {
-            key: said[key]
+            key: trajectory[key]
             for key in (
                 *("run", "step", "split", "group", "member", "attempt", "task", "scenario"),
                 *("outcome", "reward", "advantage", "tokens", "timings", "patch", "verdict"),
@@ -81,7 +82,7 @@ def document(rollout: Rollout, run: Run) -> Document:
     }
 
 
-def _agent(run: Run) -> dict[str, Any]:
+def _agent(run: ExportedRun) -> dict[str, Any]:
     try:
         own = version("agentrl")
     except PackageNotFoundError:
@@ -96,7 +97,7 @@ def _agent(run: Run) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Thread:
-    """A document in the making; mutated as turns come in."""
+    """A document under construction; mutated by the ``add`` and ``embed`` methods."""
 
     name: str
     """Its trajectory_id."""
@@ -107,42 +108,42 @@ class _Thread:
     turns: list[Turn] = field(default_factory=list)
     embedded: list[Document] = field(default_factory=list)
     summary: str | None = None
-    """Document of the last summary, until a history begins with it."""
+    """Document of the last summary, until a history that begins with it refers to it."""
     _calls: dict[str, Document] = field(default_factory=dict)
     """Step of each tool call, by id."""
 
-    def say(self, turn: Turn) -> None:
-        """Take in a turn of the thread itself."""
+    def add_turn(self, turn: Turn) -> None:
+        """Add a turn of the thread itself: its new messages and its reply."""
         last = self.turns[-1] if self.turns else None
         whole = turn.parent is None
         if last is not None and turn.parent != last.index:
             reason = turn.break_reason or "history left"
-            step = self.note(reason, break_before_turn=turn.index, after_turn=turn.parent)
+            step = self.add_note(reason, break_before_turn=turn.index, after_turn=turn.parent)
             if self.summary is not None:
                 refs = [{"trajectory_id": self.summary}]
                 step["observation"] = {"results": [{"subagent_trajectory_ref": refs}]}
                 self.summary = None
-        self.hear(turn.request.get("messages", []), copied=whole and last is not None)
-        self.answer(turn)
+        self.add_messages(turn.request.get("messages", []), copied=whole and last is not None)
+        self.add_reply(turn)
 
-    def aside(self, turn: Turn, turns: list[Turn]) -> None:
+    def embed_aside(self, turn: Turn, turns: list[Turn]) -> None:
         """Embed a turn that leaves the thread's history as it is: a summary, a side query."""
-        # one that continues another is a chain of several turns, told in one document
+        # a turn that continues another such turn belongs to the same chain, and to one document
         path = [turn]
         while path[0].parent is not None and turns[path[0].parent].segment == turn.segment:
             path.insert(0, turns[path[0].parent])
-        made = _Thread(f"{self.name}/{turn.branch}-{turn.segment}", None, self.agent)
-        for told in path:
-            made.hear(told.request.get("messages", []), copied=False)
-            made.answer(told)
-        self.embedded = [one for one in self.embedded if one["trajectory_id"] != made.name]
+        inner = _Thread(f"{self.name}/{turn.branch}-{turn.segment}", None, self.agent)
+        for each in path:
+            inner.add_messages(each.request.get("messages", []), copied=False)
+            inner.add_reply(each)
+        self.embedded = [one for one in self.embedded if one["trajectory_id"] != inner.name]
         about = {"kind": turn.branch, "after_turn": path[0].parent}
-        self.embedded.append(made.document() | {"extra": about})
+        self.embedded.append(inner.document() | {"extra": about})
         if turn.branch == "compaction":
-            self.summary = made.name
+            self.summary = inner.name
 
-    def embed(self, thread: _Thread) -> None:
-        """Embed a sub-agent, and refer to it where it was called, if that can be seen."""
+    def embed_subagent(self, thread: _Thread) -> None:
+        """Embed a sub-agent, and refer to it from the tool call that dispatched it, if one did."""
         inner = thread.document()
         about: dict[str, Any] = {"kind": "subagent"}
         if thread.turns:
@@ -150,38 +151,38 @@ class _Thread:
             about["after_turn"] = first.parent
             about["agent_type"] = first.request.get("agent_type")
         self.embedded.insert(0, inner | {"extra": about})
-        asked = "\n".join(
+        prompt = "\n".join(
             _text(step["message"]) for step in inner["steps"] if step["source"] == "user"
         )
-        for call, step in self._calls.items():
-            for made in step["tool_calls"]:
-                if made["tool_call_id"] == call and _asks(made, asked):
-                    result = self._result(call, step)
+        for call_id, step in self._calls.items():
+            for call in step["tool_calls"]:
+                if call["tool_call_id"] == call_id and _dispatches(call, prompt):
+                    result = self._result(call_id, step)
                     if "subagent_trajectory_ref" not in result:
                         result["subagent_trajectory_ref"] = [{"trajectory_id": thread.name}]
                         return
 
-    def hear(self, said: Iterable[Message], *, copied: bool) -> None:
-        """Take in what a request added; ``copied``: repeated after a break, save what is new."""
-        known = {_mark(step) for step in self.steps} if copied else set()
-        for message in said:
+    def add_messages(self, messages: Iterable[Message], *, copied: bool) -> None:
+        """Add a request's new messages; ``copied``: they repeat a history, all but the new ones."""
+        known = {_key(step) for step in self.steps} if copied else set()
+        for message in messages:
             role = message.get("role")
-            if role == "tool" and self._told(message):
+            if role == "tool" and self._add_tool_result(message):
                 continue
             step = self._step(_SOURCES.get(str(role), "system"), message)
-            if role == "tool":  # of no call that is known, or told otherwise before
+            if role == "tool":  # of an unknown call, or a second result of a call
                 step["extra"] = {"tool_call_id": message.get("tool_call_id")}
-            if copied and (role == "assistant" or _mark(step) in known):
+            if copied and (role == "assistant" or _key(step) in known):
                 step["is_copied_context"] = True
             if role == "assistant":
-                self._tell(step, message, f"copied-{step['step_id']}")
+                self._add_policy_parts(step, message, f"copied-{step['step_id']}")
 
-    def answer(self, turn: Turn) -> None:
-        """Take in what the policy sampled."""
+    def add_reply(self, turn: Turn) -> None:
+        """Add the reply that the policy sampled."""
         step = self._step("agent", turn.reply)
         step["timestamp"] = datetime.fromtimestamp(turn.started_at, UTC).isoformat()
         step["llm_call_count"] = 1
-        self._tell(step, turn.reply, f"turn-{turn.index}")
+        self._add_policy_parts(step, turn.reply, f"turn-{turn.index}")
         added: dict[str, Any] = {"prompt_token_ids": turn.prompt_new}
         if turn.parent is not None:
             added = {
@@ -209,18 +210,18 @@ class _Thread:
         }
         self.turns.append(turn)
 
-    def note(self, message: str, **extra: Any) -> Document:
-        """Add a system step of our own."""
+    def add_note(self, message: str, **extra: Any) -> Document:
+        """Add a system step, which no request had."""
         step = self._step("system", {"content": message})
         if extra:
             step["extra"] = extra
         return step
 
     def document(self, session_id: str | None = None) -> Document:
-        """Return the whole."""
+        """Return the thread's document."""
         steps, turns = self.steps, self.turns
         offered = latest_tools(turns)
-        made: Document = {
+        document: Document = {
             "schema_version": VERSION,
             "trajectory_id": self.name,
             "agent": self.agent | ({"tool_definitions": offered} if offered else {}),
@@ -233,10 +234,10 @@ class _Thread:
             },
         }
         if session_id is not None:
-            made["session_id"] = session_id
+            document["session_id"] = session_id
         if self.embedded:
-            made["subagent_trajectories"] = self.embedded
-        return made
+            document["subagent_trajectories"] = self.embedded
+        return document
 
     def _step(self, source: str, message: Message) -> Document:
         step: Document = {
@@ -247,8 +248,8 @@ class _Thread:
         self.steps.append(step)
         return step
 
-    def _tell(self, step: Document, message: Message, name: str) -> None:
-        """Add to an agent's step what only the policy can say."""
+    def _add_policy_parts(self, step: Document, message: Message, name: str) -> None:
+        """Add reasoning and tool calls to an agent's step; ``name`` replaces missing call ids."""
         if message.get("reasoning_content"):
             step["reasoning_content"] = _text(message["reasoning_content"])
         calls = [_call(call, f"{name}-{n}") for n, call in enumerate(_calls(message))]
@@ -256,8 +257,8 @@ class _Thread:
             step["tool_calls"] = calls
             self._calls.update((call["tool_call_id"], step) for call in calls)
 
-    def _told(self, message: Message) -> bool:
-        """Put a tool's message where it was called, unless another stands there."""
+    def _add_tool_result(self, message: Message) -> bool:
+        """Add a tool's message to the step that called it; return False if that has another one."""
         call = str(message.get("tool_call_id"))
         if call not in self._calls:
             return False
@@ -266,7 +267,7 @@ class _Thread:
 
     @staticmethod
     def _result(call: str, step: Document) -> Document:
-        """Return the result of a call in its step, made if missing."""
+        """Return the result of a call in its step; add an empty one if it is missing."""
         results: list[Document] = step.setdefault("observation", {"results": []})["results"]
         for result in results:
             if result["source_call_id"] == call:
@@ -290,14 +291,14 @@ def _call(call: Any, name: str) -> Document:
     }
 
 
-def _asks(call: Document, asked: str) -> bool:
-    """Whether a call says what a sub-agent was asked."""
-    said = [value for value in call["arguments"].values() if isinstance(value, str)]
-    longest = max(said, key=len, default="")
-    return bool(longest.strip()) and longest in asked
+def _dispatches(call: Document, prompt: str) -> bool:
+    """Return whether the longest text of a call is in a sub-agent's prompt."""
+    texts = [value for value in call["arguments"].values() if isinstance(value, str)]
+    longest = max(texts, key=len, default="")
+    return bool(longest.strip()) and longest in prompt
 
 
-def _mark(step: Document) -> tuple[str, str]:
+def _key(step: Document) -> tuple[str, str]:
     return step["source"], step["message"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.export.contract import Rollout, Run
+from runners.export.contract import ExportedRollout, ExportedRun
 from runners.export.derive import fill
 from runners.export.trajectory import (
     SCHEMA_VERSION,
@@ -30,10 +30,10 @@ from runners.trajectory.routing import TurnRouting
 def build_trajectory(
     record: RolloutRecord,
     turns: list[Turn],
-    run: Run,
+    run: ExportedRun,
     routing: Callable[[], Mapping[int, TurnRouting]] = dict,
     routed: Set[int] = frozenset(),
-) -> Rollout:
+) -> ExportedRollout:
     """Return a rollout as exporters take it; raises ChainError if its turns do not fit together.
 
     ``routing`` reads the routing of its turns, ``routed`` are the turns that have any.
@@ -72,7 +72,7 @@ def build_trajectory(
         },
         usage=_usage(turns),
     )
-    return Rollout(record, turns, chains, trajectory, routing)
+    return ExportedRollout(record, turns, chains, trajectory, routing)
 
 
 def _first_prompt(graph: TurnGraph, turns: list[Turn]) -> IdArray:

@@ -1,7 +1,8 @@
-"""What an exporter is: a context manager that opens files and yields what takes the rollouts.
+"""The contract of exporters: a context manager that opens files and yields a function that adds a
+rollout.
 
-Invariant: an exporter keeps nothing of a rollout once it has taken it, save counts per step, so an
-export of any length needs the memory of its largest rollout.
+An exporter keeps nothing of a rollout that was added, save counts per step, so an export of any
+length needs the memory of its largest rollout.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ExportedRun:
     """The run that is exported."""
 
     name: str
@@ -28,17 +29,17 @@ class Run:
     decode: Decode | None
     """None: no tokenizer is at hand, and tokens stay numbers."""
     routing: RoutingShape | None = None
-    """What its turns' routing looks like; None: no turn has any."""
+    """Shape of its turns' routing; None: no turn has any."""
 
     def kind(self, group: str, unknown: str) -> str:
-        """Return what was chosen of a configuration group."""
+        """Return the kind chosen in a configuration group."""
         section = self.config.get(group)
         return str(section.get("kind", unknown)) if isinstance(section, dict) else unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """One rollout: the attempt that counts."""
+class ExportedRollout:
+    """One rollout: its attempt that counts."""
 
     record: RolloutRecord
     turns: list[Turn]
@@ -46,9 +47,11 @@ class Rollout:
     trajectory: dict[str, Any]
     """In the form of ``Trajectory``, arrays as numpy."""
     routing: Callable[[], Mapping[int, TurnRouting]] = dict
-    """Reads the routing of its turns, by turn; large, so only for whoever writes it."""
+    """Reads the routing of its turns, by turn. It is large, so only an exporter that writes it
+    calls this.
+    """
 
 
-Add = Callable[[Rollout], None]
-Exporter = Callable[[Path, Run], AbstractContextManager[Add]]
-"""Makes files in an empty directory; they are complete when the context ends. Raises OSError."""
+AddRollout = Callable[[ExportedRollout], None]
+Exporter = Callable[[Path, ExportedRun], AbstractContextManager[AddRollout]]
+"""Writes files into an empty directory; they are complete when the context ends. Raises OSError."""

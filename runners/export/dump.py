@@ -1,7 +1,7 @@
-"""Export of a run in any formats at once, from one pass over its store; ``summary.json`` beside.
+"""Exports a run in several formats in one pass over its store, and writes ``summary.json``.
 
-Failures are in it; attempts that another replaced are not. One rollout is in memory at a time, and
-nothing appears under its name before everything is complete.
+Failed rollouts are exported; attempts that were retried are not. One rollout is in memory at a
+time, and no file appears under its name before all files are complete.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from conf.errors import AgentrlError, ExitCode
 from conf.suggestions import suggest
 from runners.export.build import build_trajectory
-from runners.export.contract import Decode, Rollout, Run
+from runners.export.contract import Decode, ExportedRollout, ExportedRun
 from runners.export.formats import FORMATS
-from runners.export.summary import Summary
+from runners.export.summary import ExportSummary
 from runners.export.trajectory import SCHEMA_VERSION
 from runners.store.json_text import dumps
 from runners.store.run_store import RunStore
@@ -36,13 +36,13 @@ ONLY: dict[str, Callable[[RolloutRecord], bool]] = {
     "unsolved": lambda record: record.solved is False,
     "failed": lambda record: not record.outcome.meaning.reward_counts,
 }
-"""What ``--only`` can choose; "failed" are those whose reward does not count."""
+"""Choices of ``--only``; "failed" selects rollouts whose reward does not count."""
 
 SUMMARY = "summary.json"
 
 
 class DumpError(AgentrlError):
-    """An export was asked for that cannot be made, or its place cannot be written."""
+    """The requested export is impossible, or its directory cannot be written."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.USAGE) -> None:
         self.exit_code = exit_code
@@ -50,8 +50,8 @@ class DumpError(AgentrlError):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Which rollouts are exported: those that every part lets pass."""
+class RolloutFilter:
+    """Selects the rollouts to export: those that fulfil every condition."""
 
     only: str | None = None
     """A key of ``ONLY``."""
@@ -59,8 +59,8 @@ class Choice:
     tasks: tuple[str, ...] = ()
     """Task ids or glob patterns, any of which matches; empty: all."""
 
-    def keeps(self, record: RolloutRecord) -> bool:
-        """Whether a rollout is chosen."""
+    def matches(self, record: RolloutRecord) -> bool:
+        """Whether a rollout is selected."""
         return (
             (self.only is None or ONLY[self.only](record))
             and (self.steps is None or record.step in self.steps)
@@ -69,14 +69,14 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Dumped:
+class ExportedFile:
     """A file that was written."""
 
     format: str
     """A key of ``FORMATS``, or "summary"."""
     path: Path
-    place: Path
-    """The file, or the directory of the format that it is in."""
+    listed: Path
+    """Path to show to a user: the file, or the directory that the format writes."""
     bytes: int
 
 
@@ -85,30 +85,30 @@ class DumpReport:
     """What was written."""
 
     rollouts: int
-    files: tuple[Dumped, ...]
+    files: tuple[ExportedFile, ...]
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(file.bytes for file in self.files)
 
     @property
-    def places(self) -> tuple[Path, ...]:
-        """What to look at: files, and directories in place of what is in them."""
-        return tuple(dict.fromkeys(file.place for file in self.files))
+    def paths(self) -> tuple[Path, ...]:
+        """Paths to show to a user: files, and directories instead of the files in them."""
+        return tuple(dict.fromkeys(file.listed for file in self.files))
 
 
-def read_choice(
+def parse_filter(
     only: str | None = None, step: str | None = None, tasks: Sequence[str] = ()
-) -> Choice:
-    """Read the filters as they are written on a command line; raises DumpError."""
+) -> RolloutFilter:
+    """Parse the filters of the command line; raises DumpError."""
     if only is not None and only not in ONLY:
         raise DumpError(f"--only {only}: {_choices(only, ONLY)}")
-    return Choice(only, None if step is None else _steps(step), tuple(tasks))
+    return RolloutFilter(only, None if step is None else _steps(step), tuple(tasks))
 
 
-def read_formats(text: str) -> tuple[str, ...]:
-    """Read a comma list of formats; raises DumpError."""
+def parse_formats(text: str) -> tuple[str, ...]:
+    """Parse a comma-separated list of formats; raises DumpError."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in FORMATS:
@@ -121,17 +121,17 @@ def dump(
     out_dir: Path,
     *,
     formats: Sequence[str] = ("jsonl",),
-    choice: Choice | None = None,
+    selection: RolloutFilter | None = None,
     decode: Decode | None = None,
 ) -> DumpReport:
     """Write a run's rollouts and their summary to ``out_dir``; raises DumpError and StoreError.
 
-    What an earlier export of the same formats left there is replaced.
+    Files of an earlier export of the same formats are replaced.
     """
-    chosen = choice or Choice()
+    selection = selection or RolloutFilter()
     shape = store.routing_shape()
-    run = Run(store.run_dir.resolve().name, store.config(), decode, shape)
-    summary = Summary()
+    run = ExportedRun(store.run_dir.resolve().name, store.config(), decode, shape)
+    summary = ExportSummary()
     for name in formats:
         _refuse_foreign(out_dir / name)
     with _staging(out_dir) as staging:
@@ -139,25 +139,27 @@ def dump(
             folders = {name: staging / name for name in formats}
             for folder in folders.values():
                 folder.mkdir()
-            takers = [
+            exporters = [
                 stack.enter_context(FORMATS[name](folder, run)) for name, folder in folders.items()
             ]
             for record in store.each_rollout(counts=True):
-                if chosen.keeps(record):
+                if selection.matches(record):
                     rollout = _rollout(store, record, run)
                     summary.add(rollout)
-                    for add in takers:
+                    for add in exporters:
                         add(rollout)
         folders["summary"] = staging / "summary"
         folders["summary"].mkdir()
-        (folders["summary"] / SUMMARY).write_bytes(_summary(store, run, chosen, summary))
+        (folders["summary"] / SUMMARY).write_bytes(_summary(store, run, selection, summary))
         files = [
-            file for name, folder in folders.items() for file in _publish(name, folder, out_dir)
+            file
+            for name, folder in folders.items()
+            for file in _move_into_place(name, folder, out_dir)
         ]
     return DumpReport(summary.rollouts, tuple(files))
 
 
-def _rollout(store: RunStore, record: RolloutRecord, run: Run) -> Rollout:
+def _rollout(store: RunStore, record: RolloutRecord, run: ExportedRun) -> ExportedRollout:
     session = record.session_id
     routed = store.routed_turns(session) if run.routing else frozenset()
     return build_trajectory(
@@ -165,8 +167,8 @@ def _rollout(store: RunStore, record: RolloutRecord, run: Run) -> Rollout:
     )
 
 
-def dump_error(error: OSError, path: Path) -> DumpError:
-    """Turn a failure to write below ``path`` into ours."""
+def to_dump_error(error: OSError, path: Path) -> DumpError:
+    """Turn a failure to write below ``path`` into a DumpError."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         return DumpError(
@@ -189,13 +191,15 @@ def _steps(text: str) -> range:
     return range(first, last + 1)
 
 
-def _summary(store: RunStore, run: Run, chosen: Choice, summary: Summary) -> bytes:
+def _summary(
+    store: RunStore, run: ExportedRun, selection: RolloutFilter, summary: ExportSummary
+) -> bytes:
     document = {
         "schema_version": SCHEMA_VERSION,
         "run": run.name,
-        "only": chosen.only,
-        "steps": [chosen.steps[0], chosen.steps[-1]] if chosen.steps else None,
-        "tasks": list(chosen.tasks) or None,
+        "only": selection.only,
+        "steps": [selection.steps[0], selection.steps[-1]] if selection.steps else None,
+        "tasks": list(selection.tasks) or None,
         **summary.result(),
         "evaluations": [{"step": row.step, **row.result} for row in store.evaluations()],
     }
@@ -204,7 +208,7 @@ def _summary(store: RunStore, run: Run, chosen: Choice, summary: Summary) -> byt
 
 @contextmanager
 def _staging(out_dir: Path) -> Iterator[Path]:
-    """Give a directory beside the final places, gone when the context ends."""
+    """Yield a directory beside the final files; it is removed when the context ends."""
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=".dump.", dir=out_dir))
@@ -213,11 +217,11 @@ def _staging(out_dir: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
-        raise dump_error(error, out_dir) from error
+        raise to_dump_error(error, out_dir) from error
 
 
-def _publish(name: str, folder: Path, out_dir: Path) -> Iterator[Dumped]:
-    """Move a format's files and directories to their places, those of an earlier export away."""
+def _move_into_place(name: str, folder: Path, out_dir: Path) -> Iterator[ExportedFile]:
+    """Move a format's files and directories into ``out_dir``, over those of an earlier export."""
     for source in sorted(folder.iterdir()):
         target, old = out_dir / source.name, folder / f".old.{source.name}"
         for path in source.rglob("*") if source.is_dir() else [source]:
@@ -226,11 +230,11 @@ def _publish(name: str, folder: Path, out_dir: Path) -> Iterator[Dumped]:
             target.replace(old)
         source.replace(target)
         for path in sorted(target.rglob("*")) if target.is_dir() else [target]:
-            yield Dumped(name, path, target, path.stat().st_size)
+            yield ExportedFile(name, path, target, path.stat().st_size)
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Refuse to replace a directory that an export did not make."""
+    """Raise DumpError rather than replace a directory that no export made."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if not path.is_file() or path.suffix not in (".json", ".jsonl", ".npz"):
             raise DumpError(
@@ -239,6 +243,6 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Make a file durable before it takes the place of another."""
+    """Make a file durable before it replaces another."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -1,21 +1,21 @@
-"""The formats that a run can be exported in: one file each, registered here."""
+"""Registers the export formats, one module each."""
 
 from __future__ import annotations
 
-from runners.export.atif import atif
+from runners.export.atif import write_atif
 from runners.export.contract import Exporter
-from runners.export.html import html
-from runners.export.jsonl import jsonl
-from runners.export.parquet import parquet
-from runners.export.png import png
-from runners.export.slime import slime
+from runners.export.html import write_html
+from runners.export.jsonl import write_jsonl
+from runners.export.parquet import write_parquet
+from runners.export.png import write_png
+from runners.export.slime import write_slime
 
 FORMATS: dict[str, Exporter] = {
-    "jsonl": jsonl,
-    "atif": atif,
-    "parquet": parquet,
-    "slime": slime,
-    "html": html,
-    "png": png,
+    "jsonl": write_jsonl,
+    "atif": write_atif,
+    "parquet": write_parquet,
+    "slime": write_slime,
+    "html": write_html,
+    "png": write_png,
 }
 """Each writes files of its own names into one directory."""

@@ -1,8 +1,9 @@
-"""``trajectories.html``: one page that shows every rollout, from a file, without network.
+"""Writes ``trajectories.html``: one page with every rollout, which needs no network and no server.
 
-Each rollout is blocks of JSON that no browser runs: the texts of tokens that it is the first to
-have, a small one for the list, and all of it, which is parsed when somebody opens it. Nothing of
-them is ever read as markup: ``<`` is escaped here, and the page (``page/``) only sets text.
+Each rollout is written as blocks of JSON that a browser does not run: the texts of its tokens that
+no earlier rollout had, a row for the list, and the rollout itself, which is parsed when somebody
+opens it. None of it is ever read as markup: ``<`` is escaped here, and the page's script
+(``page/``) sets text only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.export.contract import Add, Decode, Rollout, Run
+from runners.export.contract import AddRollout, Decode, ExportedRollout, ExportedRun
 from runners.store.json_text import dumps
 from runners.trajectory.record import Turn
 
@@ -25,7 +26,7 @@ _PAGE = Path(__file__).with_name("page")
 
 
 @contextmanager
-def html(folder: Path, run: Run) -> Iterator[Add]:
+def write_html(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     """Write the page around the rollouts."""
     page = (_PAGE / "page.html").read_text("utf-8")
     page = page.replace("{{title}}", markup.escape(f"{run.name} · trajectories"))
@@ -33,29 +34,29 @@ def html(folder: Path, run: Run) -> Iterator[Add]:
     page = page.replace("{{style}}", (_PAGE / "page.css").read_text("utf-8"))
     head, _, tail = page.partition("{{rollouts}}")
     tail = tail.replace("{{script}}", (_PAGE / "page.js").read_text("utf-8"))
-    words = None if run.decode is None else _Words(run.decode)
+    texts = None if run.decode is None else _TokenTexts(run.decode)
     with (folder / NAME).open("w", encoding="utf-8") as file:
         file.write(head)
 
-        def add(rollout: Rollout) -> None:
-            if words is not None:
-                file.write(_block("words", words.new(rollout)))
+        def add(rollout: ExportedRollout) -> None:
+            if texts is not None:
+                file.write(_block("words", texts.decode_new(rollout)))
             file.write(_block("row", _row(rollout)))
-            file.write(_block("rollout", _whole(rollout)))
+            file.write(_block("rollout", _turn_graph(rollout)))
 
         yield add
         file.write(tail)
 
 
-class _Words:
-    """The text of each token, decoded and written once."""
+class _TokenTexts:
+    """Decodes each token once."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._known: set[int] = set()
 
-    def new(self, rollout: Rollout) -> dict[int, str]:
-        """Return the text of each token that no rollout had before."""
+    def decode_new(self, rollout: ExportedRollout) -> dict[int, str]:
+        """Return the text of each token of a rollout that no earlier one had."""
         parts = [part for turn in rollout.turns for part in (turn.prompt_new, turn.output_ids)]
         fresh = set(np.unique(np.concatenate(parts)).tolist() if parts else ()) - self._known
         self._known |= fresh
@@ -63,38 +64,39 @@ class _Words:
 
 
 def _block(kind: str, value: Mapping[Any, Any]) -> str:
-    """Return JSON that an HTML parser leaves alone: without ``<`` there is no ``</script>``."""
+    """Return a block of JSON without any ``<``, so that no ``</script>`` in it ends the block."""
     text = dumps(value).replace("<", "\\u003c")
     return f'<script type="application/json" class="{kind}">{text}</script>\n'
 
 
-def _row(rollout: Rollout) -> dict[str, Any]:
-    said = rollout.trajectory
+def _row(rollout: ExportedRollout) -> dict[str, Any]:
+    trajectory = rollout.trajectory
     return {
-        **{key: said[key] for key in ("rollout_id", "step", "split", "task", "advantage")},
-        "code": said["outcome"]["code"],
-        "score": said["reward"]["score"],
-        "solved": said["reward"]["solved"],
+        **{key: trajectory[key] for key in ("rollout_id", "step", "split", "task", "advantage")},
+        "code": trajectory["outcome"]["code"],
+        "score": trajectory["reward"]["score"],
+        "solved": trajectory["reward"]["solved"],
         "turns": len(rollout.turns),
-        "sampled": said["tokens"]["sampled"],
-        "trained": said["tokens"]["trained"],
+        "sampled": trajectory["tokens"]["sampled"],
+        "trained": trajectory["tokens"]["trained"],
         "kinds": Counter(chain.kind for chain in rollout.chains),
     }
 
 
-def _whole(rollout: Rollout) -> dict[str, Any]:
-    """Return a rollout as its turn graph, so that what chains share is there once."""
-    said = rollout.trajectory
+def _turn_graph(rollout: ExportedRollout) -> dict[str, Any]:
+    """Return a rollout as its turn graph, in which a prefix that chains share appears once."""
+    trajectory = rollout.trajectory
     left_out = ("segments", "branches", "messages", "raw_prompt", "turns")
     return {
-        **{key: value for key, value in said.items() if key not in left_out},
+        **{key: value for key, value in trajectory.items() if key not in left_out},
         "chains": [
             {key: branch[key] for key in branch if key not in ("messages", "tools")}
             | {"own_turns": segment["own_turns"]}
-            for branch, segment in zip(said["branches"], said["segments"], strict=True)
+            for branch, segment in zip(trajectory["branches"], trajectory["segments"], strict=True)
         ],
         "turns": [
-            part | _content(turn) for part, turn in zip(said["turns"], rollout.turns, strict=True)
+            part | _content(turn)
+            for part, turn in zip(trajectory["turns"], rollout.turns, strict=True)
         ],
     }
 

@@ -1,4 +1,4 @@
-"""``trajectories.jsonl``: one strict JSON object per rollout, in the form of ``Trajectory``."""
+"""Writes and validates ``trajectories.jsonl``: one ``Trajectory`` in strict JSON per line."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from runners.export.contract import Add, Rollout, Run
+from runners.export.contract import AddRollout, ExportedRollout, ExportedRun
 from runners.export.trajectory import Trajectory
-from runners.export.validation import faults
+from runners.export.validation import find_contradictions
 from runners.store.json_text import dumps, loads
 
 NAME = "trajectories.jsonl"
 _MAX_FAULTS = 100
-"""A file with more is broken as a whole; the rest adds nothing."""
+"""A file with more faults is broken as a whole; further ones add nothing."""
 
 
 @contextmanager
-def jsonl(folder: Path, run: Run) -> Iterator[Add]:
+def write_jsonl(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     """Write a line per rollout."""
     with (folder / NAME).open("wb") as file:
 
-        def add(rollout: Rollout) -> None:
+        def add(rollout: ExportedRollout) -> None:
             file.write(dumps(rollout.trajectory).encode() + b"\n")
 
         yield add
 
 
 def validate(path: Path) -> list[str]:
-    """Return what is wrong in a ``trajectories.jsonl``, in form or in itself, with line numbers;
-    empty if nothing. Raises OSError.
+    """Return the faults of a ``trajectories.jsonl`` with their line numbers: lines that violate the
+    schema, and rollouts that contradict themselves. Raises OSError.
     """
     found: list[str] = []
     seen: dict[str, int] = {}
@@ -58,4 +58,4 @@ def _line_faults(line: bytes, number: int, seen: dict[str, int]) -> list[str]:
         return [f"not strict JSON: {error}"]
     first = seen.setdefault(record.rollout_id, number)
     again = [] if first == number else [f"{record.rollout_id} is on line {first} already"]
-    return again + faults(record)
+    return again + find_contradictions(record)

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic.fields import FieldInfo
 
 from conf.errors import ConfigError
-from runners.export.contract import Add, Rollout, Run
+from runners.export.contract import AddRollout, ExportedRollout, ExportedRun
 from runners.export.derive import Part
 from runners.export.trajectory import INT64, Mask, Trajectory
 from runners.store.json_text import dumps, loads
@@ -32,7 +32,7 @@ _GROUP_ROWS = 256
 
 
 @contextmanager
-def parquet(folder: Path, run: Run) -> Iterator[Add]:
+def write_parquet(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     """Write a row per rollout, row groups as they fill."""
     try:
         import pyarrow as pa
@@ -52,7 +52,7 @@ def parquet(folder: Path, run: Run) -> Iterator[Add]:
             rows.clear()
             held = 0
 
-        def add(rollout: Rollout) -> None:
+        def add(rollout: ExportedRollout) -> None:
             nonlocal held
             rows.append(to_row(rollout.trajectory))
             held += sum(len(chain.tokens) for chain in rollout.chains)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runners.export.contract import Add, Rollout, Run
+from runners.export.contract import AddRollout, ExportedRollout, ExportedRun
 from runners.observe.png_charts import END_COLOURS, draw_swimlane, style_axes
 from runners.observe.swimlane import AttemptSpans, Span, lay_out, name_end
 from runners.trajectory.record import RolloutRecord
@@ -45,8 +45,8 @@ class _Column:
     outcomes: Counter[str] = field(default_factory=Counter)
     tokens: Counter[str] = field(default_factory=Counter)
 
-    def add(self, rollout: Rollout) -> None:
-        """Take in a rollout."""
+    def add(self, rollout: ExportedRollout) -> None:
+        """Add a rollout."""
         record = rollout.record
         self.outcomes[name_end(record)] += 1
         if record.reward is not None and record.outcome.meaning.reward_counts:
@@ -55,14 +55,14 @@ class _Column:
             self.tokens[chain.kind] += int(chain.loss_mask.sum())
 
     def merged(self, name: str) -> _Column:
-        """Return the sums alone, rewards as their mean."""
+        """Return the same sums, with the rewards reduced to their mean."""
         mean = [float(np.mean(self.rewards))] if self.rewards else []
         return _Column(name, mean, self.outcomes, self.tokens)
 
 
 @dataclass(slots=True)
 class _Step:
-    """What is drawn of a step; mutated by ``add``."""
+    """Data of one step's plot; mutated by ``add``."""
 
     step: int
     split: str
@@ -70,8 +70,8 @@ class _Step:
     groups: dict[int, _Column] = field(default_factory=dict)
     whole: _Column = field(default_factory=lambda: _Column(""))
 
-    def add(self, rollout: Rollout) -> None:
-        """Take in a rollout."""
+    def add(self, rollout: ExportedRollout) -> None:
+        """Add a rollout."""
         record = rollout.record
         calls = [
             Span(turn.branch, turn.started_at, turn.total_s, turn.thread) for turn in rollout.turns
@@ -82,7 +82,7 @@ class _Step:
 
 
 @contextmanager
-def png(folder: Path, run: Run) -> Iterator[Add]:
+def write_png(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     """Draw each step as it ends, then all steps."""
     now: list[_Step] = []
     steps: list[_Column] = []
@@ -94,7 +94,7 @@ def png(folder: Path, run: Run) -> Iterator[Add]:
             steps.append(done.whole.merged(str(done.step)))
         now.clear()
 
-    def add(rollout: Rollout) -> None:
+    def add(rollout: ExportedRollout) -> None:
         record = rollout.record
         if now and (now[0].step, now[0].split) != (record.step, record.split):
             draw()
@@ -142,7 +142,7 @@ def _stacked(plots: Sequence[Axes], columns: Sequence[_Column], of: str) -> None
     rewards, outcomes, tokens = plots
     at = np.arange(len(columns))
     means = [float(np.mean(c.rewards)) if c.rewards else np.nan for c in columns]
-    line = "o-" if of == "step" else "o"  # groups are no course
+    line = "o-" if of == "step" else "o"  # groups have no order that a line could show
     rewards.plot(at, means, line, color="#3f7ae0", markersize=6, linewidth=1.2, label="mean")
     if any(len(column.rewards) > 1 for column in columns):
         dots = np.array([(x, value) for x, c in enumerate(columns) for value in c.rewards])

@@ -1,4 +1,4 @@
-"""``slime/``: the samples that slime's trainer takes (``slime.utils.types.Sample``), no pickle.
+"""Writes ``slime/``: samples for slime's trainer (``slime.utils.types.Sample``), without pickle.
 
 ``samples.jsonl`` has a line per segment with the fields of ``Sample``, save its arrays; those lie
 in ``arrays-00000.npz``, ``arrays-00001.npz``, …, one entry per sample and field::
@@ -15,11 +15,11 @@ in ``arrays-00000.npz``, ``arrays-00001.npz``, …, one entry per sample and fie
 ``read_samples`` yields each as one dictionary; in slime, ``Sample.from_dict`` takes it as it is,
 after ``.tolist()`` on the arrays. The response region begins at the first token that was sampled
 in the segment; a prefix shared with a sibling is prompt. Siblings share ``rollout_id`` and carry
-the rollout's whole reward: how it is shared is the trainer's choice. What must not be trained has
-``remove_sample``: rollouts without a grade, and side queries.
+the rollout's whole reward: how it is shared is the trainer's choice. ``remove_sample`` marks what
+must not be trained: rollouts without a grade, and side queries.
 
-slime's trainer wants routing of all samples or of none: where a token has none, distinct experts
-stand in, each as often as any, which its validator and its dispatchers take.
+slime's trainer wants routing for all samples or for none. A token without routing gets distinct
+experts, all experts equally often, which its validator and its dispatchers accept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.export.contract import Add, Rollout, Run
+from runners.export.contract import AddRollout, ExportedRollout, ExportedRun
 from runners.store.json_text import dumps, loads
 from runners.trajectory.conversation import join_messages
 from runners.trajectory.outcome import OutcomeClass
@@ -43,7 +43,7 @@ from runners.trajectory.record import RolloutRecord, Segment, Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting, build_segment_routing
 
 ROLLOUTS_PER_FILE = 64
-"""The table of an open file's entries is in memory, about 10 kB a rollout."""
+"""The directory of an open zip file is held in memory, about 10 kB per rollout."""
 _STATUS = {
     OutcomeClass.POLICY: "completed",
     OutcomeClass.BUDGET: "truncated",
@@ -59,7 +59,7 @@ Array = NDArray[Any]
 
 
 @contextmanager
-def slime(folder: Path, run: Run) -> Iterator[Add]:
+def write_slime(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
     """Write a line per segment, and its arrays."""
     place = folder / "slime"
     place.mkdir()
@@ -68,7 +68,7 @@ def slime(folder: Path, run: Run) -> Iterator[Add]:
         samples, rollouts, group = 0, 0, -1
         last: tuple[int, str, int] | None = None
 
-        def add(rollout: Rollout) -> None:
+        def add(rollout: ExportedRollout) -> None:
             nonlocal samples, rollouts, group, last
             record = rollout.record
             key = (record.step, record.split, record.group)
@@ -107,7 +107,7 @@ def read_samples(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _sample(
-    record: RolloutRecord, chain: Segment, rollout: Rollout, run: Run
+    record: RolloutRecord, chain: Segment, rollout: ExportedRollout, run: ExportedRun
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     start = int(np.argmax(chain.loss_mask))
     own = [rollout.turns[index] for index in chain.own_turns]
@@ -159,7 +159,7 @@ def _status(record: RolloutRecord, own: list[Turn]) -> str:
 
 
 class _Shards:
-    """The array files, written entry by entry, one open at a time."""
+    """Writes the array files, entry by entry, with one file open at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""The sums over the rollouts of an export: ``summary.json``."""
+"""Sums up the exported rollouts for ``summary.json``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from runners.export.contract import Rollout
+from runners.export.contract import ExportedRollout
 
 
 @dataclass(slots=True)
 class Moments:
-    """Mean and spread of a stream of numbers (Welford's method); mutated by ``add``."""
+    """Mean and variance of a stream of numbers by Welford's method; mutated by ``add``."""
 
     count: int = 0
     mean: float = 0.0
@@ -22,7 +22,7 @@ class Moments:
     most: float = -math.inf
 
     def add(self, value: float) -> None:
-        """Take in a number."""
+        """Add a number."""
         self.count += 1
         away = value - self.mean
         self.mean += away / self.count
@@ -31,7 +31,7 @@ class Moments:
 
 
 @dataclass(slots=True)
-class Summary:
+class ExportSummary:
     """Sums over the rollouts; mutated by ``add``."""
 
     rollouts: int = 0
@@ -46,8 +46,8 @@ class Summary:
     """Sampled tokens by kind of segment."""
     turns: int = 0
 
-    def add(self, rollout: Rollout) -> None:
-        """Take in a rollout."""
+    def add(self, rollout: ExportedRollout) -> None:
+        """Add a rollout."""
         record = rollout.record
         self.rollouts += 1
         self.outcomes[record.outcome.code] += 1
@@ -63,7 +63,7 @@ class Summary:
             self.solved[record.split] += record.solved is True
 
     def result(self) -> dict[str, Any]:
-        """Return the sums; a mean or spread of nothing is null."""
+        """Return the sums; the mean of no rollouts is null."""
         return {
             "rollouts": self.rollouts,
             "outcomes": dict(sorted(self.outcomes.items())),

@@ -1,7 +1,7 @@
-"""What must be true of a trajectory record besides its form: that its parts agree.
+"""Checks what a schema cannot: that the parts of a trajectory do not contradict each other.
 
-Every sampled token is masked in once; a path is what the model saw; a prefix that chains share is
-the same in each of them.
+Every sampled token is in the loss mask of one segment; a segment is what the model saw; a prefix
+that segments share is the same in each of them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from runners.export.trajectory import SegmentPart, Trajectory, TurnPart
 from runners.trajectory.outcome import MEANING, OutcomeClass, OutcomeCode, Stage
 
 _PER_CHECK = 5
-"""More of the same fault add nothing."""
+"""Reports per check; further ones of the same kind add nothing."""
 
 
-def faults(trajectory: Trajectory) -> list[str]:
-    """Return what contradicts itself in a record of the right form."""
+def find_contradictions(trajectory: Trajectory) -> list[str]:
+    """Return the contradictions in a trajectory whose form is valid."""
     found: list[str] = []
     for check in (_outcome, _lists, _sums, _ownership):
         found += _first(check(trajectory))
-    if not found:  # these read along paths, which only then exist
+    if not found:  # these follow paths, which need not exist before
         for check in (_paths, _prefixes, _branches):
             found += _first(check(trajectory))
     return found

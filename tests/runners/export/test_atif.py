@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from runners.export.atif import document
+from runners.export.atif import build_document
 from runners.export.build import build_trajectory
-from runners.export.contract import Run
+from runners.export.contract import ExportedRun
 from runners.export.dump import dump
 from runners.store.json_text import dumps
 from runners.trajectory.record import Turn
@@ -24,20 +24,20 @@ from tests.runners.export.records import (
 )
 from tests.runners.export.rules import Step, Trajectory
 
-RUN = Run("run", {"harness": {"kind": "claude_code"}, "model": {"kind": "tiny"}}, None)
+RUN = ExportedRun("run", {"harness": {"kind": "claude_code"}, "model": {"kind": "tiny"}}, None)
 
 
-def told(turns: list[Turn], **changes: Any) -> Trajectory:
-    made = document(build_trajectory(a_rollout(**changes), turns, RUN), RUN)
-    return Trajectory.model_validate_json(dumps(made))
+def export_document(turns: list[Turn], **changes: Any) -> Trajectory:
+    document = build_document(build_trajectory(a_rollout(**changes), turns, RUN), RUN)
+    return Trajectory.model_validate_json(dumps(document))
 
 
 def texts(steps: list[Step]) -> list[tuple[str, str]]:
     return [(step.source, step.message) for step in steps]
 
 
-def test_the_main_thread_is_told_in_order_past_rollback_and_compaction() -> None:
-    root = told(branched_turns())
+def test_the_main_thread_is_in_order_past_rollback_and_compaction() -> None:
+    root = export_document(branched_turns())
     assert texts(root.steps) == [
         ("system", "You repair programs."),
         ("user", "The sum is wrong. {} %s ünïcode"),
@@ -60,7 +60,7 @@ def test_the_main_thread_is_told_in_order_past_rollback_and_compaction() -> None
 
 
 def test_a_result_refers_to_the_sub_agent_that_its_call_started() -> None:
-    root = told(branched_turns())
+    root = export_document(branched_turns())
     kinds = [(one.trajectory_id, (one.extra or {})["kind"]) for one in root.subagent_trajectories]
     assert kinds == [
         ("train-000001-00-00/agent-7", "subagent"),
@@ -78,7 +78,7 @@ def test_a_result_refers_to_the_sub_agent_that_its_call_started() -> None:
 
 
 def test_the_summary_is_referred_to_where_the_history_begins_with_it() -> None:
-    step = told(branched_turns()).steps[7]
+    step = export_document(branched_turns()).steps[7]
     assert step.observation is not None
     assert step.observation.results[0].subagent_trajectory_ref is not None
     (ref,) = step.observation.results[0].subagent_trajectory_ref
@@ -95,7 +95,7 @@ def test_a_nested_sub_agent_is_embedded_in_its_parent() -> None:
         parent=None,
         prompt_kept=0,
     )
-    root = told([*branched_turns(), inner])
+    root = export_document([*branched_turns(), inner])
     (agent,) = (one for one in root.subagent_trajectories if one.trajectory_id.endswith("agent-7"))
     assert [one.trajectory_id for one in agent.subagent_trajectories] == [
         "train-000001-00-00/agent-9"
@@ -107,7 +107,7 @@ def test_every_sampled_token_of_any_session_is_in_a_valid_document_once(
     session: tuple[list[Turn], list[tuple[list[int], list[int]]]],
 ) -> None:
     turns, seen = session
-    steps = [step for one in told(turns).all() for step in one.steps if step.metrics]
+    steps = [step for one in export_document(turns).all() for step in one.steps if step.metrics]
     by_turn = {(step.extra or {})["turn"]: step.metrics for step in steps}
     assert len(by_turn) == len(steps) == len(turns)
     for turn, (prompt, output) in zip(turns, seen, strict=True):
@@ -123,12 +123,12 @@ def test_every_sampled_token_of_any_session_is_in_a_valid_document_once(
 
 
 def test_a_rollout_without_a_model_call_is_a_document_too() -> None:
-    root = told([], outcome=replace(LOST, message="gone"), reward=None, solved=None)
+    root = export_document([], outcome=replace(LOST, message="gone"), reward=None, solved=None)
     assert texts(root.steps) == [("system", "no model call: infra.sandbox_lost: gone")]
 
 
 @pytest.mark.parametrize(
-    ("call", "told_as"),
+    ("call", "expected"),
     [
         (
             {"id": "a", "function": {"name": "Bash", "arguments": {"x": 1}}},
@@ -138,13 +138,17 @@ def test_a_rollout_without_a_model_call_is_a_document_too() -> None:
         ("nonsense", ("turn-0-0", "", {"unparsed": None})),
     ],
 )
-def test_any_call_that_a_policy_made_is_told(call: Any, told_as: tuple[str, str, Any]) -> None:
+def test_any_call_that_a_policy_made_is_in_the_document(
+    call: Any, expected: tuple[str, str, Any]
+) -> None:
     reply = {"role": "assistant", "content": [{"text": "a"}, {"type": "image"}]}
-    root = told([a_turn(reply={**reply, "tool_calls": [call], "reasoning_content": "hm"})])
+    root = export_document(
+        [a_turn(reply={**reply, "tool_calls": [call], "reasoning_content": "hm"})]
+    )
     step = root.steps[-1]
     assert step.tool_calls is not None
-    (made,) = step.tool_calls
-    assert (made.tool_call_id, made.function_name, made.arguments) == told_as
+    (made_call,) = step.tool_calls
+    assert (made_call.tool_call_id, made_call.function_name, made_call.arguments) == expected
     assert (step.message, step.reasoning_content) == ("a\n[image]", "hm")
 
 

@@ -17,11 +17,11 @@ from hypothesis import given
 from conf.errors import ExitCode
 from runners.export import trajectory
 from runners.export.build import build_trajectory
-from runners.export.contract import Run
-from runners.export.dump import ONLY, Choice, DumpError, dump, read_choice, read_formats
+from runners.export.contract import ExportedRun
+from runners.export.dump import ONLY, DumpError, RolloutFilter, dump, parse_filter, parse_formats
 from runners.export.formats import FORMATS
 from runners.export.jsonl import NAME, validate
-from runners.export.validation import faults
+from runners.export.validation import find_contradictions
 from runners.store.json_text import dumps
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
@@ -102,12 +102,14 @@ def test_a_prefix_that_chains_share_is_masked_in_once(branched: Path) -> None:
 
 
 @given(sessions())
-def test_the_record_of_any_session_agrees_with_itself(
+def test_the_trajectory_of_any_session_has_no_contradiction(
     session: tuple[list[Turn], list[tuple[list[int], list[int]]]],
 ) -> None:
     turns, _ = session
-    made = build_trajectory(a_rollout(trained_tokens=0), turns, Run("run", {}, None)).trajectory
-    assert faults(trajectory.Trajectory.model_validate_json(dumps(made))) == []
+    made = build_trajectory(
+        a_rollout(trained_tokens=0), turns, ExportedRun("run", {}, None)
+    ).trajectory
+    assert find_contradictions(trajectory.Trajectory.model_validate_json(dumps(made))) == []
 
 
 def test_each_rollout_is_in_the_dump_once_failures_included(dumped: Path) -> None:
@@ -140,53 +142,55 @@ def test_tokens_and_logprobs_are_those_of_the_turns_to_the_bit(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("choice", "members"),
+    ("selection", "members"),
     [
-        (Choice(), [0, 1, 2, 3]),
-        (Choice(only="failed"), [3]),
-        (Choice(only="solved"), [0, 2]),
-        (Choice(only="unsolved"), [1]),
-        (Choice(only="train"), [0, 1, 2, 3]),
-        (Choice(only="eval"), []),
-        (Choice(steps=range(1, 2)), [0, 1, 2, 3]),
-        (Choice(steps=range(2, 9)), []),
-        (Choice(tasks=("sum-of-squares-001",)), [0, 1, 2, 3]),
-        (Choice(tasks=("other", "sum-*")), [0, 1, 2, 3]),
-        (Choice(tasks=("sum",)), []),
-        (Choice(only="failed", tasks=("sum-*",)), [3]),
+        (RolloutFilter(), [0, 1, 2, 3]),
+        (RolloutFilter(only="failed"), [3]),
+        (RolloutFilter(only="solved"), [0, 2]),
+        (RolloutFilter(only="unsolved"), [1]),
+        (RolloutFilter(only="train"), [0, 1, 2, 3]),
+        (RolloutFilter(only="eval"), []),
+        (RolloutFilter(steps=range(1, 2)), [0, 1, 2, 3]),
+        (RolloutFilter(steps=range(2, 9)), []),
+        (RolloutFilter(tasks=("sum-of-squares-001",)), [0, 1, 2, 3]),
+        (RolloutFilter(tasks=("other", "sum-*")), [0, 1, 2, 3]),
+        (RolloutFilter(tasks=("sum",)), []),
+        (RolloutFilter(only="failed", tasks=("sum-*",)), [3]),
     ],
 )
-def test_a_part_of_the_rollouts_can_be_chosen(
-    tmp_path: Path, choice: Choice, members: list[int]
+def test_filters_select_rollouts(
+    tmp_path: Path, selection: RolloutFilter, members: list[int]
 ) -> None:
-    assert choice.only is None or choice.only in ONLY
+    assert selection.only is None or selection.only in ONLY
     with example_run(tmp_path / "example") as store:
-        report = dump(store, tmp_path / "out", choice=choice)
+        report = dump(store, tmp_path / "out", selection=selection)
     assert [record["member"] for record in lines(tmp_path / "out" / NAME)] == members
     assert report.rollouts == len(members)
     assert report.bytes == sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rollouts"] == len(members)
 
 
-def test_filters_are_read_as_they_are_written() -> None:
-    assert read_choice() == Choice()
-    assert read_choice("eval", "5") == Choice(only="eval", steps=range(5, 6))
-    assert read_choice(None, "3-7", ["a", "b*"]) == Choice(steps=range(3, 8), tasks=("a", "b*"))
-    assert read_formats("html, jsonl,html") == ("html", "jsonl")
+def test_filters_are_parsed() -> None:
+    assert parse_filter() == RolloutFilter()
+    assert parse_filter("eval", "5") == RolloutFilter(only="eval", steps=range(5, 6))
+    assert parse_filter(None, "3-7", ["a", "b*"]) == RolloutFilter(
+        steps=range(3, 8), tasks=("a", "b*")
+    )
+    assert parse_formats("html, jsonl,html") == ("html", "jsonl")
 
 
 @pytest.mark.parametrize(
     ("read", "says"),
     [
-        (lambda: read_choice("faild"), "--only faild: did you mean failed?"),
-        (lambda: read_choice("x"), "choose one of train, eval"),
-        (lambda: read_choice(None, "7-3"), "--step 7-3: give a step"),
-        (lambda: read_choice(None, "last"), "--step last: give a step"),
-        (lambda: read_formats("jsonl,parket"), "--format parket: did you mean parquet?"),
-        (lambda: read_formats(""), "choose one of jsonl, atif, parquet, slime, html, png"),
+        (lambda: parse_filter("faild"), "--only faild: did you mean failed?"),
+        (lambda: parse_filter("x"), "choose one of train, eval"),
+        (lambda: parse_filter(None, "7-3"), "--step 7-3: give a step"),
+        (lambda: parse_filter(None, "last"), "--step last: give a step"),
+        (lambda: parse_formats("jsonl,parket"), "--format parket: did you mean parquet?"),
+        (lambda: parse_formats(""), "choose one of jsonl, atif, parquet, slime, html, png"),
     ],
 )
-def test_an_unknown_choice_names_the_known_ones(read: Callable[[], object], says: str) -> None:
+def test_an_unknown_filter_names_the_known_ones(read: Callable[[], object], says: str) -> None:
     with pytest.raises(DumpError) as caught:
         read()
     assert says in str(caught.value)
@@ -215,12 +219,15 @@ def test_a_dump_replaces_the_one_before(tmp_path: Path) -> None:
         dump(store, tmp_path / "out", formats=("atif", "slime"))
         assert len(list((tmp_path / "out" / "atif").iterdir())) == 4
         report = dump(
-            store, tmp_path / "out", formats=("atif", "slime"), choice=Choice(only="failed")
+            store,
+            tmp_path / "out",
+            formats=("atif", "slime"),
+            selection=RolloutFilter(only="failed"),
         )
     written = sorted(path.name for path in (tmp_path / "out").rglob("*.*"))
     assert written == ["samples.jsonl", "summary.json", "train-000001-00-03.json"]
     assert sorted(file.path.name for file in report.files) == written
-    assert [place.name for place in report.places] == ["atif", "slime", "summary.json"]
+    assert [place.name for place in report.paths] == ["atif", "slime", "summary.json"]
     assert (tmp_path / "out" / "mine").is_dir()
 
 
@@ -249,7 +256,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_an_exporter_keeps_no_rollout_that_it_has_taken(tmp_path: Path, form: str) -> None:
     most = {"parquet": 256}.get(form, 1)  # a row group
     seen: list[weakref.ref[np.ndarray]] = []
-    run = Run("run", {}, lambda ids: "x" * len(ids))
+    run = ExportedRun("run", {}, lambda ids: "x" * len(ids))
     with FORMATS[form](tmp_path, run) as add:
         for number in range(most + 50):
             record = a_rollout(f"train-000001-{number:03}-00")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runners.export.dump import Choice, dump
+from runners.export.dump import RolloutFilter, dump
 from runners.export.html import NAME
 from runners.store.run_store import RunStore
 from tests.runners.export.records import (
@@ -95,7 +95,7 @@ def test_a_shared_prefix_is_in_the_page_once(tmp_path: Path) -> None:
 
 def test_no_rollouts_are_a_page_too(tmp_path: Path) -> None:
     with example_run(tmp_path / "run") as store:
-        dump(store, tmp_path, formats=("html",), choice=Choice(only="eval"))
+        dump(store, tmp_path, formats=("html",), selection=RolloutFilter(only="eval"))
     assert Page(tmp_path / NAME).blocks == {"words": [], "row": [], "rollout": []}
 
 

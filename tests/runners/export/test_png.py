@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 
-from runners.export.dump import Choice, dump
+from runners.export.dump import RolloutFilter, dump
 from runners.store.run_store import RunStore
 from tests.runners.export.records import CONFIG, LOST, a_rollout, branched_turns
 
@@ -56,14 +56,14 @@ def test_each_step_is_drawn_and_all_training_steps_together(tmp_path: Path) -> N
 
 def test_one_step_alone_has_no_plot_over_steps(tmp_path: Path) -> None:
     with several_steps(tmp_path / "run") as store:
-        dump(store, tmp_path, formats=("png",), choice=Choice(steps=range(2, 3)))
+        dump(store, tmp_path, formats=("png",), selection=RolloutFilter(steps=range(2, 3)))
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["train-000002.png"]
 
 
 def test_the_swimlane_has_a_bar_per_turn_in_the_colour_of_its_branch(tmp_path: Path) -> None:
     """Turn n begins at second 1000.5 + n and lasts 0.5 s: bars and gaps of one width."""
     with several_steps(tmp_path / "run") as store:
-        dump(store, tmp_path, formats=("png",), choice=Choice(steps=range(2, 3)))
+        dump(store, tmp_path, formats=("png",), selection=RolloutFilter(steps=range(2, 3)))
     path = tmp_path / "train-000002.png"
     height, width = mask(path, BLUE).shape
     lanes = slice(0, height // 4)  # the plots below it have these colours too, and so has

@@ -40,11 +40,11 @@ def samples(store: RunStore, out: Path) -> list[dict[str, Any]]:
 
 def test_a_segment_is_a_sample_with_slimes_fields(tmp_path: Path) -> None:
     with branched_run(tmp_path / "run") as store:
-        made = samples(store, tmp_path)
-    assert all(set(sample) == SAMPLE for sample in made)
-    kinds = [sample["metadata"]["kind"] for sample in made]
+        found = samples(store, tmp_path)
+    assert all(set(sample) == SAMPLE for sample in found)
+    kinds = [sample["metadata"]["kind"] for sample in found]
     assert kinds == ["side", "wipe", "subagent", "wipe", "compaction", "final"]
-    wipe, retaken = made[1], made[3]
+    wipe, retaken = found[1], found[3]
     assert wipe["tokens"].tolist() == [17, 18, 19, 20, 21, 22, 23, 36, 37, 38, 39, 40]
     assert wipe["loss_mask"].tolist() == [1, 1, 1, 0, 0, 1, 1, 1]
     assert wipe["rollout_log_probs"].tolist() == pytest.approx(
@@ -56,17 +56,17 @@ def test_a_segment_is_a_sample_with_slimes_fields(tmp_path: Path) -> None:
     assert [message["role"] for message in retaken["prompt"]] == [
         *("system", "user", "assistant", "tool")
     ]
-    assert [sample["remove_sample"] for sample in made] == [True, *[False] * 5]
+    assert [sample["remove_sample"] for sample in found] == [True, *[False] * 5]
 
 
 def test_masks_and_logprobs_cover_the_response_region_and_train_each_token_once(
     tmp_path: Path,
 ) -> None:
     with branched_run(tmp_path / "run", 3) as store:
-        made = samples(store, tmp_path)
+        found = samples(store, tmp_path)
     records = [json.loads(line) for line in (tmp_path / "trajectories.jsonl").open()]
     for number, record in enumerate(records):
-        siblings = [sample for sample in made if sample["rollout_id"] == number]
+        siblings = [sample for sample in found if sample["rollout_id"] == number]
         assert len(siblings) == len(record["segments"])
         assert sum(int(s["loss_mask"].sum()) for s in siblings) == record["tokens"]["sampled"]
         for sample, segment in zip(siblings, record["segments"], strict=True):
@@ -76,15 +76,17 @@ def test_masks_and_logprobs_cover_the_response_region_and_train_each_token_once(
             assert sample["loss_mask"].tolist() == segment["loss_mask"][-region:]
             assert not any(segment["loss_mask"][:-region])
             assert sample["loss_mask"][0] == 1
-    assert [sample["index"] for sample in made] == list(range(18))
+    assert [sample["index"] for sample in found] == list(range(18))
 
 
 def test_groups_are_numbered_through_and_arrays_are_split_over_files(tmp_path: Path) -> None:
     rollouts = ROLLOUTS_PER_FILE + 1
     with branched_run(tmp_path / "run", rollouts) as store:
-        made = samples(store, tmp_path)
-    assert len(made) == 6 * rollouts
-    assert {s["rollout_id"]: s["group_index"] for s in made} == {n: n // 8 for n in range(rollouts)}
+        found = samples(store, tmp_path)
+    assert len(found) == 6 * rollouts
+    assert {s["rollout_id"]: s["group_index"] for s in found} == {
+        n: n // 8 for n in range(rollouts)
+    }
     assert sorted(path.name for path in (tmp_path / "slime").iterdir()) == [
         *("arrays-00000.npz", "arrays-00001.npz", "samples.jsonl")
     ]
@@ -105,15 +107,15 @@ def test_a_rollout_without_a_grade_has_no_reward_and_is_removed(tmp_path: Path) 
             logprobs = turn.output_logprobs[: len(turn.output_ids)]
             store.add_turn(replace(turn, session_id=record.session_id, output_logprobs=logprobs))
             store.put_rollout(record)
-        made = samples(store, tmp_path)
-    said = [(s["status"], s["reward"], s["remove_sample"]) for s in made]
-    assert said == [("failed", None, True), ("truncated", 1.0, False)]
+        found = samples(store, tmp_path)
+    values = [(s["status"], s["reward"], s["remove_sample"]) for s in found]
+    assert values == [("failed", None, True), ("truncated", 1.0, False)]
 
 
 def test_a_lost_rollout_has_no_sample(tmp_path: Path) -> None:
     with example_run(tmp_path / "run") as store:
-        made = samples(store, tmp_path)
-    assert [sample["metadata"]["member"] for sample in made] == [0, 1, 2]
+        found = samples(store, tmp_path)
+    assert [sample["metadata"]["member"] for sample in found] == [0, 1, 2]
 
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(1,))
@@ -148,24 +150,24 @@ def routed_run(run_dir: Path, without: int) -> RunStore:
 
 def test_routing_comes_in_slimes_layout_for_every_sample_or_for_none(tmp_path: Path) -> None:
     with routed_run(tmp_path / "run", without=1) as store:
-        made = samples(store, tmp_path)
-    assert {*made[0]} == SAMPLE | {"rollout_routed_experts"}
-    for sample in made:
+        found = samples(store, tmp_path)
+    assert {*found[0]} == SAMPLE | {"rollout_routed_experts"}
+    for sample in found:
         experts = sample["rollout_routed_experts"]
         assert experts.shape == (len(sample["tokens"]) - 1, SHAPE.layers, SHAPE.top_k)
         assert experts.dtype == np.int32
         assert (experts[..., 0] != experts[..., 1]).all(), "a dispatcher wants distinct experts"
         assert (experts.max(axis=(0, 2)) > 0).all(), "slime refuses a layer of zeros"
-    subagent = made[2]["rollout_routed_experts"]
-    kept = made[2]["metadata"]["kind"], subagent[0, 0, 0], subagent[-1, 0, 0]
+    subagent = found[2]["rollout_routed_experts"]
+    kept = found[2]["metadata"]["kind"], subagent[0, 0, 0], subagent[-1, 0, 0]
     assert kept == ("subagent", 4, 6), "the rows of turn 2, then those of turn 3"
     [record, _] = [json.loads(line) for line in (tmp_path / "trajectories.jsonl").open()]
-    said = [turn["routed"] for turn in record["turns"]]
-    assert said == [True, False, *[True] * 6]
+    values = [turn["routed"] for turn in record["turns"]]
+    assert values == [True, False, *[True] * 6]
     assert "experts" not in (tmp_path / "trajectories.jsonl").read_text()
 
 
 def test_a_run_without_routing_has_samples_without_it(tmp_path: Path) -> None:
     with branched_run(tmp_path / "run") as store:
-        made = samples(store, tmp_path)
-    assert all("rollout_routed_experts" not in sample for sample in made)
+        found = samples(store, tmp_path)
+    assert all("rollout_routed_experts" not in sample for sample in found)
