@@ -62,11 +62,11 @@ def check(context: typer.Context, overrides: Overrides = None, as_json: Json = F
                 _show_engine(engine)
 
         engine, found = uvloop.run(check_run(job.config, Path(work), report=report))
-    room = job.config.model.max_context_tokens
-    if found.prompt_tokens is not None and found.prompt_tokens > room:
+    limit = job.config.model.max_context_tokens
+    if found.prompt_tokens is not None and found.prompt_tokens > limit:
         report_warning(
             f"the first prompt has {found.prompt_tokens} tokens, and model.max_context_tokens="
-            f"{room}: no rollout could take a turn; choose a model with a longer context"
+            f"{limit}: no rollout could take a turn; choose a model with a longer context"
         )
     if as_json:
         print_json(_document(job.config, problems, found, tasks, engine))
@@ -131,6 +131,6 @@ def _show(config: Config, found: AgentTurn, tasks: DatasetReport | None) -> None
     )
     if found.prompt_tokens is not None:
         table.add_row("first prompt", f"{found.prompt_tokens:,} tokens")
-    for promise, kept in found.guarantees.items():
-        table.add_row(f"sandbox: {promise}", kept)
+    for guarantee, state in found.guarantees.items():
+        table.add_row(f"sandbox: {guarantee}", state)
     stdout().print(table)

@@ -176,9 +176,9 @@ def _describe_policy(job: Job) -> str:
         return f"model={model.kind} from {model.path}"
     if (
         isinstance(model, TinyModelConfig)
-        and (kept := tiny_directory(model, job.config.scenario.kind)).exists()
+        and (directory := tiny_directory(model, job.config.scenario.kind)).exists()
     ):
-        return f"model={model.kind}, cached in {kept}"
+        return f"model={model.kind}, cached in {directory}"
     return f"model={model.kind}, trained on first use (about 3 minutes), then cached"
 
 

@@ -57,9 +57,9 @@ def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> C
     tree, unresolved = _resolve(_compose_with_hydra(choices + values, faults))
     faults += unresolved.values()
     tree["faults"] = load_fault_plan(tree["faults"], faults)
-    config, judged = _validate(tree, defaults, ignore=set(unresolved))
-    if config is None or faults or judged:
-        raise ConfigError(list(dict.fromkeys(faults + judged)))
+    config, invalid = _validate(tree, defaults, ignore=set(unresolved))
+    if config is None or faults or invalid:
+        raise ConfigError(list(dict.fromkeys(faults + invalid)))
     return config
 
 

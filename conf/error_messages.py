@@ -99,7 +99,7 @@ def _format_value(value: Any) -> str:
 def _without(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return a copy of ``tree`` without ``key``, so that an unknown key does not suggest itself."""
     head, _, rest = key.partition(".")
-    kept = {name: value for name, value in tree.items() if rest or name != head}
-    if rest and isinstance(kept.get(head), Mapping):
-        kept[head] = _without(kept[head], rest)
-    return kept
+    copy = {name: value for name, value in tree.items() if rest or name != head}
+    if rest and isinstance(copy.get(head), Mapping):
+        copy[head] = _without(copy[head], rest)
+    return copy

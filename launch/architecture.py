@@ -185,12 +185,12 @@ def compare_checkpoint(model: MoeModel, config_json: Path) -> list[str]:
     Raises CheckpointConfigError if the file cannot be read, or is not the file of a model.
     """
     try:
-        said = json.loads(config_json.read_text("utf-8"))
+        content = json.loads(config_json.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointConfigError(f"model.path: {config_json} cannot be read: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         raise CheckpointConfigError(f"model.path: {config_json} does not hold a JSON object")
-    text = said.get("text_config") or said
+    text = content.get("text_config") or content
     if "num_hidden_layers" not in text:
         raise CheckpointConfigError(
             f"model.path: {config_json} has no num_hidden_layers: is it the file of a model?"
@@ -199,7 +199,7 @@ def compare_checkpoint(model: MoeModel, config_json: Path) -> list[str]:
     return [
         f"{config_json}: {_difference(key, name, value, ours)}"
         for key, names, ours in _expected(model.architecture)
-        for name, value in _find_first(names, rope, text, said)
+        for name, value in _find_first(names, rope, text, content)
         if value != ours
     ]
 

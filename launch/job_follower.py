@@ -195,8 +195,8 @@ class JobFollower:
         state = self._running.state if self._running is not None else ""
         if name == "queued" and state:
             return f"queued: {state}"
-        said = [line.partition(_SCRIPT_PREFIX)[2] for line in tail if _SCRIPT_PREFIX in line]
-        return _PHASE_NAMES.get(name, name) or (said[-1] if said else "starting")
+        messages = [line.partition(_SCRIPT_PREFIX)[2] for line in tail if _SCRIPT_PREFIX in line]
+        return _PHASE_NAMES.get(name, name) or (messages[-1] if messages else "starting")
 
     def _status(self) -> dict[str, Any]:
         try:
@@ -229,8 +229,8 @@ def _last_line(lines: list[str]) -> str:
 
 def _find_reason(lines: list[str]) -> str:
     """Return the last error of our scripts, and the last line of the programs that they ran."""
-    said = [line.partition(_ERROR_PREFIX)[2] for line in lines if _ERROR_PREFIX in line]
-    words = _last_line([line for line in lines if _SCRIPT_PREFIX not in line])
-    if not said:
-        return words or "it ended without any output"
-    return f"{said[-1]}; its last output: {words}" if words else said[-1]
+    errors = [line.partition(_ERROR_PREFIX)[2] for line in lines if _ERROR_PREFIX in line]
+    output = _last_line([line for line in lines if _SCRIPT_PREFIX not in line])
+    if not errors:
+        return output or "it ended without any output"
+    return f"{errors[-1]}; its last output: {output}" if output else errors[-1]

@@ -197,8 +197,8 @@ def _optimizer_bytes(job: ClusterJob, topology: Topology) -> float:
 def _activations(job: ClusterJob, topology: Topology, tokens: int) -> float:
     a = job.model.architecture
     local = tokens / topology.tensor
-    kept = 2 if job.trainer.recompute == "full" else 34
-    inputs = kept * local * a.hidden * max(topology.stage_layers) * topology.pipeline
+    kept_bytes = 2 if job.trainer.recompute == "full" else 34
+    inputs = kept_bytes * local * a.hidden * max(topology.stage_layers) * topology.pipeline
     return inputs + 2 * (_attention_work(job) * local + _expert_work(job) * local)
 
 

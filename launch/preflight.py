@@ -155,11 +155,11 @@ def _check_harness(config: Config) -> Iterator[Problem]:
         )
     elif not os.access(program, os.X_OK):
         yield Problem(True, f"{own or program} is not executable: chmod +x it, or set another")
-    room, prompt = config.model.max_context_tokens, PROMPT_TOKENS[harness.kind]
-    if room < prompt:
+    context, prompt = config.model.max_context_tokens, PROMPT_TOKENS[harness.kind]
+    if context < prompt:
         yield Problem(
             False,
-            f"model.max_context_tokens={room} is less than the first prompt of harness="
+            f"model.max_context_tokens={context} is less than the first prompt of harness="
             f"{harness.kind} (about {prompt} tokens): no rollout could take a turn; choose a "
             "model with a longer context",
         )

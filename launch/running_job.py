@@ -96,14 +96,14 @@ def _find_launcher(job_dir: Path, stop: str | None) -> RunningJob | None:
     tells the launcher from a later process with the same id.
     """
     host, _, rest = _read_word(job_dir / "state" / "launcher").partition(" ")
-    pid, _, born = rest.partition(" ")
+    pid, _, start_time = rest.partition(" ")
     if host != socket.gethostname() or not pid.isdigit():
         return None
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    if fields[19].decode() != born or fields[0] in b"ZX":
+    if fields[19].decode() != start_time or fields[0] in b"ZX":
         return None
     return RunningJob(f"process {pid} on {host}", "", stop or f"kill -TERM {pid}", attached=True)
 

@@ -1,6 +1,6 @@
 """check_nodes.py DIR NODES -- COMMAND…: run COMMAND on every node of this Ray, one at a time each.
 
-A node on which it fails leaves DIR/failed-NODE with what it said; then the exit code is 3.
+A node on which it fails leaves DIR/failed-NODE with the output; the exit code is then 3.
 """
 
 import subprocess
@@ -26,8 +26,8 @@ def check_node(words: list[str]) -> tuple[str, str]:
         return f"the pre-flight did not end within {DEADLINE_S} s", ""
     except OSError as error:
         return str(error), ""
-    said = done.stdout.strip() or f"the pre-flight ended with exit code {done.returncode}"
-    return said if done.returncode else "", done.stderr.strip()
+    output = done.stdout.strip() or f"the pre-flight ended with exit code {done.returncode}"
+    return output if done.returncode else "", done.stderr.strip()
 
 
 def main() -> int:
@@ -41,7 +41,7 @@ def main() -> int:
         for node in known()
         if node["Alive"]
     }
-    asked = {
+    calls = {
         remote(check_node)
         .options(
             num_cpus=0,  # Runs even on a node whose CPUs are all taken.
@@ -52,11 +52,11 @@ def main() -> int:
         for node in nodes
     }
     faults: dict[str, str] = {}
-    ends, left = time.monotonic() + START_S + DEADLINE_S, list(asked)
+    ends, left = time.monotonic() + START_S + DEADLINE_S, list(calls)
     while left:
         done, left = ray.wait(left, timeout=max(0.0, ends - time.monotonic()))
         if not done:
-            faults |= {asked[call]: "Ray did not run the pre-flight in time" for call in left}
+            faults |= {calls[call]: "Ray did not run the pre-flight in time" for call in left}
             break
         for call in done:
             try:
@@ -64,9 +64,9 @@ def main() -> int:
             except ray.exceptions.RayError as error:
                 found, warnings = f"Ray cannot run the pre-flight: {error}", ""
             if warnings:
-                print(f"{nodes[asked[call]]}: {warnings}", file=sys.stderr)
+                print(f"{nodes[calls[call]]}: {warnings}", file=sys.stderr)
             if found:
-                faults[asked[call]] = found
+                faults[calls[call]] = found
     for node, found in faults.items():
         print(f"{nodes[node]}: {found}", file=sys.stderr)
         (state / f"failed-{nodes[node].partition(' ')[0]}").write_text(found + "\n")

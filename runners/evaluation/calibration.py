@@ -79,14 +79,16 @@ class _Calibration:
         """Grade the tasks without a verdict; raises Interrupted and CalibrationFailed."""
         at = self._execution
         self._instances = (await asyncio.to_thread(select_tasks, at.benchmark, at.config)).instances
-        judged = _load_findings(at.store)
-        done = {name for name, finding in judged.items() if finding["kind"] != "not_graded"}
+        findings = _load_findings(at.store)
+        done = {name for name, finding in findings.items() if finding["kind"] != "not_graded"}
         left = [i.task for i in self._instances if i.task.id not in done]
         at.progress.begin_phase("calibration", len(left))
-        room = asyncio.Semaphore(at.config.rollout.concurrency)
+        slots = asyncio.Semaphore(at.config.rollout.concurrency)
         async with start_grader(at.config, at.store) as grader, task_group() as group:
             for task in left:
-                group.create_task(self._judge(task, grader, room), name=f"calibrate-{task.id}")
+                group.create_task(
+                    self._grade_task(task, grader, slots), name=f"calibrate-{task.id}"
+                )
         document = self._document()
         aside, lost = len(document["set_aside"]), len(document["not_graded"])
         if document["fit"] + aside + lost < document["tasks"]:
@@ -96,10 +98,10 @@ class _Calibration:
                 f"of {document['tasks']} tasks {aside} are set aside and {lost} could not be graded"
             )
 
-    async def _judge(self, task: Task, grader: Grader, room: asyncio.Semaphore) -> None:
+    async def _grade_task(self, task: Task, grader: Grader, slots: asyncio.Semaphore) -> None:
         at = self._execution
         deadline_s = at.config.rollout.deadlines.grade_s
-        async with room:
+        async with slots:
             if at.driver.draining.is_set():
                 return
             gold, empty = [
@@ -122,8 +124,8 @@ class _Calibration:
 
     def _document(self) -> dict[str, Any]:
         """Return the findings about the selected tasks."""
-        judged = _load_findings(self._execution.store)
-        found = {i.task.id: judged[i.task.id] for i in self._instances if i.task.id in judged}
+        findings = _load_findings(self._execution.store)
+        found = {i.task.id: findings[i.task.id] for i in self._instances if i.task.id in findings}
 
         def reasons(kind: str) -> dict[str, str]:
             return {
@@ -145,8 +147,8 @@ class _Calibration:
 
 
 def _load_findings(store: RunStore) -> dict[str, dict[str, Any]]:
-    """Return what was found of each task last: ``kind`` (fit, unfit or not_graded) and ``reason``,
-    and the verdicts on both patches.
+    """Return the last finding about each task, by id: ``kind`` (fit, unfit or not_graded),
+    ``reason``, and the verdicts on both patches.
     """
     return {event.data["task"]: event.data for event in store.events(EVENT)}
 

@@ -148,7 +148,7 @@ class _Regrade:
         if not self._records:
             return
         progress = Progress(self._store.run_dir.name, steps=0)
-        room = asyncio.Semaphore(self._config.rollout.concurrency)
+        slots = asyncio.Semaphore(self._config.rollout.concurrency)
         with LiveView(progress, self._config.observe.dashboard):
             progress.begin_phase("grading", len(self._records))
             loaded = await asyncio.to_thread(load_tasks, self._config)
@@ -157,19 +157,19 @@ class _Regrade:
                 for record in self._records:
                     if record.task_id in tasks:
                         task = tasks[record.task_id]
-                        group.create_task(self._one(record, task, grader, room, progress))
+                        group.create_task(self._grade_record(record, task, grader, slots, progress))
                     else:
                         self.not_graded[record.rollout_id] = f"there is no task {record.task_id}"
 
-    async def _one(
+    async def _grade_record(
         self,
         record: RolloutRecord,
         task: Task,
         grader: Grader,
-        room: asyncio.Semaphore,
+        slots: asyncio.Semaphore,
         progress: Progress,
     ) -> None:
-        async with room:
+        async with slots:
             verdict = await grader.grade(
                 task,
                 decode_patch(record.patch, record.extra),
@@ -181,11 +181,11 @@ class _Regrade:
             progress.add_rollout(OutcomeCode.GRADER_ERROR, 0)
             progress.columns["error"] += 1
             return
-        self._enter(record, verdict)
+        self._store_verdict(record, verdict)
         progress.add_rollout(verdict.kind, 0)
         progress.columns[verdict.kind] += 1
 
-    def _enter(self, record: RolloutRecord, verdict: Verdict) -> None:
+    def _store_verdict(self, record: RolloutRecord, verdict: Verdict) -> None:
         solved = verdict.kind is VerdictKind.SOLVED
         self.graded += 1
         self.solved += solved

@@ -102,9 +102,9 @@ def classify_failures(run_dir: Path, submissions: Iterable[Submission]) -> dict[
 
     found: dict[str, FailureCause] = {}
     for submission in failed:
-        said = classify_logs(log_file(run_dir, submission.task.id, submission.patch))
-        if said is not None:
-            found[submission.task.id] = FailureCause(said[0], said[1] == TIER_ENVIRONMENT)
+        cause = classify_logs(log_file(run_dir, submission.task.id, submission.patch))
+        if cause is not None:
+            found[submission.task.id] = FailureCause(cause[0], cause[1] == TIER_ENVIRONMENT)
     return found
 
 
@@ -124,14 +124,14 @@ def _instance(task: Task, grading: EvalScript) -> dict[str, Any]:
 def _write_log_dir(run_dir: Path, folder: Path, submission: Submission) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / PATCH, submission.text)
-    kept = log_file(run_dir, submission.task.id, submission.patch)
+    stored_log = log_file(run_dir, submission.task.id, submission.patch)
     log, report = folder / LOG, folder / REPORT
-    changed = not kept.exists() or not log.exists() or not kept.samefile(log)
+    changed = not stored_log.exists() or not log.exists() or not stored_log.samefile(log)
     if changed:
         log.unlink(missing_ok=True)
         report.unlink(missing_ok=True)
-        if kept.exists():
-            _link_or_copy(kept, log)
+        if stored_log.exists():
+            _link_or_copy(stored_log, log)
     if submission.solved is None:
         report.unlink(missing_ok=True)
     elif not report.exists():
@@ -141,10 +141,10 @@ def _write_log_dir(run_dir: Path, folder: Path, submission: Submission) -> None:
 
 def _report(submission: Submission, log: Path) -> dict[str, Any]:
     """Return the package's report of a log, with our own verdict, because a log can be forged."""
-    said = {**EMPTY_REPORT, "patch_successfully_applied": submission.reason != DOES_NOT_APPLY}
+    report = {**EMPTY_REPORT, "patch_successfully_applied": submission.reason != DOES_NOT_APPLY}
     if log.exists() and is_installed():
-        said = read_report(submission.task, build_spec(submission.task), log)
-    return {**said, "resolved": submission.solved}
+        report = read_report(submission.task, build_spec(submission.task), log)
+    return {**report, "resolved": submission.solved}
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
