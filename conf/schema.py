@@ -29,7 +29,7 @@ from conf.sections.run import (
 from conf.sections.sandbox import SandboxConfig
 from conf.sections.scenario import ScenarioConfig
 from conf.sections.section import Section
-from conf.sections.task import TaskConfig, TestsRewardConfig
+from conf.sections.task import RewardConfig, TaskConfig
 from conf.sections.training import FanoutConfig, RoutingReplayConfig, TrainerConfig
 
 
@@ -46,7 +46,7 @@ class Config(Section):
     sandbox: SandboxConfig
     harness: HarnessConfig
     task: TaskConfig
-    reward: TestsRewardConfig
+    reward: RewardConfig
     fanout: FanoutConfig
     routing_replay: RoutingReplayConfig
     rollout: RolloutConfig

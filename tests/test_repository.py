@@ -26,8 +26,6 @@ WITHOUT_README = {
     *("sandboxes", "store", "trajectory"),
 }
 """Folders of ``runners/`` whose README is still to be written."""
-IMPORTING_TESTS = {f"tests/runners/{folder}" for folder in ("export", "gateway", "sandboxes")}
-"""Folders whose tests still import other tests."""
 NOT_PLAIN_YET = {"conf/sections", "conf/fault_table.py", "cli", "runners"}
 """Folders whose docstrings are still to be rewritten."""
 REPEATED_CLASSES = {
@@ -193,7 +191,6 @@ def test_tests_do_not_import_tests() -> None:
     found = {
         f"{path} imports {name}"
         for path, tree in modules().items()
-        if not any(path.is_relative_to(folder) for folder in IMPORTING_TESTS)
         for name in imported(tree)
         if name.startswith("tests.") and name.rpartition(".")[2].startswith("test_")
     }

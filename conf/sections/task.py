@@ -69,7 +69,7 @@ TaskConfig = Annotated[
 ]
 
 
-class TestsRewardConfig(Section):
+class RewardConfig(Section):
     """Reward from the graded tests, with small shaping."""
 
     kind: Literal["tests"]

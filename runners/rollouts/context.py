@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.sections.rollout import DeadlinesConfig
-from conf.sections.task import TestsRewardConfig
+from conf.sections.task import RewardConfig
 from runners.concurrency.limits import TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.gateway.client import GatewayAdmin
@@ -32,7 +32,7 @@ class AttemptContext:
     gateway_control: Path
     """Directory of the gateway's Unix socket."""
     deadlines: DeadlinesConfig
-    reward: TestsRewardConfig
+    reward: RewardConfig
     scenario: str
     """The scenario's kind; stored with each session."""
     sandbox_starts: TokenBucket

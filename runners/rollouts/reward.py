@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from conf.sections.task import TestsRewardConfig
+from conf.sections.task import RewardConfig
 from runners.tasks.contract import Verdict, VerdictKind
 from runners.trajectory.turn_totals import TurnTotals
 
 
-def compute_reward(config: TestsRewardConfig, verdict: Verdict, totals: TurnTotals) -> float:
+def compute_reward(config: RewardConfig, verdict: Verdict, totals: TurnTotals) -> float:
     """Return ``unsolved + share · (solved − unsolved) − turn_penalty · turns − malformed_penalty``.
 
     ``share`` is 1 for a solved task; else 0, or with ``partial`` the passed share of the tests that
@@ -20,7 +20,7 @@ def compute_reward(config: TestsRewardConfig, verdict: Verdict, totals: TurnTota
     return reward
 
 
-def _solved_share(config: TestsRewardConfig, verdict: Verdict) -> float:
+def _solved_share(config: RewardConfig, verdict: Verdict) -> float:
     """Return the share of the task that counts as solved, in [0, 1].
 
     A patch that breaks a test which passed before, or whose grading timed out, has no part of it.

@@ -72,7 +72,7 @@ def test_a_served_model_is_evaluated_without_weights(agentrl: Agentrl, tmp_path:
     nobody = ["engine=sglang", "engine.url=http://127.0.0.1:9", "eval.ids=none"]
     done = agentrl("eval", "bugfix", *served, *nobody, "task.held_out_tasks=1")
     assert "model.path" not in done.stderr
-    assert "leave no task" in done.stderr
+    assert "select no task" in done.stderr
 
 
 def test_nothing_to_regrade_is_not_a_failure(agentrl: Agentrl, evaluation: Path) -> None:

@@ -39,4 +39,4 @@ def test_a_value_that_cannot_be_measured_is_a_row_of_the_comparison(agentrl: Age
     first, second = json.loads(done.stdout)["runs"]
     assert (first["exit_code"], first["fit"]) == (ExitCode.DONE, 1)
     assert second["exit_code"] == ExitCode.USAGE
-    assert "leave no task" in second["message"]
+    assert "select no task" in second["message"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from conf.sections.task import TestsRewardConfig
+from conf.sections.task import RewardConfig
 from runners.rollouts.reward import compute_reward
 from runners.tasks.contract import Verdict, VerdictKind
 from runners.trajectory.turn_totals import TurnTotals
 from tests.runners.tasks.pytest_tasks import scripted_verdict
 
-CONFIG = TestsRewardConfig(
+CONFIG = RewardConfig(
     kind="tests", solved=1, unsolved=-1, partial=False, turn_penalty=0.02, malformed_penalty=0.25
 )
 
@@ -56,7 +56,7 @@ def test_the_totals_of_turns_count_malformed_turns_and_look_at_the_last() -> Non
 def test_partial_credit_is_the_share_of_fixed_tests(
     first: int, second: int, late: bool, partial: bool, expected: float
 ) -> None:
-    reward = TestsRewardConfig(
+    reward = RewardConfig(
         kind="tests", solved=1, unsolved=-1, partial=partial, turn_penalty=0, malformed_penalty=0
     )
     verdict = scripted_verdict(first, second, timed_out=late)

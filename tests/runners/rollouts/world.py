@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conf.sections.rollout import DeadlinesConfig
-from conf.sections.task import TestsRewardConfig
+from conf.sections.task import RewardConfig
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.gateway.service import NO_HOOKS, GatewayHooks
@@ -159,7 +159,7 @@ async def world(
                     guard_s=30,
                     drain_s=5,
                 ),
-                reward=TestsRewardConfig(
+                reward=RewardConfig(
                     kind="tests",
                     solved=1,
                     unsolved=0,
