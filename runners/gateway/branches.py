@@ -14,14 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from runners.gateway.conversation import (
-    SYSTEM_PROMPT,
-    Answer,
-    IssuedCall,
-    Piece,
-    TurnRequest,
-    group_messages,
-)
+from runners.gateway.conversation import Answer, IssuedCall, TurnRequest, group_messages
 from runners.gateway.prefix_matching import (
     AssistantPart,
     HistoryBreak,
@@ -31,26 +24,20 @@ from runners.gateway.prefix_matching import (
     RequestPart,
     match_prefix,
 )
+from runners.gateway.recognition import (
+    asks_for_summary,
+    begins_with_summary,
+    digest_system_prompt,
+    is_probe,
+    starts_subagent,
+    task_of,
+)
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.tokenizer import Renderer, Tokenizer
 from runners.trajectory.graph import TurnGraph, TurnNode
 from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import MAIN_THREAD, BranchKind, Turn
 
-COMPACTION_PROMPTS = (
-    "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.",
-    "You are performing a CONTEXT CHECKPOINT COMPACTION",
-)
-"""Beginnings of the text that asks for a summary, by programs that send no attribution headers:
-Claude Code, Codex.
-"""
-COMPACTION_SUMMARIES = (
-    "This session is being continued from a previous conversation that ran out of context",
-    "Another language model started to solve this problem and produced a summary",
-)
-"""Beginnings of the first user message after it."""
-SUBAGENT_TOOLS = ("Agent", "Task")
-"""Tools that start a sub-agent."""
 CALL_THREAD = "call:"
 """Prefix of the threads that are named by the gateway: after the call that started the sub-agent.
 """
@@ -286,15 +273,14 @@ class Branches:
         waiting = [
             (tip, call)
             for tip in self._tips
+            if tip.node.branch in ("main", "subagent")
             for call in self._tip_states[tip.node.index].calls
-            if call.name in SUBAGENT_TOOLS
-            and tip.node.branch in ("main", "subagent")
-            and any(isinstance(value, str) for value in call.arguments.values())
+            if starts_subagent(call)
         ]
         text = "\n".join(piece.text for piece in request.pieces if piece.role == "user")
-        tasks = [(tip, call) for tip, call in waiting if _task_of(call) in text]
+        tasks = [(tip, call) for tip, call in waiting if task_of(call) in text]
         if len(tasks) != 1:
-            is_new = _system_prompt(request.pieces) not in self._system_prompts()
+            is_new = digest_system_prompt(request.pieces) not in self._system_prompts()
             return bool(waiting) and is_new, None
         tip, call = tasks[0]
         parent = None if tip.node.thread == MAIN_THREAD else tip.node.thread
@@ -312,13 +298,10 @@ class Branches:
         self, request: TurnRequest, thread: str, parent: PathNode | None, tips: Sequence[PathNode]
     ) -> BranchKind:
         request_class = request.attribution.request_class
-        asks_summary = bool(tips) and _starts_with(request, -1, COMPACTION_PROMPTS)
-        if request_class == "compaction" or asks_summary:
+        if request_class == "compaction" or (tips and asks_for_summary(request)):
             return "compaction"
-        # titles and topics want JSON; quota probes want one token; both come without the tools
-        is_probe = request.structured or request.max_tokens == 1
         lost_tools = not request.tools and any(tip.tools for tip in tips) and parent is None
-        if request_class == "side" or is_probe or lost_tools:
+        if request_class == "side" or is_probe(request) or lost_tools:
             return "side"
         return "subagent" if request_class == "subagent" or thread != MAIN_THREAD else "main"
 
@@ -330,7 +313,7 @@ class Branches:
             return None
         if found.parent is None and thread != found.tip.node.thread:
             return None  # a thread of its own: the other one goes on
-        is_stated = request.attribution.compacted or _starts_with(request, 0, COMPACTION_SUMMARIES)
+        is_stated = request.attribution.compacted or begins_with_summary(request)
         if is_stated or self._ended_in_compaction(thread):
             message = found.history_break.message
             return HistoryBreak("compaction", "a summary replaced the history", message)
@@ -361,23 +344,3 @@ def _may_continue(tip: PathNode, thread: str) -> bool:
 
 def _same_line(node: TurnNode, place: Placement) -> bool:
     return (node.thread, node.branch) == (place.thread, place.branch)
-
-
-def _system_prompt(pieces: Sequence[Piece]) -> bytes | None:
-    first = pieces[0]
-    return first.digest() if first.message == SYSTEM_PROMPT else None
-
-
-def _task_of(call: IssuedCall) -> str:
-    """Return the task of a dispatching call: the longest text among its arguments."""
-    return max((text for text in call.arguments.values() if isinstance(text, str)), key=len)
-
-
-def _starts_with(request: TurnRequest, index: int, markers: tuple[str, ...]) -> bool:
-    """Return whether a text of the first (0) or last (-1) user message begins with a marker."""
-    users = [piece for piece in request.pieces if piece.role == "user"]
-    return any(
-        piece.kind == "text" and piece.text.lstrip().startswith(markers)
-        for piece in users
-        if piece.message == users[index].message
-    )

@@ -61,7 +61,7 @@ LONG_SESSIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A gateway process, what stands around it, and what it has used."""
+    """A gateway process with its engine and clients, and its use of CPU and memory."""
 
     engine: ScriptedEngine
     http: aiohttp.ClientSession
@@ -80,7 +80,7 @@ class Bench:
     async def converse(
         self, key: str, prompt: str, turns: int, output: str = OUTPUT
     ) -> list[float]:
-        """Play one agent; return what the gateway's clock of CPU said before and after turns."""
+        """Play one agent; return the gateway's CPU time before and after each turn, in seconds."""
         messages, clock = [user(prompt)], [self.cpu_s()]
         for _ in range(turns):
             body = {"model": "policy", "max_tokens": 500, "tools": TOOLS, "messages": messages}
@@ -164,7 +164,7 @@ async def measure_long(turns: int, directory: Path) -> dict[str, Any]:
             _, key = await bench.admin.create_session(f"s{number}")
             clock = await bench.converse(key, output, turns, output)
             costs.append([1000 * (after - before) for before, after in pairwise(clock)])
-            bench.engine.seen.requests[:-1] = []  # they are ours, and large
+            bench.engine.seen.requests[:-1] = []  # large, and of this process
         grown = bench.memory() - memory
         stats = await bench.admin.stats("s0")
         assert stats["breaks"] == []

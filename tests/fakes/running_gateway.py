@@ -1,4 +1,4 @@
-"""Run a gateway inside a test, and talk to it as an agent does."""
+"""A gateway inside a test, and clients that use it as agents do."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class Gateway:
     http: aiohttp.ClientSession
 
     def turns(self, session_id: str) -> list[Turn]:
-        """Return what the store holds, as another process sees it."""
+        """Return the stored turns, as another process reads them."""
         with RunStore.open(self.run_dir, read_only=True) as store:
             return store.turns(session_id)
 
-    async def session(self, session_id: str = "s1", **wish: Any) -> Agent:
+    async def session(self, session_id: str = "s1", **wanted: Any) -> Agent:
         """Open a session and return an agent that holds its key."""
-        made, key = await self.admin.create_session(session_id, **wish)
+        made, key = await self.admin.create_session(session_id, **wanted)
         return Agent(self, made, key)
 
 
@@ -101,7 +101,7 @@ async def running_gateway(
 
 @dataclass
 class Agent:
-    """A client with a session's key: says the Messages API's words."""
+    """A client of the Messages API with a session's key."""
 
     gateway: Gateway
     session_id: str
@@ -153,7 +153,7 @@ class Agent:
 
 
 def read_events(stream: bytes) -> list[dict[str, Any]]:
-    """Read a whole event stream, holding it to its grammar."""
+    """Parse a whole event stream, and check its grammar."""
     assert stream.endswith(b"\n\n")
     found = []
     for frame in stream.removesuffix(b"\n\n").split(b"\n\n"):
@@ -165,7 +165,7 @@ def read_events(stream: bytes) -> list[dict[str, Any]]:
 
 
 def assemble_message(stream: list[dict[str, Any]]) -> dict[str, Any]:
-    """Put a streamed message together as a client does, holding it to the protocol's order."""
+    """Assemble a streamed message as a client does, and check the order of events."""
     kinds = [event["type"] for event in stream if event["type"] != "ping"]
     assert stream[0]["type"] == "message_start"
     assert kinds[-2:] == ["message_delta", "message_stop"]
@@ -226,7 +226,7 @@ def open_listener() -> socket.socket:
 
 
 def deliver(path: str, key: str, handles: list[int], *, glued: bool = False) -> bytes:
-    """Act as driver and launcher; return what the gateway answers (nothing when it refuses)."""
+    """Act as driver and launcher; return the gateway's answer, empty if it refuses."""
     line = json.dumps({"session_key": key}).encode() + b"\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
         control.settimeout(20)

@@ -1,7 +1,7 @@
-"""A gateway that answers from a script, on the real wire: Anthropic Messages over HTTP, streamed.
+"""A scripted gateway: Anthropic Messages over HTTP, streamed, with answers from a list.
 
 It serves on a TCP port, and on listening sockets that sandboxes send to its control socket. Each
-request takes the next step of the script, whatever it asks.
+request takes the next step of the script, whatever it contains.
 """
 
 from __future__ import annotations

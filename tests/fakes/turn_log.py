@@ -1,4 +1,4 @@
-"""A turn log in memory that a test can hold shut or make fail."""
+"""A turn log in memory that a test can block or make fail."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from runners.trajectory.routing import TurnRouting
 
 
 class HeldTurnLog:
-    """Durability on command: ``add_turn`` returns only while ``open`` is set."""
+    """A log whose ``add_turn`` returns only while ``open`` is set."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
         self.waiting = threading.Event()
-        """Set as soon as a turn has been handed in."""
+        """Set when a turn was passed to ``add_turn``."""
         self.holds_sessions = False
         """New sessions wait for ``open`` too."""
         self.full = False
@@ -35,7 +35,7 @@ class HeldTurnLog:
         self.session_ids.add(session_id)
 
     def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
-        """Record a turn as soon as the test lets it."""
+        """Record a turn once the test opens the log."""
         self.waiting.set()
         if not self.open.wait(timeout=20):
             raise StoreError("the test never opened the log")
@@ -48,7 +48,7 @@ class HeldTurnLog:
         return [turn for turn in self.stored if turn.session_id == session_id]
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
-        """Record a notable thing."""
+        """Record an event."""
         self.events.append((kind, data))
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ async def test_a_sessions_settings_are_stored_without_its_key(gateway: Gateway) 
 
 
 @pytest.mark.parametrize(
-    ("wish", "named"),
+    ("wanted", "named"),
     [
         ({"session_id": "../etc"}, "session_id"),
         ({"max_context_tokens": 10**9}, "max_context_tokens: 1000000000 is more than"),
@@ -120,10 +120,10 @@ async def test_a_sessions_settings_are_stored_without_its_key(gateway: Gateway) 
     ],
 )
 async def test_an_impossible_setting_is_refused_by_name(
-    wish: dict[str, Any], named: str, gateway: Gateway
+    wanted: dict[str, Any], named: str, gateway: Gateway
 ) -> None:
     with pytest.raises(GatewayError, match=named) as caught:
-        await gateway.admin.create_session(**wish)
+        await gateway.admin.create_session(**wanted)
     assert caught.value.status == 400
 
 

@@ -204,13 +204,13 @@ def test_for_any_program_every_token_is_trained_once_and_no_chain_forks(
     gateway = Gateway(*parts)
     program = Program(gateway, named)
     for action, thread, edit in actions:
-        speaks = thread if named else MAIN_THREAD
+        thread_name = thread if named else MAIN_THREAD
         if action == "say":
-            program.say(speaks, edit)
+            program.say(thread_name, edit)
         elif action == "retry":
-            program.retry(speaks)
+            program.retry(thread_name)
         else:
-            program.compact(speaks)
+            program.compact(thread_name)
     gateway.check()
     waiting = sum(thread in program.pieces for thread in program.compacted)
     chains = gateway.branches.graph.build_segments()

@@ -129,7 +129,7 @@ async def test_a_turn_that_cannot_be_stored_is_not_answered(
 async def test_a_retry_right_after_a_disconnect_is_a_turn_of_its_own(
     bench: Bench, engine: ScriptedEngine
 ) -> None:
-    engine.say(Completion(f"never heard{END}", delay_s=30), f"hello{END}")
+    engine.say(Completion(f"never read{END}", delay_s=30), f"hello{END}")
     bench.log.open.set()
     with bench.session.start_turn(request(), anthropic_reply).waiting():
         await engine.arrived.wait()

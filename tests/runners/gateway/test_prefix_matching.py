@@ -98,7 +98,7 @@ def test_a_change_of_an_input_piece_forks_before_the_turn_that_had_it(
     changed = [*pieces[:at], *instead, *pieces[at + 1 :], Piece(0, "user", "text", "end")]
     path = path_of(turns)
     found = match_prefix(path, parts_of(changed), changed)
-    if found.mismatch is None:  # taking a piece out may leave a conversation that was told before
+    if found.mismatch is None:  # taking a piece out may leave the conversation before it
         assert change == "gone"
         known = [part for parts in path for part in parts]
         assert [part.part for part in parts_of(changed)][: len(known)] == known

@@ -97,7 +97,7 @@ def our_parser(directory: Path) -> Callable[[str, str], Read]:
 def test_both_parsers_agree(row: dict[str, Any], ours: Callable[[str, str], Read]) -> None:
     reasoning, calls = ours(row["renderer"], row["text"])
     if row["renderer"].startswith("glm") and "think>" not in row["text"]:
-        # a turn of GLM begins with its thoughts, which smg is not told
+        # a turn of GLM begins with its thoughts, which smg does not know
         assert reasoning == row["text"].partition("<tool_call>")[0].strip()
     else:
         assert reasoning == row["reasoning"]
