@@ -47,9 +47,9 @@ ServeListener = Callable[[str, socket.socket], Awaitable[None]]
 class ControlSocket:
     """The listening control socket and its open connections."""
 
-    def __init__(self, take: ServeListener, place: Path | None = None) -> None:
+    def __init__(self, serve: ServeListener, place: Path | None = None) -> None:
         """``place``: parent of its directory; None: the temporary files."""
-        self._take = take
+        self._serve_listener = serve
         self._directory = Path(tempfile.mkdtemp(prefix="agentrl-gateway-", dir=place))
         self.path = self._directory / "control"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -59,7 +59,7 @@ class ControlSocket:
         """Listen."""
         self._socket.setblocking(False)
         self._socket.bind(str(self.path))
-        self.path.chmod(0o600)
+        self.path.chmod(0o600)  # and its directory, by mkdtemp, is this user's alone
         self._socket.listen(BACKLOG)
         asyncio.get_running_loop().add_reader(self._socket, self._accept)
 
@@ -99,7 +99,7 @@ class ControlSocket:
         key, listener = await _receive(connection)
         # From here on the descriptor is this process's: it leaks unless a server takes it over.
         try:
-            await self._take(key, listener)
+            await self._serve_listener(key, listener)
         except BaseException:
             listener.close()
             raise
@@ -128,11 +128,12 @@ async def _receive(connection: socket.socket) -> tuple[str, socket.socket]:
     handles: list[int] = []
     try:
         while not handles or b"\n" not in text:
-            await _readable(connection)
+            await _wait_until_readable(connection)
             data, ancillary, _, _ = connection.recvmsg(
                 LINE_BYTES,
+                # space for more than the one that is allowed, so that others are seen and closed
                 socket.CMSG_SPACE(4 * array.array("i").itemsize),
-                socket.MSG_CMSG_CLOEXEC,
+                socket.MSG_CMSG_CLOEXEC,  # no child process may inherit it
             )
             for level, kind, payload in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -155,10 +156,10 @@ async def _receive(connection: socket.socket) -> tuple[str, socket.socket]:
         for handle in handles:
             os.close(handle)
         raise
-    return key, _checked(listener)
+    return key, _check_listener(listener)
 
 
-def _checked(listener: socket.socket) -> socket.socket:
+def _check_listener(listener: socket.socket) -> socket.socket:
     """Accept a listening TCP socket and nothing else."""
     try:
         if (
@@ -174,7 +175,7 @@ def _checked(listener: socket.socket) -> socket.socket:
     return listener
 
 
-async def _readable(connection: socket.socket) -> None:
+async def _wait_until_readable(connection: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(connection, ready.set)
