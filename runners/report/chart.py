@@ -1,7 +1,7 @@
-"""Charts over steps as inline SVG: lines and stacked bars. Colours are classes of the page's style.
+"""Draws charts over steps as inline SVG: lines and stacked bars.
 
 A chart has a title with its unit, axes with round values, a legend, and for each step the exact
-values as a tooltip.
+values as a tooltip. Colours are classes of the page's style sheet.
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from runners.report.element import Child, make
-from runners.report.figures import share, short, small, whole_share
-from runners.report.scale import Scale, upright
+from runners.report.number_format import (
+    format_axis_share,
+    format_share,
+    format_short,
+    format_significant,
+)
+from runners.report.scale import Scale, make_value_scale
 
 Point = tuple[float, float | None]
 """(step, value); None: not known."""
@@ -21,14 +26,14 @@ Point = tuple[float, float | None]
 WIDTH, HEIGHT = 400.0, 210.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 10.0, 10.0, 34.0
 _HOVERED = 200
-"""Tooltips of a chart; with more steps, some have none."""
+"""Most tooltips of a chart; with more steps, some have none."""
 _MARKED = 40
-"""Up to so many points, each is marked."""
+"""Most points that are marked each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One course."""
+class ChartLine:
+    """One curve of a chart."""
 
     name: str
     points: Sequence[Point]
@@ -39,47 +44,50 @@ class Line:
     """(step, low, high): intervals of the points."""
 
 
-def line_chart(
+def draw_line_chart(
     title: str,
     unit: str,
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     log: bool = False,
     rate: bool = False,
     most: float | None = None,
 ) -> Element | None:
-    """Return a chart of lines; None without a value. ``rate``: as percentages; ``most``: the axis
-    goes from 0 to there.
+    """Return a chart of curves, None if none has a value.
+
+    ``rate``: values are shares, shown as percentages; ``most``: the axis goes from 0 to this value.
     """
     lines = [line for line in lines if any(_shown(value, log) for _, value in line.points)]
     if not lines:
         return None
     values = [value for line in lines for _, value in line.points if value is not None]
     values += [end for line in lines for _, low, high in line.ranges for end in (low, high)]
-    up = upright(values if most is None else [most], HEIGHT - _BOTTOM, _TOP, log=log)
+    up = make_value_scale(values if most is None else [most], HEIGHT - _BOTTOM, _TOP, log=log)
     along = _along([step for line in lines for step, _ in line.points])
-    parts: list[Child] = _frame(along, up, whole_share if rate else small if log else short)
+    parts: list[Child] = _frame(
+        along, up, format_axis_share if rate else format_significant if log else format_short
+    )
     for line in lines:
         parts += _line(line, along, up, log=log)
-    say = share if rate else small
-    parts += _tooltips(along, {line.name: dict(line.points) for line in lines}, say)
+    exact = format_share if rate else format_significant
+    parts += _tooltips(along, {line.name: dict(line.points) for line in lines}, exact)
     marks = [(line.name, f"{line.colour} {'dashed' if line.dashed else 'line'}") for line in lines]
     return _figure(title, unit, parts, marks if len(lines) > 1 else [])
 
 
-def stacked_chart(
+def draw_stacked_chart(
     title: str, unit: str, parts: Mapping[str, tuple[str, Mapping[int, float]]]
 ) -> Element | None:
-    """Return bars per step, stacked: name → (colour, step → height). None if all are empty."""
+    """Return stacked bars per step from name → (colour, step → height), None if all are empty."""
     parts = {name: part for name, part in parts.items() if any(part[1].values())}
     steps = sorted({step for _, heights in parts.values() for step in heights})
     if not steps:
         return None
     along = _along(steps, bars=True)
     totals = {s: sum(heights.get(s, 0.0) for _, heights in parts.values()) for s in steps}
-    up = upright(totals.values(), HEIGHT - _BOTTOM, _TOP)
+    up = make_value_scale(totals.values(), HEIGHT - _BOTTOM, _TOP)
     width = 0.8 * min(24.0, (WIDTH - _LEFT - _RIGHT) / (steps[-1] - steps[0] + 1))
-    drawn: list[Child] = _frame(along, up, short)
+    drawn: list[Child] = _frame(along, up, format_short)
     below = dict.fromkeys(steps, 0.0)
     for colour, heights in parts.values():
         path = []
@@ -94,20 +102,20 @@ def stacked_chart(
         name: {float(step): value for step, value in heights.items()}
         for name, (_, heights) in parts.items()
     }
-    drawn += _tooltips(along, values, short)
+    drawn += _tooltips(along, values, format_short)
     return _figure(
         title, unit, drawn, [(name, f"{colour} box") for name, (colour, _) in parts.items()]
     )
 
 
-def legend(marks: Sequence[tuple[str, str]]) -> Element:
-    """Return what the colours mean: (name, classes of its mark)."""
+def make_legend(marks: Sequence[tuple[str, str]]) -> Element:
+    """Return a legend from pairs of a name and the classes of its mark."""
     items = (make("li", make("i", class_=f"mark {classes}"), name) for name, classes in marks)
     return make("ul", *items, class_="legend")
 
 
-def label(text: str, x: float, y: float, anchor: str = "middle", **more: object) -> Element:
-    """Return text in a drawing."""
+def make_label(text: str, x: float, y: float, anchor: str = "middle", **more: object) -> Element:
+    """Return a text element of a drawing."""
     return make("text", text, x=x, y=y, text_anchor=anchor, **more)
 
 
@@ -116,7 +124,7 @@ def _figure(
 ) -> Element:
     head = make("figcaption", make("b", title), " ", make("span", unit, class_="dim"))
     drawing = make("svg", *parts, viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img", aria_label=title)
-    return make("figure", head, drawing, legend(marks) if marks else None, class_="chart")
+    return make("figure", head, drawing, make_legend(marks) if marks else None, class_="chart")
 
 
 def _shown(value: float | None, log: bool) -> bool:
@@ -139,16 +147,16 @@ def _frame(along: Scale, up: Scale, say: Callable[[float], str]) -> list[Child]:
     for value in up.ticks(5):
         y = up.place(value)
         parts.append(make("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
-        parts.append(label(say(value), left - 5, y + 3.5, "end"))
+        parts.append(make_label(say(value), left - 5, y + 3.5, "end"))
     for value in along.ticks(6):
         if value == round(value) and value >= 0:
-            parts.append(label(f"{value:.0f}", along.place(value), bottom + 14))
+            parts.append(make_label(f"{value:.0f}", along.place(value), bottom + 14))
     parts.append(make("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
-    parts.append(label("step", (left + right) / 2, HEIGHT - 4, class_="name"))
+    parts.append(make_label("step", (left + right) / 2, HEIGHT - 4, class_="name"))
     return parts
 
 
-def _line(line: Line, along: Scale, up: Scale, *, log: bool) -> list[Child]:
+def _line(line: ChartLine, along: Scale, up: Scale, *, log: bool) -> list[Child]:
     parts: list[Child] = []
     for step, low, high in line.ranges:
         x = along.place(step)
@@ -159,7 +167,7 @@ def _line(line: Line, along: Scale, up: Scale, *, log: bool) -> list[Child]:
     path, pen = [], "M"
     for step, value in line.points:
         if not _shown(value, log) or value is None:
-            pen = "M"  # what is not known is a gap
+            pen = "M"  # an unknown value leaves a gap
             continue
         places.append((along.place(step), up.place(value)))
         path.append(f"{pen}{places[-1][0]:.1f} {places[-1][1]:.1f}")

@@ -1,4 +1,4 @@
-"""What runs came to, side by side, read from their stores alone."""
+"""Compares runs by their results and configurations, read from their stores alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from conf.keys import flatten
 from runners.campaign.result import summarize
-from runners.report.facts import Facts, read_facts
+from runners.report.report_data import ReportData, read_report_data
 from runners.store.run_store import RunStore
 
 _OWN = ("run.dir",)
@@ -16,14 +16,14 @@ _OWN = ("run.dir",)
 
 
 def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
-    """Return ``runs``: a document each, and ``differences``: key → value of each run, None where a
-    run has no such key. Raises StoreError.
+    """Return ``runs``, a document of each, and ``differences``: key → value in each run, None in a
+    run that lacks the key. Raises StoreError.
     """
     names = [path.resolve().name for path in run_dirs]
     runs, configs = [], []
     for path, name in zip(run_dirs, names, strict=True):
         with RunStore.open(path, read_only=True) as store:
-            facts = read_facts(store)
+            facts = read_report_data(store)
             summary = summarize(store, wall_s=facts.wall_s)
         label = name if names.count(name) == 1 else str(path)
         runs.append({"label": label, **summary, **_further(facts, summary)})
@@ -36,8 +36,8 @@ def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
     return {"runs": runs, "differences": differences}
 
 
-def _further(facts: Facts, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return what a campaign's own summary does not say; an evaluation's rate is its last."""
+def _further(facts: ReportData, summary: dict[str, Any]) -> dict[str, Any]:
+    """Return what a campaign's summary lacks; an evaluation's own rate is its last one."""
     status = facts.status
     rates = [{"name": r.name, "value": r.value, "interval": [r.low, r.high]} for r in facts.rates]
     measured = {**summary["eval"], "last": facts.rates[0].value if facts.rates else None}

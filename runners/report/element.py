@@ -1,7 +1,7 @@
-"""HTML and SVG as trees of elements.
+"""Builds HTML and SVG as trees of elements.
 
-Whatever a string says, it is text or the value of an attribute, never markup: only ``make`` builds
-elements, and only ``written`` turns them into a document.
+A string is always text or the value of an attribute, never markup: only ``make`` builds elements,
+and only ``render_html`` turns them into a document.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Child = Element | str | None
 
 
 def make(tag: str, *children: Child, **attributes: object) -> Element:
-    """Return an element; ``class_`` is ``class`` and ``stroke_width`` ``stroke-width``. What is
-    None is left out.
+    """Return an element; ``class_`` stands for ``class``, ``stroke_width`` for ``stroke-width``.
+    Children and attributes that are None are left out.
     """
     element = Element(tag)
     for name, value in attributes.items():
         if value is not None:
-            element.set(name.rstrip("_").replace("_", "-"), _said(value))
+            element.set(name.rstrip("_").replace("_", "-"), _format_attribute(value))
     add(element, *children)
     return element
 
@@ -36,12 +36,12 @@ def add(element: Element, *children: Child) -> None:
             element.text = (element.text or "") + make_printable(child)
 
 
-def written(page: Element) -> str:
-    """Return the document."""
+def render_html(page: Element) -> str:
+    """Return the HTML document of a page."""
     return "<!doctype html>\n" + tostring(page, encoding="unicode", method="html") + "\n"
 
 
-def _said(value: object) -> str:
+def _format_attribute(value: object) -> str:
     return (
         f"{value:.2f}".rstrip("0").rstrip(".")
         if isinstance(value, float)

@@ -1,4 +1,4 @@
-"""The head of a report, its curves, and how rollouts ended."""
+"""Builds the head of a report, its curves, and the table of outcomes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from xml.etree.ElementTree import Element
 
 from runners.observe.curves import REWARD, SOLVE_RATE, metric_points
 from runners.observe.dashboard import format_duration
-from runners.report.chart import Line, line_chart, stacked_chart
+from runners.report.chart import ChartLine, draw_line_chart, draw_stacked_chart
 from runners.report.element import Child, make
-from runners.report.facts import UNGRADED, Facts, Rate
-from runners.report.figures import count, several, share
-from runners.report.table import section, table
+from runners.report.number_format import format_count, format_quantity, format_share
+from runners.report.report_data import UNGRADED, ReportData, SolveRate
+from runners.report.table import make_section, make_table
 from runners.store.run_state import State
 from runners.trajectory.outcome import MEANING, OutcomeClass
 from runners.trajectory.record import SegmentKind
@@ -42,15 +42,15 @@ _ENDS = {"solved": "green", "unsolved": "vermillion", UNGRADED: "yellow"}
 _MEANS = {
     OutcomeClass.POLICY: "the policy's own end: graded, trained",
     OutcomeClass.BUDGET: "a limit ended it: graded like any other",
-    OutcomeClass.INFRA: "a service failed: no reward, tried again",
-    OutcomeClass.GRADER: "no verdict: no reward, tried again",
+    OutcomeClass.INFRA: "a service failed: no reward, retried",
+    OutcomeClass.GRADER: "no verdict: no reward, retried",
     OutcomeClass.CANCELLED: "the run was stopped: not counted",
-    OutcomeClass.INTERNAL: "a defect of agentrl: no reward, tried again",
+    OutcomeClass.INTERNAL: "a defect of agentrl: no reward, retried",
 }
 
 
-def head(facts: Facts) -> Element:
-    """Return what the run is and what it came to."""
+def build_head(facts: ReportData) -> Element:
+    """Return the head of the page: the run, its state and its results."""
     status = facts.status
     what = f"evaluation of {status.benchmark}" if status.benchmark else "campaign"
     chosen = ("scenario", "model", "engine", "sandbox", "harness", "task", "trainer")
@@ -77,32 +77,35 @@ def head(facts: Facts) -> Element:
     )
 
 
-def _tiles(facts: Facts) -> Iterator[Element]:
+def _tiles(facts: ReportData) -> Iterator[Element]:
     status, sums = facts.status, facts.sums
     if status.benchmark:
         for rate in facts.rates:
-            yield _tile(rate.name, share(rate.value), f"95 %: {_between(rate)}, {rate.of:,} tasks")
+            yield _tile(
+                rate.name, format_share(rate.value), f"95 %: {_between(rate)}, {rate.of:,} tasks"
+            )
     elif facts.rates:
         first, last = facts.rates[0], facts.rates[-1]
-        arrow = share(first.value) + ("" if first is last else f" → {share(last.value)}")
+        change = "" if first is last else f" → {format_share(last.value)}"
         of = f"95 %: {_between(first)}" + ("" if first is last else f" → {_between(last)}")
-        yield _tile("held-out solve rate", arrow, f"{of}, {first.of:,} rollouts")
+        rates = format_share(first.value) + change
+        yield _tile("held-out solve rate", rates, f"{of}, {first.of:,} rollouts")
     if not status.benchmark:
         rewards = [step.get(REWARD) for step in facts.steps]
         known = [reward for reward in rewards if reward is not None]
         if known:
-            arrow = f"{known[0]:.2f}" + (f" → {known[-1]:.2f}" if len(known) > 1 else "")
-            yield _tile("mean reward", arrow, "first and last step")
+            change = f"{known[0]:.2f}" + (f" → {known[-1]:.2f}" if len(known) > 1 else "")
+            yield _tile("mean reward", change, "first and last step")
         done = status.step_rollouts
-        under_way = f"{several(done, 'rollout')} of the next done" if done else ""
+        under_way = f"{format_quantity(done, 'rollout')} of the next done" if done else ""
         yield _tile("steps", f"{status.steps_done:,} of {status.steps:,}", under_way)
     ended = sum(sum(codes.values()) for codes in sums.outcomes.values())
     failed = sum(failure.count for failure in sums.failures.values())
-    more = f"{several(failed, 'attempt')} failed" if failed else "no attempt failed"
-    yield _tile("rollouts", count(ended), more)
+    more = f"{format_quantity(failed, 'attempt')} failed" if failed else "no attempt failed"
+    yield _tile("rollouts", format_count(ended), more)
     tokens = sums.tokens
-    trained = f"{count(tokens['trained'])} trained" if not status.benchmark else ""
-    yield _tile("tokens sampled", count(status.sampled_tokens), trained)
+    trained = f"{format_count(tokens['trained'])} trained" if not status.benchmark else ""
+    yield _tile("tokens sampled", format_count(status.sampled_tokens), trained)
     yield _tile("wall time", format_duration(facts.wall_s), "of all executions")
 
 
@@ -112,58 +115,58 @@ def _tile(name: str, value: str, more: str) -> Element:
     )
 
 
-def _between(rate: Rate) -> str:
+def _between(rate: SolveRate) -> str:
     return f"{100 * rate.low:.0f}–{100 * rate.high:.0f} %"
 
 
-def curves(facts: Facts) -> Element | None:
-    """Return the course of the run over its steps."""
+def build_curves(facts: ReportData) -> Element | None:
+    """Return the charts of the run over its steps."""
     charts = [
-        line_chart(
+        draw_line_chart(
             "Held-out solve rate",
             "with 95 % interval (Wilson)",
             [] if facts.status.benchmark else [_held_out(facts.rates)],
             rate=True,
             most=1.0,
         ),
-        line_chart(
+        draw_line_chart(
             "Training solve rate",
             "graded rollouts",
-            [Line("solved", metric_points(facts.steps, SOLVE_RATE), "blue")],
+            [ChartLine("solved", metric_points(facts.steps, SOLVE_RATE), "blue")],
             rate=True,
             most=1.0,
         ),
-        line_chart(
+        draw_line_chart(
             "Mean reward",
             "graded rollouts",
-            [Line("reward", metric_points(facts.steps, REWARD), "blue")],
+            [ChartLine("reward", metric_points(facts.steps, REWARD), "blue")],
         ),
-        stacked_chart(
+        draw_stacked_chart(
             "How rollouts ended",
             "rollouts per step",
             {end: (colour, _counts(facts.sums.ends, end)) for end, colour in _ENDS.items()},
         ),
-        stacked_chart("Trained tokens", "per step, by kind of segment", _trained(facts)),
-        line_chart(
+        draw_stacked_chart("Trained tokens", "per step, by kind of segment", _trained(facts)),
+        draw_line_chart(
             "Sampling speed",
             "tokens/s while rolling out",
-            [Line("tokens/s", metric_points(facts.steps, "tokens/per_s"), "blue")],
+            [ChartLine("tokens/s", metric_points(facts.steps, "tokens/per_s"), "blue")],
         ),
-        stacked_chart("Time of a step", "seconds, by phase", _phases(facts)),
-        stacked_chart("Time of a rollout", "mean seconds, by stage", _stages(facts)),
-        line_chart(
+        draw_stacked_chart("Time of a step", "seconds, by phase", _phases(facts)),
+        draw_stacked_chart("Time of a rollout", "mean seconds, by stage", _stages(facts)),
+        draw_line_chart(
             "Training against rollout",
             "k3, an estimate of KL",
-            [Line("k3", metric_points(facts.steps, "policy/k3"), "blue")],
+            [ChartLine("k3", metric_points(facts.steps, "policy/k3"), "blue")],
             log=True,
         ),
     ]
     shown = [chart for chart in charts if chart is not None]
-    return section("Curves", make("div", *shown, class_="charts")) if shown else None
+    return make_section("Curves", make("div", *shown, class_="charts")) if shown else None
 
 
-def _held_out(rates: list[Rate]) -> Line:
-    return Line(
+def _held_out(rates: list[SolveRate]) -> ChartLine:
+    return ChartLine(
         "held-out",
         [(rate.step, rate.value) for rate in rates],
         "orange",
@@ -175,7 +178,7 @@ def _counts(by_step: Mapping[int, Mapping[str, float]], name: str) -> dict[int, 
     return {step: counts.get(name, 0.0) for step, counts in by_step.items()}
 
 
-def _trained(facts: Facts) -> dict[str, tuple[str, dict[int, float]]]:
+def _trained(facts: ReportData) -> dict[str, tuple[str, dict[int, float]]]:
     return {
         kind: (
             colour,
@@ -185,7 +188,7 @@ def _trained(facts: Facts) -> dict[str, tuple[str, dict[int, float]]]:
     }
 
 
-def _phases(facts: Facts) -> dict[str, tuple[str, dict[int, float]]]:
+def _phases(facts: ReportData) -> dict[str, tuple[str, dict[int, float]]]:
     parts: dict[str, tuple[str, dict[int, float]]] = {
         name: (colour, {step["step"]: step.get(key) or 0.0 for step in facts.steps})
         for name, (colour, key) in _PHASES.items()
@@ -198,7 +201,7 @@ def _phases(facts: Facts) -> dict[str, tuple[str, dict[int, float]]]:
     return {**parts, "batch and checkpoint": ("grey", rest)}
 
 
-def _stages(facts: Facts) -> dict[str, tuple[str, dict[int, float]]]:
+def _stages(facts: ReportData) -> dict[str, tuple[str, dict[int, float]]]:
     number = {step: sum(ends.values()) for step, ends in facts.sums.ends.items()}
     return {
         stage: (
@@ -212,8 +215,8 @@ def _stages(facts: Facts) -> dict[str, tuple[str, dict[int, float]]]:
     }
 
 
-def outcomes(facts: Facts) -> Element:
-    """Return how many rollouts ended how, and what that means."""
+def build_outcomes(facts: ReportData) -> Element:
+    """Return the number of rollouts by outcome, and what each outcome means."""
     splits = [split for split in ("train", "eval") if split in facts.sums.outcomes]
     codes = {code for split in splits for code in facts.sums.outcomes[split]}
     totals = {split: sum(facts.sums.outcomes[split].values()) for split in splits}
@@ -224,10 +227,12 @@ def outcomes(facts: Facts) -> Element:
         cells: list[Child] = [make("code", code)]
         for split in splits:
             number = facts.sums.outcomes[split][code]
-            cells += [count(number), share(number / totals[split])]
+            cells += [format_count(number), format_share(number / totals[split])]
         rows.append([*cells, _MEANS[kind], "yes" if meaning.reward_counts else "no"])
     if not rows:
-        return section("Outcomes", make("p", "No rollout has ended yet.", class_="dim"))
+        return make_section("Outcomes", make("p", "No rollout has ended yet.", class_="dim"))
     names = {"train": "training", "eval": "evaluation"}
     columns = ["outcome", *(c for s in splits for c in (names[s], "")), "meaning", "reward counts"]
-    return section("Outcomes", table(columns, rows, numbers=range(1, 1 + 2 * len(splits))))
+    return make_section(
+        "Outcomes", make_table(columns, rows, numbers=range(1, 1 + 2 * len(splits)))
+    )

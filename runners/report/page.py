@@ -1,6 +1,6 @@
-"""The report of a run: ``report.html``, from the store alone, without network and without scripts.
+"""Writes the report of a run, ``report.html``, which has no scripts and loads nothing.
 
-The run may be running; nothing of it is changed.
+It is made from the store alone. The run may be running; nothing of it is changed.
 """
 
 from __future__ import annotations
@@ -12,34 +12,40 @@ from pathlib import Path
 from conf.errors import AgentrlError, ExitCode
 from runners.observe.swimlane import AttemptSpans
 from runners.processes.atomic_write import atomic_file
-from runners.report.element import make, written
-from runners.report.facts import Facts, read_facts
-from runners.report.overview import curves, head, outcomes
-from runners.report.rollouts import Links, branches, configuration, failures, rollouts
-from runners.report.routing import routing
+from runners.report.element import make, render_html
+from runners.report.overview import build_curves, build_head, build_outcomes
+from runners.report.report_data import ReportData, read_report_data
+from runners.report.rollouts import (
+    Links,
+    build_branches,
+    build_configuration,
+    build_failures,
+    build_rollouts,
+)
+from runners.report.routing import build_routing
 from runners.report.swimlane import read_attempts
 from runners.store.run_store import RunStore
 
 NAME = "report.html"
 QUICK = 5_000
-"""A report of so many attempts takes about a second: a run writes it by itself at its end."""
+"""Attempts whose report takes about a second: up to there a run writes it at its end."""
 _STYLE = Path(__file__).with_name("page.css")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 class ReportError(AgentrlError):
-    """The report cannot be written where it should be."""
+    """The report cannot be written to its path."""
 
     exit_code = ExitCode.USAGE
 
 
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
-    """Write a run's report to ``out`` (``RUN/report.html`` if None) and return where it is; raises
+    """Write a run's report to ``out`` (None: ``RUN/report.html``) and return its path; raises
     StoreError and ReportError.
     """
     path = run_dir / NAME if out is None else out
     with RunStore.open(run_dir, read_only=True) as store:
-        text = report(store, path)
+        text = render_report(store, path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as partial:
@@ -51,30 +57,30 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def is_quick(run_dir: Path) -> bool:
-    """Whether the report of a run takes about a second at most; raises StoreError."""
+    """Return whether a run's report takes about a second at most; raises StoreError."""
     with RunStore.open(run_dir, read_only=True) as store:
         ((attempts,),) = store.query("SELECT count(*) FROM rollout")
     return int(attempts) <= QUICK
 
 
-def report(store: RunStore, path: Path) -> str:
+def render_report(store: RunStore, path: Path) -> str:
     """Return the page, which will lie at ``path``."""
-    facts = read_facts(store)
+    facts = read_report_data(store)
     links = Links(store.run_dir, path)
     config = json.dumps(facts.config, indent=2, ensure_ascii=False)
     parts = [
-        curves(facts),
-        outcomes(facts),
-        routing(facts),
-        branches(facts),
-        rollouts(facts, list(_lanes(store, facts)), links),
-        failures(facts, links),
-        configuration(facts, config),
+        build_curves(facts),
+        build_outcomes(facts),
+        build_routing(facts),
+        build_branches(facts),
+        build_rollouts(facts, list(_lanes(store, facts)), links),
+        build_failures(facts, links),
+        build_configuration(facts, config),
     ]
     shown = [part for part in parts if part is not None]
     names = [(part[0].text or "", f"#{part.get('id')}") for part in shown]
     bar = make("nav", *(make("a", name, href=place) for name, place in names))
-    return written(
+    return render_html(
         make(
             "html",
             make(
@@ -85,14 +91,14 @@ def report(store: RunStore, path: Path) -> str:
                 make("title", f"{store.run_dir.resolve().name} · report"),
                 make("style", _STYLE.read_text("utf-8")),
             ),
-            make("body", head(facts), bar, make("main", *shown)),
+            make("body", build_head(facts), bar, make("main", *shown)),
             lang="en",
         )
     )
 
 
-def _lanes(store: RunStore, facts: Facts) -> Iterator[tuple[str, list[AttemptSpans]]]:
-    """Yield the newest step's attempts, the slowest's and the first's; an evaluation's are one."""
+def _lanes(store: RunStore, facts: ReportData) -> Iterator[tuple[str, list[AttemptSpans]]]:
+    """Yield title and attempts of the newest, slowest and first step, or of an evaluation."""
     steps = sorted(facts.sums.ends)
     if not steps:
         ((step,),) = store.query("SELECT max(step) FROM rollout WHERE split = 'eval'")

@@ -1,5 +1,5 @@
-"""Single rollouts in a report: lanes of some steps, the slowest, what failed. Branches and tokens,
-and the configuration.
+"""Builds the sections of a report about single rollouts: swimlanes, the slowest, failures; also
+branches and tokens, and the configuration.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from xml.etree.ElementTree import Element
 from runners.export.html import NAME
 from runners.observe.swimlane import AttemptSpans
 from runners.report.element import Child, make
-from runners.report.facts import Facts
-from runners.report.figures import UNKNOWN, count, seconds, share
+from runners.report.number_format import UNKNOWN, format_count, format_seconds, format_share
 from runners.report.overview import STAGES
+from runners.report.report_data import ReportData
 from runners.report.swimlane import draw_swimlane
-from runners.report.table import folded, section, table
+from runners.report.table import make_details, make_section, make_table
 from runners.store.json_text import dumps
 from runners.trajectory.record import RolloutRecord
 
@@ -25,17 +25,17 @@ _FAILURES = 20
 _DUMP = Path("dump") / NAME
 
 _EVENTS = {
-    "calibrated": "a task was tried with its reference patch and with none",
-    "fault": "a fault that the plan made",
-    "metrics_failed": "metrics.jsonl could not be written; made up for later",
-    "reaped": "what a dead driver left was ended",
+    "calibrated": "a task was graded with its reference patch and with none",
+    "fault": "a fault that the fault plan injected",
+    "metrics_failed": "metrics.jsonl could not be written; it is rewritten later",
+    "reaped": "resources that a dead driver left were removed",
     "regraded": "a stored patch was graded again",
-    "retry": "a rollout began again in a fresh sandbox",
-    "routing_refused": "a sample whose routing could not be true was masked",
+    "retry": "a rollout was retried in a fresh sandbox",
+    "routing_refused": "a sample with impossible routing was masked",
     "service_gone": "a process that the run needs ended",
     "teardown_failed": "a session or sandbox could not be closed",
-    "unbuilt": "a rollout's samples could not be made; its reward still counts",
-    "write_failed": "a record was written at the second try",
+    "unbuilt": "a rollout's samples could not be built; its reward still counts",
+    "write_failed": "a record was written at the second attempt",
 }
 _BRANCHES = {
     "main": "the task itself",
@@ -52,7 +52,7 @@ _DROPPED = {
 
 
 class Links:
-    """Links to rollouts in the page that ``dump-trajectories`` makes."""
+    """Links to rollouts in the page that ``dump-trajectories --format html`` writes."""
 
     def __init__(self, run_dir: Path, page: Path) -> None:
         """``page``: where the report will lie."""
@@ -64,61 +64,61 @@ class Links:
         return make("a", make("code", rollout_id), href=f"{quote(self._dump)}#{quote(rollout_id)}")
 
 
-def branches(facts: Facts) -> Element | None:
-    """Return the kinds of branches, what became of their tokens, and where chains broke."""
+def build_branches(facts: ReportData) -> Element | None:
+    """Return the kinds of branches, the use of their tokens, and the breaks of chains."""
     if not facts.branches:
         return None
     whole = sum(branch.sampled for branch in facts.branches)
-    kinds = table(
+    kinds = make_table(
         ["branch", "threads", "turns", "sampled tokens", "", "what it is for"],
         [
             [
                 make("code", branch.kind),
-                count(branch.threads),
-                count(branch.turns),
-                count(branch.sampled),
-                share(branch.sampled / whole) if whole else UNKNOWN,
+                format_count(branch.threads),
+                format_count(branch.turns),
+                format_count(branch.sampled),
+                format_share(branch.sampled / whole) if whole else UNKNOWN,
                 _BRANCHES.get(branch.kind, ""),
             ]
             for branch in facts.branches
         ],
         numbers=range(1, 5),
     )
-    account = None if facts.status.benchmark else _account(facts)
-    return section("Branches and tokens", kinds, account, _breaks(facts))
+    use = None if facts.status.benchmark else _token_use(facts)
+    return make_section("Branches and tokens", kinds, use, _breaks(facts))
 
 
-def _account(facts: Facts) -> Element:
+def _token_use(facts: ReportData) -> Element:
     tokens = facts.sums.tokens
     rows: list[list[Child]] = [
-        ["sampled by graded training rollouts", count(tokens["graded"]), ""],
-        ["trained", count(tokens["trained"]), _of(tokens["trained"], tokens["graded"])],
-        ["masked: rollouts without a grade", count(tokens["ungraded"]), ""],
-        ["sampled by attempts that another replaced", count(tokens["replaced"]), ""],
-        ["sampled by evaluations", count(tokens["evaluation"]), ""],
+        ["sampled by graded training rollouts", format_count(tokens["graded"]), ""],
+        ["trained", format_count(tokens["trained"]), _of(tokens["trained"], tokens["graded"])],
+        ["masked: rollouts without a grade", format_count(tokens["ungraded"]), ""],
+        ["sampled by attempts that were retried", format_count(tokens["replaced"]), ""],
+        ["sampled by evaluations", format_count(tokens["evaluation"]), ""],
     ]
     for key, why in _DROPPED.items():
         number = sum(step.get(key) or 0 for step in facts.steps)
         if number:
-            rows.append([f"segments not trained: {why}", count(number), ""])
-    return table(["tokens", "count", "of those graded"], rows, numbers=(1, 2))
+            rows.append([f"segments not trained: {why}", format_count(number), ""])
+    return make_table(["tokens", "count", "of those graded"], rows, numbers=(1, 2))
 
 
 def _of(part: int, whole: int) -> str:
-    return share(part / whole) if whole else UNKNOWN
+    return format_share(part / whole) if whole else UNKNOWN
 
 
-def _breaks(facts: Facts) -> Element:
+def _breaks(facts: ReportData) -> Element:
     if not facts.breaks:
         return make(
             "p", "✓ No chain broke: every history was continued token by token.", class_="good"
         )
-    return table(
+    return make_table(
         ["chains that end in a break", "count", "the most frequent reason", "for example"],
         [
             [
                 make("code", each.kind),
-                count(each.count),
+                format_count(each.count),
                 each.example,
                 make("code", each.session_id),
             ]
@@ -128,31 +128,39 @@ def _breaks(facts: Facts) -> Element:
     )
 
 
-def rollouts(
-    facts: Facts, steps: list[tuple[str, list[AttemptSpans]]], links: Links
+def build_rollouts(
+    facts: ReportData, steps: list[tuple[str, list[AttemptSpans]]], links: Links
 ) -> Element | None:
-    """Return lanes of some steps (title, attempts) and the slowest rollouts."""
+    """Return the swimlanes of some steps (title, attempts) and the slowest rollouts."""
     slowest = facts.sums.slowest
     if not slowest:
         return None
-    lanes = [folded(title, draw_swimlane(attempts)) for title, attempts in steps if attempts]
+    lanes = [make_details(title, draw_swimlane(attempts)) for title, attempts in steps if attempts]
     if lanes:
         lanes[0].set("open", "open")
-    note = make("p", "Links open what ", make("code", links.command), " makes.", class_="dim small")
-    return section("Rollouts", *lanes, make("h3", "The slowest"), note, _slowest(slowest, links))
+    note = make(
+        "p",
+        "Links open the page that ",
+        make("code", links.command),
+        " writes.",
+        class_="dim small",
+    )
+    return make_section(
+        "Rollouts", *lanes, make("h3", "The slowest"), note, _slowest(slowest, links)
+    )
 
 
 def _slowest(records: list[RolloutRecord], links: Links) -> Element:
-    return table(
+    return make_table(
         ["rollout", "task", "total", *STAGES, "turns", "tokens", "outcome"],
         [
             [
                 links.to(record.rollout_id),
                 record.task_id,
-                seconds(record.timings.get("total")),
-                *(seconds(record.timings.get(stage)) for stage in STAGES),
-                count(record.turns),
-                count(record.sampled_tokens),
+                format_seconds(record.timings.get("total")),
+                *(format_seconds(record.timings.get(stage)) for stage in STAGES),
+                format_count(record.turns),
+                format_count(record.sampled_tokens),
                 make("code", record.outcome.code.value),
             ]
             for record in records
@@ -161,19 +169,19 @@ def _slowest(records: list[RolloutRecord], links: Links) -> Element:
     )
 
 
-def failures(facts: Facts, links: Links) -> Element:
-    """Return attempts without a grade with their messages, and other notable things."""
+def build_failures(facts: ReportData, links: Links) -> Element:
+    """Return the attempts without a grade and their messages, events, diagnoses and leaks."""
     found = sorted(facts.sums.failures.values(), key=lambda failure: -failure.count)
     parts: list[Child] = []
     if found:
         parts.append(
-            table(
-                ["outcome", "attempts", "made good", "stage", "message", "first"],
+            make_table(
+                ["outcome", "attempts", "retried", "stage", "message", "first"],
                 [
                     [
                         make("code", failure.code),
-                        count(failure.count),
-                        count(failure.made_good),
+                        format_count(failure.count),
+                        format_count(failure.retried),
                         failure.first.outcome.stage.value,
                         make("span", failure.message or UNKNOWN, class_="message"),
                         links.to(failure.first.rollout_id),
@@ -187,10 +195,10 @@ def failures(facts: Facts, links: Links) -> Element:
             parts.append(make("p", f"{len(found) - _FAILURES:,} more kinds.", class_="dim"))
     else:
         parts.append(make("p", "✓ No attempt failed.", class_="good"))
-    return section("Failures", *parts, _events(facts), _left(facts))
+    return make_section("Failures", *parts, _events(facts), _leaks(facts))
 
 
-def _events(facts: Facts) -> Element | None:
+def _events(facts: ReportData) -> Element | None:
     kinds: dict[str, list[str]] = {}
     for event in facts.events:
         kinds.setdefault(event.kind, []).append(
@@ -201,17 +209,17 @@ def _events(facts: Facts) -> Element | None:
     rows: list[list[Child]] = [
         [
             make("code", kind),
-            count(len(said)),
+            format_count(len(said)),
             _EVENTS.get(kind, ""),
             make("span", said[-1], class_="message"),
         ]
         for kind, said in sorted(kinds.items())
     ]
-    return table(["event", "count", "what it means", "the last one"], rows, numbers=(1,))
+    return make_table(["event", "count", "what it means", "the last one"], rows, numbers=(1,))
 
 
-def _left(facts: Facts) -> Element | None:
-    """Return what was diagnosed, and what outlived its attempt."""
+def _leaks(facts: ReportData) -> Element | None:
+    """Return the newest diagnoses, and resources that outlived their attempt."""
     lines = [make("li", "diagnosis: ", make("code", path)) for path in facts.status.diagnoses]
     lines += [
         make("li", f"left behind: {leak.kind} ", make("code", leak.name))
@@ -220,18 +228,18 @@ def _left(facts: Facts) -> Element | None:
     return make("ul", *lines) if lines else None
 
 
-def configuration(facts: Facts, text: str) -> Element:
-    """Return what differs from the defaults; the whole as JSON (``text``), folded."""
+def build_configuration(facts: ReportData, text: str) -> Element:
+    """Return the keys that differ from the defaults, and the whole configuration (``text``)."""
     file = shlex.quote(f"{facts.status.run_dir}/config.json")
     changed: Child = make("p", "Every key has its default.", class_="dim")
     if facts.changes:
-        changed = table(
+        changed = make_table(
             ["key", "value"],
             [
                 [make("code", key), make("code", dumps(value), class_="message")]
                 for key, value in facts.changes.items()
             ],
         )
-    again = make("p", "Once more: ", make("code", f"agentrl run --config {file}"))
-    whole = folded("The whole configuration", make("pre", text))
-    return section("Configuration", changed, None if facts.status.benchmark else again, whole)
+    again = make("p", "Run it again: ", make("code", f"agentrl run --config {file}"))
+    whole = make_details("The whole configuration", make("pre", text))
+    return make_section("Configuration", changed, None if facts.status.benchmark else again, whole)

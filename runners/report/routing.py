@@ -1,4 +1,4 @@
-"""Routing replay in a report: what was captured, what was replayed, and what it is worth."""
+"""Builds the section on routing replay: capture, replay, and the mismatch with and without it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from runners.observe.curves import metric_points
-from runners.report.chart import Line, line_chart
+from runners.report.chart import ChartLine, draw_line_chart
 from runners.report.element import Child, make
-from runners.report.facts import Facts
-from runners.report.figures import UNKNOWN, count, several, share, small
-from runners.report.table import folded, section, table
+from runners.report.number_format import (
+    UNKNOWN,
+    format_count,
+    format_quantity,
+    format_share,
+    format_significant,
+)
+from runners.report.report_data import ReportData
+from runners.report.table import make_details, make_section, make_table
 from runners.store.run_store import EventRow
 from runners.trajectory.routing import RoutingError
 
@@ -19,7 +25,7 @@ from runners.trajectory.routing import RoutingError
 class _Metric:
     name: str
     """After ``r3/``."""
-    says: str
+    meaning: str
     rate: bool = False
 
 
@@ -54,8 +60,8 @@ _METRICS = (
 _WHOLE = {"invalid_rows", "refused_samples"}
 
 
-def routing(facts: Facts) -> Element | None:
-    """Return the section; None if the run does not replay routing."""
+def build_routing(facts: ReportData) -> Element | None:
+    """Return the section, None if the run does not replay routing."""
     if not facts.routing:
         return None
     mode = facts.kind("routing_replay")
@@ -66,78 +72,91 @@ def routing(facts: Facts) -> Element | None:
     }
     intro = make("p", make("code", f"routing_replay={mode}"), " ", means.get(mode, ""))
     if not steps:
-        return section("Routing replay", intro, make("p", "No step has ended yet.", class_="dim"))
-    return section(
+        return make_section(
+            "Routing replay", intro, make("p", "No step has ended yet.", class_="dim")
+        )
+    return make_section(
         "Routing replay",
         intro,
         _alarms(facts),
         make("div", *_charts(facts), class_="charts"),
-        table(
-            ["metric", "mean", "first", "last", "what it says"],
+        make_table(
+            ["metric", "mean", "first", "last", "meaning"],
             [_row(metric, steps) for metric in _METRICS],
             numbers=range(1, 4),
         ),
-        folded("Each step", _each(steps)),
+        make_details("Each step", _each(steps)),
     )
 
 
-def _charts(facts: Facts) -> list[Element]:
-    def pair(name: str) -> list[Line]:
-        with_replay = Line("with replay", metric_points(facts.steps, f"r3/{name}"), "blue")
+def _charts(facts: ReportData) -> list[Element]:
+    def curve(label: str, name: str, colour: str, *, dashed: bool = False) -> ChartLine:
+        return ChartLine(label, metric_points(facts.steps, f"r3/{name}"), colour, dashed)
+
+    def pair(name: str) -> list[ChartLine]:
         native = [
             point
             for point in metric_points(facts.steps, f"r3/{name}_native")
             if point[1] is not None
         ]
-        return [with_replay, Line("without", native, "vermillion", dashed=True)]
+        return [
+            curve("with replay", name, "blue"),
+            ChartLine("without", native, "vermillion", dashed=True),
+        ]
 
     charts = [
-        line_chart("Mismatch", "k3 estimate of KL", pair("k3"), log=True),
-        line_chart("Its tail", "99.9th percentile of |Δ logprob|", pair("p999_abs"), log=True),
-        line_chart("Tokens off by over 10 %", "F(1.1)", pair("F_1.1"), rate=True),
-        line_chart(
+        draw_line_chart("Mismatch", "k3 estimate of KL", pair("k3"), log=True),
+        draw_line_chart("Its tail", "99.9th percentile of |Δ logprob|", pair("p999_abs"), log=True),
+        draw_line_chart("Tokens off by over 10 %", "F(1.1)", pair("F_1.1"), rate=True),
+        draw_line_chart(
             "Choices training would not make",
             "share of what was replayed",
             [
-                Line("tokens", metric_points(facts.steps, "r3/disagree_token"), "orange"),
-                Line("slots", metric_points(facts.steps, "r3/disagree_slot"), "blue", dashed=True),
+                ChartLine("tokens", metric_points(facts.steps, "r3/disagree_token"), "orange"),
+                ChartLine(
+                    "slots", metric_points(facts.steps, "r3/disagree_slot"), "blue", dashed=True
+                ),
             ],
             rate=True,
         ),
-        line_chart(
+        draw_line_chart(
             "Coverage",
             "share of tokens",
             [
-                Line("captured", metric_points(facts.steps, "r3/captured"), "blue"),
-                Line("replayed", metric_points(facts.steps, "r3/replayed"), "orange", dashed=True),
+                ChartLine("captured", metric_points(facts.steps, "r3/captured"), "blue"),
+                ChartLine(
+                    "replayed", metric_points(facts.steps, "r3/replayed"), "orange", dashed=True
+                ),
             ],
             rate=True,
             most=1.0,
         ),
-        line_chart(
+        draw_line_chart(
             "Gradient of the routers",
             "norm",
-            [Line("norm", metric_points(facts.steps, "r3/gate_grad_norm"), "blue")],
+            [curve("norm", "gate_grad_norm", "blue")],
             log=True,
         ),
     ]
     return [chart for chart in charts if chart is not None]
 
 
-def _alarms(facts: Facts) -> Element:
-    """Return what the self-check found wrong: layer and sample are in its words."""
+def _alarms(facts: ReportData) -> Element:
+    """Return the findings of the self-check, which name layer and sample."""
     found: list[Child] = [
         make("li", make("code", str(event.data.get("rollout_id"))), f" {event.data.get('reason')}")
         for event in facts.events
         if event.kind == "routing_refused" or _is_alarm(event)
     ]
     status = facts.status
-    # any other code is of what lies around a run: a router that is gone says nothing of routing
+    # other exit codes concern services: a router that is gone says nothing about routing
     if status.exit_code == RoutingError.exit_code and "rout" in status.message:
         found.append(make("li", "It ended the run: ", status.message))
     if not found:
         return make("p", "✓ The self-check of each step found nothing wrong.", class_="good")
-    return make("div", make("b", several(len(found), "alarm")), make("ul", *found), class_="alarms")
+    return make(
+        "div", make("b", format_quantity(len(found), "alarm")), make("ul", *found), class_="alarms"
+    )
 
 
 def _is_alarm(event: EventRow) -> bool:
@@ -149,22 +168,25 @@ def _row(metric: _Metric, steps: list[dict[str, float | None]]) -> list[Child]:
     values = [step.get(f"r3/{metric.name}") for step in steps]
     known = [value for value in values if value is not None]
     if not known:
-        return [make("code", metric.name), UNKNOWN, UNKNOWN, UNKNOWN, metric.says]
+        return [make("code", metric.name), UNKNOWN, UNKNOWN, UNKNOWN, metric.meaning]
     cells = (sum(known) / len(known), known[0], known[-1])
-    return [make("code", metric.name), *(_said(metric, cell) for cell in cells), metric.says]
+    return [make("code", metric.name), *(_format(metric, cell) for cell in cells), metric.meaning]
 
 
-def _said(metric: _Metric, value: float | None) -> str:
+def _format(metric: _Metric, value: float | None) -> str:
     if metric.name in _WHOLE:
-        return count(value)
-    return share(value) if metric.rate else small(value)
+        return format_count(value)
+    return format_share(value) if metric.rate else format_significant(value)
 
 
 def _each(steps: list[dict[str, float | None]]) -> Element:
-    return table(
+    return make_table(
         ["step", *(metric.name for metric in _METRICS)],
         [
-            [count(step["step"]), *(_said(each, step.get(f"r3/{each.name}")) for each in _METRICS)]
+            [
+                format_count(step["step"]),
+                *(_format(each, step.get(f"r3/{each.name}")) for each in _METRICS),
+            ]
             for step in steps
         ],
         numbers=range(len(_METRICS) + 1),

@@ -1,4 +1,4 @@
-"""From values to places on an axis, and which values are written beside it."""
+"""Maps values to positions on an axis, and chooses the values written beside it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LEAST = 1e-30
-"""What is smaller is rounding, and not told from zero."""
+"""Smaller values are rounding errors and count as zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A linear or logarithmic axis from ``low`` to ``high``, which lie ``start`` and ``end``."""
+    """A linear or logarithmic axis: ``low`` lies at position ``start``, ``high`` at ``end``."""
 
     low: float
     high: float
@@ -21,7 +21,7 @@ class Scale:
     log: bool = False
 
     def place(self, value: float) -> float:
-        """Return where a value lies; what is beyond an end lies on it."""
+        """Return the position of a value; values beyond an end lie on that end."""
         low, high, at = (
             (math.log10(self.low), math.log10(self.high), math.log10(max(value, self.low)))
             if self.log
@@ -31,7 +31,7 @@ class Scale:
         return self.start + part * (self.end - self.start)
 
     def ticks(self, about: int) -> list[float]:
-        """Return round values, about so many."""
+        """Return about ``about`` round values."""
         if self.log:
             least, most = round(math.log10(self.low)), round(math.log10(self.high))
             every = max(1, math.ceil((most - least) / about))
@@ -47,8 +47,10 @@ def round_step(least: float) -> float:
     return next(step * power for step in (1, 2, 5, 10) if step * power >= least * (1 - 1e-9))
 
 
-def upright(values: Iterable[float], start: float, end: float, *, log: bool = False) -> Scale:
-    """Return an axis that holds values, zero too unless it is logarithmic; ends are round."""
+def make_value_scale(
+    values: Iterable[float], start: float, end: float, *, log: bool = False
+) -> Scale:
+    """Return an axis with round ends that holds all values, and zero unless it is logarithmic."""
     known = [value for value in values if math.isfinite(value) and (value > _LEAST or not log)]
     if log:
         least = math.floor(math.log10(min(known, default=0.1)))

@@ -14,9 +14,9 @@ from runners.observe.swimlane import (
     lay_out,
     name_end,
 )
-from runners.report.chart import label, legend
+from runners.report.chart import make_label, make_legend
 from runners.report.element import Child, make
-from runners.report.figures import seconds
+from runners.report.number_format import format_seconds
 from runners.report.overview import STAGES
 from runners.report.scale import Scale
 from runners.store.run_store import RunStore
@@ -75,7 +75,7 @@ def draw_swimlane(attempts: Sequence[AttemptSpans]) -> Element:
     for tick in along.ticks(12):
         x = along.place(tick)
         parts.append(make("line", x1=x, x2=x, y1=_TOP - 4, y2=height, class_="grid"))
-        parts.append(label(f"{tick:g} s", x, _TOP - 8))
+        parts.append(make_label(f"{tick:g} s", x, _TOP - 8))
     for number, (name, shown) in enumerate(layout.lanes):
         parts += _lane(name, shown, _TOP + number * _LANE, along)
     drawing = make(
@@ -86,7 +86,7 @@ def draw_swimlane(attempts: Sequence[AttemptSpans]) -> Element:
     note = f"{layout.shown:,} of {len(attempts):,} attempts" if left_out else ""
     return make(
         "div",
-        legend([*marks, ("model call", "call box")]),
+        make_legend([*marks, ("model call", "call box")]),
         make("p", "✓ solved   ✗ unsolved   ! no grade", f"   {note}", class_="dim small pre"),
         make("div", drawing, class_="scrolled lanes"),
     )
@@ -95,7 +95,7 @@ def draw_swimlane(attempts: Sequence[AttemptSpans]) -> Element:
 def _lane(
     name: str, attempts: Sequence[LaidOutAttempt], top: float, along: Scale
 ) -> Iterator[Child]:
-    yield label(name, _LEFT - 5, top + _LANE - 3, "end", class_="lane")
+    yield make_label(name, _LEFT - 5, top + _LANE - 3, "end", class_="lane")
     for attempt in attempts:
         boxes: list[Child] = [make("title", _describe(attempt.spans))]
         for box in attempt.stages:
@@ -106,7 +106,7 @@ def _lane(
         yield make("g", *boxes, class_=None if record.counts else "replaced")
         tone, sign = _SIGNS.get(name_end(record), ("none", "!"))
         at = along.place(attempt.right) + 4
-        yield label(sign, at, top + _LANE - 3, "start", class_=tone)
+        yield make_label(sign, at, top + _LANE - 3, "start", class_=tone)
 
 
 def _rectangle(box: Box, top: float, height: float, along: Scale, classes: str) -> Element | None:
@@ -130,7 +130,7 @@ def _describe(attempt: AttemptSpans) -> str:
             f"{record.rollout_id}, attempt {record.attempt}",
             f"{record.task_id}: {record.outcome.code}",
             *(
-                f"{bar.name} {seconds(bar.seconds)}"
+                f"{bar.name} {format_seconds(bar.seconds)}"
                 for bar in attempt.stages
                 if bar.seconds >= 0.005
             ),

@@ -1,4 +1,4 @@
-"""Sections and tables of a report."""
+"""Builds the sections and tables of a report."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from xml.etree.ElementTree import Element
 from runners.report.element import Child, make
 
 
-def section(title: str, *content: Child) -> Element:
-    """Return a part of the page under its title, which the head of the page links to."""
+def make_section(title: str, *content: Child) -> Element:
+    """Return a section with its title, to which the head of the page links."""
     return make("section", make("h2", title), *content, id=title.lower().replace(" ", "-"))
 
 
-def table(
+def make_table(
     columns: Sequence[str], rows: Iterable[Sequence[Child]], *, numbers: Container[int] = ()
 ) -> Element:
-    """Return a table; the columns in ``numbers`` are figures, to the right."""
+    """Return a table; the columns in ``numbers`` are aligned to the right."""
 
     def cells(tag: str, row: Sequence[Child]) -> Element:
         return make(
@@ -31,6 +31,6 @@ def table(
     return make("div", make("table", make("thead", cells("th", columns)), body), class_="scrolled")
 
 
-def folded(title: str, *content: Child) -> Element:
-    """Return what is shown when somebody opens it."""
+def make_details(title: str, *content: Child) -> Element:
+    """Return content that is folded until somebody opens it."""
     return make("details", make("summary", title), *content)

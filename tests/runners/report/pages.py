@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
-from runners.report.page import report
+from runners.report.page import render_report
 from runners.store.run_store import RunStore
 
 _VOID = {"meta", "br", "link", "img", "input"}
@@ -47,4 +47,4 @@ class Page(HTMLParser):
 
 def page_of(store: RunStore) -> Page:
     """Return the report of a run."""
-    return Page(report(store, Path(store.run_dir) / "report.html"))
+    return Page(render_report(store, Path(store.run_dir) / "report.html"))

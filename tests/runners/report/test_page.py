@@ -61,7 +61,7 @@ def routed_run(run_dir: Path, **later: Any) -> RunStore:
     return store
 
 
-def test_a_campaign_s_page_has_every_part_and_loads_nothing(tmp_path: Path) -> None:
+def test_the_page_of_a_campaign_has_every_section_and_loads_nothing(tmp_path: Path) -> None:
     with example_run(tmp_path / "run") as store:
         page = page_of(store)
     assert list(page.sections) == [
@@ -89,10 +89,10 @@ def test_outcomes_failures_and_tokens_add_up(tmp_path: Path) -> None:
     tokens = page.sections["branches-and-tokens"]
     assert "sampled by graded training rollouts 12 " in tokens
     assert "trained 12 100.0\u202f%" in tokens
-    assert "sampled by attempts that another replaced 4" in tokens
+    assert "sampled by attempts that were retried 4" in tokens
 
 
-def test_branches_and_breaks_are_told_with_their_reasons(tmp_path: Path) -> None:
+def test_branches_and_breaks_are_listed_with_their_reasons(tmp_path: Path) -> None:
     with branched_run(tmp_path / "run", rollouts=2) as store:
         said = page_of(store).sections["branches-and-tokens"]
     assert "main 2 8 24 50.0\u202f%" in said
@@ -156,7 +156,7 @@ def test_a_run_that_has_not_begun_is_a_page_too(tmp_path: Path) -> None:
             assert "No step has ended yet." in page.sections["routing-replay"]
 
 
-def test_an_interrupted_run_says_so_and_how_to_go_on(tmp_path: Path) -> None:
+def test_an_interrupted_run_shows_the_command_that_continues_it(tmp_path: Path) -> None:
     with example_run(tmp_path / "run") as store:
         store.set_state(State.RUNNING)
         store.begin_step(2, ["t"])
@@ -232,7 +232,7 @@ def test_the_page_links_rollouts_from_wherever_it_lies(tmp_path: Path) -> None:
     assert ("href", f"../run%20a/{wanted}") in outside.attributes
 
 
-def test_a_page_that_cannot_be_written_is_refused_with_the_way_out(
+def test_a_page_that_cannot_be_written_is_refused_with_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     example_run(tmp_path / "run").close()
@@ -265,7 +265,7 @@ def test_rollouts_that_took_longest_come_first(tmp_path: Path) -> None:
         (ExitCode.FAILURE_BUDGET, "40 of 50 rollouts failed", False),
     ],
 )
-def test_a_run_that_its_self_check_ended_has_that_as_an_alarm(
+def test_a_failed_self_check_that_ended_the_run_is_an_alarm(
     tmp_path: Path, code: ExitCode, message: str, alarms: bool
 ) -> None:
     with routed_run(tmp_path / "run") as store:

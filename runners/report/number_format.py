@@ -1,4 +1,4 @@
-"""Numbers as a person reads them; a dash for what is not known."""
+"""Formats numbers for a reader; unknown ones are a dash."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ UNKNOWN = "–"
 _PERCENT = "\u202f%"  # a narrow space that does not break
 
 
-def count(value: float | None) -> str:
+def format_count(value: float | None) -> str:
     """Return a whole number with thousands separated."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
-def several(number: int, noun: str) -> str:
-    """Return how many of a thing there are: "1 alarm", "2 alarms"."""
+def format_quantity(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 alarm", "2 alarms"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def share(value: float | None) -> str:
-    """Return a share as a percentage that tells small ones apart."""
+def format_share(value: float | None) -> str:
+    """Return a share as a percentage with enough digits to tell small ones apart."""
     if value is None:
         return UNKNOWN
     percent = 100 * value
@@ -29,18 +29,18 @@ def share(value: float | None) -> str:
     return f"{percent:.{digits}f}{_PERCENT}"
 
 
-def whole_share(value: float) -> str:
-    """Return a share as an axis has room for it."""
+def format_axis_share(value: float) -> str:
+    """Return a share as a percentage of at most three digits, for an axis."""
     return f"{100 * value:.3g}{_PERCENT}"
 
 
-def small(value: float | None) -> str:
-    """Return a number of any size with three digits."""
+def format_significant(value: float | None) -> str:
+    """Return a number of any size with three significant digits."""
     return UNKNOWN if value is None else f"{value:.3g}"
 
 
-def seconds(value: float | None) -> str:
-    """Return seconds with a digit that matters."""
+def format_seconds(value: float | None) -> str:
+    """Return seconds with two or three significant digits."""
     if value is None:
         return UNKNOWN
     return (
@@ -48,8 +48,8 @@ def seconds(value: float | None) -> str:
     )
 
 
-def short(value: float) -> str:
-    """Return a number as an axis has room for it."""
+def format_short(value: float) -> str:
+    """Return a number of at most three digits and k, M or G, for an axis."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"

@@ -1,4 +1,4 @@
-"""What a report says of a run, read from its store: sums over all attempts, a few of them whole."""
+"""Reads the data of a report from a run's store: sums over all attempts, and a few records."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from runners.trajectory.record import RolloutRecord
 
 SLOWEST = 12
 _MESSAGE = 160
-"""Failures whose messages begin alike are one."""
+"""Failures whose messages share so many first characters are counted as one."""
 
 UNGRADED = "no grade"
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class SolveRate:
     """A solve rate with its 95 % interval."""
 
     name: str
@@ -47,7 +47,7 @@ class Failure:
     message: str
     first: RolloutRecord
     count: int = 0
-    made_good: int = 0
+    retried: int = 0
     """Those of them that another attempt replaced."""
 
 
@@ -62,7 +62,7 @@ class Sums:
     stages: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """Training step → stage → seconds of its rollouts together."""
     tokens: Counter[str] = field(default_factory=Counter)
-    """Sampled ones, by what became of them; and ``trained``."""
+    """Sampled tokens by their use (graded, ungraded, replaced, evaluation); and ``trained``."""
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
     tasks: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Group of an evaluation → its graded rollouts, and how many of them are solved."""
@@ -70,7 +70,7 @@ class Sums:
     """A heap of the rollouts that took longest."""
 
     def add(self, record: RolloutRecord) -> None:
-        """Take in an attempt."""
+        """Add an attempt."""
         graded = record.outcome.meaning.reward_counts and record.solved is not None
         if not graded and record.outcome.outcome_class is not OutcomeClass.CANCELLED:
             self._failed(record)
@@ -89,15 +89,15 @@ class Sums:
             if graded:
                 seen, solved = self.tasks.get(record.group, (0, 0))
                 self.tasks[record.group] = (seen + 1, solved + bool(record.solved))
-        took = (record.timings.get("total", 0.0), record.session_id, _light(record))
+        took = (record.timings.get("total", 0.0), record.session_id, _without_texts(record))
         (heapq.heappush if len(self.slow) < SLOWEST else heapq.heappushpop)(self.slow, took)
 
     def _failed(self, record: RolloutRecord) -> None:
         message = record.outcome.message
         key = (record.outcome.code.value, message[:_MESSAGE])
-        failure = self.failures.setdefault(key, Failure(key[0], message, _light(record)))
+        failure = self.failures.setdefault(key, Failure(key[0], message, _without_texts(record)))
         failure.count += 1
-        failure.made_good += not record.counts
+        failure.retried += not record.counts
 
     @property
     def slowest(self) -> list[RolloutRecord]:
@@ -105,13 +105,13 @@ class Sums:
         return [record for _, _, record in sorted(self.slow, reverse=True)]
 
 
-def _light(record: RolloutRecord) -> RolloutRecord:
+def _without_texts(record: RolloutRecord) -> RolloutRecord:
     """Return a record without its long texts."""
     return replace(record, final_message="", patch="", verdict=None, extra={})
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class BranchTotals:
     """The turns of one kind of branch, over all counting rollouts."""
 
     kind: str
@@ -121,7 +121,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class BreakTotals:
     """Chains that could not be continued, for one reason."""
 
     kind: str
@@ -131,8 +131,8 @@ class Break:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """All that the page says."""
+class ReportData:
+    """Data of the whole page."""
 
     status: Status
     config: dict[str, Any]
@@ -142,32 +142,32 @@ class Facts:
     wall_s: float
     steps: list[dict[str, Any]]
     """Metrics of each finished step, ``step`` among them."""
-    rates: list[Rate]
+    rates: list[SolveRate]
     """Held-out solve rates of a campaign; pass@1, pass@2, … of an evaluation."""
     sums: Sums
-    branches: list[Branch]
-    breaks: list[Break]
+    branches: list[BranchTotals]
+    breaks: list[BreakTotals]
     events: list[EventRow]
 
     def kind(self, group: str) -> str:
-        """Return what was chosen of a configuration group."""
+        """Return the kind chosen in a configuration group."""
         section = self.config.get(group)
         return str(section.get("kind", "?")) if isinstance(section, dict) else "?"
 
     @property
     def routing(self) -> bool:
-        """Whether training replayed routing, or means to."""
+        """Whether the configuration replays routing in training."""
         return self.kind("routing_replay") not in ("off", "?")
 
 
-def read_facts(store: RunStore) -> Facts:
-    """Read everything of a run, which may be running; raises StoreError."""
+def read_report_data(store: RunStore) -> ReportData:
+    """Read the data of a run, which may be running; raises StoreError."""
     state, config, status = store.state(), store.config(), read_store_status(store)
     sums = Sums()
     for record in store.each_rollout():
         sums.add(record)
     rates = list(_passes(sums, config) if status.benchmark else _held_out(store))
-    return Facts(
+    return ReportData(
         status=status,
         config=config,
         changes=changed_keys(config),
@@ -182,26 +182,26 @@ def read_facts(store: RunStore) -> Facts:
     )
 
 
-def _held_out(store: RunStore) -> Iterator[Rate]:
+def _held_out(store: RunStore) -> Iterator[SolveRate]:
     for row in store.evaluations():
         rate, of = row.result.get("solve_rate"), row.result.get("graded", row.result.get("tasks"))
         interval = None if rate is None else wilson_interval(round(rate * (of or 0)), of or 0)
         if rate is not None:
             low, high = interval or (rate, rate)
-            yield Rate(f"step {row.step}", row.step, rate, low, high, of or 0)
+            yield SolveRate(f"step {row.step}", row.step, rate, low, high, of or 0)
 
 
-def _passes(sums: Sums, config: dict[str, Any]) -> Iterator[Rate]:
-    """Yield pass@k of what an evaluation has graded so far."""
+def _passes(sums: Sums, config: dict[str, Any]) -> Iterator[SolveRate]:
+    """Yield pass@k over the tasks that an evaluation has graded so far."""
     for k in range(1, int(config.get("eval", {}).get("attempts_per_task", 1)) + 1):
         tasks = [counts for counts in sums.tasks.values() if counts[0] >= k]
         values = [pass_at_k(graded, solved, k) for graded, solved in tasks]
         interval = bootstrap_interval(values)
         if interval is not None:
-            yield Rate(f"pass@{k}", k, sum(values) / len(values), *interval, len(values))
+            yield SolveRate(f"pass@{k}", k, sum(values) / len(values), *interval, len(values))
 
 
-def _branches(store: RunStore) -> list[Branch]:
+def _branches(store: RunStore) -> list[BranchTotals]:
     rows = store.query(
         """
         SELECT branch, count(DISTINCT session_id || ' ' || thread), count(*), sum(output_count)
@@ -209,10 +209,10 @@ def _branches(store: RunStore) -> list[Branch]:
         GROUP BY branch ORDER BY 4 DESC
         """
     )
-    return [Branch(*row) for row in rows]
+    return [BranchTotals(*row) for row in rows]
 
 
-def _breaks(store: RunStore) -> list[Break]:
+def _breaks(store: RunStore) -> list[BreakTotals]:
     rows = store.query(
         """
         SELECT break_reason, count(*), min(session_id) FROM turn
@@ -221,9 +221,9 @@ def _breaks(store: RunStore) -> list[Break]:
         GROUP BY break_reason ORDER BY 2 DESC
         """
     )
-    found: dict[str, Break] = {}
+    found: dict[str, BreakTotals] = {}
     for reason, number, session in rows:
         kind = reason.partition(":")[0]
-        old = found.get(kind, Break(kind, 0, reason, session))
+        old = found.get(kind, BreakTotals(kind, 0, reason, session))
         found[kind] = replace(old, count=old.count + number)
     return list(found.values())
