@@ -1,4 +1,4 @@
-"""Where rollouts run."""
+"""The machines on which rollouts run."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ def _address(value: str) -> str:
 
 
 class LocalExecutorConfig(Section):
-    """In the driver's own process, on its machine."""
+    """Rollouts run in the driver's own process."""
 
     kind: Literal["local"]
 
 
 class RayExecutorConfig(Section):
-    """On the nodes of a Ray cluster that runs already, this machine among them."""
+    """Rollouts run on the nodes of a running Ray cluster that this machine is part of."""
 
     kind: Literal["ray"]
     address: Annotated[str, AfterValidator(_address)] | None
-    """The head's, ``host:port``; null: what RAY_ADDRESS says, else the cluster of this machine."""
+    """Address of the head, ``host:port``; null: RAY_ADDRESS, or the cluster of this machine."""
     rollouts_per_node: PositiveInt
-    """At once, on one node."""
+    """Rollouts in flight on one node."""
     driver_node: bool
     """Whether the node on which the driver runs takes rollouts, too."""
     patience_s: PositiveFloat
-    """Without any node that takes rollouts, the run ends after so long; it can be resumed."""
+    """Seconds without any node that takes rollouts, after which the run ends; it can be resumed."""
 
 
 ExecutorConfig = Annotated[LocalExecutorConfig | RayExecutorConfig, Field(discriminator="kind")]

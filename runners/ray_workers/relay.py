@@ -1,7 +1,7 @@
-"""The gateway's control socket on a node where the gateway is not: it takes the listeners of
-sandboxes as the gateway does, and carries what comes in to the gateway's address.
+"""Give sandboxes a control socket of the gateway on a node where the gateway is not.
 
-The gateway itself checks a session's key before a listener is served, and again with each request.
+Invariant: a sandbox's listener is taken as the gateway takes it, for a session key that the gateway
+knows; what connects to it is forwarded to the gateway, which checks the key of every request.
 """
 
 from __future__ import annotations
@@ -19,51 +19,52 @@ import aiohttp
 from runners.gateway.control import BACKLOG, ControlSocket
 
 CONNECT_S = 10.0
-CHUNK = 1 << 16
+CHUNK_BYTES = 1 << 16
 
 
 class Relay:
-    """Leads to one gateway."""
+    """A way to one gateway."""
 
-    def __init__(self, gateway_url: str, place: Path) -> None:
-        """``place``: where its sockets are made."""
+    def __init__(self, gateway_url: str, directory: Path) -> None:
+        """Make the control sockets in ``directory``."""
         self._url = gateway_url
-        self._place = place
+        self._directory = directory
         found = urlsplit(gateway_url)
         self._address = found.hostname, found.port
 
     @asynccontextmanager
     async def control(self) -> AsyncIterator[Path]:
-        """Give a control socket; what it took is closed with it."""
-        doors: list[asyncio.Server] = []
-        carrying: set[asyncio.Task[None]] = set()
+        """Yield the path of a control socket; the listeners that it took are closed with it."""
+        servers: list[asyncio.Server] = []
+        connections: set[asyncio.Task[None]] = set()
 
-        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
-            carrying.add(task)
+            connections.add(task)
             try:
-                await self._carry(reader, writer)
+                await self._forward(reader, writer)
             finally:
-                carrying.discard(task)
+                connections.discard(task)
 
-        async def take(key: str, listener: socket.socket) -> None:
-            await self._check(key)
-            doors.append(await asyncio.start_server(carry, sock=listener, backlog=BACKLOG))
+        async def take_listener(key: str, listener: socket.socket) -> None:
+            await self._check_key(key)
+            server = await asyncio.start_server(forward, sock=listener, backlog=BACKLOG)
+            servers.append(server)
 
-        control = ControlSocket(take, self._place)
+        control = ControlSocket(take_listener, self._directory)
         control.start()
         try:
             yield control.path
         finally:
             await control.close()
-            for door in doors:
-                door.close()
-            for task in carrying:
+            for server in servers:
+                server.close()
+            for task in connections:  # closing a server leaves its connections open
                 task.cancel()
 
-    async def _check(self, key: str) -> None:
-        """Raise ValueError or OSError unless the gateway knows the key."""
+    async def _check_key(self, key: str) -> None:
+        """Raise ValueError or OSError unless the gateway knows the session key."""
         try:
             async with (
                 asyncio.timeout(CONNECT_S),
@@ -75,30 +76,31 @@ class Relay:
         except aiohttp.ClientError as error:
             raise ConnectionError(f"the gateway does not answer: {error}") from error
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection, until either end has closed; then both are."""
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one connection in both directions until either end closes it."""
         try:
             async with asyncio.timeout(CONNECT_S):
-                theirs, ours = await asyncio.open_connection(*self._address)
+                from_gateway, to_gateway = await asyncio.open_connection(*self._address)
         except (OSError, TimeoutError):
-            writer.transport.abort()
+            writer.transport.abort()  # a reset: the agent's client retries, as it does without us
             return
-        ways = [
-            asyncio.ensure_future(_pour(reader, ours)),
-            asyncio.ensure_future(_pour(theirs, writer)),
+        directions = [
+            asyncio.ensure_future(_copy(reader, to_gateway)),
+            asyncio.ensure_future(_copy(from_gateway, writer)),
         ]
         try:
-            # A client that leaves must be seen to leave: the gateway aborts its generation then.
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            # The first end closes both: when the agent's client leaves, the gateway must see it
+            # leave, to abort the generation.
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for way in ways:
-                way.cancel()
-            for end in (ours, writer):
+            for direction in directions:
+                direction.cancel()
+            for end in (to_gateway, writer):
                 end.close()
 
 
-async def _pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(OSError):
-        while data := await reader.read(CHUNK):
+        while data := await reader.read(CHUNK_BYTES):
             writer.write(data)
             await writer.drain()

@@ -1,19 +1,21 @@
-"""Failures on their way between processes: what the other side must tell apart stays apart, the
-rest is its text.
+"""Encode exceptions as JSON for another process of the run, and decode them there.
+
+Invariant: a caller can tell apart what it must treat differently (a broken store, a lost node, a
+cancellation, a timeout); every other exception becomes an ExecutorError with the original's text.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any
 
 from conf.errors import AgentrlError, ExitCode, error_text
 from runners.store.store_error import StoreError
 
 
 class ExecutorError(AgentrlError):
-    """What runs rollouts elsewhere is gone, or refuses; the run can be resumed."""
+    """The processes that run rollouts elsewhere are gone or refuse; the run can be resumed."""
 
     exit_code = ExitCode.SERVICE_GONE
 
@@ -22,51 +24,49 @@ class ExecutorError(AgentrlError):
         super().__init__(message)
 
 
+class Unreachable(ExecutorError):
+    """The other process does not answer: it has ended, hangs, or there is no route to it."""
+
+
 class NodeLost(AgentrlError):
     """The node on which an attempt ran is gone, or its worker is."""
 
     def __init__(self, message: str, node: str) -> None:
         self.node = node
+        self.reported = False
+        """Whether an attempt has reported it: it is one failure for all attempts of the node."""
         super().__init__(message)
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """An exception, told."""
-
-    kind: Literal["store", "lost", "cancelled", "late", "other"]
-    text: str
-    exit_code: ExitCode = ExitCode.SERVICE_GONE
-    node: str = ""
-    """Of ``lost``."""
-
-
-def trouble_of(error: BaseException) -> Trouble:
-    """Tell an exception."""
-    text = error_text(error)
+def encode_error(error: BaseException) -> dict[str, Any]:
+    """Return the JSON form of an exception: its type, message, exit code and node."""
+    data: dict[str, Any] = {"message": error_text(error)}
     match error:
         case StoreError():
-            return Trouble("store", text, error.exit_code)
+            return data | {"type": "StoreError", "exit_code": int(error.exit_code)}
         case NodeLost():
-            return Trouble("lost", text, node=error.node)
+            return data | {"type": "NodeLost", "node": error.node}
         case AgentrlError():
-            return Trouble("other", text, error.exit_code)
+            return data | {"type": "ExecutorError", "exit_code": int(error.exit_code)}
         case asyncio.CancelledError():
-            return Trouble("cancelled", text)
+            return data | {"type": "CancelledError"}
         case TimeoutError():
-            return Trouble("late", text)
-    return Trouble("other", f"{type(error).__name__}: {text}")
+            return data | {"type": "TimeoutError"}
+    message = f"{type(error).__name__}: {data['message']}"
+    code = ExitCode.SERVICE_GONE
+    return {"type": "ExecutorError", "message": message, "exit_code": int(code)}
 
 
-def raised(trouble: Trouble) -> BaseException:
-    """Return the exception that was told."""
-    match trouble.kind:
-        case "store":
-            return StoreError(trouble.text, trouble.exit_code)
-        case "lost":
-            return NodeLost(trouble.text, trouble.node)
-        case "cancelled":
-            return asyncio.CancelledError(trouble.text)
-        case "late":
-            return TimeoutError(trouble.text)
-    return ExecutorError(trouble.text, trouble.exit_code)
+def decode_error(data: Mapping[str, Any]) -> BaseException:
+    """Return the exception that ``encode_error`` was given, or the ExecutorError for it."""
+    message = data["message"]
+    match data["type"]:
+        case "StoreError":
+            return StoreError(message, ExitCode(data["exit_code"]))
+        case "NodeLost":
+            return NodeLost(message, data["node"])
+        case "CancelledError":
+            return asyncio.CancelledError(message)
+        case "TimeoutError":
+            return TimeoutError(message)
+    return ExecutorError(message, ExitCode(data["exit_code"]))

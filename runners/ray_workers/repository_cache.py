@@ -1,5 +1,8 @@
-"""Repositories on their way from the driver's machine to a node: what has no address of its own is
-sent, once per node; a commit's id names its content.
+"""Send repositories from the driver's machine to a node, which keeps each of them.
+
+Invariant: a repository is sent at most once per node, also over several runs: its directory bears
+the name of its commit, whose id names its content. A repository with an address of its own is not
+sent but made on the node.
 """
 
 from __future__ import annotations
@@ -17,48 +20,51 @@ from runners.tasks.contract import Task
 
 REPO = "repo"
 
-Ready = Callable[[Task], Awaitable[Task]]
 
-
-def packed(repo: Path) -> bytes:
+def pack_repository(repo: Path) -> bytes:
     """Return a repository as a compressed tar file; blocks, and raises OSError."""
-    with tempfile.TemporaryDirectory(prefix="agentrl-parcel-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="agentrl-repository-") as scratch:
         archive = Path(scratch) / "repo.tar.gz"
-        with ArchiveWriter(archive) as pack:
-            pack.add_writable(REPO, repo)
+        with ArchiveWriter(archive) as writer:
+            writer.add_writable(REPO, repo)
         return archive.read_bytes()
 
 
-class Parcels:
-    """The repositories that a node was sent, below ``root``: each asked for once."""
+class RepositoryCache:
+    """The repositories below ``root`` that a node was sent."""
 
-    def __init__(self, root: Path, fetch: Callable[[str], Awaitable[bytes]], make: Ready) -> None:
-        """``fetch`` asks the driver for a commit's repository; ``make`` makes those that have an
-        address.
+    def __init__(
+        self,
+        root: Path,
+        download: Callable[[str], Awaitable[bytes]],
+        make: Callable[[Task], Awaitable[Task]],
+    ) -> None:
+        """``download`` returns the archive of a commit's repository; ``make`` makes a repository
+        that has an address.
         """
         self._root = root
-        self._fetch = fetch
+        self._download = download
         self._make = make
-        self._line: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
 
     async def ready(self, task: Task) -> Task:
-        """Return the task with its repository there; raises SandboxError."""
+        """Return the task with its repository on this node; raises SandboxError."""
         if task.origin is not None:
             return await self._make(task)
-        place = self._root / f"sent-{task.base_commit}"
-        async with self._line.setdefault(task.base_commit, asyncio.Lock()):
-            if not place.exists():
-                content = await self._fetch(task.base_commit)
-                await asyncio.to_thread(_keep, content, place)
-        return replace(task, repo=place / REPO)
+        directory = self._root / f"sent-{task.base_commit}"
+        async with self._locks.setdefault(task.base_commit, asyncio.Lock()):
+            if not directory.exists():
+                archive = await self._download(task.base_commit)
+                await asyncio.to_thread(_unpack_into, directory, archive)
+        return replace(task, repo=directory / REPO)
 
 
-def _keep(content: bytes, place: Path) -> None:
+def _unpack_into(directory: Path, content: bytes) -> None:
     try:
-        with atomic_directory(place) as made:
-            archive = made / "repo.tar.gz"
+        with atomic_directory(directory) as unfinished:
+            archive = unfinished / "repo.tar.gz"
             archive.write_bytes(content)
-            unpack(archive, made)
+            unpack(archive, unfinished)
             archive.unlink()
     except OSError as error:
         raise SandboxError(f"cannot keep a repository: {error}") from error

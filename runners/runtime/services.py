@@ -30,7 +30,7 @@ from runners.harnesses.registry import make_harness
 from runners.processes.ledger import Ledger, reap
 from runners.processes.recorder import StoreRecorder
 from runners.processes.service import Service
-from runners.ray_workers.ray import RayExecutor, join
+from runners.ray_workers.executor import RayExecutor, join
 from runners.rollouts.attempt import execute_here
 from runners.rollouts.context import AttemptContext, Execute
 from runners.rollouts.pool import Pool
@@ -146,8 +146,8 @@ async def start_services(
         recorder = StoreRecorder(rollout_store, ledger)
         execute = execute_here(recorder)
         if (executor := cluster.result()) is not None:
-            await executor.start(config, gateway.info, context, recorder)
             exits.push_async_callback(executor.close)
+            await executor.start(config, gateway.info, context, recorder)
             execute = executor
         yield Services(faults.wrap_engine(engine), context, rollout_store, execute)
 

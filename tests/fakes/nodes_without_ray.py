@@ -1,123 +1,138 @@
-"""Stands for the bridge of ``executor=ray``: nodes whose workers are real ones in this process,
-on a real line to the driver. Everything but Ray.
+"""Stand-in for the process of ``executor=ray`` that speaks Ray: a cluster of one node, whose worker
+runs in this process and calls the driver over HTTP as a real one does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import pickle
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from runners.ray_workers.remote_errors import ExecutorError, NodeLost, Trouble
-from runners.ray_workers.rpc import Line
-from runners.ray_workers.worker import Worker, WorkerSettings
+from runners.ray_workers.json_http import JsonClient, JsonServer
+from runners.ray_workers.remote_errors import ExecutorError, NodeLost, encode_error
+from runners.ray_workers.wire import identity
+from runners.ray_workers.worker import Worker
 
 NODE = "node/1"
+
+
+class RunsAttempts(Protocol):
+    """A worker, real or not."""
+
+    async def run(self, url: str, token: str, node: str) -> dict[str, Any] | None:
+        """Work for the driver."""
+        ...
+
+    async def close(self) -> None:
+        """Stop working."""
+        ...
+
+
+@dataclass
+class DeafWorker:
+    """A worker that begins no attempt and ends none, whatever it is told."""
+
+    stages: dict[str, str] = field(default_factory=dict)
+    """Stages of attempts that its next call tells."""
+    last_words: dict[str, str] = field(default_factory=dict)
+    """Stages that the call after a cancellation tells; empty when that was answered."""
+    orders: list[str] = field(default_factory=list)
+    """What it was told, ``start`` or ``cancel``."""
+
+    async def run(self, url: str, token: str, node: str) -> dict[str, Any] | None:
+        """Call the driver as a worker does, and never obey."""
+        driver = JsonClient(url, token)
+        try:
+            await driver.call("settings", self.identity(), deadline_s=10)
+            await driver.call("ready", {}, deadline_s=10)
+            while True:
+                orders = await driver.call("poll", self.stages, deadline_s=10)
+                self.orders += ["start"] * len(orders["start"])
+                if orders["cancel"]:
+                    self.orders.append("cancel")
+                    await driver.call("poll", self.last_words, deadline_s=10)
+                    self.last_words = {}
+        except ExecutorError as error:
+            return encode_error(error)
+        finally:
+            await driver.close()
+
+    def identity(self) -> dict[str, str]:
+        """Return what must be the same on every node."""
+        return identity()
+
+    async def close(self) -> None:
+        """Stop working: the call of ``run`` is cancelled."""
 
 
 @dataclass
 class OneNode:
     """A node that a test can lose."""
 
-    worker: Worker = field(default_factory=Worker)
-    asked: list[str] = field(default_factory=list)
-    """What the driver asked, by name."""
-    deaf: bool = False
-    """It never ends an attempt, and hears of no cancellation."""
-    last_words: dict[str, str] = field(default_factory=dict)
-    """Stages that it still tells of when an attempt is cancelled; empty when they were heard."""
+    make_worker: Callable[[], RunsAttempts] = Worker
+    started: int = 0
+    """Workers that were started."""
 
     def __post_init__(self) -> None:
+        self.up = True
+        """Whether the node is in the cluster."""
+        self.running: asyncio.Task[dict[str, Any] | None] | None = None
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._listening: asyncio.Task[None] | None = None
-        self._line: Line
-        self._closed = False
+        self._server = JsonServer(
+            {"token": None},
+            {"nodes": self._nodes, "run": self._run, "kill": self._kill, "close": self._close},
+        )
 
-    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take up the line to the driver."""
-        self._line = Line(reader, writer, self.answer)
-        await self._line.serve()
+    async def start(self) -> dict[str, Any]:
+        """Serve; returns what the process that speaks Ray announces."""
+        port = await self._server.start("127.0.0.1")
+        return {"address": "127.0.0.1", "url": f"http://127.0.0.1:{port}", "token": "token"}
 
-    async def answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Answer the driver as the bridge does."""
-        self.asked.append(name)
-        match name:
-            case "start":
-                return {NODE: await self._start(*arguments)}
-            case "run":
-                return await self._run(*arguments)
-            case "cancel":
-                if self.last_words:
-                    await self.tell(self.last_words)
-                    self.last_words = {}
-                return None if self.deaf else await self.worker.cancel(*arguments)
-            case "close":
-                await self.close()
-                return [NODE]
-        raise ValueError(name)
-
-    async def lose(self, why: str = "somebody pulled the plug") -> None:
-        """Lose the node, with everything that runs there."""
-        if self._listening is not None:
-            self._listening.cancel()
-        await self._line.ask("lost", NODE, why)
+    def lose(self, why: str = "somebody pulled the plug") -> None:
+        """Lose the node; its worker goes on, as one does that is only cut off."""
+        self.up = False
         self._lost.set_result(why)
 
-    async def tell(self, stages: dict[str, str]) -> None:
-        """Tell the driver in which stages attempts are."""
-        await self._line.ask("stages", NODE, stages)
+    async def stop(self) -> None:
+        """End the process that speaks Ray, and with it the worker."""
+        await self._server.close()
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.wait([self.running])
 
-    def cut(self) -> None:
-        """Cut the line to the driver."""
-        self._line.close()
+    async def _nodes(self, *_: object) -> list[dict[str, str]]:
+        node = {"node_id": "1", "name": NODE, "address": "127.0.0.1"}
+        return [node] if self.up else []
 
-    async def close(self) -> None:
-        """End the worker."""
-        if self._listening is not None:
-            self._listening.cancel()
-        if not self._closed:
-            self._closed = True
-            await self.worker.close()
-
-    async def _start(self, settings: WorkerSettings) -> dict[str, str]:
-        prepared = await self.worker.prepare(pickle.dumps(replace(settings, node=NODE)))
-        found = pickle.loads(prepared)
-        if isinstance(found, Trouble):
-            raise ExecutorError(found.text, found.exit_code)
-        self._listening = asyncio.create_task(self._listen())
-        return dict(found)
-
-    async def _listen(self) -> None:
-        while True:
-            questions, stages = await self.worker.questions()
-            await self._line.ask("stages", NODE, stages)
-            for number, question in questions:
-                answer = await self._line.ask("question", NODE, question)
-                await self.worker.answer(number, answer)
-
-    async def _run(self, session_id: str, order: bytes) -> bytes:
-        if self.deaf:
-            await asyncio.Event().wait()
-        call = asyncio.ensure_future(self.worker.run(order, 0.0))
-        ends: list[asyncio.Future[Any]] = [call, self._lost]
+    async def _run(self, _: object, body: dict[str, str]) -> dict[str, Any] | None:
+        self.started += 1
+        self.worker = self.make_worker()
+        work = self.worker.run(body["url"], body["token"], body["node"])
+        self.running = asyncio.create_task(work, name="the worker")
+        ends: list[asyncio.Future[Any]] = [self.running, self._lost]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if self._lost.done():
-            raise NodeLost(f"{NODE}: {self._lost.result()}", NODE)
-        return call.result()
+            raise NodeLost(self._lost.result(), NODE)
+        return self.running.result()
+
+    async def _kill(self, *_: object) -> None:
+        assert self.running is not None
+        self.running.cancel()
+
+    async def _close(self, *_: object) -> list[str]:
+        if self.running is None or self._lost.done():
+            return []
+        await self.worker.close()
+        return [NODE]
 
 
 @asynccontextmanager
-async def one_node(directory: Path) -> AsyncIterator[tuple[OneNode, dict[str, Any]]]:
-    """Give a node, and what its bridge announces."""
-    node = OneNode()
-    server = await asyncio.start_unix_server(node.take, directory / "line")
+async def one_node(make_worker: Callable[[], RunsAttempts]) -> AsyncIterator[OneNode]:
+    """Yield a node; its worker ends with the block."""
+    node = OneNode(make_worker)
     try:
-        yield node, {"line": str(directory / "line"), "address": "127.0.0.1"}
+        yield node
     finally:
-        server.close()
-        with suppress(asyncio.CancelledError):
-            await node.close()
+        await node.stop()

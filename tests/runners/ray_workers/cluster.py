@@ -67,16 +67,16 @@ class Node:
 
 @dataclass
 class RayCluster:
-    """A head and what has joined it."""
+    """A head and the nodes that have joined it."""
 
     directory: Path
     prefix: Sequence[str] = ()
-    """Put before the head's command: another network."""
+    """The start of the head's command: runs it in another network."""
     nodes: list[Node] = field(default_factory=list)
 
     @property
     def address(self) -> str:
-        """The head's."""
+        """The head's address, ``host:port``."""
         return (self.directory / "ray_current_cluster").read_text().strip()
 
     def head(self, *options: str) -> Node:
@@ -117,7 +117,7 @@ class RayCluster:
 
 @contextmanager
 def ray_cluster(prefix: Sequence[str] = (), *options: str) -> Iterator[RayCluster]:
-    """Give a cluster of a head; everything that was started is ended."""
+    """Yield a cluster of one head; every process that was started is killed at the end."""
     directory = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # its sockets' paths are long
     cluster = RayCluster(directory, prefix)
     try:

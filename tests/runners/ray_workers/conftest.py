@@ -1,4 +1,4 @@
-"""Where attempts run: the same world for every executor, caches of the tests' own."""
+"""Fixtures of the executors' tests: a tokenizer, and a cache directory of the test's own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache in which nothing is yet."""
+    """An empty cache directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "agentrl"

@@ -206,18 +206,18 @@ def test_without_any_node_the_run_ends_with_code_4_and_resumes(
     assert_planned_and_no_more(mini)
 
 
-def test_a_cluster_that_is_not_there_is_said_before_any_rollout(mini: Miniature) -> None:
+def test_a_missing_cluster_is_reported_before_any_rollout(mini: Miniature) -> None:
     driver = mini.begin("executor=ray", "executor.address=127.0.0.1:9")
     _, err = driver.communicate(timeout=60)
     assert driver.returncode == 3
     assert b"no Ray cluster at executor.address=127.0.0.1:9" in err
 
 
-def test_the_driver_needs_no_ray_and_says_what_installs_it() -> None:
+def test_the_driver_imports_no_ray_and_says_how_to_install_it() -> None:
     hidden = (
         "import asyncio, sys, importlib.util\n"
         "import runners.runtime.services\n"
-        "from runners.ray_workers.ray import join\n"
+        "from runners.ray_workers.executor import join\n"
         "assert 'ray' not in sys.modules\n"
         "sys.modules['ray'] = None\n"
         "asyncio.run(join(None, None, None, None, None, None))\n"

@@ -1,4 +1,4 @@
-"""What an attempt does, wherever it runs: the same outcomes, the same ledger, nothing lost."""
+"""Attempts in the driver's process and on a node: the same outcomes, the same ledger."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def plan(tmp_path: Path, *rules: dict[str, Any]) -> list[str]:
 
 
 def stored(here: World) -> list[RolloutRecord]:
-    """What the store holds, as another connection sees it."""
+    """Return the records of the store."""
     return here.store.rollouts()
 
 
 def left(here: World) -> list[tuple[str, str]]:
-    """What is registered still."""
+    """Return the kind and name of everything in the ledger."""
     return [(entry.kind, entry.name) for entry in here.ledger.entries()]
 
 
@@ -64,7 +64,7 @@ async def test_a_solved_attempt_went_through_every_stage(
         assert before_grading.solved is None
 
 
-async def test_what_is_about_to_be_made_is_registered_before(
+async def test_session_and_sandbox_are_registered_before_they_are_made(
     where: Where, tmp_path: Path, tokenizer_dir: Path
 ) -> None:
     async with world(where, tmp_path, tokenizer_dir) as here:
@@ -107,7 +107,7 @@ FAULTS: list[tuple[dict[str, Any], OutcomeCode]] = [
 ]
 
 
-async def test_a_fault_ends_in_the_same_outcome_and_is_kept(
+async def test_a_fault_ends_in_the_same_outcome_and_is_recorded(
     where: Where, tmp_path: Path, tokenizer_dir: Path
 ) -> None:
     rules = [
@@ -145,7 +145,7 @@ async def test_a_full_disk_ends_more_than_the_attempt(
             await here.attempt()
 
 
-async def test_a_pool_tries_again_and_one_attempt_counts(
+async def test_a_pool_retries_and_one_attempt_counts(
     where: Where, tmp_path: Path, tokenizer_dir: Path
 ) -> None:
     overrides = plan(tmp_path, {"where": "exec", "what": "error", "when": {"attempts": 1}})

@@ -1,10 +1,9 @@
-"""Attempts on nodes: one that is lost takes nothing with it that counts."""
+"""Attempts on nodes: a lost node takes nothing with it that counts."""
 
 from __future__ import annotations
 
 import asyncio
-import pickle
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,10 @@ from runners.concurrency.limits import TokenBucket
 from runners.diagnostics.stalls import describe_attempts
 from runners.gateway.client import GatewayError
 from runners.processes.recorder import StoreRecorder
-from runners.ray_workers.ray import RayExecutor
+from runners.ray_workers.executor import RayExecutor
 from runners.ray_workers.remote_errors import ExecutorError
-from runners.ray_workers.worker import Order, Question, Worker, identity
+from runners.ray_workers.wire import identity
+from runners.ray_workers.worker import Worker
 from runners.rollouts.attempt_record import make_record
 from runners.rollouts.context import AttemptContext, AttemptResult
 from runners.rollouts.pool import BreakerOpen
@@ -24,12 +24,15 @@ from runners.rollouts.spec import RolloutSpec
 from runners.trajectory import ids
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.turn_totals import TurnTotals
-from tests.fakes.nodes_without_ray import OneNode
+from tests.fakes.nodes_without_ray import DeafWorker, one_node
 from tests.fakes.scripted_engine import Completion
-from tests.runners.ray_workers.world import SOLUTION, World, use, world
-from tests.runners.tasks.repositories import make_task
+from tests.runners.ray_workers.world import SOLUTION, World, ray_section, use, world
 
 HANG = Completion(delay_s=60)
+QUICK = (
+    "rollout.deadlines="
+    "{boot_s:0.1,harness_s:0.1,patch_s:0.1,grade_s:0.1,teardown_s:0.5,guard_s:1.0}"
+)
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_cache")]
 
 
@@ -38,17 +41,15 @@ async def lose_at_the_second_turn(here: World) -> None:
     assert here.node is not None
     while len(here.engine.seen.requests) < 2:
         await asyncio.sleep(0.01)
-    await here.node.lose()
+    here.node.lose()
 
 
-async def with_a_deaf_worker(here: World) -> tuple[OneNode, asyncio.Task[AttemptResult]]:
+async def begin(here: World, deaf: DeafWorker) -> asyncio.Task[AttemptResult]:
     """Have an attempt come to a worker that never ends it."""
-    assert here.node is not None
-    here.node.deaf = True
     running = asyncio.create_task(here.attempt())
-    while "run" not in here.node.asked:
+    while "start" not in deaf.orders:
         await asyncio.sleep(0.01)
-    return here.node, running
+    return running
 
 
 async def test_a_lost_nodes_attempt_is_an_infrastructure_failure(
@@ -111,24 +112,44 @@ async def test_the_breaker_counts_a_shared_failure_once(
                 await pool.run([here.spec()])
 
 
+async def test_what_a_lost_worker_still_sends_is_not_stored(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    async with world("node", tmp_path, tokenizer_dir) as here:
+        assert here.node is not None
+        here.engine.always = HANG
+        running = asyncio.create_task(here.attempt())
+        await here.engine.arrived.wait()
+        here.node.lose()
+        here.store.put_rollout((await running).record)
+        assert here.node.running is not None
+        await asyncio.wait([here.node.running])  # it has cancelled its attempt, and recorded that
+        [record] = here.store.rollouts()
+        assert record.outcome.code is OutcomeCode.INFRA_NODE_LOST
+        assert here.ledger.entries() == []
+
+
 async def test_an_attempt_that_its_worker_never_ends_is_given_up(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
-    shorter = "rollout.deadlines={boot_s:0.1,harness_s:0.1,patch_s:0.1,grade_s:0.1,teardown_s:0.5,"
-    asked = f"{shorter}guard_s:1.0}}"
-    async with world("node", tmp_path, tokenizer_dir, asked, grace_s=0.0) as here:
+    deaf = DeafWorker()
+    async with world(
+        "node", tmp_path, tokenizer_dir, QUICK, grace_s=0.0, make_worker=lambda: deaf
+    ) as here:
         name = ids.session_id(here.spec().rollout_id, 0)
         here.ledger.register("session", name)
         await here.gateway.admin.create_session(name)
-        node, running = await with_a_deaf_worker(here)
+        running = await begin(here, deaf)
         [flight] = here.context.watch.in_flight()
         assert flight.stage == Stage.QUEUE  # waiting for room has no deadline
-        await node.tell({flight.session_id: Stage.HARNESS})
+        deaf.stages = {flight.session_id: Stage.HARNESS}
+        while flight.stage == Stage.QUEUE:
+            await asyncio.sleep(0.01)
         assert "in stage harness on node/1" in describe_attempts(here.context.watch)
         record = (await running).record
         assert record.outcome.code is OutcomeCode.INTERNAL_GUARD
         assert record.outcome.stage is Stage.HARNESS
-        assert node.asked[-1] == "cancel"
+        assert deaf.orders == ["start", "cancel"]
         assert here.ledger.entries() == []
         with pytest.raises(GatewayError, match="no session") as gone:
             await here.gateway.admin.stats(name)
@@ -138,8 +159,9 @@ async def test_an_attempt_that_its_worker_never_ends_is_given_up(
 async def test_a_cancelled_attempt_has_a_record_though_its_worker_is_silent(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
-    async with world("node", tmp_path, tokenizer_dir) as here:
-        _, running = await with_a_deaf_worker(here)
+    deaf = DeafWorker()
+    async with world("node", tmp_path, tokenizer_dir, QUICK, make_worker=lambda: deaf) as here:
+        running = await begin(here, deaf)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -147,40 +169,24 @@ async def test_a_cancelled_attempt_has_a_record_though_its_worker_is_silent(
         assert record.outcome.code is OutcomeCode.CANCELLED_USER
 
 
-async def test_a_cancelled_attempt_may_still_be_told_of(
+async def test_a_worker_may_still_report_the_stage_of_a_cancelled_attempt(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
-    async with world("node", tmp_path, tokenizer_dir) as here:
-        node, running = await with_a_deaf_worker(here)
-        node.last_words = {ids.session_id(here.spec().rollout_id, 0): Stage.HARNESS}
+    deaf = DeafWorker()
+    async with world("node", tmp_path, tokenizer_dir, QUICK, make_worker=lambda: deaf) as here:
+        deaf.last_words = {ids.session_id(here.spec().rollout_id, 0): Stage.HARNESS}
+        running = await begin(here, deaf)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert not node.last_words
+        assert here.node is not None
+        assert here.node.running is not None
+        while deaf.last_words and not here.node.running.done():
+            await asyncio.sleep(0.01)
+        assert not deaf.last_words
 
 
-async def test_an_attempt_that_is_cancelled_before_it_comes_never_begins(tmp_path: Path) -> None:
-    worker = Worker()
-    spec = RolloutSpec("train-000001-000-00", "train", 1, 0, 0, make_task(tmp_path), 0, 1.0)
-    await worker.cancel(ids.session_id(spec.rollout_id, 0))
-    trouble = pickle.loads(await worker.run(pickle.dumps(Order(spec, 0, 0.0)), 0.0))
-    assert trouble.kind == "cancelled"
-
-
-async def test_what_is_cancelled_while_it_is_registered_leaves_again() -> None:
-    worker = Worker()
-    entering = asyncio.create_task(worker.register("sandbox", "one"))
-    [(_, entered)], _ = await worker.questions()
-    entering.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await entering
-    [(number, left)], _ = await worker.questions()
-    await worker.answer(number, pickle.dumps(None))
-    assert pickle.loads(entered) == Question("enter", ("sandbox", "one"))
-    assert pickle.loads(left) == Question("leave", ("sandbox", "one"))
-
-
-async def test_a_grading_that_nobody_waits_for_any_more_ends_with_its_worker(
+async def test_a_grading_of_a_cancelled_attempt_ends_with_its_worker(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
     async with world("node", tmp_path, tokenizer_dir) as here:
@@ -197,7 +203,7 @@ async def test_a_grading_that_nobody_waits_for_any_more_ends_with_its_worker(
         assert here.ledger.entries() == []
 
 
-async def test_a_cut_line_ends_the_run_and_not_the_attempt(
+async def test_the_end_of_rays_process_ends_the_run_and_not_the_attempt(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
     async with world("node", tmp_path, tokenizer_dir) as here:
@@ -205,10 +211,11 @@ async def test_a_cut_line_ends_the_run_and_not_the_attempt(
         here.engine.always = HANG
         running = asyncio.create_task(here.attempt())
         await here.engine.arrived.wait()
-        here.node.cut()
-        with pytest.raises(ExecutorError, match="is cut") as caught:
+        await here.node.stop()
+        with pytest.raises(ExecutorError, match="the process that speaks Ray is gone") as caught:
             await running
         assert caught.value.exit_code is ExitCode.SERVICE_GONE
+        assert here.store.events("node_lost") == []
 
 
 async def test_the_rate_of_sandboxes_is_that_of_all_nodes_together(
@@ -223,7 +230,7 @@ async def test_the_rate_of_sandboxes_is_that_of_all_nodes_together(
         assert record.timings["queue"] >= 0.5 + 0.1
 
 
-async def test_a_node_says_where_it_works_and_what_its_sandboxes_promise(
+async def test_a_nodes_name_and_the_guarantees_of_its_sandboxes_are_recorded(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
     async with world("node", tmp_path, tokenizer_dir) as here:
@@ -234,20 +241,44 @@ async def test_a_node_says_where_it_works_and_what_its_sandboxes_promise(
         }
 
 
-async def test_a_node_that_does_not_reach_the_gateway_says_so(
+async def test_a_node_that_does_not_reach_the_gateway_is_refused(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
-    async with world("node", tmp_path, tokenizer_dir) as here:
-        executor = here.execute
-        assert isinstance(executor, RayExecutor)
+    async with world("here", tmp_path, tokenizer_dir) as here, one_node(Worker) as node:
+        executor = RayExecutor(ray_section(), await node.start(), here.store, here.ledger)
         nowhere = {"url": "http://127.0.0.1:9", "admin_key": "k"}
-        with pytest.raises(ExecutorError, match="the gateway is not reached at http://127"):
-            await executor.start(
-                here.config, nowhere, here.context, StoreRecorder(here.store, here.ledger)
-            )
+        recorder = StoreRecorder(here.store, here.ledger)
+        with pytest.raises(
+            ExecutorError, match="node node/1: the gateway is not reached at http://127"
+        ) as refused:
+            await executor.start(here.config, nowhere, here.context, recorder)
+        assert refused.value.exit_code is ExitCode.PREFLIGHT
+        await executor.close()
 
 
-def test_agentrl_on_two_nodes_is_the_same_if_its_sources_are() -> None:
+@dataclass
+class OldWorker(DeafWorker):
+    """A worker of another agentrl."""
+
+    def identity(self) -> dict[str, str]:
+        """Return what it is."""
+        return identity() | {"agentrl": "sources 0"}
+
+
+async def test_a_node_with_another_agentrl_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
+    async with world("here", tmp_path, tokenizer_dir) as here, one_node(OldWorker) as node:
+        executor = RayExecutor(ray_section(), await node.start(), here.store, here.ledger)
+        gateway = {"url": here.gateway.url, "admin_key": here.gateway.admin_key}
+        recorder = StoreRecorder(here.store, here.ledger)
+        with pytest.raises(
+            ExecutorError,
+            match=r"another agentrl \(sources 0\) than the driver's .* the same on",
+        ):
+            await executor.start(here.config, gateway, here.context, recorder)
+        await executor.close()
+
+
+def test_the_identity_of_an_installation_is_its_python_and_its_sources() -> None:
     said = identity()
     assert said == identity()
     assert set(said) == {"Python", "agentrl"}

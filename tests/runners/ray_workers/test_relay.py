@@ -38,7 +38,7 @@ async def gateway(
 
 
 async def ask(agent: Agent, url: str) -> aiohttp.ClientResponse:
-    """Take a turn at a door."""
+    """Take a turn through a listener."""
     return await agent.gateway.http.post(
         url + "/v1/messages",
         data=orjson.dumps(agent.body([user("hi")])),
@@ -74,7 +74,9 @@ async def test_a_gateway_that_is_gone_opens_nothing(tmp_path: Path) -> None:
     assert answer == b""
 
 
-async def test_a_door_and_its_socket_end_with_the_attempt(gateway: Gateway, tmp_path: Path) -> None:
+async def test_a_listener_and_its_control_socket_close_with_the_attempt(
+    gateway: Gateway, tmp_path: Path
+) -> None:
     agent = await gateway.session()
     async with Relay(gateway.url, tmp_path / "run").control() as control:
         url = await deliver_listener(str(control), agent.key)

@@ -1,4 +1,4 @@
-"""Repositories on their way to a node: whole, once, and the same commit."""
+"""Repositories that are sent to a node: whole, once, and the same commit."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from pathlib import Path
 import pytest
 
 from runners.ray_workers.remote_errors import ExecutorError
-from runners.ray_workers.repository_cache import Parcels, packed
+from runners.ray_workers.repository_cache import RepositoryCache, pack_repository
 from runners.sandboxes.contract import SandboxError
 from runners.tasks.contract import Origin, Task
 from runners.tasks.patch import diff_workspace
 from tests.runners.tasks.repositories import FILES, git, make_task
 
 
-async def made_elsewhere(task: Task) -> Task:
+async def make_elsewhere(task: Task) -> Task:
     return replace(task, repo=Path("/made"))
 
 
-async def test_a_repository_arrives_whole_and_is_asked_for_once(tmp_path: Path) -> None:
+async def test_a_repository_arrives_whole_and_is_downloaded_once(tmp_path: Path) -> None:
     task, asked = make_task(tmp_path / "driver"), []
 
     async def fetch(commit: str) -> bytes:
         asked.append(commit)
         await asyncio.sleep(0)
-        return packed(task.repo)
+        return pack_repository(task.repo)
 
-    parcels = Parcels(tmp_path / "node", fetch, made_elsewhere)
-    one, two = await asyncio.gather(parcels.ready(task), parcels.ready(task))
+    repositories = RepositoryCache(tmp_path / "node", fetch, make_elsewhere)
+    one, two = await asyncio.gather(repositories.ready(task), repositories.ready(task))
     assert one == two
     assert one.repo.is_relative_to(tmp_path / "node")
     assert asked == [task.base_commit]
     assert {name: (one.repo / name).read_text() for name in FILES} == FILES
     assert git(one.repo, "rev-parse", "HEAD") == task.base_commit
     assert git(one.repo, "status", "--porcelain") == ""
-    again = Parcels(tmp_path / "node", fetch, made_elsewhere)  # the next run on this node
+    again = RepositoryCache(tmp_path / "node", fetch, make_elsewhere)  # the next run on this node
     assert await again.ready(task) == one
     assert asked == [task.base_commit]
 
@@ -45,9 +45,9 @@ async def test_a_patch_against_it_is_the_same_as_on_the_drivers_machine(tmp_path
     task = make_task(tmp_path / "driver")
 
     async def fetch(commit: str) -> bytes:
-        return packed(task.repo)
+        return pack_repository(task.repo)
 
-    there = await Parcels(tmp_path / "node", fetch, made_elsewhere).ready(task)
+    there = await RepositoryCache(tmp_path / "node", fetch, make_elsewhere).ready(task)
     patches = []
     for each in (task, there):
         (each.repo / "calc" / "add.py").write_text("changed\n")
@@ -55,7 +55,7 @@ async def test_a_patch_against_it_is_the_same_as_on_the_drivers_machine(tmp_path
     assert patches[0].diff == patches[1].diff != b""
 
 
-async def test_a_failed_fetch_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
+async def test_a_failed_download_leaves_nothing_and_is_retried(tmp_path: Path) -> None:
     task, answers = make_task(tmp_path / "driver"), [b"no archive", None]
 
     async def fetch(commit: str) -> bytes:
@@ -64,18 +64,18 @@ async def test_a_failed_fetch_leaves_nothing_and_is_tried_again(tmp_path: Path) 
             raise ExecutorError("the driver is gone")
         return answer
 
-    parcels = Parcels(tmp_path / "node", fetch, made_elsewhere)
+    repositories = RepositoryCache(tmp_path / "node", fetch, make_elsewhere)
     with pytest.raises(SandboxError, match="cannot be unpacked"):
-        await parcels.ready(task)
+        await repositories.ready(task)
     with pytest.raises(ExecutorError):
-        await parcels.ready(task)
+        await repositories.ready(task)
     assert not list((tmp_path / "node").iterdir())
 
 
-async def test_what_has_an_address_is_made_on_the_node(tmp_path: Path) -> None:
+async def test_a_repository_with_an_address_is_made_on_the_node(tmp_path: Path) -> None:
     async def fetch(commit: str) -> bytes:
         raise AssertionError(commit)
 
     task = replace(make_task(tmp_path), origin=Origin("https://example.org/r.git", "0" * 40))
-    made = await Parcels(tmp_path / "node", fetch, made_elsewhere).ready(task)
+    made = await RepositoryCache(tmp_path / "node", fetch, make_elsewhere).ready(task)
     assert made.repo == Path("/made")

@@ -39,7 +39,7 @@ class Network:
 
     @property
     def inside(self) -> list[str]:
-        """What a command is started with."""
+        """The start of a command that runs in it."""
         return ["nsenter", f"--net=/run/netns/{self.name}"]
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import Literal
 
 from conf.compose import compose
 from conf.schema import Config
+from conf.sections.executor import RayExecutorConfig
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.faults.wiring import driver_faults
 from runners.harnesses.registry import make_harness
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
-from runners.ray_workers.ray import GRACE_S, RayExecutor
+from runners.ray_workers.executor import GRACE_S, RayExecutor
+from runners.ray_workers.worker import Worker
 from runners.rollouts.attempt import execute_here
 from runners.rollouts.context import AttemptContext, AttemptResult, Execute
 from runners.rollouts.pool import Pool
@@ -29,7 +30,7 @@ from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.tasks.grading import make_grader
 from runners.trajectory.record import RolloutRecord
-from tests.fakes.nodes_without_ray import OneNode, one_node
+from tests.fakes.nodes_without_ray import OneNode, RunsAttempts, one_node
 from tests.fakes.running_gateway import Gateway, running_gateway
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
 from tests.runners.tasks.repositories import FIX, make_task
@@ -52,9 +53,16 @@ SOLUTION = (
 )
 
 
+def ray_section() -> RayExecutorConfig:
+    """Return the configuration of ``executor=ray``."""
+    section = compose(["executor=ray"]).executor
+    assert isinstance(section, RayExecutorConfig)
+    return section
+
+
 @dataclass
 class World:
-    """What attempts stand on."""
+    """Everything that attempts need, and the records of those that are done."""
 
     config: Config
     engine: ScriptedEngine
@@ -65,7 +73,7 @@ class World:
     execute: Execute
     task: Task
     node: OneNode | None
-    """Where they run, if not here."""
+    """The node on which they run; None: in this process."""
     done: list[RolloutRecord]
 
     def spec(self, member: int = 0) -> RolloutSpec:
@@ -93,7 +101,12 @@ class World:
 
 @asynccontextmanager
 async def world(
-    where: Where, tmp_path: Path, tokenizer: Path, *overrides: str, grace_s: float = GRACE_S
+    where: Where,
+    tmp_path: Path,
+    tokenizer: Path,
+    *overrides: str,
+    grace_s: float = GRACE_S,
+    make_worker: Callable[[], RunsAttempts] = Worker,
 ) -> AsyncIterator[World]:
     """Start everything that attempts need."""
     config = compose([*SHORT, *overrides])
@@ -133,10 +146,9 @@ async def world(
         execute = execute_here(recorder)
         node = None
         if where == "node":
-            short = exits.enter_context(tempfile.TemporaryDirectory())  # a socket's path is short
-            node, bridge = await exits.enter_async_context(one_node(Path(short)))
-            executor = RayExecutor(bridge, store, ledger, grace_s=grace_s)
-            await executor.open()
+            node = await exits.enter_async_context(one_node(make_worker))
+            placement = await node.start()
+            executor = RayExecutor(ray_section(), placement, store, ledger, grace_s=grace_s)
             exits.push_async_callback(executor.close)
             info = {"url": gateway.url, "admin_key": gateway.admin_key}
             await executor.start(config, info, context, recorder)
