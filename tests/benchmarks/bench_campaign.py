@@ -28,7 +28,7 @@ SAMPLE_S = 1.0
 
 
 def tree_memory_mb(root: psutil.Process) -> float:
-    """Proportional set size of a process and its descendants, in MiB."""
+    """Return the proportional set size of a process and its descendants, in MiB."""
     total = 0
     for process in [root, *root.children(recursive=True)]:
         with contextlib.suppress(psutil.Error, OSError):
@@ -36,7 +36,7 @@ def tree_memory_mb(root: psutil.Process) -> float:
     return total / 2**20
 
 
-def campaign(seed: int, directory: Path, *, cold: bool, overrides: list[str]) -> dict[str, Any]:
+def run_campaign(seed: int, directory: Path, *, cold: bool, overrides: list[str]) -> dict[str, Any]:
     """Run one campaign and return its summary with wall time and peak memory."""
     environment = dict(os.environ)
     if cold:
@@ -86,7 +86,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as directory:
         results = [
-            campaign(seed, Path(directory), cold=options.cold, overrides=options.overrides)
+            run_campaign(seed, Path(directory), cold=options.cold, overrides=options.overrides)
             for seed in options.seeds
         ]
     table = Table(title="agentrl run" + (" from an empty cache" if options.cold else ""))

@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.bench_crash --kills 100 --campaigns 12 --parallel 2
 
-A kill hits the driver, a service, or the whole process tree; half of them fall into starts and
-resumes. Whatever was killed when: at the end a campaign's store must account for the same work as
-that of an undisturbed one, its content must be equal, and nothing may be left on the machine. Needs
-the cached tiny policy. Exits with 1 if there is any difference.
+A kill hits the driver, a service, or the whole process tree; half of the kills fall into starts and
+resumes. At the end each campaign's store must hold the same work and content as that of an
+undisturbed one, and nothing may be left on the machine. Needs the cached tiny policy. Exits with 1
+if there is any difference.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ CAMPAIGN = [
     *("trainer.threads=1", "engine.threads=1", "observe.dashboard=off"),
 ]
 TARGETS = {"driver": 10, "gateway": 3, "engine": 3, "tree": 4}
-"""What a kill hits, and how often of twenty."""
+"""Target of a kill, with its frequency among twenty."""
 MODULES = {"gateway": "runners.gateway", "engine": "runners.engines.embedded"}
-LIFE_S = 180.0
+EXECUTION_DEADLINE_S = 180.0
 """A driver that takes longer hangs."""
 SETTLE_S = 20.0
 """Time for the services of a killed driver to end by their parent-death pipes."""
@@ -57,7 +57,7 @@ SETTLE_S = 20.0
 
 @dataclass
 class Campaign:
-    """One run directory, and the lives its driver had; used by one thread."""
+    """One run directory and the executions of its driver; used by one thread."""
 
     folder: Path
     overrides: list[str]
@@ -69,12 +69,12 @@ class Campaign:
 
     @property
     def run_dir(self) -> Path:
-        """Where the run is."""
+        """Directory of the run."""
         return self.folder / "run"
 
     @contextlib.contextmanager
-    def life(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Start the run, or go on with it as a user would; its output goes to a file."""
+    def execution(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Start the run, or resume it as a user would; its output goes to a file."""
         try:
             RunStore.open(self.run_dir, read_only=True).close()
             arguments = ["--resume", str(self.run_dir)]
@@ -96,45 +96,45 @@ class Campaign:
             driver.wait()
 
     def finish(self) -> float:
-        """Let the run come to its end; returns the seconds it took."""
+        """Let the run finish; return the seconds that it took."""
         started = time.monotonic()
-        with self.life() as driver:
-            self._ended(driver, (0,))
+        with self.execution() as driver:
+            self._expect_exit(driver, (0,))
         return time.monotonic() - started
 
     def kill(self, after_s: float, target: str, *, at_work: bool) -> bool:
         """Start, wait (``at_work``: from the first rollout on), kill; False if the run was over
         before that.
         """
-        with self.life() as driver:
-            until = time.monotonic() + LIFE_S
-            while at_work and driver.poll() is None and not self._works(driver):
+        with self.execution() as driver:
+            until = time.monotonic() + EXECUTION_DEADLINE_S
+            while at_work and driver.poll() is None and not self._has_begun_rollouts(driver):
                 if time.monotonic() > until:
-                    break  # it hangs; the kill will say where
+                    break  # it hangs; the check of its exit reports where
                 time.sleep(0.02)
             try:
                 driver.wait(after_s)
-                self._ended(driver, (0,))
+                self._expect_exit(driver, (0,))
                 return False
             except subprocess.TimeoutExpired:
                 phase = self._phase()
-                hit = strike(driver, target)
+                hit = kill_target(driver, target)
             self.killed[hit, phase] += 1
             # A run whose service was killed ends by itself; one that was done just then is done.
-            self._ended(driver, (4, 0) if hit in MODULES else (-signal.SIGKILL,))
+            self._expect_exit(driver, (4, 0) if hit in MODULES else (-signal.SIGKILL,))
         return True
 
-    def _ended(self, driver: subprocess.Popen[bytes], codes: tuple[int, ...]) -> None:
+    def _expect_exit(self, driver: subprocess.Popen[bytes], codes: tuple[int, ...]) -> None:
         try:
-            code: int | str = driver.wait(LIFE_S)
+            code: int | str = driver.wait(EXECUTION_DEADLINE_S)
         except subprocess.TimeoutExpired:
             code = "hang"
         if code not in codes:
             end = (self.folder / "output.txt").read_text("utf-8", "replace")[-800:]
             self.faults.append(f"{self.folder.name}: a driver ended with {code}: {end}")
 
-    def _works(self, driver: subprocess.Popen[bytes]) -> bool:
-        """Whether a rollout of this life has begun."""
+    def _has_begun_rollouts(self, driver: subprocess.Popen[bytes]) -> bool:
+        """Return whether a rollout of this execution has begun."""
         try:
             with RunStore.open(self.run_dir, read_only=True) as store:
                 entries = Ledger(store).entries()
@@ -143,7 +143,7 @@ class Campaign:
         return any(e.kind == "session" and e.driver.pid == driver.pid for e in entries)
 
     def _phase(self) -> str:
-        """What the run does now, as its store says."""
+        """Return the phase of the run, read from its store."""
         try:
             with RunStore.open(self.run_dir, read_only=True) as store:
                 kinds = {entry.kind for entry in Ledger(store).entries()}
@@ -158,8 +158,8 @@ class Campaign:
         return f"step {rows[-1].step}" if rows else "first evaluation"
 
 
-def strike(driver: subprocess.Popen[bytes], target: str) -> str:
-    """Kill a target, the driver where there is no such service yet; returns what was hit."""
+def kill_target(driver: subprocess.Popen[bytes], target: str) -> str:
+    """Kill a target, or the driver if there is no such service yet; return which it was."""
     try:
         children = psutil.Process(driver.pid).children(recursive=True)
     except psutil.Error:
@@ -179,15 +179,15 @@ def strike(driver: subprocess.Popen[bytes], target: str) -> str:
     return "driver"
 
 
-def left_behind(campaign: Campaign) -> list[str]:
-    """Return what is on the machine although the campaign is over."""
+def find_leftovers(campaign: Campaign) -> list[str]:
+    """Return files and processes that are left although the campaign is over."""
     until = time.monotonic() + SETTLE_S
-    while (found := _left(campaign)) and time.monotonic() < until:
+    while (found := _list_leftovers(campaign)) and time.monotonic() < until:
         time.sleep(0.2)
     return found
 
 
-def _left(campaign: Campaign) -> list[str]:
+def _list_leftovers(campaign: Campaign) -> list[str]:
     temporary = Path(campaign.environment["TMPDIR"])
     found = [
         f"temporary {path}"
@@ -213,12 +213,12 @@ def _left(campaign: Campaign) -> list[str]:
     return found
 
 
-def disturbed(
+def run_disturbed(
     folder: Path, overrides: list[str], cache: Path, kills: int, start_s: float, whole_s: float
 ) -> Campaign:
     """Run a campaign under ``kills`` kills to its end."""
     rng = random.Random(folder.name)
-    campaign = prepared(folder, overrides, cache)
+    campaign = prepare(folder, overrides, cache)
     for _ in range(kills):
         at_work = rng.random() < 0.5
         after_s = rng.uniform(0.0, whole_s - start_s if at_work else start_s)
@@ -229,7 +229,7 @@ def disturbed(
     return campaign
 
 
-def prepared(folder: Path, overrides: list[str], cache: Path) -> Campaign:
+def prepare(folder: Path, overrides: list[str], cache: Path) -> Campaign:
     """Make the folder of a campaign, with a place for temporary files."""
     (folder / "tmp").mkdir(parents=True)
     environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "XDG_CACHE_HOME": str(cache)}
@@ -254,12 +254,12 @@ def main() -> None:
 
 
 def crash_test(folder: Path, options: argparse.Namespace) -> int:
-    """Run the undisturbed campaign, then the disturbed ones until there were enough kills."""
+    """Run the undisturbed campaign, then disturbed ones until there were enough kills."""
     cache = folder / "cache"
     (cache / "agentrl").mkdir(parents=True)
     (cache / "agentrl" / "tiny").symlink_to(cache_root() / "tiny")
-    prepared(folder / "warm-up", options.overrides, cache).finish()  # makes the tasks
-    reference = prepared(folder / "reference", options.overrides, cache)
+    prepare(folder / "warm-up", options.overrides, cache).finish()  # makes the tasks
+    reference = prepare(folder / "reference", options.overrides, cache)
     began = time.time()
     whole_s = reference.finish()
     if reference.faults:
@@ -279,7 +279,7 @@ def crash_test(folder: Path, options: argparse.Namespace) -> int:
             each = min(share, -(-missing // options.parallel))
             round_ = [
                 pool.submit(
-                    disturbed, folder / name, options.overrides, cache, each, start_s, whole_s
+                    run_disturbed, folder / name, options.overrides, cache, each, start_s, whole_s
                 )
                 for name in names
             ]
@@ -287,14 +287,14 @@ def crash_test(folder: Path, options: argparse.Namespace) -> int:
                 campaign = future.result()
                 done.append(campaign)
                 kills += campaign.killed
-                faults += judged(campaign, wanted)
+                faults += find_differences(campaign, wanted)
     faults += [f"in the cache: {path}" for path in (cache / "agentrl").glob("*/.*")]
     report(kills, len(done), start_s, whole_s, time.monotonic() - started, faults)
     return 1 if faults else 0
 
 
-def judged(campaign: Campaign, wanted: dict[str, Any]) -> list[str]:
-    """Return what a finished campaign has that it should not have, or lacks."""
+def find_differences(campaign: Campaign, wanted: dict[str, Any]) -> list[str]:
+    """Return the differences of a finished campaign from the undisturbed one, and its leftovers."""
     found = list(campaign.faults)
     try:
         with RunStore.open(campaign.run_dir, read_only=True) as store:
@@ -302,7 +302,7 @@ def judged(campaign: Campaign, wanted: dict[str, Any]) -> list[str]:
             found += [f"in the ledger: {e.kind} {e.name}" for e in Ledger(store).entries()]
     except StoreError as error:
         found.append(str(error))
-    return [f"{campaign.folder.name}: {fault}" for fault in [*found, *left_behind(campaign)]]
+    return [f"{campaign.folder.name}: {fault}" for fault in [*found, *find_leftovers(campaign)]]
 
 
 def report(

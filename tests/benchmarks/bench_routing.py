@@ -1,15 +1,15 @@
-"""What routing replay is worth: the mismatch between rollout and training, with and without it.
+"""Measure the effect of routing replay: the mismatch of rollout and training with and without it.
 
     python -m tests.benchmarks.bench_routing --plot routing.png
     python -m tests.benchmarks.bench_routing --campaign --seeds 0 1 2 --plot campaigns.png
 
-A policy samples in an engine that is not quite training's: weights rounded to bf16 or int8, or 1 %
+A policy samples in an engine that differs from training: weights rounded to bf16 or int8, or 1 %
 of noise on its routers. Training then computes the logprobs of the same tokens, once with its own
-experts and once with the engine's. What replay is worth depends on how open the tokens are: a
-random policy bounds it on one side, the tiny one of campaigns (or ``--model DIR``) at its trade on
-the other, which at temperature 1 is nearly sure of every token. Higher ``--temperatures`` open its
-tokens, and so lie between. ``--campaign`` runs whole campaigns under an int8 engine instead, with
-``routing_replay=rollout`` and ``off``.
+experts and once with the engine's. The effect depends on the entropy of the tokens: a random policy
+is one extreme; the tiny policy of campaigns (or ``--model DIR``) on its own task, which is nearly
+certain of every token at temperature 1, is the other. Higher ``--temperatures`` lie between.
+``--campaign`` runs whole campaigns with an int8 engine instead, with ``routing_replay=rollout`` and
+``off``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
 from runners.trajectory.record import IdArray
 from runners.trajectory.routing import Routing, RoutingShape, build_turn_routing
-from tests.benchmarks.bench_campaign import campaign
+from tests.benchmarks.bench_campaign import run_campaign
 from tests.fakes.tiny_model import write_tiny_model
 
 ENGINES = {
@@ -53,10 +53,10 @@ ENGINES = {
 NEW_TOKENS = 64
 RANDOM_VOCABULARY = 200
 SEED = 7
-"""Of demonstrations that the policy was not made with."""
+"""Seed of demonstrations that the policy was not trained on."""
 FIGURES = ("k3", "p999_abs", "F_1.1")
 COLORS = ("#0072b2", "#009e73", "#e69f00", "#d55e00")
-"""Okabe and Ito's: told apart with every kind of colour vision."""
+"""Okabe and Ito's palette: distinct for every kind of colour vision."""
 CAMPAIGNS = {"replay": ["routing_replay=rollout"], "native": ["routing_replay=off"]}
 
 
@@ -73,7 +73,7 @@ def random_prompts(count: int) -> list[list[int]]:
 
 
 def prompts(policy: Path, scenario: ScenarioKind, count: int) -> list[list[int]]:
-    """Return prompts of the policy's own trade: episodes, up to each of their turns."""
+    """Return prompts of the policy's own task: episodes, up to each of their turns."""
     tokenizer = load_tokenizer(policy)
     renderer = load_renderer(tokenizer, "qwen3")
     found: list[list[int]] = []
@@ -87,7 +87,7 @@ def prompts(policy: Path, scenario: ScenarioKind, count: int) -> list[list[int]]
     raise AssertionError("episodes have no end")
 
 
-async def _generated(
+async def _generate(
     engine: EngineCore, asked: Sequence[list[int]], new_tokens: int, temperature: float
 ) -> list[Generation]:
     def params(seed: int) -> SamplingParams:
@@ -102,7 +102,7 @@ async def _generated(
         await engine.close()
 
 
-def sampled(
+def sample_rollouts(
     policy: Path,
     asked: Sequence[list[int]],
     precision: Precision,
@@ -115,7 +115,7 @@ def sampled(
     assert shape is not None
     longest = max(map(len, asked)) + new_tokens + 1
     engine = EngineCore(policy, max_context_tokens=longest, precision=precision)
-    answers = asyncio.run(_generated(engine, asked, new_tokens, temperature))
+    answers = asyncio.run(_generate(engine, asked, new_tokens, temperature))
     return [
         [_sample(f"r{at}", prompt, answer, shape, worth=1.0 if at % 2 else -1.0)]
         for at, (prompt, answer) in enumerate(zip(asked, answers, strict=True))
@@ -137,7 +137,7 @@ def _sample(
     return Sample(name, tokens, mask, logprobs, worth, routing=routing)
 
 
-def compared(
+def compare(
     policy: Path, rollouts: list[list[Sample]], *, temperature: float = 1.0
 ) -> dict[str, float]:
     """Return the mismatch with replay, and without it (``…_native``), and the disagreement."""
@@ -162,9 +162,9 @@ def measure(policy: Path, asked: Sequence[list[int]], temperature: float = 1.0) 
     """Compare every engine with training."""
     results = {}
     for name, precision in ENGINES.items():
-        rollouts = sampled(policy, asked, precision, temperature=temperature)
+        rollouts = sample_rollouts(policy, asked, precision, temperature=temperature)
         tokens = sum(int(sample.loss_mask.sum()) for [sample] in rollouts)
-        found = compared(policy, rollouts, temperature=temperature)
+        found = compare(policy, rollouts, temperature=temperature)
         results[name] = found | {"tokens": float(tokens)}
     return results
 
@@ -233,7 +233,7 @@ def campaigns(seeds: Sequence[int], overrides: list[str]) -> list[dict[str, Any]
                 place = Path(directory) / name
                 place.mkdir(exist_ok=True)
                 given = ["engine.weights=int8", *replay, *overrides]
-                summary = campaign(seed, place, cold=False, overrides=given)
+                summary = run_campaign(seed, place, cold=False, overrides=given)
                 lines = (place / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
                 results.append(
                     {"seed": seed, "routing": name, "steps": list(map(json.loads, lines))}

@@ -1,5 +1,5 @@
-"""Stand-ins for sandboxes, agents and graders in tests of rollouts: each keeps its contract and
-fails on demand.
+"""Fake sandboxes, agents and graders for tests of rollouts: each keeps its contract and fails on
+demand.
 
 The gateway and the store of such a test are the real ones.
 """
@@ -58,7 +58,7 @@ class FolderSandbox:
         yield self.workspace
 
     async def close(self) -> None:
-        """Remove the folder, or fail as told."""
+        """Remove the folder, or fail if the backend is configured to."""
         shutil.rmtree(self.workspace, ignore_errors=True)
         self.backend.alive.discard(self.spec.name)
         if self.backend.fails_to_close:
@@ -67,7 +67,7 @@ class FolderSandbox:
 
 @dataclass
 class FolderBackend:
-    """Makes folders; fails the first ``failures`` times."""
+    """Creates folders; the first ``failures`` creations fail."""
 
     root: Path
     failures: int = 0
@@ -78,7 +78,7 @@ class FolderBackend:
     made: list[str] = field(default_factory=list)
     has_images: bool = True
     images: list[tuple[str | None, str | None]] = field(default_factory=list)
-    """Image and work directory of each that was asked for."""
+    """Image and work directory of each sandbox that was requested."""
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """Copy the source."""
@@ -101,17 +101,18 @@ class FolderBackend:
         return {}
 
     async def reap(self, left: Mapping[str, Mapping[str, Any]]) -> None:
-        """Have nothing of a dead driver."""
+        """Find nothing: a dead driver leaves no folders."""
 
     async def close(self) -> None:
-        """Remove what is left."""
+        """Forget the folders that are left."""
         self.alive.clear()
 
 
 @dataclass
 class CallingHarness:
-    """An agent that asks the gateway once and says it has finished; ``trouble`` happens by session
-    number.
+    """An agent that takes one turn and reports that it has finished.
+
+    ``trouble`` maps the number of a run to an exception to raise or a result to return instead.
     """
 
     trouble: Callable[[int], BaseException | HarnessResult | None] = lambda _: None
@@ -125,7 +126,7 @@ class CallingHarness:
         return {}
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessResult:
-        """Take one turn through the real gateway, then end as told."""
+        """Take one turn through the real gateway, then end as configured."""
         number, self.runs = self.runs, self.runs + 1
         self.busy += 1
         self.most_busy = max(self.most_busy, self.busy)
@@ -140,7 +141,7 @@ class CallingHarness:
             await self._turn(sandbox, context)
             async with sandbox.on_host() as workspace:  # a folder is on the host
                 (workspace / "answer.txt").write_text(f"answer {number}\n")
-            return ended(OutcomeCode.POLICY_FINISHED, "all done")
+            return make_result(OutcomeCode.POLICY_FINISHED, "all done")
         finally:
             self.busy -= 1
 
@@ -162,14 +163,14 @@ class CallingHarness:
             await response.read()
 
 
-def ended(code: OutcomeCode, message: str = "") -> HarnessResult:
-    """Return what an agent says of itself."""
+def make_result(code: OutcomeCode, message: str = "") -> HarnessResult:
+    """Return the result that an agent program reports."""
     return HarnessResult(code, message, None, 0, 0.1, f"output of {code}")
 
 
 @dataclass
 class ListedGrader:
-    """Answers with the next verdict of a list, then with the last one again."""
+    """Returns the next verdict of a list, and the last one again when the list is used up."""
 
     verdicts: list[VerdictKind | BaseException] = field(
         default_factory=lambda: [VerdictKind.SOLVED]

@@ -1,6 +1,4 @@
-"""slime's side of a rollout: its ``Sample``, how it calls a custom generate function, and what it
-demands of what comes back before Megatron sees it.
-"""
+"""slime's side of a rollout: its ``Sample``, its call of ``generate``, its checks of samples."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ class Sample:
     remove_sample: bool = False
 
     class Status(Enum):
-        """How it ended."""
+        """The state of a sample."""
 
         PENDING = "pending"
         COMPLETED = "completed"
@@ -59,8 +57,8 @@ class Sample:
 Generated = list[Any]
 
 
-def groups_of(tasks: Sequence[str], size: int, *, first: int = 0) -> list[list[Sample]]:
-    """Deal samples as the data source does: groups and samples are numbered over the whole job."""
+def make_groups(tasks: Sequence[str], size: int, *, first: int = 0) -> list[list[Sample]]:
+    """Return groups of samples numbered over the whole job, as slime's data source does."""
     return [
         [
             Sample(
@@ -76,7 +74,7 @@ def groups_of(tasks: Sequence[str], size: int, *, first: int = 0) -> list[list[S
     ]
 
 
-async def rolled_out(
+async def run_rollout(
     args: Namespace, sample: Sample, function: Callable[..., Any], *, evaluation: bool = False
 ) -> Generated:
     """Call a generate function as ``generate_and_rm`` does."""
@@ -88,17 +86,17 @@ async def rolled_out(
     return given
 
 
-async def group_rolled_out(
+async def run_group(
     args: Namespace, group: list[Sample], function: Callable[..., Any]
 ) -> list[Generated]:
-    """Roll out a group as ``generate_and_rm_group`` does: one exception takes it down whole."""
+    """Run a group as ``generate_and_rm_group`` does: one exception fails the whole group."""
     for sample in group:
         sample.session_id = str(uuid.uuid4())
-    tasks = [asyncio.create_task(rolled_out(args, sample, function)) for sample in group]
+    tasks = [asyncio.create_task(run_rollout(args, sample, function)) for sample in group]
     return list(await asyncio.gather(*tasks))
 
 
-def train_data(
+def make_train_data(
     args: Namespace, groups: Sequence[Sequence[Generated]], rewards: Callable[..., Any]
 ) -> dict[str, list[Any]]:
     """Turn groups into training columns as slime does, with its assertions."""

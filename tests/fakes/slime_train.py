@@ -1,6 +1,6 @@
-"""slime's ``train.py``, as far as a job sees it: its arguments, its checkpoints, the order of its
-rollouts, evaluations and updates, on a thread of its own as slime has it. The policy is scripted.
+"""A fake of slime's ``train.py`` as a job sees it: arguments, checkpoints, rollouts, evaluations.
 
+The loop runs on an event loop in another thread as in slime. The policy is scripted.
 ``FAKE_DIE=STEP`` kills the process in the middle of that step's rollouts, once.
 """
 
@@ -21,15 +21,15 @@ from typing import Any
 
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
 from tests.fakes.sglang_router import Router
-from tests.fakes.slime_rollout import Sample, group_rolled_out, train_data
+from tests.fakes.slime_rollout import Sample, make_train_data, run_group
 
 SAYS = spoken([{"type": "text", "text": "I give up."}])
 MARKER = "latest_checkpointed_iteration.txt"
 WAIT_S = 120
 
 
-def arguments(words: list[str]) -> Namespace:
-    """Read what the job's command line says; the rest is Megatron's and SGLang's."""
+def parse_arguments(words: list[str]) -> Namespace:
+    """Parse the arguments that matter here; the others are Megatron's and SGLang's."""
     parser = ArgumentParser(allow_abbrev=False)
     for name in ("custom-generate-function-path", "custom-reward-post-process-path"):
         parser.add_argument(f"--{name}", required=True)
@@ -44,13 +44,13 @@ def arguments(words: list[str]) -> Namespace:
     return found
 
 
-def function(path: str) -> Any:
+def load_function(path: str) -> Any:
     """Load a function by its path."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
-class Loop:
+class LoopThread:
     """An event loop on a thread, as slime's ``AsyncLoopThread``."""
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT_S)
 
 
-def install(run: Any) -> None:
-    """Make the modules importable that an evaluation function takes from slime."""
+def install_fake_modules(run: Any) -> None:
+    """Make the modules importable that an evaluation function imports from slime."""
     types, async_utils = ModuleType("slime.utils.types"), ModuleType("slime.utils.async_utils")
     types.Sample = Sample  # type: ignore[attr-defined]
     async_utils.run = run  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ def install(run: Any) -> None:
         sys.modules[module.__name__] = module
 
 
-def dealt(args: Namespace, rollout_id: int) -> list[list[Sample]]:
+def next_groups(args: Namespace, rollout_id: int) -> list[list[Sample]]:
     """Return the groups of a rollout, numbered over the whole job."""
     rows = [json.loads(line) for line in Path(args.prompt_data).read_text().splitlines()]
     groups = []
@@ -93,9 +93,9 @@ def dealt(args: Namespace, rollout_id: int) -> list[list[Sample]]:
     return groups
 
 
-async def rolled(args: Namespace, groups: list[list[Sample]], generate: Any) -> list[Any]:
-    """Roll out all groups at once; the process may be told to die when the first one is done."""
-    tasks = [asyncio.create_task(group_rolled_out(args, group, generate)) for group in groups]
+async def run_groups(args: Namespace, groups: list[list[Sample]], generate: Any) -> list[Any]:
+    """Run all groups at once; with FAKE_DIE the process kills itself when the first one is done."""
+    tasks = [asyncio.create_task(run_group(args, group, generate)) for group in groups]
     mark = Path(args.save) / "died"
     step = groups[0][0].group_index // args.rollout_batch_size + 1
     if os.environ.get("FAKE_DIE") == str(step) and not mark.exists():
@@ -106,26 +106,26 @@ async def rolled(args: Namespace, groups: list[list[Sample]], generate: Any) -> 
 
 
 def train(args: Namespace) -> None:
-    """Do what ``slime/train.py`` does, without weights."""
-    loop = Loop()
-    install(loop.run)
+    """Run the loop of ``slime/train.py``, without weights."""
+    loop = LoopThread()
+    install_fake_modules(loop.run)
     engine = ScriptedEngine()
     engine.always = Completion(SAYS)
 
-    async def served() -> Router:
+    async def start_engine() -> Router:
         return await Router(await engine.__aenter__()).__aenter__()
 
-    args.sglang_router_ip, args.sglang_router_port = loop.run(served()).address
-    generate = function(args.custom_generate_function_path)
-    rewards = function(args.custom_reward_post_process_path)
-    evaluate = function(args.eval_function_path) if args.eval_function_path else None
+    args.sglang_router_ip, args.sglang_router_port = loop.run(start_engine()).address
+    generate = load_function(args.custom_generate_function_path)
+    rewards = load_function(args.custom_reward_post_process_path)
+    evaluate = load_function(args.eval_function_path) if args.eval_function_path else None
     marker = Path(args.load) / MARKER
     first = int(marker.read_text()) + 1 if marker.exists() else 0
     for rollout_id in range(first, args.num_rollout):
         if evaluate is not None and rollout_id == 0:
             evaluate(args, rollout_id, None, evaluation=True)
-        groups = loop.run(rolled(args, dealt(args, rollout_id), generate))
-        train_data(args, groups, rewards)
+        groups = loop.run(run_groups(args, next_groups(args, rollout_id), generate))
+        make_train_data(args, groups, rewards)
         print(f"step {rollout_id}: trained", flush=True)
         if (rollout_id + 1) % args.save_interval == 0:
             (Path(args.save) / MARKER).write_text(str(rollout_id))
@@ -135,4 +135,4 @@ def train(args: Namespace) -> None:
 
 
 if __name__ == "__main__":
-    train(arguments(sys.argv[1:]))
+    train(parse_arguments(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""What a run came to, for comparison with another run of the same configuration.
+"""The account of a run, for comparison with another run of the same configuration.
 
 Left out is what differs between two undisturbed runs: times, pids, and which attempt counts.
 """
@@ -20,7 +20,7 @@ _TIMED = (
     *("time/", "tokens/per_s"),
     *("rollout/retried", "rollout/engine_retries", "rollout/pushed_back"),
 )
-"""Metrics that depend on the clock, or on how often something was tried."""
+"""Metrics that depend on the clock, or on the number of attempts."""
 _CLOSE = ("loss/", "policy/")
 """Metrics of the trainer: sums of floats, whose last bits depend on how requests were batched."""
 _DIGITS = 6

@@ -1,4 +1,4 @@
-"""Miniature campaigns: real engine, gateway, sandboxes and trainer, little of everything."""
+"""Miniature campaigns: real engine, gateway, sandboxes and trainer, with small numbers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Miniature:
     def wait_until(
         self, ready: Callable[[RunStore], bool], process: subprocess.Popen[bytes]
     ) -> None:
-        """Wait until the store says so, while the process lives."""
+        """Wait until ``ready`` returns True for the store; fail if the process exits before."""
         end = time.monotonic() + 100
         while time.monotonic() < end:
             assert process.poll() is None, process.communicate()

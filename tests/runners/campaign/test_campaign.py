@@ -1,6 +1,4 @@
-"""Whole campaigns in miniature: they learn from exact tokens, survive a bad day, and do nothing
-twice.
-"""
+"""Whole campaigns in miniature: they train on exact tokens, survive failures, and resume."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def rollouts_counting(store: RunStore, split: str) -> int:
-    """How many rollouts of a split count so far."""
+    """Return the number of final rollouts of a split so far."""
     return len(store.rollouts(split=split, counts=True))
 
 

@@ -1,4 +1,4 @@
-"""A disk that fills up: the run pauses and says why, nothing is corrupt, and more room ends it."""
+"""A full disk: the run ends with a message, nothing is corrupt, and it resumes with more space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run whose sandboxes would be sent to somebody else's server."""
+"""A run whose public URL reaches another server than its gateway."""
 
 from __future__ import annotations
 

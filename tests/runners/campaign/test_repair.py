@@ -1,6 +1,4 @@
-"""A bad day in a whole campaign: a group that fails is stood in for, a copy that cannot be written
-is made up for.
-"""
+"""A whole campaign with failures: an untrainable group is replaced, and the run goes on."""
 
 from __future__ import annotations
 

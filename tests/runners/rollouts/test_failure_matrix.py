@@ -32,7 +32,7 @@ from runners.trajectory.outcome import OutcomeCode
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.routing import RoutingShape
 from tests.fakes.hostile import exceptions
-from tests.fakes.rollout_parts import ended
+from tests.fakes.rollout_parts import make_result
 from tests.runners.rollouts.world import World, world
 
 KINDS = ("exception", "cancelled", "timeout", "hostile")
@@ -71,7 +71,7 @@ class BranchingAgent:
         await self._ask(sandbox, context, "sum up", {"x-claude-code-request-class": "compaction"})
         async with sandbox.on_host() as workspace:
             (workspace / "answer.txt").write_text(f"{sandbox.spec.name}\n")
-        return ended(OutcomeCode.POLICY_FINISHED, "all done")
+        return make_result(OutcomeCode.POLICY_FINISHED, "all done")
 
     async def _ask(
         self,

@@ -1,6 +1,4 @@
-"""Attempts and the pool on a bad day: every failure is a record, none harms another, exactly one
-attempt counts.
-"""
+"""Attempts and the pool: each failure is a record, harms no other, and one attempt is final."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import TRANSITIONS, OutcomeClass, OutcomeCode, Stage
 from tests.fakes.rollout_parts import (
     HostileError,
-    ended,
+    make_result,
 )
 from tests.runners.rollouts.world import world
 
@@ -57,9 +55,9 @@ async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
             Stage.HARNESS,
         ),
         (SandboxError("the sandbox is gone"), OutcomeCode.INFRA_SANDBOX_LOST, Stage.HARNESS),
-        (ended(OutcomeCode.INFRA_HARNESS), OutcomeCode.INFRA_HARNESS, Stage.HARNESS),
+        (make_result(OutcomeCode.INFRA_HARNESS), OutcomeCode.INFRA_HARNESS, Stage.HARNESS),
         (
-            ended(OutcomeCode.POLICY_FINISHED),
+            make_result(OutcomeCode.POLICY_FINISHED),
             OutcomeCode.INFRA_HARNESS,
             Stage.HARNESS,
         ),  # without a single model call
@@ -292,7 +290,7 @@ async def test_a_resumed_rollout_takes_an_attempt_number_nobody_used(
 async def test_what_the_agent_program_said_of_itself_is_kept(tmp_path: Path, task: Task) -> None:
     facts = {"program": "an agent", "version": "1.2.3"}
     async with world(tmp_path, task) as here:
-        said = replace(ended(OutcomeCode.INFRA_MODEL), facts=facts, output="no model\n")
+        said = replace(make_result(OutcomeCode.INFRA_MODEL), facts=facts, output="no model\n")
         here.harness.trouble = lambda _: said
         [record] = await here.pool(attempts=1).run(here.specs(1))
         assert record.extra["harness"] == facts

@@ -115,7 +115,7 @@ class World:
         ]
 
     def stored(self) -> dict[str, list[RolloutRecord]]:
-        """What the store holds, by rollout."""
+        """Return the stored records, by rollout."""
         found: dict[str, list[RolloutRecord]] = {}
         for record in self.store.rollouts():
             found.setdefault(record.rollout_id, []).append(record)

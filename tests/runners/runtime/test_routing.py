@@ -1,4 +1,4 @@
-"""What a policy must have for its routing to be replayed, said before anything starts."""
+"""The routing that a policy must have to be replayed, checked before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The services of a run can be asked what they do, as the driver can, and are watched as it is."""
+"""Diagnostics of a run's services: their call graphs on request, and their watchdogs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The plug, driven as slime's rollout drives it: real gateway, sandboxes and grader; the policy is
-scripted, behind a router as slime has one.
+"""The entry points, called as slime calls them: real gateway, sandboxes and grader; the policy is
+scripted and stands behind a router as in slime.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from runners.tasks.datasets import load_tasks
 from runners.training.routing.shape import read_routing_shape
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, routed, spoken
 from tests.fakes.sglang_router import Router
-from tests.fakes.slime_rollout import Sample, group_rolled_out, groups_of, rolled_out, train_data
+from tests.fakes.slime_rollout import Sample, make_groups, make_train_data, run_group, run_rollout
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
@@ -49,7 +49,7 @@ SMALL = (
 
 @dataclass
 class Job:
-    """A slime job, as far as rollouts see it."""
+    """The parts of a slime job that rollouts use."""
 
     args: Namespace
     engine: ScriptedEngine
@@ -114,10 +114,10 @@ def job(one_job: Job) -> Job:
 
 
 @in_one_loop
-async def test_groups_at_once_become_what_slime_trains_on(job: Job) -> None:
-    groups = groups_of(job.tasks, 2)
-    done = await asyncio.gather(*(group_rolled_out(job.args, group, generate) for group in groups))
-    data = train_data(job.args, done, post_process_rewards)
+async def test_concurrent_groups_become_slime_s_training_data(job: Job) -> None:
+    groups = make_groups(job.tasks, 2)
+    done = await asyncio.gather(*(run_group(job.args, group, generate) for group in groups))
+    data = make_train_data(job.args, done, post_process_rewards)
     assert data["rollout_ids"] == [0, 1, 2, 3]
     assert data["rewards"] == [0.0] * 4, "groups whose rewards are all equal teach nothing"
     with job.store() as store:
@@ -132,11 +132,11 @@ async def test_groups_at_once_become_what_slime_trains_on(job: Job) -> None:
 
 
 @in_one_loop
-async def test_a_step_that_slime_trains_on_is_entered_with_its_metrics(job: Job) -> None:
-    groups = groups_of(job.tasks, 2, first=100)
-    done = await asyncio.gather(*(group_rolled_out(job.args, group, generate) for group in groups))
+async def test_a_step_that_slime_trains_on_is_recorded_with_its_metrics(job: Job) -> None:
+    groups = make_groups(job.tasks, 2, first=100)
+    done = await asyncio.gather(*(run_group(job.args, group, generate) for group in groups))
     # slime takes the rewards on another thread than the one its rollouts are on.
-    await asyncio.to_thread(train_data, job.args, done, post_process_rewards)
+    await asyncio.to_thread(make_train_data, job.args, done, post_process_rewards)
     lines: list[dict[str, Any]] = []
     async with asyncio.timeout(60):
         while not any(line["step"] == 51 for line in lines):
@@ -156,8 +156,10 @@ async def test_a_step_that_slime_trains_on_is_entered_with_its_metrics(job: Job)
 
 
 @in_one_loop
-async def test_others_are_told_where_the_gateway_is_and_not_its_key(job: Job) -> None:
-    ((made,),) = [await rolled_out(job.args, groups_of(job.tasks[:1], 1, first=90)[0][0], generate)]
+async def test_the_gateway_s_address_is_published_without_its_key(job: Job) -> None:
+    ((made,),) = [
+        await run_rollout(job.args, make_groups(job.tasks[:1], 1, first=90)[0][0], generate)
+    ]
     assert made.status is Sample.Status.COMPLETED
     gateway = json.loads((job.run_dir / "gateway.json").read_text())
     assert set(gateway) == {"url", "public_url", "node", "since"}
@@ -178,9 +180,9 @@ async def test_an_evaluation_before_training_and_one_after_it_are_two(
         again = await started.evaluate(Sample, 0)
         assert len(job.engine.seen.requests) == asked, "a job that is started anew asks no more"
         assert [len(found["held_out"]["samples"]) for found in (first, again)] == [2, 2]
-        groups = groups_of(job.tasks, 2)
-        done = [await group_rolled_out(job.args, group, generate) for group in groups]
-        train_data(job.args, done, post_process_rewards)
+        groups = make_groups(job.tasks, 2)
+        done = [await run_group(job.args, group, generate) for group in groups]
+        make_train_data(job.args, done, post_process_rewards)
         await started.evaluate(Sample, 0)
         with job.store() as store:
             assert [row.step for row in store.evaluations()] == [0, 1]
@@ -195,13 +197,13 @@ async def test_a_stored_rollout_that_cannot_be_read_becomes_the_constant_placeho
     tmp_path: Path, model: Path
 ) -> None:
     async with running_job(tmp_path / "run", model) as job:
-        (group,) = groups_of(job.tasks[:1], 2)
-        await group_rolled_out(job.args, group, generate)
+        (group,) = make_groups(job.tasks[:1], 2)
+        await run_group(job.args, group, generate)
         await worker.close(job.run_dir)
         (arrays,) = job.run_dir.glob("arrays/turns.bin")
         arrays.write_bytes(b"\xff" * arrays.stat().st_size)
         job.engine.seen.requests.clear()
-        for (made,) in await group_rolled_out(job.args, group, generate):
+        for (made,) in await run_group(job.args, group, generate):
             assert made.status is Sample.Status.ABORTED
             assert (made.tokens, made.loss_mask, made.remove_sample) == ([0, 0], [0], True)
             assert made.metadata["agentrl"]["outcome"] == "policy.gave_up"
@@ -228,8 +230,8 @@ async def test_a_status_that_cannot_be_written_leaves_no_gateway_behind(
 
 @in_one_loop
 async def test_a_sample_has_every_field_as_slime_wants_it(job: Job) -> None:
-    (group,) = groups_of(job.tasks[:1], 1, first=13)
-    ((made,),) = await group_rolled_out(job.args, group, generate)
+    (group,) = make_groups(job.tasks[:1], 1, first=13)
+    ((made,),) = await run_group(job.args, group, generate)
     answer = tiny_tokenizer().encode(SAYS, add_special_tokens=False).ids
     prompt = job.engine.seen.requests[0]["input_ids"]
     _, logprobs = job.engine.seen.answered[0]
@@ -258,7 +260,7 @@ async def test_a_sample_has_every_field_as_slime_wants_it(job: Job) -> None:
 @in_one_loop
 async def test_an_evaluation_gives_one_sample_and_its_own_records(job: Job) -> None:
     sample = Sample(index=70, prompt="Fix it.", metadata={"instance_id": job.tasks[0]})
-    twice = [await rolled_out(job.args, sample, generate, evaluation=True) for _ in range(2)]
+    twice = [await run_rollout(job.args, sample, generate, evaluation=True) for _ in range(2)]
     assert [len(made) for made in twice] == [1, 1]
     with job.store() as store:
         records = store.rollouts(split="eval", counts=True)
@@ -290,30 +292,28 @@ async def test_slimes_evaluation_measures_the_held_out_tasks(
 @in_one_loop
 async def test_a_rollout_without_a_grade_keeps_its_place_and_moves_no_baseline(job: Job) -> None:
     job.engine.always = None  # the engine answers 500
-    (group,) = groups_of(job.tasks[:1], 2, first=20)
-    done = await group_rolled_out(job.args, group, generate)
+    (group,) = make_groups(job.tasks[:1], 2, first=20)
+    done = await run_group(job.args, group, generate)
     for (made,) in done:
         assert made.status is Sample.Status.ABORTED
         assert made.remove_sample
         assert (made.loss_mask, made.rollout_log_probs) == ([0], [0.0])
         assert made.metadata["agentrl"]["outcome"].startswith("infra.")
-    data = train_data(job.args, [done], post_process_rewards)
+    data = make_train_data(job.args, [done], post_process_rewards)
     assert data["rewards"] == [0.0, 0.0]
 
 
 @in_one_loop
-async def test_what_slime_gives_up_is_stored_and_gone_when_it_returns(job: Job) -> None:
+async def test_a_rollout_that_slime_cancels_is_stored_and_gone_when_it_returns(job: Job) -> None:
     job.engine.always = Completion(SAYS, delay_s=60.0)
-    (group,) = groups_of(job.tasks[:1], 2, first=30)
-    pending = asyncio.create_task(group_rolled_out(job.args, group, generate))
+    (group,) = make_groups(job.tasks[:1], 2, first=30)
+    pending = asyncio.create_task(run_group(job.args, group, generate))
     await asyncio.wait_for(job.engine.arrived.wait(), 60)
     pending.cancel()
     (ended,) = await asyncio.gather(pending, return_exceptions=True)
     assert isinstance(ended, asyncio.CancelledError)
     job.engine.always = Completion(SAYS)
-    ((made,),) = await group_rolled_out(
-        job.args, groups_of(job.tasks[:1], 2, first=30)[0][:1], generate
-    )
+    ((made,),) = await run_group(job.args, make_groups(job.tasks[:1], 2, first=30)[0][:1], generate)
     assert made.status is Sample.Status.COMPLETED, "the same sample is a new attempt"
     with job.store() as store:
         codes = {
@@ -334,12 +334,12 @@ async def test_routing_passes_by_the_router_and_has_a_row_for_all_tokens_but_the
         job.args.use_rollout_routing_replay = True
         job.args.num_layers, job.args.moe_router_topk = shape.layers, shape.top_k
         job.args.moe_layers = shape.routed
-        (group,) = groups_of(job.tasks[:1], 2)
-        first = await rolled_out(job.args, group[0], generate)
+        (group,) = make_groups(job.tasks[:1], 2)
+        first = await run_rollout(job.args, group[0], generate)
         job.engine.always = None
-        second = await rolled_out(job.args, group[1], generate)
+        second = await run_rollout(job.args, group[1], generate)
     assert [first[0].remove_sample, second[0].remove_sample] == [False, True]
-    train_data(job.args, [[first, second]], post_process_rewards)
+    make_train_data(job.args, [[first, second]], post_process_rewards)
     assert job.router.keys == []
     sent = routed(shape, first[0].tokens[:-1], version=1)
     assert (first[0].rollout_routed_experts == sent).all()
@@ -348,7 +348,7 @@ async def test_routing_passes_by_the_router_and_has_a_row_for_all_tokens_but_the
 @in_one_loop
 async def test_a_task_that_the_run_does_not_know_ends_the_job(job: Job) -> None:
     with pytest.raises(ConfigError, match=r"names \['nobody'.*--prompt-data"):
-        await rolled_out(job.args, groups_of(["nobody"], 1)[0][0], generate)
+        await run_rollout(job.args, make_groups(["nobody"], 1)[0][0], generate)
 
 
 def test_the_run_directory_is_named_by_the_arguments_or_the_environment(
@@ -362,7 +362,7 @@ def test_the_run_directory_is_named_by_the_arguments_or_the_environment(
     assert run_dir(Namespace(agentrl_run_dir="/b")) == Path("/b")
 
 
-def test_it_is_light_and_loads_by_its_path_from_anywhere(tmp_path: Path) -> None:
+def test_entry_points_import_nothing_heavy_and_load_by_their_path(tmp_path: Path) -> None:
     file = Path(worker.__file__).with_name("entry_points.py")
     code = (
         "import importlib.util, sys\n"

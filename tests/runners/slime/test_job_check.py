@@ -1,4 +1,4 @@
-"""What a job tries before it trains: one turn of its agent program."""
+"""The check of a job before it trains: one turn of its agent program."""
 
 from __future__ import annotations
 

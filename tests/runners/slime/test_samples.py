@@ -124,7 +124,7 @@ def test_a_rollout_without_a_grade_is_in_no_baseline() -> None:
     assert raw == [1.0, 0.0, 0.5, 0.5], "slime reports it: it moves no average"
 
 
-def test_a_group_with_too_few_grades_teaches_nothing() -> None:
+def test_a_group_with_too_few_grades_has_no_advantages() -> None:
     samples = [sample(0, 0, 1.0), sample(0, 1, 0.0), sample(0, 2, None)]
     _, trained = compute_rewards(samples, min_group=3, normalize_std=False)
     assert trained == [0.0, 0.0, 0.0]

@@ -123,7 +123,7 @@ class Policy:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_demonstration_is_what_the_gateway_makes_of_the_native_agent(
+def test_a_demonstration_equals_the_gateway_s_tokens_of_the_native_agent(
     scenario: ScenarioKind,
     parts: tuple[Tokenizer, Renderer, Path],
     tmp_path: Path,
@@ -204,7 +204,7 @@ def fix_of(chains: list[Chain]) -> str:
 
 
 @pytest.mark.parametrize("right", [0.0, 0.45, 1.0])
-def test_the_right_fix_is_shown_as_often_as_asked(right: float) -> None:
+def test_the_right_fix_is_shown_with_the_configured_probability(right: float) -> None:
     episodes = drawn(1000, seed=3, right=right, scenario="mixed")
     shown = np.mean([fix_of(chains) == project.fix for project, chains in episodes])
     assert abs(shown - right) <= 0.05
@@ -234,7 +234,7 @@ def test_the_common_prefix_ends_before_the_problem(
 
 
 @given(st.text(max_size=60))
-def test_any_text_survives_the_tokenizer(
+def test_any_text_round_trips_through_the_tokenizer(
     parts: tuple[Tokenizer, Renderer, Path], text: str
 ) -> None:
     tokenizer, _, _ = parts
@@ -360,7 +360,7 @@ def test_a_cache_that_cannot_be_written_is_a_clear_error(
         ("mixed", [["Edit", "Submit"], ["Agent", ""], ["Read", "Submit"]]),
     ],
 )
-def test_each_scenario_has_its_lines(scenario: ScenarioKind, tools: list[list[str]]) -> None:
+def test_each_scenario_has_its_chains(scenario: ScenarioKind, tools: list[list[str]]) -> None:
     ((_, chains),) = drawn(1, scenario=scenario)
     named = re.compile(r'{"name": "(\w+)"')
     found = [

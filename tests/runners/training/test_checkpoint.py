@@ -26,7 +26,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Killed(BaseException):
-    """Death, which nobody survives to clean up."""
+    """A kill of the process: no code of it runs afterwards."""
 
 
 class Killer:

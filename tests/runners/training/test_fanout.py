@@ -35,7 +35,7 @@ THREADS: list[tuple[str, BranchKind]] = [
 
 
 def config(reward: RewardShare = "copy", **changes: object) -> SegmentsFanoutConfig:
-    """What ``fanout=segments`` is by default, changed."""
+    """Return the default of ``fanout=segments`` with changes."""
     defaults = {
         "kind": "segments", "reward": reward, "max_segment_tokens": None, "max_segments": None,
         "train_compaction": True, "train_subagents": True, "train_side": False,
@@ -44,7 +44,7 @@ def config(reward: RewardShare = "copy", **changes: object) -> SegmentsFanoutCon
 
 
 def collapse(longest: int | None) -> CollapseFanoutConfig:
-    """What ``fanout=collapse`` is."""
+    """Return the default of ``fanout=collapse``."""
     return CollapseFanoutConfig(kind="collapse", max_segment_tokens=longest)
 
 
@@ -235,7 +235,7 @@ def test_a_single_segment_gets_the_advantage_bit_for_bit_in_every_way() -> None:
         assert sample.advantage == odd
 
 
-def test_a_segment_without_a_share_holds_its_place_but_is_not_counted_as_trained() -> None:
+def test_a_segment_without_a_share_is_in_the_average_but_not_counted_as_trained() -> None:
     fan = fan_out("r", ROLLOUT, 1.0, config("final_only"))
     assert fan.trained == Counter(final=8)
     assert len(fan.samples) == 7
@@ -268,7 +268,7 @@ def test_tokens_of_a_flat_group_are_counted_as_trained() -> None:
         (collapse(9), [], Counter(side=1, collapsed=6, long=1)),
     ],
 )
-def test_what_is_kept_and_why_the_rest_is_not(
+def test_every_dropped_segment_has_a_reason(
     fanout: FanoutConfig, kept: list[int], dropped: Counter[str]
 ) -> None:
     fan = fan_out("r", ROLLOUT, 1.0, fanout)
@@ -283,7 +283,7 @@ def test_a_chain_that_sampled_nothing_takes_no_share() -> None:
     assert fan.dropped == Counter(empty=1)
 
 
-def test_shares_are_of_what_is_kept() -> None:
+def test_the_shares_of_kept_segments_sum_to_one() -> None:
     fan = fan_out("r", ROLLOUT, 1.0, config("uniform", max_segments=2))
     assert [sample.advantage for sample in fan.samples] == [0.5, 0.5]
     for reward in ("uniform", "token_share"):

@@ -79,7 +79,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_fix(weights: Path
         trainer.step(rollouts)
 
 
-def test_a_restored_trainer_goes_on_bit_for_bit(weights: Path, tmp_path: Path) -> None:
+def test_a_restored_trainer_continues_bit_for_bit(weights: Path, tmp_path: Path) -> None:
     trainer = make_trainer(weights, minibatches=2)
     rollouts = make_rollouts(trainer, 8)
     trainer.step(rollouts)

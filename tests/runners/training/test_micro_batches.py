@@ -90,7 +90,7 @@ def test_a_trained_first_token_is_refused() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 5), st.integers(0, 9))
-def test_minibatches_share_the_rollouts_out_evenly_and_none_is_empty(
+def test_rollouts_are_split_evenly_and_no_minibatch_is_empty(
     sizes: list[int], parts: int, seed: int
 ) -> None:
     rollouts = [[sample(f"r{i}", 3, [1])] * size for i, size in enumerate(sizes)]
@@ -107,7 +107,7 @@ def opened(length: int, first_trained: int, last: int) -> Sample:
     return Sample("r", tokens, mask, np.zeros(length, np.float32), 1.0)
 
 
-def test_rows_that_open_alike_share_what_stands_before_the_first_trained_prediction() -> None:
+def test_rows_that_begin_alike_share_the_tokens_before_the_first_trained_prediction() -> None:
     samples = [opened(100, 90, 1), opened(104, 95, 2), opened(98, 92, 3)]
     (batch,) = make_micro_batches(
         samples, [1.0] * 3, tokens_per_microbatch=200, device=torch.device("cpu")
@@ -117,7 +117,7 @@ def test_rows_that_open_alike_share_what_stands_before_the_first_trained_predict
     assert (batch.input_ids[:, :89] == batch.input_ids[0, :89]).all()
 
 
-def test_rows_that_open_differently_are_batched_apart() -> None:
+def test_rows_that_begin_differently_are_in_different_batches() -> None:
     one, other = opened(100, 90, 1), opened(100, 90, 2)
     other.tokens[0] = 77
     device = torch.device("cpu")

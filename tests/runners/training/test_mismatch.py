@@ -1,4 +1,4 @@
-"""The figures that say how far training is from the rollout."""
+"""The metrics of the difference between trainer and engine."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_good_routing_has_no_fault() -> None:
     )
 
 
-def test_what_is_not_valid_is_not_judged() -> None:
+def test_invalid_rows_are_not_checked() -> None:
     assert find_routing_fault(with_experts(3, 1, [200, 200]), SHAPE) is None
 
 

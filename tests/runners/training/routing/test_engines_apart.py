@@ -1,4 +1,4 @@
-"""What replay is worth with an engine that is not quite training's: the embedded one, rounded."""
+"""The effect of replay with an engine that differs from training: the embedded one, rounded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from runners.engines.embedded.rounding import Precision
-from tests.benchmarks.bench_routing import compared, random_policy, random_prompts, sampled
+from tests.benchmarks.bench_routing import compare, random_policy, random_prompts, sample_rollouts
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mismatch(policy: Path, precision: Precision) -> dict[str, float]:
     """Return training's mismatch with what such an engine samples."""
-    return compared(policy, sampled(policy, random_prompts(24), precision, new_tokens=48))
+    return compare(policy, sample_rollouts(policy, random_prompts(24), precision, new_tokens=48))
 
 
 def test_an_engine_with_training_s_own_weights_has_no_mismatch(policy: Path) -> None:
@@ -39,7 +39,7 @@ def test_an_engine_with_training_s_own_weights_has_no_mismatch(policy: Path) -> 
     ],
     ids=["bf16", "int8", "router noise"],
 )
-def test_replay_takes_the_routing_s_share_of_the_mismatch_away(
+def test_replay_removes_the_part_of_the_mismatch_that_routing_causes(
     policy: Path, precision: Precision, k3: float
 ) -> None:
     found = mismatch(policy, precision)

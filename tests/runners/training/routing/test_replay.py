@@ -206,7 +206,7 @@ def test_two_calls_of_a_micro_batch_have_their_own_rows(policy: nn.Module) -> No
     assert fired.other_slots == 0
 
 
-def test_a_second_registry_on_one_policy_has_a_state_of_its_own(policy: nn.Module) -> None:
+def test_two_replays_on_one_policy_have_separate_state(policy: nn.Module) -> None:
     first, second = RouterReplay(policy), RouterReplay(policy)
     own = recorded(policy, first)
     _, fired = replayed(policy, second, other(own))

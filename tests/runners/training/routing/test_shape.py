@@ -1,4 +1,4 @@
-"""The routing's shape, whatever the model's config says and leaves out."""
+"""The shape of the routing, from configurations of different model families."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ def test_the_routing_s_shape_is_read_from_the_config(
     assert read_routing_shape(model(tmp_path, **config)) == shape
 
 
-def test_a_config_with_experts_that_does_not_say_how_many_route_is_refused(tmp_path: Path) -> None:
+def test_a_config_with_experts_but_without_experts_per_token_is_refused(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ValueError, match="num_experts_per_tok"):
         read_routing_shape(model(tmp_path, num_experts=8, num_hidden_layers=2))

@@ -91,7 +91,7 @@ def test_an_engine_with_the_same_routers_has_no_mismatch_with_and_without_replay
 
 
 @pytest.mark.parametrize("routing", [r3(), R2])
-def test_a_step_has_every_figure_and_none_that_says_zero_of_nothing(
+def test_a_step_has_every_metric_and_none_is_zero_for_lack_of_data(
     weights: Path, routing: RoutingReplayConfig
 ) -> None:
     names = "captured replayed disagree_slot disagree_token k1 k3 k3_native p999_abs F_1.1 F_2"
@@ -107,9 +107,7 @@ def test_a_step_has_every_figure_and_none_that_says_zero_of_nothing(
         assert metrics[f"r3/{name}"] is None, "nothing was trained"
 
 
-def test_replay_takes_away_what_other_routers_put_between_rollout_and_training(
-    weights: Path, noisy: Path
-) -> None:
+def test_replay_removes_the_mismatch_that_noisy_routers_cause(weights: Path, noisy: Path) -> None:
     trainer = make_trainer(weights, routing=r3())
     metrics = trainer.step(rollouts(make_trainer(noisy)))
     k3, native = metrics["r3/k3"], metrics["r3/k3_native"]
@@ -176,7 +174,7 @@ def test_an_impossible_sample_can_be_masked_instead(weights: Path) -> None:
     assert metrics["train/updates"] == 1.0
 
 
-def test_a_router_that_is_replaced_behind_the_trainer_s_back_raises_the_alarm(
+def test_a_router_that_is_replaced_after_the_hooks_raises_the_alarm(
     weights: Path,
 ) -> None:
     trainer = make_trainer(weights, routing=r3())
@@ -215,7 +213,7 @@ def test_a_dense_policy_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("truncate", ["token", "sequence"])
-def test_a_correction_weighs_by_the_mismatch_and_says_how_much_is_left(
+def test_a_correction_weighs_by_the_mismatch_and_reports_the_effective_sample_size(
     weights: Path, noisy: Path, truncate: str
 ) -> None:
     correction = {"truncate": truncate, "cap": 1.05, "reject_outside": (0.5, 2.0)}

@@ -150,7 +150,7 @@ def test_a_run_whose_rows_are_dropped_on_the_way_stops_and_says_so(
     assert metrics["r3/captured"] == metrics["r3/replayed"] == 0.0
 
 
-def test_turns_and_samples_that_lack_rows_move_nobody_else_s(
+def test_missing_rows_of_turns_and_samples_do_not_shift_others(
     weights: Path, shape: RoutingShape, tmp_path: Path
 ) -> None:
     """The misaligned list: rows were collected where there were any, and dealt out by number."""
