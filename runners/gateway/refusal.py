@@ -46,8 +46,8 @@ program's output. Its status is 403, which no program retries.
 class Refused(Exception):
     """Raised for a request that is answered with an error; its message is for the client's user."""
 
-    def __init__(self, why: RefusalKind, message: str, *, param: str | None = None) -> None:
-        self.why = why
+    def __init__(self, kind: RefusalKind, message: str, *, param: str | None = None) -> None:
+        self.kind = kind
         self.param = param
         """The field of the body that is wrong."""
         super().__init__(message)
@@ -55,12 +55,12 @@ class Refused(Exception):
     @property
     def status(self) -> int:
         """HTTP status (OpenAI's dialects replace one of them)."""
-        return STATUS[self.why]
+        return STATUS[self.kind]
 
     @property
     def is_too_long(self) -> bool:
         """True if the prompt exceeds the model's context."""
-        return self.why is RefusalKind.INVALID and str(self).startswith(PROMPT_TOO_LONG)
+        return self.kind is RefusalKind.INVALID and str(self).startswith(PROMPT_TOO_LONG)
 
 
 def refuse_for_engine(error: EngineError) -> Refused:

@@ -70,7 +70,7 @@ def _usage(usage: Mapping[str, int]) -> dict[str, int]:
 
 def error_body(refused: Refused) -> dict[str, Any]:
     """Return the error envelope."""
-    return {"type": "error", "error": {"type": refused.why.value, "message": str(refused)}}
+    return {"type": "error", "error": {"type": refused.kind.value, "message": str(refused)}}
 
 
 def open_stream(request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:

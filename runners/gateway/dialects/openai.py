@@ -107,12 +107,12 @@ def ignored_settings(body: BaseModel, names: Iterable[str]) -> Iterator[str]:
 
 def error_response(refused: Refused) -> tuple[int, dict[str, Any]]:
     """Return HTTP status and error envelope."""
-    status = OVERLOADED_STATUS if refused.why is RefusalKind.OVERLOADED else STATUS[refused.why]
+    status = OVERLOADED_STATUS if refused.kind is RefusalKind.OVERLOADED else STATUS[refused.kind]
     kind = "server_error" if status >= 500 else "invalid_request_error"
     code = "server_error" if status >= 500 else None
     if refused.is_too_long:
         code = "context_length_exceeded"
-    elif refused.why is RefusalKind.UNAUTHENTICATED:
+    elif refused.kind is RefusalKind.UNAUTHENTICATED:
         code = "invalid_api_key"
     error = {"message": str(refused), "type": kind, "param": refused.param, "code": code}
     return status, {"error": error}

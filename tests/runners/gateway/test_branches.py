@@ -6,7 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -322,12 +322,44 @@ def test_a_rollback_forks_off_the_turn_it_goes_back_to(parts: tuple[Renderer, To
     turn = gateway.ask(request(back), text="all right")
     gateway.check()
     assert gateway.turns[turn].parent == 0
-    why = gateway.places[turn].history_break
-    assert why is not None
-    assert why.kind == "rewrite"
+    history_break = gateway.places[turn].history_break
+    assert history_break is not None
+    assert history_break.kind == "rewrite"
     assert gateway.places[turn].difference["after"]
     kinds = [chain.kind for chain in gateway.branches.graph.build_segments()]
     assert kinds == ["wipe", "final"]
+
+
+@dataclass
+class RewritingRenderer:
+    """A renderer whose continuations change a token of the history that they continue."""
+
+    real: Renderer
+
+    def bridge_to_next_turn(self, prompt: list[int], *rest: Any, **more: Any) -> Any:
+        bridged = self.real.bridge_to_next_turn(prompt, *rest, **more)
+        assert bridged is not None
+        bridged.token_ids[len(prompt) - 1] += 1
+        return bridged
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+def test_a_continuation_that_changes_sampled_history_is_a_break_and_never_a_prompt(
+    parts: tuple[Renderer, Tokenizer],
+) -> None:
+    renderer, tokenizer = parts
+    gateway = Gateway(cast(Renderer, RewritingRenderer(renderer)), tokenizer)
+    program = Program(gateway, named=True)
+    program.say(MAIN_THREAD, "faithful")
+    program.say(MAIN_THREAD, "faithful")
+    gateway.check()
+    place = gateway.places[1]
+    assert place.parent is None
+    assert place.history_break is not None
+    assert place.history_break.kind == "renderer"
+    assert place.history_break.reason == "the renderer's continuation changes tokens already seen"
 
 
 def test_a_long_session_holds_each_token_once(parts: tuple[Renderer, Tokenizer]) -> None:

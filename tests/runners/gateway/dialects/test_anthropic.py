@@ -24,7 +24,7 @@ def parse(**changes: Any) -> TurnRequest:
 def refusal_text(**changes: Any) -> str:
     with pytest.raises(Refused) as caught:
         parse(**changes)
-    assert caught.value.why is RefusalKind.INVALID
+    assert caught.value.kind is RefusalKind.INVALID
     return str(caught.value)
 
 

@@ -33,7 +33,7 @@ def parse_turn(**changes: Any) -> TurnRequest:
 def parse_refused(**changes: Any) -> Refused:
     with pytest.raises(Refused) as caught:
         parse_turn(**changes)
-    assert caught.value.why is RefusalKind.INVALID
+    assert caught.value.kind is RefusalKind.INVALID
     return caught.value
 
 

@@ -97,7 +97,7 @@ def test_no_text_breaks_out_of_its_frame(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "message", "status", "kind", "code"),
+    ("refused", "message", "status", "kind", "code"),
     [
         (RefusalKind.INVALID, "model: bad", 400, "invalid_request_error", None),
         (
@@ -114,9 +114,9 @@ def test_no_text_breaks_out_of_its_frame(text: str) -> None:
     ],
 )
 def test_refusals_have_openais_envelope(
-    why: RefusalKind, message: str, status: int, kind: str, code: str | None
+    refused: RefusalKind, message: str, status: int, kind: str, code: str | None
 ) -> None:
-    found, body = openai.error_response(Refused(why, message, param="model"))
+    found, body = openai.error_response(Refused(refused, message, param="model"))
     assert found == status
     error = {"message": message, "type": kind, "param": "model", "code": code}
     assert body == {"error": error}

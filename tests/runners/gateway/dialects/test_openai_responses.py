@@ -36,7 +36,7 @@ def parse_turn(**changes: Any) -> TurnRequest:
 def refusal_text(**changes: Any) -> str:
     with pytest.raises(Refused) as caught:
         parse_turn(**changes)
-    assert caught.value.why is RefusalKind.INVALID
+    assert caught.value.kind is RefusalKind.INVALID
     return str(caught.value)
 
 
