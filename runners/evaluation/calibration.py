@@ -77,14 +77,16 @@ class _Calibration:
 
     async def work(self) -> None:
         """Grade the tasks without a verdict; raises Interrupted and CalibrationFailed."""
-        at = self._execution
-        self._instances = (await asyncio.to_thread(select_tasks, at.benchmark, at.config)).instances
-        findings = _load_findings(at.store)
+        execution = self._execution
+        self._instances = (
+            await asyncio.to_thread(select_tasks, execution.benchmark, execution.config)
+        ).instances
+        findings = _load_findings(execution.store)
         done = {name for name, finding in findings.items() if finding["kind"] != "not_graded"}
         left = [i.task for i in self._instances if i.task.id not in done]
-        at.progress.begin_phase("calibration", len(left))
-        slots = asyncio.Semaphore(at.config.rollout.concurrency)
-        async with start_grader(at.config, at.store) as grader, task_group() as group:
+        execution.progress.begin_phase("calibration", len(left))
+        slots = asyncio.Semaphore(execution.config.rollout.concurrency)
+        async with start_grader(execution.config, execution.store) as grader, task_group() as group:
             for task in left:
                 group.create_task(
                     self._grade_task(task, grader, slots), name=f"calibrate-{task.id}"
@@ -99,10 +101,10 @@ class _Calibration:
             )
 
     async def _grade_task(self, task: Task, grader: Grader, slots: asyncio.Semaphore) -> None:
-        at = self._execution
-        deadline_s = at.config.rollout.deadlines.grade_s
+        execution = self._execution
+        deadline_s = execution.config.rollout.deadlines.grade_s
         async with slots:
-            if at.driver.draining.is_set():
+            if execution.driver.draining.is_set():
                 return
             gold, empty = [
                 await grader.grade(
@@ -112,9 +114,9 @@ class _Calibration:
             ]
         kind, reason = _classify(gold, empty)
         verdicts = {"gold": gold.kind, "empty": empty.kind}
-        at.store.event(EVENT, {"task": task.id, "kind": kind, "reason": reason, **verdicts})
-        at.progress.batch_done += 1
-        at.progress.outcomes[kind] += 1
+        execution.store.event(EVENT, {"task": task.id, "kind": kind, "reason": reason, **verdicts})
+        execution.progress.batch_done += 1
+        execution.progress.outcomes[kind] += 1
 
     def write(self) -> None:
         """Write ``calibration.json``; raises StoreError."""

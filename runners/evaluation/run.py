@@ -72,15 +72,15 @@ class Evaluation:
 
         Raises Interrupted, BenchmarkChanged, and TasksWithoutVerdict at the end.
         """
-        at = self._execution
-        selection = await asyncio.to_thread(select_tasks, at.benchmark, at.config)
-        selection = selection.without(load_unfit(at.store))
-        done = load_graded(at.store)
-        wanted = plan_rollouts(selection.instances, at.config)
+        execution = self._execution
+        selection = await asyncio.to_thread(select_tasks, execution.benchmark, execution.config)
+        selection = selection.without(load_unfit(execution.store))
+        done = load_graded(execution.store)
+        wanted = plan_rollouts(selection.instances, execution.config)
         self._results(selection)  # raises BenchmarkChanged before anything runs
         self._selection = selection
         left = [spec for spec in wanted if spec.rollout_id not in done]
-        at.progress.columns.update(
+        execution.progress.columns.update(
             result_column(done[spec.rollout_id]) for spec in wanted if spec.rollout_id in done
         )
         if left and len(await self._run(left)) < len(left):
@@ -95,32 +95,35 @@ class Evaluation:
     def write(self) -> None:
         """Write the report and the predictions; raises StoreError."""
         if self._selection is not None:
-            at = self._execution
+            execution = self._execution
             self.report = write_results(
-                self._results(self._selection), at.config, at.store, at.driver.wall_s
+                self._results(self._selection),
+                execution.config,
+                execution.store,
+                execution.driver.wall_s,
             )
 
     def _results(self, selection: Selection) -> Results:
-        at = self._execution
-        return Results(at.store, at.benchmark, at.config, selection)
+        execution = self._execution
+        return Results(execution.store, execution.benchmark, execution.config, selection)
 
     async def _run(self, specs: list[RolloutSpec]) -> list[RolloutRecord]:
         """Roll out; return the rollouts that were not cut off."""
-        at, config = self._execution, self._execution.config
+        execution, config = self._execution, self._execution.config
         weights, tokenizer = await self._policy()
         async with start_services(
             config,
-            at.store,
+            execution.store,
             weights=weights,
             tokenizer=tokenizer,
             version=0,
-            watch=at.progress.watch,
-            on_service_exit=at.driver.note_service_exit,
+            watch=execution.progress.watch,
+            on_service_exit=execution.driver.note_service_exit,
         ) as services:
             pool = services.make_pool(
-                config.rollout, draining=at.driver.draining, on_done=self._rollout_done
+                config.rollout, draining=execution.driver.draining, on_done=self._rollout_done
             )
-            at.progress.begin_phase("rollouts", len(specs))
+            execution.progress.begin_phase("rollouts", len(specs))
             return await pool.run(specs)
 
     async def _policy(self) -> tuple[Path | None, Path]:
