@@ -1,7 +1,7 @@
-"""Where a replayed session's requests differ from those that were recorded.
+"""Finds where a replayed session's requests differ from the recorded ones.
 
-Compared is what the client sent (messages, tools, limits) and then, where that is equal, what the
-model would have seen. What two runs of the same program never have in common (ids it draws, clocks)
+It compares what the client sent (messages, tools, limits) and, where that is equal, the tokens that
+the model would have seen. What differs between any two runs of a program (ids that it draws, times)
 is no difference.
 """
 
@@ -16,17 +16,17 @@ from itertools import zip_longest
 from typing import Any, Literal
 
 from runners.gateway.tokenizer import Tokenizer
-from runners.replay.recording import Unanswered, prompts
+from runners.replay.recorded_engine import UnansweredPrompt, rebuild_prompts
 from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import BranchKind, IdArray, Turn
 
-What = Literal["message", "tools", "limits", "tokens", "missing", "extra"]
-"""``message``: one of those that the turn added; ``tools``, and ``limits`` (model, max_tokens,
-stop): what came with them; ``tokens``: the same words became another prompt; ``missing``: the
-program did not ask for the turn; ``extra``: it asked for one more.
+DifferenceKind = Literal["message", "tools", "limits", "tokens", "missing", "extra"]
+"""``message``: a message that the turn added; ``tools``: those of the request; ``limits``: its model,
+max_tokens and stop; ``tokens``: equal messages became another prompt; ``missing``: the program did
+not request the turn; ``extra``: it requested one more.
 """
 
-DRAWN = (
+DRAWN_TEXTS = (
     r"\b\d+(\.\d+)? ?(s|ms|seconds)\b",  # how long something took
     r"\bChunk ID: [0-9a-f]+",  # Codex, of each command's output
     r'"nickname":"[^"]*"',  # Codex, of a sub-agent
@@ -35,8 +35,8 @@ DRAWN = (
     r"\bsubagent_tokens: \d+",  # counts those of such ids too
     r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
 )
-"""What agent programs and test runners draw anew or measure."""
-_DRAWN = re.compile("|".join(DRAWN))
+"""Patterns of what agent programs and test runners draw or measure anew each time."""
+_DRAWN = re.compile("|".join(DRAWN_TEXTS))
 SHOWN_BEFORE, SHOWN = 60, 400
 """Characters shown before the first that differs, and in all."""
 SHOWN_TOKENS = 60
@@ -44,52 +44,52 @@ SHOWN_TOKENS = 60
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A request that is not the recorded one."""
+    """A request that differs from the recorded one."""
 
-    what: What
+    what: DifferenceKind
     branch: BranchKind | None
-    """What the turn is for; None: the program began a line of work that was not recorded."""
+    """Purpose of the turn; None: the program began a conversation that was not recorded."""
     thread: str | None
-    """Who asks, as recorded."""
+    """The recorded thread."""
     turn: int
     """Number of the turn in its thread, from 0."""
     index: int
     """Number of the turn in its session, from 0; of an extra one, that of the turn before it."""
     message: int | None
-    """Which of the messages that the turn added, from 0."""
+    """Number of the message among those that the turn added, from 0."""
     role: str | None
     recorded: str
     """From a little before the first character that differs."""
     replayed: str
 
 
-def compare(
+def compare_turns(
     recorded: Sequence[Turn],
     replayed: Sequence[Turn],
-    asked: Sequence[tuple[int, IdArray]],
-    unanswered: Sequence[Unanswered],
+    answered: Sequence[tuple[int, IdArray]],
+    unanswered: Sequence[UnansweredPrompt],
     tokenizer: Tokenizer,
 ) -> list[Difference]:
-    """Return every difference, in the recorded order: a turn that was not recorded stands behind
-    the one that it goes on from.
+    """Return every difference in the recorded order, an extra turn after the one it continues.
 
-    ``asked`` says which recorded turn answered which prompt.
+    ``answered`` holds, for each prompt that was answered, the index of the recorded turn and the
+    prompt's ids.
     """
-    pairs = _pairs(replayed, asked)
+    pairs = _pair_turns(replayed, answered)
     exact: set[int] = set()
     differences: list[Difference] = []
-    numbers = _numbers(recorded)
-    old_prompts, new_prompts = prompts(recorded), prompts(replayed)
+    numbers = _number_in_threads(recorded)
+    old_prompts, new_prompts = rebuild_prompts(recorded), rebuild_prompts(replayed)
     for turn in recorded:
         other = pairs.get(turn.index)
         if other is None:
-            found: _Found | None = _missing(turn)
+            found: _Finding | None = _describe_missing(turn)
         else:
-            found = next(_differing(turn, other), None)
-            if _same(turn, other) and (turn.parent is None or turn.parent in exact):
+            found = next(_find_changes(turn, other), None)
+            if _has_same_words(turn, other) and (turn.parent is None or turn.parent in exact):
                 exact.add(turn.index)
                 before, after = old_prompts[turn.index], new_prompts[other.index]
-                found = found or _of_tokens(before, after, tokenizer)
+                found = found or _compare_tokens(before, after, tokenizer)
         if found is not None:
             differences.append(
                 Difference(
@@ -105,12 +105,12 @@ def compare(
                 )
             )
     for extra in unanswered:
-        differences.append(_extra(extra, recorded, numbers, tokenizer))
+        differences.append(_describe_extra(extra, recorded, numbers, tokenizer))
     return sorted(differences, key=lambda found: found.index)
 
 
-def _extra(
-    extra: Unanswered, recorded: Sequence[Turn], numbers: Sequence[int], tokenizer: Tokenizer
+def _describe_extra(
+    extra: UnansweredPrompt, recorded: Sequence[Turn], numbers: Sequence[int], tokenizer: Tokenizer
 ) -> Difference:
     before = None if extra.after is None else recorded[extra.after]
     return Difference(
@@ -127,19 +127,21 @@ def _extra(
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    what: What
+class _Finding:
+    what: DifferenceKind
     message: int | None
     role: str | None
     recorded: str
     replayed: str
 
 
-def _pairs(replayed: Sequence[Turn], asked: Sequence[tuple[int, IdArray]]) -> dict[int, Turn]:
+def _pair_turns(
+    replayed: Sequence[Turn], answered: Sequence[tuple[int, IdArray]]
+) -> dict[int, Turn]:
     """Return the replayed turns by the index of the recorded turn that answered them."""
-    left = list(asked)
+    left = list(answered)
     pairs: dict[int, Turn] = {}
-    for turn, prompt in zip(replayed, prompts(replayed), strict=True):
+    for turn, prompt in zip(replayed, rebuild_prompts(replayed), strict=True):
         for place, (index, seen) in enumerate(left):
             if len(seen) == len(prompt) and (seen == prompt).all():
                 pairs[index] = turn
@@ -148,7 +150,7 @@ def _pairs(replayed: Sequence[Turn], asked: Sequence[tuple[int, IdArray]]) -> di
     return pairs
 
 
-def _numbers(turns: Sequence[Turn]) -> list[int]:
+def _number_in_threads(turns: Sequence[Turn]) -> list[int]:
     """Return each turn's number in its thread."""
     seen: dict[str, int] = {}
     numbers = []
@@ -158,46 +160,48 @@ def _numbers(turns: Sequence[Turn]) -> list[int]:
     return numbers
 
 
-def _differing(old: Turn, new: Turn) -> Iterator[_Found]:
-    """Yield what a client sent differently."""
+def _find_changes(old: Turn, new: Turn) -> Iterator[_Finding]:
+    """Yield the differences in what the client sent."""
     today = (_day(old), _day(new))
     pairs = zip_longest(old.request["messages"], new.request["messages"])
     for number, (was, now) in enumerate(pairs):
-        before, after = _plain(was, *today), _plain(now, *today)
+        before, after = _mask_drawn(was, *today), _mask_drawn(now, *today)
         if before != after:
             role = (now or was)["role"]
-            yield _Found("message", number, role, *_excerpts(before, after))
+            yield _Finding("message", number, role, *_cut_excerpts(before, after))
     tools = [json.dumps(turn.request.get("tools", [])) for turn in (old, new)]
     if tools[0] != tools[1]:
-        yield _Found("tools", None, None, *_excerpts(*tools))
-    limits = [_limits(turn.request) for turn in (old, new)]
+        yield _Finding("tools", None, None, *_cut_excerpts(*tools))
+    limits = [_format_limits(turn.request) for turn in (old, new)]
     if limits[0] != limits[1]:
-        yield _Found("limits", None, None, *limits)
+        yield _Finding("limits", None, None, *limits)
 
 
-def _missing(turn: Turn) -> _Found:
-    """Return what the program did not ask: how the last message of its request begins."""
+def _describe_missing(turn: Turn) -> _Finding:
+    """Return a turn that was not requested, with the beginning of its last message."""
     messages = turn.request["messages"]
     last = messages[-1] if messages else None
     role = None if last is None else last["role"]
-    return _Found("missing", None, role, _words(last)[:SHOWN], "")
+    return _Finding("missing", None, role, _message_text(last)[:SHOWN], "")
 
 
-def _same(old: Turn, new: Turn) -> bool:
-    """Return whether a client sent the same words, ids of calls aside, and nothing drawn."""
-    was, now = ([_words(message) for message in turn.request["messages"]] for turn in (old, new))
+def _has_same_words(old: Turn, new: Turn) -> bool:
+    """Return whether a client sent equal messages, ids of calls aside, and equal tools."""
+    was, now = (
+        [_message_text(message) for message in turn.request["messages"]] for turn in (old, new)
+    )
     return was == now and old.request.get("tools") == new.request.get("tools")
 
 
-def _of_tokens(before: IdArray, after: IdArray, tokenizer: Tokenizer) -> _Found | None:
+def _compare_tokens(before: IdArray, after: IdArray, tokenizer: Tokenizer) -> _Finding | None:
     at = common_prefix_length(before, after)
     if at == len(before) == len(after):
         return None
     texts = (tokenizer.decode(ids[at : at + SHOWN_TOKENS].tolist()) for ids in (before, after))
-    return _Found("tokens", None, None, *texts)
+    return _Finding("tokens", None, None, *texts)
 
 
-def _words(message: Mapping[str, Any] | None) -> str:
+def _message_text(message: Mapping[str, Any] | None) -> str:
     """Return a message as text, without the ids that are drawn for each call."""
     if message is None:
         return ""
@@ -207,20 +211,20 @@ def _words(message: Mapping[str, Any] | None) -> str:
     return text + "".join(f"\n{json.dumps(call, sort_keys=True)}" for call in calls)
 
 
-def _plain(message: Mapping[str, Any] | None, then: str, now: str) -> str:
-    """Return a message without what is drawn or measured; ``then`` and ``now`` are one day."""
-    return _DRAWN.sub("…", _words(message).replace(then, now))
+def _mask_drawn(message: Mapping[str, Any] | None, then: str, now: str) -> str:
+    """Return a message with drawn texts masked, and the date ``then`` replaced by ``now``."""
+    return _DRAWN.sub("…", _message_text(message).replace(then, now))
 
 
 def _day(turn: Turn) -> str:
     return datetime.fromtimestamp(turn.started_at, UTC).date().isoformat()
 
 
-def _limits(request: Mapping[str, Any]) -> str:
+def _format_limits(request: Mapping[str, Any]) -> str:
     return json.dumps({key: request.get(key) for key in ("model", "max_tokens", "stop")})
 
 
-def _excerpts(before: str, after: str) -> tuple[str, str]:
+def _cut_excerpts(before: str, after: str) -> tuple[str, str]:
     """Return both texts from a little before the first character that differs."""
     pairs = enumerate(zip(before, after, strict=False))
     at = next((n for n, (b, a) in pairs if b != a), min(len(before), len(after)))

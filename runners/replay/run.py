@@ -1,8 +1,8 @@
-"""Drive the real agent program again against what the policy said in a stored rollout.
+"""Runs an agent program again on a stored rollout, with the policy's recorded outputs.
 
-Everything is as in the rollout, the task's repository, a fresh sandbox, a gateway, the program, but
-for the engine, which answers from the recording. To reproduce a bug, and to try another version of
-the program. The run is only read.
+The task's repository, a fresh sandbox, the gateway and the program are as in the rollout; only the
+engine answers from the recording. This reproduces bugs and tries other versions of the program. The
+run is only read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from runners.gateway.settings import GatewaySettings
 from runners.gateway.tokenizer import load_tokenizer
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.registry import make_harness
-from runners.replay.comparison import Difference, compare
-from runners.replay.recording import RecordedEngine
+from runners.replay.comparison import Difference, compare_turns
+from runners.replay.recorded_engine import RecordedEngine
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxSpec
 from runners.store.run_store import RunStore
@@ -37,8 +37,8 @@ from runners.tasks.task_repositories import TaskRepositories
 from runners.training.bootstrap.tiny import tiny_directory
 from runners.trajectory.record import RolloutRecord, Turn
 
-NOWHERE = "http://127.0.0.1:1"
-"""The engine's URL, which nobody asks."""
+UNUSED_ENGINE_URL = "http://127.0.0.1:1"
+"""The gateway's engine URL; ``RecordedEngine`` answers instead."""
 
 
 class ReplayError(AgentrlError):
@@ -49,19 +49,19 @@ class ReplayError(AgentrlError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What came of a replay."""
+    """Result of a replay."""
 
     run_dir: str
     rollout_id: str
     attempt: int
     harness: str
     version: dict[str, str | None]
-    """Of the program: ``recorded`` and ``replayed``; None: it does not say."""
+    """Versions of the program, ``recorded`` and ``replayed``; None: it does not report one."""
     outcome: dict[str, str]
-    """How it ended, likewise; the recorded one includes what came after the program's end."""
+    """Outcomes, likewise; the recorded one includes what happened after the program's end."""
     turns: dict[str, int]
     differences: tuple[Difference, ...]
-    """In the recorded order; none: every request was the recorded one."""
+    """In the recorded order; empty if every request equals the recorded one."""
     exit_code: ExitCode
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def replay(run_dir: Path, rollout: str, overrides: list[str]) -> ReplayResult:
         stored = compose([], base=store.config())
         config = compose(overrides, base=store.config())
     if not turns:
-        raise ReplayError(f"{record.session_id} has no turns: there is nothing to say again")
+        raise ReplayError(f"{record.session_id} has no turns: there is nothing to replay")
     tokenizer = _tokenizer(stored)
     task = _task(config, record.task_id)
     with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as work:
@@ -90,7 +90,9 @@ def replay(run_dir: Path, rollout: str, overrides: list[str]) -> ReplayResult:
         with RunStore.open(Path(work) / "run", read_only=True) as store:
             replayed = store.turns(record.session_id)
     engine = replayer.engine
-    found = compare(turns, replayed, engine.asked, engine.unanswered, load_tokenizer(tokenizer))
+    found = compare_turns(
+        turns, replayed, engine.answered, engine.unanswered, load_tokenizer(tokenizer)
+    )
     recorded_version = record.extra.get("harness", {}).get("version")
     return ReplayResult(
         run_dir=str(run_dir),
@@ -106,7 +108,7 @@ def replay(run_dir: Path, rollout: str, overrides: list[str]) -> ReplayResult:
 
 
 class _Replay:
-    """One drive of the program; used once."""
+    """One run of the program; used once."""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class _Replay:
         self._work = work
 
     async def run(self) -> HarnessResult:
-        """Drive it to its end; raises AgentrlError."""
+        """Run the program to its end; raises AgentrlError."""
         config, deadlines = self._config, self._config.rollout.deadlines
         session_id, run = self._record.session_id, self._work / "run"
         harness = make_harness(config.harness, config.scenario)
@@ -138,7 +140,7 @@ class _Replay:
             task = await repositories.ensure(self._task)
             RunStore.create(run, {}).close()
             settings = GatewaySettings.from_config(
-                config, run_dir=run, engine_url=NOWHERE, tokenizer=self._tokenizer
+                config, run_dir=run, engine_url=UNUSED_ENGINE_URL, tokenizer=self._tokenizer
             )
             hooks = GatewayHooks(wrap_engine=lambda client, turn_log: self.engine)
             gateway = await exits.enter_async_context(serve_inline(settings, hooks))
@@ -190,7 +192,7 @@ def _task(config: Config, task_id: str) -> Task:
 
 
 def _tokenizer(stored: Config) -> Path:
-    """Return the tokenizer that the recorded tokens are of."""
+    """Return the directory of the tokenizer of the recorded tokens; raises ReplayError."""
     model = stored.model
     path = model.tokenizer
     if path is None and isinstance(model, TinyModelConfig):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Agentrl
 from tests.runners.harnesses.real_agent import call
-from tests.runners.replay.recorded import ROLLOUT, record, run_config
+from tests.runners.replay.recorded_rollout import ROLLOUT, record, run_config
 
 pytestmark = pytest.mark.integration
 

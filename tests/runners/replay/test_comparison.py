@@ -11,8 +11,8 @@ import pytest
 
 from runners.engines.contract import EngineError, SamplingParams
 from runners.gateway.tokenizer import load_tokenizer
-from runners.replay.comparison import Difference, compare
-from runners.replay.recording import RecordedEngine, Unanswered, prompts
+from runners.replay.comparison import Difference, compare_turns
+from runners.replay.recorded_engine import RecordedEngine, UnansweredPrompt, rebuild_prompts
 from runners.trajectory.record import Turn
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
@@ -62,7 +62,7 @@ def differences(tmp_path: Path) -> Any:
     tokenizer = load_tokenizer(write_tiny_tokenizer(tmp_path))
 
     def found(old: Turn, new: Turn) -> list[Difference]:
-        return compare([old], [new], [(0, prompts([new])[0])], [], tokenizer)
+        return compare_turns([old], [new], [(0, rebuild_prompts([new])[0])], [], tokenizer)
 
     return found
 
@@ -78,7 +78,7 @@ def differences(tmp_path: Path) -> Any:
         ("01a1f864-63b4-7b60-8e02-46f167aa5a43", "11a1f864-63b4-7b60-8e02-46f167aa5a43"),
     ],
 )
-def test_what_is_drawn_or_measured_is_no_difference(then: str, now: str, differences: Any) -> None:
+def test_drawn_or_measured_texts_are_no_difference(then: str, now: str, differences: Any) -> None:
     assert differences(heard(then), heard(now, started_at=NOON + DAY_S)) == []
 
 
@@ -90,7 +90,7 @@ def test_what_is_drawn_or_measured_is_no_difference(then: str, now: str, differe
         ("a", ""),
     ],
 )
-def test_everything_else_is_one(then: str, now: str, differences: Any) -> None:
+def test_any_other_text_is_a_difference(then: str, now: str, differences: Any) -> None:
     (found,) = differences(heard(then), heard(now, started_at=NOON + DAY_S))
     assert (found.what, found.message, found.role) == ("message", 0, "user")
     assert (found.recorded, found.replayed) == (
@@ -116,7 +116,7 @@ def test_the_same_words_as_other_tokens_are_a_difference(differences: Any) -> No
     assert [found.what for found in differences(heard("same"), new)] == ["tokens"]
 
 
-async def test_a_prompt_is_answered_by_the_turn_whose_it_is_in_whatever_order() -> None:
+async def test_a_recorded_prompt_is_answered_by_its_turn_in_any_order() -> None:
     turns = [turn(0, [1, 2], [10]), turn(1, [1, 3], [11]), turn(2, [5], [12])]
     engine = RecordedEngine(turns)
     for prompt, said in (([1, 3], 11), ([5], 12), ([1, 2], 10)):
@@ -158,7 +158,7 @@ def two_sub_agents() -> list[Turn]:
 
 
 @pytest.mark.parametrize("system", [SYSTEM, OTHER])
-async def test_sub_agents_are_told_apart_by_their_tasks_whoever_asks_first(system: int) -> None:
+async def test_sub_agents_are_distinguished_by_their_tasks_in_any_order(system: int) -> None:
     engine = RecordedEngine(two_sub_agents())
     assert await said(engine, [1, REPLY], BY_MAIN) == 10
     assert await said(engine, [system, TASK_B, REPLY], BY_SUB) == 12
@@ -192,14 +192,14 @@ async def test_a_turn_too_many_takes_none_of_another_thread() -> None:
         assert engine.unanswered[-1].after == after
 
 
-def test_a_turn_too_many_stands_behind_the_one_it_goes_on_from(tmp_path: Path) -> None:
+def test_an_extra_turn_follows_the_one_that_it_continues(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_tiny_tokenizer(tmp_path))
     turns = two_sub_agents()[:3]
     changed = replace(turns[2], request={"messages": [{"role": "user", "content": "b"}]})
-    extra = Unanswered(np.array([SYSTEM], np.int32), 1)
-    unknown = Unanswered(np.array([OTHER], np.int32), None)
-    asked = list(enumerate(prompts(turns)))
-    found = compare(turns, [*turns[:2], changed], asked, [unknown, extra], tokenizer)
+    extra = UnansweredPrompt(np.array([SYSTEM], np.int32), 1)
+    unknown = UnansweredPrompt(np.array([OTHER], np.int32), None)
+    answered = list(enumerate(rebuild_prompts(turns)))
+    found = compare_turns(turns, [*turns[:2], changed], answered, [unknown, extra], tokenizer)
     assert [(d.what, d.thread, d.turn) for d in found] == [
         ("extra", "a", 1),
         ("message", "b", 0),
@@ -207,7 +207,7 @@ def test_a_turn_too_many_stands_behind_the_one_it_goes_on_from(tmp_path: Path) -
     ]
 
 
-async def test_when_all_is_said_it_refuses_for_good() -> None:
+async def test_after_the_last_turn_every_prompt_is_refused() -> None:
     engine = RecordedEngine([turn(0, [1], [2])])
     await engine.generate([1], PARAMS, rid=BY_MAIN)
     with pytest.raises(EngineError) as caught:

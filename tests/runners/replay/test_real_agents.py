@@ -13,7 +13,7 @@ from runners.replay.run import replay
 from runners.store.run_store import RunStore
 from tests.fakes.scripted_engine import spoken
 from tests.runners.harnesses.real_agent import MAIN, call, install_or_skip, say
-from tests.runners.replay.recorded import ROLLOUT, record, run_config
+from tests.runners.replay.recorded_rollout import ROLLOUT, record, run_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.agents, pytest.mark.timeout(300)]
 

@@ -12,7 +12,7 @@ from conf.errors import ExitCode
 from runners.replay.run import ReplayError, replay
 from runners.store.run_store import RunStore
 from tests.runners.harnesses.real_agent import call, say
-from tests.runners.replay.recorded import ROLLOUT, record, run_config
+from tests.runners.replay.recorded_rollout import ROLLOUT, record, run_config
 
 pytestmark = pytest.mark.integration
 
@@ -92,7 +92,7 @@ async def test_a_program_that_goes_on_longer_asks_an_extra_turn(tmp_path: Path) 
     assert (first.what, first.turn, first.branch) == ("extra", 1, "main")
 
 
-async def test_sub_agents_are_answered_with_what_they_were_told(tmp_path: Path) -> None:
+async def test_sub_agents_get_their_recorded_answers(tmp_path: Path) -> None:
     config = run_config(tmp_path, "scenario=subagent")
     script = [SENT, LOOK, say("all is well"), SUBMIT]
     stored = await record(config, tmp_path / "run", script)

@@ -1,10 +1,10 @@
-"""The engine of a replay: it says again what the policy said in a stored session.
+"""An engine that answers with the recorded outputs of a stored session.
 
-A request is answered from the recorded thread that it belongs to, however the requests of several
-threads come in between each other, and whatever a program calls them this time. A prompt that is a
-recorded one gets its answer; one that goes on from a turn that was answered here belongs to that
-turn's thread; any other begins a line of its own, and gets the answer of the first turn, of its
-branch, that it is most like. Every turn answers once.
+A request is answered from the recorded thread that it belongs to, in whatever order requests of
+several threads arrive and whatever the program names its threads now. A prompt that was recorded
+gets its recorded output. A prompt that continues a turn answered here belongs to that turn's
+thread. Any other prompt begins a thread, and gets the output of the most similar first turn of its
+branch. Every turn answers once.
 """
 
 from __future__ import annotations
@@ -20,52 +20,54 @@ from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import IdArray, Turn
 
 
-def prompts(turns: Sequence[Turn]) -> list[IdArray]:
-    """Return each turn's whole prompt."""
+def rebuild_prompts(turns: Sequence[Turn]) -> list[IdArray]:
+    """Return each turn's whole prompt, int32 [prompt_tokens], from a session in order."""
     whole: list[IdArray] = []
     for turn in turns:
         kept: IdArray = np.empty(0, np.int32)
         if turn.parent is not None:
-            said = turns[turn.parent].output_ids
-            kept = np.concatenate([whole[turn.parent], said])[: turn.prompt_kept]
+            output = turns[turn.parent].output_ids
+            kept = np.concatenate([whole[turn.parent], output])[: turn.prompt_kept]
         whole.append(np.concatenate([kept, turn.prompt_new]).astype(np.int32))
     return whole
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
-    """A prompt that came when its thread had said everything."""
+class UnansweredPrompt:
+    """A prompt that came after the last turn of its thread."""
 
     prompt: IdArray
     after: int | None
-    """The recorded turn that it goes on from; None: it begins a line that nobody began then."""
+    """Index of the recorded turn that it continues; None: it begins a thread that was not recorded.
+    """
 
 
 class RecordedEngine:
     """Answers from ``turns``, a whole session in order."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
-        self.asked: list[tuple[int, IdArray]] = []
-        """Which turn was said again, and the prompt it answered; in order."""
-        self.unanswered: list[Unanswered] = []
+        self.answered: list[tuple[int, IdArray]] = []
+        """Index of each turn that answered, and the prompt that it answered, in order."""
+        self.unanswered: list[UnansweredPrompt] = []
         self._turns = turns
-        self._prompts = prompts(turns)
+        self._prompts = rebuild_prompts(turns)
         self._left = list(range(len(turns)))
 
     async def generate(
         self, input_ids: list[int], params: SamplingParams, *, rid: str
     ) -> Generation:
-        """Return the recorded output; raises EngineError (400) when its thread has nothing left to
-        say. ``rid`` is the gateway's: session, branch and a name.
+        """Return the recorded output; raises EngineError (400) when the thread has no turn left.
+
+        ``rid`` is the gateway's request id, "session:branch:name".
         """
         prompt = np.array(input_ids, np.int32)
-        before = self._goes_on_from(prompt)
+        before = self._find_continued(prompt)
         index = self._match(prompt, before, rid.split(":")[1])
         if index is None:
-            self.unanswered.append(Unanswered(prompt, before[0] if before else None))
+            self.unanswered.append(UnansweredPrompt(prompt, before[0] if before else None))
             raise EngineError("the recorded session had no further turn here", status=400)
         self._left.remove(index)
-        self.asked.append((index, prompt))
+        self.answered.append((index, prompt))
         turn = self._turns[index]
         return Generation(
             output_ids=turn.output_ids,
@@ -78,13 +80,14 @@ class RecordedEngine:
             engine_s=0.0,
         )
 
-    def _goes_on_from(self, prompt: IdArray) -> list[int]:
-        """Return the turn that a prompt goes on from: it begins with that turn's prompt, as it came
-        now, and repeats more of the answer than of any other's. Several, if nothing tells them
-        apart.
+    def _find_continued(self, prompt: IdArray) -> list[int]:
+        """Return the indices of the turns that a prompt may continue.
+
+        It begins with the turn's prompt, as it came in this replay, and shares more tokens with its
+        output than with any other turn's. Several turns can agree equally.
         """
         agreement: dict[int, int] = {}
-        for index, came in self.asked:
+        for index, came in self.answered:
             path = np.concatenate([came, self._turns[index].output_ids])
             common = common_prefix_length(path, prompt)
             if len(came) <= common and len(came) < len(prompt):
@@ -93,7 +96,7 @@ class RecordedEngine:
         return [index for index, common in agreement.items() if common == longest]
 
     def _match(self, prompt: IdArray, before: Sequence[int], branch: str) -> int | None:
-        """Return which of the turns that are left answers a prompt."""
+        """Return the index of the turn that answers a prompt, among those left."""
         turns, recorded = self._turns, self._prompts
         for index in self._left:
             if np.array_equal(recorded[index], prompt):
@@ -118,12 +121,12 @@ class RecordedEngine:
         return max(its, key=likeness, default=None)
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """Refuse: a recording learns nothing."""
+        """Raise EngineError: a recording has no weights."""
         raise EngineError("a recorded session has no weights")
 
     async def healthy(self) -> bool:
-        """Return whether it answers: always."""
+        """Return True: it is always able to answer."""
         return True
 
     async def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing: no resource is open."""
