@@ -21,7 +21,7 @@ from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import BranchKind, IdArray, Turn
 
 DifferenceKind = Literal["message", "tools", "limits", "tokens", "missing", "extra"]
-"""``message``: a message that the turn added; ``tools``: those of the request; ``limits``: its model,
+"""``message``: one that the turn added; ``tools``: those of the request; ``limits``: its model,
 max_tokens and stop; ``tokens``: equal messages became another prompt; ``missing``: the program did
 not request the turn; ``extra``: it requested one more.
 """
