@@ -63,7 +63,6 @@ def agentrl_process(tmp_path: Path) -> Agentrl:
             env={**os.environ, **ENVIRONMENT, **environment},
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
         return Ended(done.returncode, done.stdout, done.stderr)

@@ -61,7 +61,7 @@ def test_the_first_line_is_enough_to_create_a_session(
     made = httpx.post(f"{info['url']}/admin/sessions", headers=admin, json=long)
     assert made.status_code == 200, "the limits of the tiny model are not those of a served one"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate()
     assert (process.returncode, out) == (ExitCode.DONE, ""), err
     with RunStore.open(tmp_path / info["run_dir"], read_only=True) as store:
         assert set(store.sessions()) == {"mine", "long"}

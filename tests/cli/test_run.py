@@ -94,7 +94,7 @@ def test_the_first_ctrl_c_drains_the_run_and_ends_the_sweep(
     try:
         _wait_for_a_session(tmp_path / "all" / "000-seed=0", process)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
     finally:
         if process.poll() is None:
             process.kill()
@@ -107,8 +107,7 @@ def test_the_first_ctrl_c_drains_the_run_and_ends_the_sweep(
 
 
 def _wait_for_a_session(run_dir: Path, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
+    while True:
         assert process.poll() is None, process.communicate()
         try:
             with RunStore.open(run_dir, read_only=True) as store:
@@ -117,7 +116,6 @@ def _wait_for_a_session(run_dir: Path, process: subprocess.Popen[str]) -> None:
         except StoreError:
             pass  # not made yet
         time.sleep(0.05)
-    raise AssertionError("no rollout began in time")
 
 
 def test_the_comparison_marks_the_best_run_and_shows_runs_that_could_not_start() -> None:

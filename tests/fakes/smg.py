@@ -15,7 +15,7 @@ import pytest
 
 from runners.processes.ports import free_port
 
-READY_S = 60.0
+READY_S = 300.0
 
 
 @contextmanager

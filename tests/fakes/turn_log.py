@@ -9,6 +9,9 @@ from runners.store.store_error import StoreError
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import TurnRouting
 
+HANG_S = 300
+"""Limit of a wait on a thread, which pytest's ``timeout`` cannot end."""
+
 
 class HeldTurnLog:
     """A log whose ``add_turn`` returns only while ``open`` is set."""
@@ -29,7 +32,7 @@ class HeldTurnLog:
         """Record a new session."""
         if self.holds_sessions:
             self.waiting.set()
-            self.open.wait(timeout=20)
+            self.open.wait(timeout=HANG_S)
         if session_id in self.session_ids:
             raise StoreError(f"session {session_id} exists")
         self.session_ids.add(session_id)
@@ -37,7 +40,7 @@ class HeldTurnLog:
     def add_turn(self, turn: Turn, routing: TurnRouting | None = None) -> None:
         """Record a turn once the test opens the log."""
         self.waiting.set()
-        if not self.open.wait(timeout=20):
+        if not self.open.wait(timeout=HANG_S):
             raise StoreError("the test never opened the log")
         if self.full:
             raise StoreError("the disk is full")

@@ -96,7 +96,6 @@ def test_every_node_of_a_real_ray_is_checked_once(two_nodes: str, tmp_path: Path
             env={**os.environ, "RAY_ADDRESS": two_nodes},
             capture_output=True,
             text=True,
-            timeout=120,
         )
 
     fit = check(f"echo asked >>{tmp_path}/asked")

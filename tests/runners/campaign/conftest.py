@@ -66,8 +66,7 @@ class Miniature:
         self, ready: Callable[[RunStore], bool], process: subprocess.Popen[bytes]
     ) -> None:
         """Wait until ``ready`` returns True for the store; fail if the process exits before."""
-        end = time.monotonic() + 100
-        while time.monotonic() < end:
+        while True:
             assert process.poll() is None, process.communicate()
             with (
                 contextlib.suppress(StoreError),
@@ -76,11 +75,10 @@ class Miniature:
                 if ready(store):
                     return
             time.sleep(0.05)
-        raise AssertionError("the run did not get there in time")
 
     def finish(self, process: subprocess.Popen[bytes], code: int = 0) -> dict[str, Any]:
         """Wait for the end, check the exit code, return the JSON document."""
-        out, err = process.communicate(timeout=110)
+        out, err = process.communicate()
         assert process.returncode == code, err.decode()
         document: dict[str, Any] = json.loads(out)
         return document

@@ -18,7 +18,7 @@ from runners.store.run_store import RunStore
 from runners.trajectory.graph import build_segments
 from tests.runners.campaign.conftest import Miniature
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 
 def rollouts_counting(store: RunStore, split: str) -> int:
@@ -119,7 +119,7 @@ def test_a_dead_engine_ends_the_run_with_code_4_and_it_resumes(miniature: Miniat
     driver = miniature.begin()
     miniature.wait_until(lambda store: rollouts_counting(store, "train") >= 1, driver)
     os.kill(service_pid(miniature, "runners.engines.embedded"), signal.SIGKILL)
-    _, err = driver.communicate(timeout=60)
+    _, err = driver.communicate()
     assert driver.returncode == 4, err.decode()
     assert "engine ended unexpectedly" in err.decode()
     miniature.finish(miniature.resume())
@@ -132,7 +132,7 @@ def test_a_port_in_use_is_found_before_anything_starts(miniature: Miniature) -> 
         taken.listen()
         port = taken.getsockname()[1]
         driver = miniature.begin(f"gateway.port={port}")
-        _, err = driver.communicate(timeout=100)
+        _, err = driver.communicate()
     assert driver.returncode == 3
     assert f"{port}" in err.decode()
     assert "gateway.port" in err.decode()

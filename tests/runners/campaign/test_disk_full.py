@@ -44,7 +44,6 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_disk_that_fills_up_pauses_the_run_and_more_room_finishes_it(
     miniature: Miniature, tmp_path: Path, disk: Callable[[int], None]
 ) -> None:

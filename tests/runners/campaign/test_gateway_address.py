@@ -10,7 +10,7 @@ import pytest
 from runners.processes.ports import free_port
 from tests.runners.campaign.conftest import Miniature
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 
 def test_a_public_url_that_leads_elsewhere_ends_the_run_at_its_start(miniature: Miniature) -> None:

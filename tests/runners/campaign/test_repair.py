@@ -9,7 +9,7 @@ import pytest
 
 from tests.runners.campaign.conftest import Miniature
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 PLAN = """
 seed: 0

@@ -29,9 +29,8 @@ def local(tmp_path: Path) -> LocalBackend:
 
 
 async def until_reported(reported: list[str]) -> None:
-    async with asyncio.timeout(20):
-        while not reported:
-            await asyncio.sleep(0.02)
+    while not reported:
+        await asyncio.sleep(0.02)
 
 
 def folder(tmp_path: Path) -> Path:

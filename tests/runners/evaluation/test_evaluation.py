@@ -21,7 +21,7 @@ from tests.runners.campaign.conftest import SMALL, Miniature
 from tests.runners.evaluation.conftest import a_config
 from tests.runners.export.records import a_rollout
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 SHORT = ("harness.max_turns=2", "sampling.max_new_tokens=24")
 LOSE_TWO = """\

@@ -114,7 +114,6 @@ def test_a_browser_shows_the_final_branch_and_runs_no_tool_output(tmp_path: Path
         ],
         capture_output=True,
         text=True,
-        timeout=90,
         check=True,
     )
     main = done.stdout.partition("<main")[2].partition("</main>")[0]

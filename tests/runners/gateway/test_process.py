@@ -89,7 +89,7 @@ asyncio.run(main())
 async def start_orphan(settings: GatewaySettings, tmp_path: Path) -> dict[str, Any]:
     """Start a gateway under a driver that is killed as soon as it is ready; return its info."""
     argv = [sys.executable, "-c", DRIVER, settings.model_dump_json(), str(tmp_path / "orphan.log")]
-    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, timeout=60)
+    done = await asyncio.to_thread(subprocess.run, argv, capture_output=True, timeout=600)
     info: dict[str, Any] = json.loads(done.stdout)
     return info
 
@@ -126,8 +126,7 @@ async def test_a_gateway_that_cannot_store_turns_ends_with_the_reason(
 
     with pytest.raises(GatewayError):
         await fill()
-    async with asyncio.timeout(20):
-        error = str(await ended)
+    error = str(await ended)
     assert "exit 4" in error
     assert "store.sqlite" in error
     await admin.close()

@@ -13,7 +13,7 @@ from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.harnesses.real_agent import RealProgram, call
 
-pytestmark = [pytest.mark.integration, pytest.mark.agents, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.agents]
 
 
 @dataclass(frozen=True)

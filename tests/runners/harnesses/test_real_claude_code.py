@@ -37,7 +37,7 @@ from tests.runners.harnesses.real_agent import (
     say,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.agents, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.agents]
 
 OVERRIDES = ["harness=claude_code", "harness.max_turns=9", "harness.max_tokens=4096"]
 CONFIG = compose(OVERRIDES)

@@ -30,7 +30,7 @@ from tests.runners.harnesses.real_agent import (
     say,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.agents, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.agents]
 
 CONFIG = compose(["harness=codex"])
 assert isinstance(CONFIG.harness, CodexHarnessConfig)

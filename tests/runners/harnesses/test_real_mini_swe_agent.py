@@ -19,7 +19,7 @@ from tests.runners.harnesses.real_agent import (
     say,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.agents, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.agents]
 
 CONFIG = compose(["harness=mini_swe_agent"])
 assert isinstance(CONFIG.harness, MiniSweAgentHarnessConfig)

@@ -24,28 +24,25 @@ pytestmark = pytest.mark.integration
 MODULE = "tests.fakes.echo_service"
 
 
-async def start(tmp_path: Path, deadline_s: float = 20, **settings: object) -> Service:
+async def start(tmp_path: Path, deadline_s: float = 300, **settings: object) -> Service:
     """Start the echo service."""
     return await Service.start(
         "echo", MODULE, settings, log=tmp_path / "echo.log", deadline_s=deadline_s
     )
 
 
-def ends(pid: int, within_s: float = 10) -> bool:
-    """Return whether a process ends in time."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.02)
-    return False
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def test_a_service_receives_its_settings_and_announces_itself(tmp_path: Path) -> None:
     service = await start(tmp_path, colour="blue")
     assert service.info["settings"] == {"colour": "blue"}
     await service.stop()
-    assert ends(service.pid)
+    assert not is_running(service.pid)
 
 
 async def test_a_file_in_the_current_directory_does_not_replace_a_library(
@@ -55,7 +52,7 @@ async def test_a_file_in_the_current_directory_does_not_replace_a_library(
     monkeypatch.chdir(tmp_path)
     service = await start(tmp_path)
     await service.stop()
-    assert ends(service.pid)
+    assert not is_running(service.pid)
 
 
 async def test_the_log_tail_has_the_last_exception_although_more_was_printed_after_it(
@@ -94,9 +91,8 @@ async def test_the_watch_reports_an_unexpected_end_once_and_a_requested_one_neve
     stopped = await start(tmp_path)
     stopped.watch(errors.append)
     await stopped.stop()
-    async with asyncio.timeout(10):
-        while not errors:
-            await asyncio.sleep(0.01)
+    while not errors:
+        await asyncio.sleep(0.01)
     assert [str(error) for error in errors] == [
         "echo ended unexpectedly (exit 7): died of the test"
     ]
@@ -106,7 +102,7 @@ async def test_a_stop_that_is_cancelled_kills_and_leaves_nothing(tmp_path: Path)
     with RunStore.create(tmp_path / "run", {}) as store:
         ledger = Ledger(store)
         service = await Service.start(
-            "echo", MODULE, {"deaf": True}, log=tmp_path / "log", deadline_s=20, ledger=ledger
+            "echo", MODULE, {"deaf": True}, log=tmp_path / "log", deadline_s=300, ledger=ledger
         )
         [entry] = ledger.entries()
         stopping = asyncio.create_task(service.stop(grace_s=60))
@@ -114,7 +110,7 @@ async def test_a_stop_that_is_cancelled_kills_and_leaves_nothing(tmp_path: Path)
         stopping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stopping
-        assert ends(service.pid, within_s=0.1)
+        assert not is_running(service.pid)
         assert ledger.entries() == []
         assert not Path(entry.facts["scratch"]).exists()
 
@@ -127,7 +123,7 @@ def test_a_service_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
             "from runners.processes.service import Service\n"
             "async def main():\n"
             "    log = pathlib.Path(sys.argv[1])\n"
-            f"    s = await Service.start('echo', '{MODULE}', {{}}, log=log, deadline_s=20)\n"
+            f"    s = await Service.start('echo', '{MODULE}', {{}}, log=log, deadline_s=300)\n"
             "    print('{\"pid\": %d}' % s.pid, flush=True)\n"
             "    await asyncio.sleep(60)\n"
             "asyncio.run(main())\n",
@@ -137,8 +133,9 @@ def test_a_service_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert parent.stdout is not None
     pid = json.loads(parent.stdout.readline())["pid"]
-    assert psutil.pid_exists(pid)
+    assert is_running(pid)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    assert ends(pid)
+    while is_running(pid):
+        time.sleep(0.02)

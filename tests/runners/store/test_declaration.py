@@ -95,7 +95,6 @@ def test_a_field_added_to_the_record_alone_is_stored_exported_and_in_the_schema(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     read_only, written, schema = json.loads(done.stdout)

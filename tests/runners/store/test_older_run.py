@@ -74,7 +74,6 @@ def test_it_goes_on_where_it_was_and_keeps_what_it_had(run_dir: Path, tmp_path: 
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 2

@@ -44,9 +44,7 @@ def exit_status(pid: int) -> int:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < until, "the writer does not write"
         time.sleep(0.002)
 
 
@@ -208,7 +206,6 @@ def fill(prefix: list[str], run_dir: Path, limit: int) -> str:
         [*prefix, sys.executable, "-c", FILL, str(run_dir), str(limit)],
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr

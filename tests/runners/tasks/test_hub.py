@@ -90,7 +90,6 @@ def read(home: Path, url: str, *names: str) -> Found:
         env={**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(home)},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr

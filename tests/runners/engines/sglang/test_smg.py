@@ -46,7 +46,7 @@ async def servers() -> AsyncIterator[list[BehindSmg]]:
 
 async def until_it_knows(router: str, number: int) -> None:
     """Wait until the router has so many workers."""
-    async with asyncio.timeout(READY_S), aiohttp.ClientSession() as client:
+    async with aiohttp.ClientSession() as client:
         while True:
             async with client.get(f"{router}/workers") as response:
                 workers = (await response.json())["workers"]

@@ -39,13 +39,12 @@ async def running(sandbox: LocalSandbox, *argv: str) -> AsyncIterator[None]:
 
 async def wait_for(name: str, command: str) -> list[SandboxProcess]:
     """Return the processes of a sandbox as soon as the command among them sleeps."""
-    async with asyncio.timeout(20):
-        while True:
-            found = list_sandbox_processes(name)
-            asleep = (each.state == "sleeping" for each in found if each.command == command)
-            if any(asleep):  # and is not just starting
-                return found
-            await asyncio.sleep(0.02)
+    while True:
+        found = list_sandbox_processes(name)
+        asleep = (each.state == "sleeping" for each in found if each.command == command)
+        if any(asleep):  # and is not just starting
+            return found
+        await asyncio.sleep(0.02)
 
 
 async def test_a_command_is_listed_with_its_state_in_its_own_sandbox_alone(

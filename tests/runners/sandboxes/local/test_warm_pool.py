@@ -46,18 +46,16 @@ def is_warm(sandbox: LocalSandbox) -> bool:
 
 async def create_warm(backend: LocalBackend, source: Path, **mounts: Path) -> LocalSandbox:
     """Return a sandbox in a warm slot, as soon as there is one."""
-    async with asyncio.timeout(30):
-        while not is_warm(sandbox := await create(backend, source, **mounts)):
-            await sandbox.close()
-            await asyncio.sleep(0.05)
+    while not is_warm(sandbox := await create(backend, source, **mounts)):
+        await sandbox.close()
+        await asyncio.sleep(0.05)
     return sandbox
 
 
 async def wait_until_warm(backend: LocalBackend) -> None:
     """Return when the pool has a slot."""
-    async with asyncio.timeout(30):
-        while not any(backend._pool._ready.values()):
-            await asyncio.sleep(0.01)
+    while not any(backend._pool._ready.values()):
+        await asyncio.sleep(0.01)
 
 
 def children() -> set[int]:
@@ -111,9 +109,8 @@ async def test_a_launcher_that_died_while_it_waited_is_replaced(
     assert killed, "the launcher that waits"
     for process in killed:
         process.kill()
-    async with asyncio.timeout(20):
-        while any(each.is_running() and each.status() != "zombie" for each in killed):
-            await asyncio.sleep(0.01)
+    while any(each.is_running() and each.status() != "zombie" for each in killed):
+        await asyncio.sleep(0.01)
     assert (await sandbox.run(["cat", "a.txt"], deadline_s=20)).stdout == b"one\n"
     await sandbox.close()
 
