@@ -27,7 +27,7 @@ from runners.ray_workers.json_http import JsonClient, JsonServer
 from runners.ray_workers.recording import DriverRecording
 from runners.ray_workers.remote_errors import ExecutorError, NodeLost
 from runners.ray_workers.wire import WorkerSettings
-from runners.ray_workers.worker_pool import RemoteAttempt, WorkerPool
+from runners.ray_workers.worker_pool import SILENCE_S, RemoteAttempt, WorkerPool
 from runners.rollouts.attempt_record import classify_error, make_record
 from runners.rollouts.context import AttemptContext, AttemptResult
 from runners.rollouts.spec import RolloutSpec
@@ -59,10 +59,11 @@ class RayExecutor:
         ledger: Ledger,
         *,
         grace_s: float = GRACE_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
         """``placement`` is what the process that speaks Ray announced: its URL and token, and this
-        machine's address in the cluster. ``grace_s``: what a worker gets beyond the deadlines of
-        its attempt.
+        machine's address in the cluster. A worker gets ``grace_s`` beyond the deadlines of its
+        attempt, and is lost when it is silent for ``silence_s``.
         """
         self._address = placement["address"]
         self._grace_s = grace_s
@@ -73,6 +74,7 @@ class RayExecutor:
             self._address,
             rollouts_per_node=config.rollouts_per_node,
             patience_s=config.patience_s,
+            silence_s=silence_s,
             event=store.event,
             on_node_lost=self._remove_sandboxes,
         )

@@ -1,7 +1,7 @@
 """Keep one ready worker on every node of the cluster, and give each attempt to the least busy one.
 
 Invariant: an attempt runs on one worker, and ends with NodeLost when that is lost: when its node
-dies or leaves, when it does not call for ``SILENCE_S``, or when it cannot call the driver any more.
+dies or leaves, when it does not call for too long, or when it cannot call the driver any more.
 No call of a lost worker is heard, and its node gets a new one.
 """
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 POLL_S = 1.0
 """Time between two looks at the cluster's nodes; a worker's call is answered after it at latest."""
 SILENCE_S = 60.0
-"""A worker that does not call for so long is lost: its event loop stands still."""
+"""A worker calls every second; one that does not for so long has an event loop that hangs."""
 PREPARE_S = 300.0
 """Time from a worker's start to its readiness: a Python starts, sandboxes are tried."""
 PLACEMENT_S = 30.0
@@ -115,18 +115,21 @@ class WorkerPool:
         *,
         rollouts_per_node: int,
         patience_s: float,
+        silence_s: float,
         event: Callable[[str, dict[str, Any]], None],
         on_node_lost: Callable[[str], Awaitable[None]],
     ) -> None:
         """``placement`` starts workers; ``address`` is this machine's in the cluster.
 
         ``rollouts_per_node`` attempts run on a node at once; without any node for ``patience_s``,
-        ``dispatch`` raises. ``event`` records; ``on_node_lost`` is awaited before attempts end.
+        ``dispatch`` raises; a worker that does not call for ``silence_s`` is lost. ``event``
+        records; ``on_node_lost`` is awaited before attempts end.
         """
         self._placement = placement
         self._address = address
         self._rollouts_per_node = rollouts_per_node
         self._patience_s = patience_s
+        self._silence_s = silence_s
         self._event = event
         self._on_node_lost = on_node_lost
         self._settings: WorkerSettings
@@ -285,7 +288,7 @@ class WorkerPool:
         try:
             while not (await asyncio.wait([running], timeout=POLL_S))[0]:
                 worker.silent_s += POLL_S  # no clock: the driver itself may have stood still
-                limit = SILENCE_S if worker.ready.done() else PREPARE_S
+                limit = self._silence_s if worker.ready.done() else PREPARE_S
                 if worker.silent_s > limit:
                     return NodeLost(f"its worker did not call for {limit:g} s", node.name)
             error = running.result()

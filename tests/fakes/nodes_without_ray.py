@@ -34,12 +34,16 @@ class RunsAttempts(Protocol):
 class DeafWorker:
     """A worker that begins no attempt and ends none, whatever it is told."""
 
+    silent: bool = False
+    """It does not even call the driver once it is ready."""
     stages: dict[str, str] = field(default_factory=dict)
     """Stages of attempts that its next call tells."""
     last_words: dict[str, str] = field(default_factory=dict)
     """Stages that the call after a cancellation tells; empty when that was answered."""
     orders: list[str] = field(default_factory=list)
     """What it was told, ``start`` or ``cancel``."""
+    polls: int = 0
+    """Answers that it got."""
 
     async def run(self, url: str, token: str, node: str) -> dict[str, Any] | None:
         """Call the driver as a worker does, and never obey."""
@@ -47,8 +51,11 @@ class DeafWorker:
         try:
             await driver.call("settings", self.identity(), deadline_s=10)
             await driver.call("ready", {}, deadline_s=10)
+            while self.silent:
+                await asyncio.sleep(3600)
             while True:
                 orders = await driver.call("poll", self.stages, deadline_s=10)
+                self.polls += 1
                 self.orders += ["start"] * len(orders["start"])
                 if orders["cancel"]:
                     self.orders.append("cancel")
@@ -72,8 +79,6 @@ class OneNode:
     """A node that a test can lose."""
 
     make_worker: Callable[[], RunsAttempts] = Worker
-    started: int = 0
-    """Workers that were started."""
 
     def __post_init__(self) -> None:
         self.up = True
@@ -107,7 +112,8 @@ class OneNode:
         return [node] if self.up else []
 
     async def _run(self, _: object, body: dict[str, str]) -> dict[str, Any] | None:
-        self.started += 1
+        if self.running is not None:
+            self.running.cancel()
         self.worker = self.make_worker()
         work = self.worker.run(body["url"], body["token"], body["node"])
         self.running = asyncio.create_task(work, name="the worker")

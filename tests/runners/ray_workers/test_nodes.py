@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from runners.rollouts.spec import RolloutSpec
 from runners.trajectory import ids
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.turn_totals import TurnTotals
-from tests.fakes.nodes_without_ray import DeafWorker, one_node
+from tests.fakes.nodes_without_ray import DeafWorker, RunsAttempts, one_node
 from tests.fakes.scripted_engine import Completion
 from tests.runners.ray_workers.world import SOLUTION, World, ray_section, use, world
 
@@ -129,6 +130,22 @@ async def test_what_a_lost_worker_still_sends_is_not_stored(
         assert here.ledger.entries() == []
 
 
+async def test_a_silent_worker_is_lost_and_its_attempt_retried_on_a_new_one(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    workers: Iterator[RunsAttempts] = iter([DeafWorker(silent=True), Worker()])
+    async with world(
+        "node", tmp_path, tokenizer_dir, make_worker=lambda: next(workers), silence_s=1.0
+    ) as here:
+        here.engine.say(*SOLUTION)
+        [record] = await here.pool().run([here.spec()])
+        assert (record.attempt, record.solved) == (1, True)
+        lost, solved = here.store.rollouts()
+        assert lost.outcome.code is OutcomeCode.INFRA_NODE_LOST
+        assert "its worker did not call for 1 s" in lost.outcome.message
+        assert solved.outcome.code is OutcomeCode.POLICY_FINISHED
+
+
 async def test_an_attempt_that_its_worker_never_ends_is_given_up(
     tmp_path: Path, tokenizer_dir: Path
 ) -> None:
@@ -167,6 +184,27 @@ async def test_a_cancelled_attempt_has_a_record_though_its_worker_is_silent(
             await running
         [record] = here.store.rollouts()
         assert record.outcome.code is OutcomeCode.CANCELLED_USER
+
+
+async def test_an_attempt_waits_for_room_on_a_node_and_may_be_cancelled_meanwhile(
+    tmp_path: Path, tokenizer_dir: Path
+) -> None:
+    deaf, section = DeafWorker(), ray_section("executor.rollouts_per_node=1")
+    async with world(
+        "node", tmp_path, tokenizer_dir, QUICK, make_worker=lambda: deaf, section=section
+    ) as here:
+        first = await begin(here, deaf)
+        second = asyncio.ensure_future(here.execute(here.context, here.spec(1), 0, 0.0))
+        seen = deaf.polls
+        while deaf.polls < seen + 2:
+            await asyncio.sleep(0.01)
+        assert deaf.orders == ["start"]
+        for running in (second, first):
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        codes = {record.member: record.outcome.code for record in here.store.rollouts()}
+        assert codes == dict.fromkeys((0, 1), OutcomeCode.CANCELLED_USER)
 
 
 async def test_a_worker_may_still_report_the_stage_of_a_cancelled_attempt(

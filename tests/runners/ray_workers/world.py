@@ -20,6 +20,7 @@ from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
 from runners.ray_workers.executor import GRACE_S, RayExecutor
 from runners.ray_workers.worker import Worker
+from runners.ray_workers.worker_pool import SILENCE_S
 from runners.rollouts.attempt import execute_here
 from runners.rollouts.context import AttemptContext, AttemptResult, Execute
 from runners.rollouts.pool import Pool
@@ -53,9 +54,9 @@ SOLUTION = (
 )
 
 
-def ray_section() -> RayExecutorConfig:
+def ray_section(*overrides: str) -> RayExecutorConfig:
     """Return the configuration of ``executor=ray``."""
-    section = compose(["executor=ray"]).executor
+    section = compose(["executor=ray", *overrides]).executor
     assert isinstance(section, RayExecutorConfig)
     return section
 
@@ -106,6 +107,8 @@ async def world(
     tokenizer: Path,
     *overrides: str,
     grace_s: float = GRACE_S,
+    silence_s: float = SILENCE_S,
+    section: RayExecutorConfig | None = None,
     make_worker: Callable[[], RunsAttempts] = Worker,
 ) -> AsyncIterator[World]:
     """Start everything that attempts need."""
@@ -148,7 +151,8 @@ async def world(
         if where == "node":
             node = await exits.enter_async_context(one_node(make_worker))
             placement = await node.start()
-            executor = RayExecutor(ray_section(), placement, store, ledger, grace_s=grace_s)
+            limits = {"grace_s": grace_s, "silence_s": silence_s}
+            executor = RayExecutor(section or ray_section(), placement, store, ledger, **limits)
             exits.push_async_callback(executor.close)
             info = {"url": gateway.url, "admin_key": gateway.admin_key}
             await executor.start(config, info, context, recorder)
