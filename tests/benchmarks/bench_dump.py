@@ -25,7 +25,7 @@ from runners.export.dump import dump
 from runners.export.formats import FORMATS
 from runners.store.run_store import RunStore
 from runners.trajectory.record import Turn
-from tests.runners.export.records import CONFIG, a_rollout, a_turn
+from tests.fakes.records import CONFIG, a_rollout, a_turn
 
 PARENTS = (None, 0, None, 2, 1, 4)
 """Turns 2 and 3 are a sub-agent's."""

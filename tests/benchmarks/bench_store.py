@@ -21,7 +21,7 @@ from rich.table import Table
 from runners.export.dump import dump
 from runners.processes.ledger import Ledger
 from runners.store.run_store import RunStore
-from tests.runners.export.records import CONFIG, a_rollout, a_turn
+from tests.fakes.records import CONFIG, a_rollout, a_turn
 
 TURNS_PER_SESSION = 10
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Agentrl
-from tests.runners.export.records import example_run
+from tests.fakes.records import example_run
 
 
 @pytest.fixture

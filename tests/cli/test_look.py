@@ -9,7 +9,7 @@ import pytest
 
 from runners.store.run_state import State
 from tests.cli.conftest import Agentrl
-from tests.runners.export.records import example_run
+from tests.fakes.records import example_run
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from runners.evaluation.report import EvaluationReport
 from runners.evaluation.run import run_evaluation
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
+from tests.fakes.records import a_rollout
 from tests.runners.campaign.conftest import SMALL, Miniature
 from tests.runners.evaluation.conftest import a_config
-from tests.runners.export.records import a_rollout
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,7 @@ from runners.tasks.contract import Task
 from runners.tasks.datasets import load_tasks
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
-from tests.runners.export.records import a_rollout
+from tests.fakes.records import a_rollout
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,8 @@ from runners.evaluation.results import BenchmarkChanged, Results, load_graded
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
+from tests.fakes.records import CONFIG, a_rollout
 from tests.runners.evaluation.conftest import a_benchmark, a_config, a_task
-from tests.runners.export.records import CONFIG, a_rollout
 
 TASKS = [a_task("t0"), a_task("t1"), a_task("t2", "slice"), a_task("t3", "slice"), a_task("t4")]
 TWO = a_config("eval.attempts_per_task=2", "model.path=/weights")

@@ -35,7 +35,7 @@ from runners.tasks.task_repositories import TaskRepositories
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.docker_engine import docker_engine
-from tests.runners.export.records import CONFIG, a_rollout
+from tests.fakes.records import CONFIG, a_rollout
 from tests.runners.tasks.conftest import backend
 
 __all__ = ["backend"]

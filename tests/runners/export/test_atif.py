@@ -13,8 +13,7 @@ from runners.export.contract import ExportedRun
 from runners.export.dump import dump
 from runners.store.json_text import dumps
 from runners.trajectory.record import Turn
-from tests.fakes.turn_graphs import sessions
-from tests.runners.export.records import (
+from tests.fakes.records import (
     LOST,
     a_rollout,
     a_turn,
@@ -22,6 +21,7 @@ from tests.runners.export.records import (
     branched_turns,
     example_run,
 )
+from tests.fakes.turn_graphs import sessions
 from tests.runners.export.rules import Step, Trajectory
 
 RUN = ExportedRun("run", {"harness": {"kind": "claude_code"}, "model": {"kind": "tiny"}}, None)

@@ -27,8 +27,7 @@ from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.trajectory.conversation import join_messages, latest_tools
 from runners.trajectory.record import Turn
-from tests.fakes.turn_graphs import sessions
-from tests.runners.export.records import (
+from tests.fakes.records import (
     CONFIG,
     a_rollout,
     a_turn,
@@ -37,6 +36,7 @@ from tests.runners.export.records import (
     example_run,
     write_session,
 )
+from tests.fakes.turn_graphs import sessions
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -12,7 +12,7 @@ import pytest
 from runners.export.dump import RolloutFilter, dump
 from runners.export.html import NAME
 from runners.store.run_store import RunStore
-from tests.runners.export.records import (
+from tests.fakes.records import (
     CONFIG,
     a_rollout,
     branched_run,

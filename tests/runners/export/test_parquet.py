@@ -13,7 +13,7 @@ from runners.export.dump import dump
 from runners.export.parquet import NAME, from_row
 from runners.export.trajectory import Trajectory
 from runners.store.run_store import RunStore
-from tests.runners.export.records import branched_run, example_run
+from tests.fakes.records import branched_run, example_run
 
 
 @pytest.mark.parametrize("make", [example_run, branched_run])

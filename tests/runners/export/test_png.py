@@ -7,7 +7,7 @@ import numpy as np
 
 from runners.export.dump import RolloutFilter, dump
 from runners.store.run_store import RunStore
-from tests.runners.export.records import CONFIG, LOST, a_rollout, branched_turns
+from tests.fakes.records import CONFIG, LOST, a_rollout, branched_turns
 
 BLUE, VIOLET = (63, 122, 224), (148, 87, 207)
 ORANGE, TEAL = (217, 130, 43), (42, 157, 143)

@@ -15,7 +15,7 @@ from runners.trajectory.graph import TurnGraph
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting, build_turn_routing
-from tests.runners.export.records import (
+from tests.fakes.records import (
     CONFIG,
     a_rollout,
     a_turn,

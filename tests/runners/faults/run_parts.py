@@ -29,10 +29,10 @@ from runners.sandboxes.local.backend import LocalBackend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Patch, Task
 from runners.tasks.patch import diff_workspace
+from tests.fakes.records import a_rollout
 from tests.fakes.rollout_parts import FolderBackend, ListedGrader
 from tests.fakes.running_gateway import running_gateway
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
-from tests.runners.export.records import a_rollout
 
 ROLLOUT = "train-000001-000-00"
 SESSION = f"{ROLLOUT}-a0"

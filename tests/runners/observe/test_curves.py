@@ -7,7 +7,7 @@ from typing import Any
 
 from runners.observe.curves import metric_points, read_curves, read_evaluations
 from runners.store.run_store import RunStore
-from tests.runners.export.records import CONFIG
+from tests.fakes.records import CONFIG
 
 
 def test_curves_are_those_of_finished_steps_and_leave_out_what_is_unknown(tmp_path: Path) -> None:

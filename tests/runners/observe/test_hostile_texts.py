@@ -27,7 +27,7 @@ from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from tests.fakes.hostile import STEERING, TEXTS, Unreadable, exceptions, shown
-from tests.runners.export.records import CONFIG, a_rollout
+from tests.fakes.records import CONFIG, a_rollout
 
 each_text = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 each_exception = pytest.mark.parametrize("error", exceptions().values(), ids=exceptions())

@@ -17,7 +17,7 @@ from runners.observe.status import Status
 from runners.processes.ledger import Ledger
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
-from tests.runners.export.records import CONFIG, a_rollout, example_run, write_session
+from tests.fakes.records import CONFIG, a_rollout, example_run, write_session
 
 
 def watched(run_dir: Path, happens: Callable[[RunStore], None]) -> tuple[Status, str]:

@@ -19,7 +19,7 @@ from runners.observe.summary import summary_table
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
-from tests.runners.export.records import CONFIG, a_rollout, example_run
+from tests.fakes.records import CONFIG, a_rollout, example_run
 
 
 def text(renderable: RenderableType) -> str:

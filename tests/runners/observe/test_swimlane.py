@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runners.observe.swimlane import AttemptSpans, Span, lay_out, name_end
-from tests.runners.export.records import LOST, a_rollout
+from tests.fakes.records import LOST, a_rollout
 
 
 def attempt(member: int, start: float, *, number: int = 0, agents: bool = False) -> AttemptSpans:

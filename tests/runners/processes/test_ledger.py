@@ -26,7 +26,7 @@ from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.store.tables import TABLES
-from tests.runners.export.records import CONFIG
+from tests.fakes.records import CONFIG
 
 ECHO = "tests.fakes.echo_service"
 DRIVER = f"""

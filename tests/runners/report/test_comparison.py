@@ -9,7 +9,7 @@ import pytest
 from runners.report.comparison import compare_runs
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
-from tests.runners.export.records import CONFIG, a_rollout, example_run
+from tests.fakes.records import CONFIG, a_rollout, example_run
 
 
 def test_runs_are_compared_by_what_they_came_to(tmp_path: Path) -> None:

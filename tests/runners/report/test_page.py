@@ -20,7 +20,7 @@ from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from tests.fakes.hostile import TEXTS
-from tests.runners.export.records import (
+from tests.fakes.records import (
     CONFIG,
     LOST,
     a_rollout,

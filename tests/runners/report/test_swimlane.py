@@ -8,7 +8,7 @@ import pytest
 
 from runners.report.swimlane import MOST, draw_swimlane, read_attempts
 from runners.store.run_store import RunStore
-from tests.runners.export.records import CONFIG, LOST, a_rollout, write_session
+from tests.fakes.records import CONFIG, LOST, a_rollout, write_session
 
 TIMINGS = {"queue": 3.0, "session": 0.5, "boot": 1.0, "harness": 4.0, "grade": 2.0, "total": 8.0}
 

@@ -15,7 +15,7 @@ from runners.observe.progress import Progress
 from runners.observe.status import read_status
 from runners.runtime.driver import RunDriver, RunEnd
 from runners.store.run_store import RunStore
-from tests.runners.export.records import a_turn
+from tests.fakes.records import a_turn
 
 SESSION = "train-000001-00-00-a0"
 

@@ -16,8 +16,8 @@ from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord, Segment
 from runners.trajectory.routing import Routing, RoutingShape, make_unrouted
+from tests.fakes.records import branched_run
 from tests.fakes.slime_rollout import Sample
-from tests.runners.export.records import branched_run
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=4, routed=(0, 1))
 BASE = Sample(group_index=5, index=41, prompt="Fix it.", label="x", metadata={"a": 1})

@@ -17,7 +17,7 @@ from runners.store.record_table import RecordTable
 from runners.store.run_store import RunStore
 from runners.trajectory.declaration import Column, field_docs, record_fields
 from runners.trajectory.record import RolloutRecord, Turn
-from tests.runners.export.records import a_rollout, example_run
+from tests.fakes.records import a_rollout, example_run
 
 TREE = Path(runners.__file__).parents[1]
 NEW_IN_TURN = '''    temperature: float = 1.0
@@ -38,7 +38,7 @@ from runners.export.jsonl import NAME, validate
 from runners.export.parquet import from_row
 from runners.export.schema import SCHEMAS, json_schema
 from runners.store.run_store import RunStore
-from tests.runners.export.records import a_rollout, a_turn, example_run
+from tests.fakes.records import a_rollout, a_turn, example_run
 
 old, new = Path(sys.argv[1]), Path(sys.argv[2])
 

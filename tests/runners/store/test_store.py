@@ -21,7 +21,7 @@ from runners.store.store_error import StoreError
 from runners.store.tables import SCHEMA_VERSION
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord, Turn
-from tests.runners.export.records import CONFIG, a_rollout, a_turn, write_session
+from tests.fakes.records import CONFIG, a_rollout, a_turn, write_session
 
 STEP = 1
 

@@ -21,7 +21,7 @@ from conf.errors import ExitCode
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
-from tests.runners.export.records import CONFIG, a_rollout, a_turn
+from tests.fakes.records import CONFIG, a_rollout, a_turn
 
 NOBODY = 65534
 
@@ -175,7 +175,7 @@ FILL = textwrap.dedent(
     from pathlib import Path
     from runners.store.run_store import RunStore
     from runners.store.store_error import StoreError
-    from tests.runners.export.records import CONFIG, a_turn
+    from tests.fakes.records import CONFIG, a_turn
 
     limit = int(sys.argv[2])
     store = RunStore.create(Path(sys.argv[1]), CONFIG)

@@ -21,7 +21,7 @@ from runners.training.fanout import FanOut, compute_shares, fan_out
 from runners.training.micro_batches import compute_token_weights
 from runners.trajectory.graph import build_segments
 from runners.trajectory.record import BranchKind, Segment, SegmentKind, Turn
-from tests.runners.export.records import a_turn
+from tests.fakes.records import a_turn
 
 REWARDS: list[RewardShare] = ["copy", "uniform", "token_share", "final_only", "root_only"]
 THREADS: list[tuple[str, BranchKind]] = [

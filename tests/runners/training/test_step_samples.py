@@ -20,7 +20,7 @@ from runners.trajectory.counters import SUMMED_COUNTERS
 from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord, Turn
-from tests.runners.export.records import a_rollout, a_turn
+from tests.fakes.records import a_rollout, a_turn
 
 CONFIGS = {
     line: compose(line.split())

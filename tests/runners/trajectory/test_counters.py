@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runners.store.run_store import RunStore
 from runners.trajectory.counters import EARLIER_NAMES, STORED_COUNTERS, rename_counters
-from tests.runners.export.records import CONFIG, a_rollout
+from tests.fakes.records import CONFIG, a_rollout
 
 
 def test_every_earlier_name_stands_for_a_counter_of_today() -> None:

@@ -22,7 +22,7 @@ from runners.trajectory.routing import (
     checksum_tokens,
     make_unrouted,
 )
-from tests.runners.export.records import CONFIG, a_turn
+from tests.fakes.records import CONFIG, a_turn
 
 SESSION = "train-000001-00-00-a0"
 SHAPE = RoutingShape(layers=2, top_k=2, experts=300, routed=(0, 1))

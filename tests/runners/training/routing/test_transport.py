@@ -36,9 +36,9 @@ from runners.trajectory.routing import (
     build_turn_routing,
 )
 from tests.fakes.local_trainer import VOCAB, make_trainer
+from tests.fakes.records import CONFIG, LOST, a_rollout, a_turn, branched_turns
 from tests.fakes.routing_replay import corrupt, r3
 from tests.fakes.tiny_model import write_tiny_model
-from tests.runners.export.records import CONFIG, LOST, a_rollout, a_turn, branched_turns
 
 TURNS, NEW, SAMPLED = 3, 6, 12
 CONFIGS = {kind: compose(["routing_replay=rollout", f"routing_replay.on_fault={kind}"])

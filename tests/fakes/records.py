@@ -1,4 +1,4 @@
-"""Records as a small campaign would write them."""
+"""Records as a small campaign writes them, and runs made of them."""
 
 from __future__ import annotations
 
