@@ -48,12 +48,13 @@ class JobRecorder:
         self._metrics = MetricsWriter(store.run_dir, tensorboard=False)
         self._started = time.monotonic()
         self._before_s = store.state().spent_s
-        self._groups: dict[int, dict[int, str]] = {}
+        self._tasks: dict[int, dict[int, str]] = {}
         """Task ids by group, for each step that has begun here."""
-        self._began: dict[int, float] = {}
+        self._began_at: dict[int, float] = {}
         self._first: int | None = None
         """First step of this execution: the one after the checkpoint that slime has loaded."""
         self._earlier: dict[str, RolloutRecord] = {}
+        """Graded rollouts of the first step that an earlier execution has finished."""
         self._finishing: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -77,7 +78,7 @@ class JobRecorder:
     @property
     def newest_step(self) -> int:
         """The newest step whose rollouts have begun here; 0 before the first."""
-        return max(self._began, default=0)
+        return max(self._began_at, default=0)
 
     def begin_rollout(self, spec: RolloutSpec) -> RolloutRecord | None:
         """Record that a training rollout begins; return its record if it is finished already.
@@ -90,21 +91,21 @@ class JobRecorder:
             self._first = step
             self._store.rewind(step - 1)
             self._metrics.rewrite(metrics_rows(self._store))
-            earlier = self._store.rollouts(step=step, split="train", counts=True)
-            self._earlier = {each.rollout_id: each for each in earlier if each.reward is not None}
-        if step not in self._began:
-            self._began[step], self._groups[step] = time.monotonic(), {}
-        groups = self._groups[step]
-        if spec.group not in groups and not self._finished(step):
-            groups[spec.group] = spec.task.id
-            self._store.begin_step(step, [groups[group] for group in sorted(groups)])
-        kept = self._earlier.pop(spec.rollout_id, None)
-        return kept if kept is not None and kept.task_id == spec.task.id else None
+            stored = self._store.rollouts(step=step, split="train", counts=True)
+            self._earlier = {each.rollout_id: each for each in stored if each.reward is not None}
+        if step not in self._began_at:
+            self._began_at[step], self._tasks[step] = time.monotonic(), {}
+        tasks = self._tasks[step]
+        if spec.group not in tasks and not self._finished(step):
+            tasks[spec.group] = spec.task.id
+            self._store.begin_step(step, [tasks[group] for group in sorted(tasks)])
+        earlier = self._earlier.pop(spec.rollout_id, None)
+        return earlier if earlier is not None and earlier.task_id == spec.task.id else None
 
     def finish_steps(self, steps: Sequence[int]) -> None:
         """Finish the steps whose samples the trainer has; metrics follow in the background."""
         for step in steps:
-            if step in self._began and not self._finished(step):
+            if step in self._began_at and not self._finished(step):
                 task = asyncio.create_task(self._finish(step), name=f"agentrl-step-{step}")
                 self._finishing.add(task)  # asyncio itself keeps only a weak reference
                 task.add_done_callback(self._finishing.discard)
@@ -136,7 +137,7 @@ class JobRecorder:
 
     async def _finish(self, step: int) -> None:
         try:
-            rollout_s = time.monotonic() - self._began[step]
+            rollout_s = time.monotonic() - self._began_at[step]
             records = self._store.rollouts(step=step, split="train", counts=True)
             config, run_dir = self._config, self._store.run_dir
             trained, metrics = await asyncio.to_thread(
