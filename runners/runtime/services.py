@@ -122,23 +122,12 @@ async def start_services(
         await reap(ledger, backend)
         # Sessions end with their gateway: registered before it, this runs after it is stopped.
         exits.callback(ledger.unregister_all, "session")
+        url = engine_url.result()
         gateway = await _start_gateway(
-            config,
-            exits,
-            engine_url.result(),
-            tokenizer,
-            run_dir,
-            on_service_exit,
-            ledger,
-            routing,
+            config, exits, url, tokenizer, run_dir, on_service_exit, ledger, routing
         )
-        admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
-        exits.push_async_callback(admin.close)
-        if config.gateway.public_url is not None:
-            await _check_public_url(admin, config.gateway.public_url, store)
-        engine = await connect_to_engine(
-            config, exits, engine_url.result(), weights, version, routing
-        )
+        admin = await _connect_to_gateway(config, exits, gateway, store)
+        engine = await connect_to_engine(config, exits, url, weights, version, routing)
         context = faults.wrap_context(
             _make_context(config, store.run_dir, backend, gateway.info, admin, watch)
         )
@@ -199,19 +188,27 @@ async def _make_backend(config: Config, exits: AsyncExitStack, run_dir: Path) ->
     return backend
 
 
-async def _check_public_url(admin: GatewayAdmin, public_url: str, store: RunStore) -> None:
-    """Raise GatewayError if the public URL reaches something that is not the run's gateway.
+async def _connect_to_gateway(
+    config: Config, exits: AsyncExitStack, gateway: Service, store: RunStore
+) -> GatewayAdmin:
+    """Return a client of the gateway.
 
-    A URL that cannot be reached from here is an event only: sandboxes elsewhere may reach it.
+    Raises GatewayError if ``gateway.public_url`` reaches something that is not this gateway. A URL
+    that cannot be reached from here is an event only: sandboxes elsewhere may reach it.
     """
-    here = await admin.is_reached_at(public_url)
-    if here is None:
+    admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
+    exits.push_async_callback(admin.close)
+    if (public_url := config.gateway.public_url) is None:
+        return admin
+    is_this_one = await admin.is_reached_at(public_url)
+    if is_this_one is None:
         store.event("public_url_unreached", {"url": public_url, "gateway": admin.url})
-    elif not here:
+    elif not is_this_one:
         raise GatewayError(
             f"gateway.public_url={public_url} reaches something else than this run's gateway, "
             f"which listens at {admin.url} on {socket.gethostname()}: make it point there"
         )
+    return admin
 
 
 @asynccontextmanager
