@@ -23,7 +23,7 @@ _DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionEr
 
 
 class Connection(Protocol):
-    """What a client needs of the way to its server."""
+    """The way of a client's requests to its server."""
 
     async def request(
         self,

@@ -33,7 +33,7 @@ class CheckResult:
     name: str
     ok: bool
     detail: str
-    """What was found; for a failure, with the fix."""
+    """The observation; for a failure, the reason and the fix."""
     fatal: bool = True
     """Whether a failure stops a run."""
 

@@ -117,7 +117,7 @@ def _matches(rule: FaultRule, rollout_id: str, attempt: int, k: int) -> bool:
 
 
 class Events(Protocol):
-    """Where injected faults are recorded: a store, or a journal in front of one."""
+    """The record of injected faults: a store, or the turn log in front of one."""
 
     def event(self, kind: str, data: dict[str, Any]) -> Awaitable[None] | None:
         """Record an event; what is returned, if anything, is awaited."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from conf.fault_table import FaultKind
 from runners.faults.plan import Fault, Injection
@@ -43,7 +43,7 @@ class Call:
     """Raises if the part is lost; called before the hit is counted."""
     adapt: Callable[[Any], Any] = lambda result: result
     """Changes the result of the real call, with or without a fault."""
-    shape: str = "await"
+    shape: Literal["await", "fail after", "enter", "write"] = "await"
     """``await``: a coroutine. ``fail after``: the same, done before its fault happens, so that a
     plan leaves nothing behind. ``enter``: returns an async context manager. ``write``: a plain
     function, which blocks the event loop.
@@ -66,31 +66,31 @@ class FaultProxy:
         if (call := self._calls.get(name)) is None:
             return value
         signature = inspect.signature(value)
-        make = {
+        intercept = {
             "await": self._await,
             "fail after": self._fail_after,
             "enter": self._enter,
             "write": self._write,
         }[call.shape]
 
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def intercepted(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            return make(call, bound.arguments, lambda: value(*args, **kwargs))
+            return intercept(call, bound.arguments, lambda: value(*args, **kwargs))
 
-        return wrapped
+        return intercepted
 
     async def _await(self, call: Call, arguments: Arguments, proceed: Proceed) -> Any:
-        async def adapted() -> Any:
+        async def proceed_and_adapt() -> Any:
             return call.adapt(await proceed())
 
         fault = await self._draw(call, arguments)
         if fault is not None and (effect := call.effects.get(fault.what)) is not None:
-            return await effect(fault, arguments, adapted)
+            return await effect(fault, arguments, proceed_and_adapt)
         await inject(fault, self._error)
-        result = await adapted()
+        result = await proceed_and_adapt()
         if fault is not None and fault.what in ("cut", "garbage"):
-            raise self._error(fault)  # it is done, and the reply is lost
+            raise self._error(fault)  # the call was made, and its reply is lost or unreadable
         return result
 
     async def _fail_after(self, call: Call, arguments: Arguments, proceed: Proceed) -> Any:

@@ -61,6 +61,8 @@ class FaultWiring:
 
     def wrap_context(self, real: AttemptContext) -> AttemptContext:
         """Wrap everything that attempts work with except the sandboxes."""
+        if not self._injection.plan:
+            return real
         harness = real.harness
         if self._injection.plan.has_rules_for("tool"):
             harness = FaultyToolsHarness(harness, self._injection)

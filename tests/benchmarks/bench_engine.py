@@ -1,5 +1,4 @@
-"""Tokens per second of the embedded engine, over HTTP, against ``transformers.generate`` doing the
-same work.
+"""Compare the embedded engine, over HTTP, with ``transformers.generate`` in tokens per second.
 
 python -m tests.benchmarks.bench_engine [--sessions 16 64] [--turns 4] [--threads 2]
 
@@ -8,8 +7,8 @@ prompt is everything so far plus some new tokens, its answer is sampled at tempe
 logprobs, 20 to 60 tokens long. The engine serves all sessions at once, each at its own pace.
 ``generate`` does the same turns in two ways: all sessions as one left-padded batch per turn (it
 runs until the longest answer is done), and one session after the other. Only wanted tokens count.
-``x_…`` is the engine's rate over
-generate's, by the clock and (``_cpu``) by processor time. Nothing else should be running.
+``x_…`` is the engine's rate divided by generate's, in wall time and (``_cpu``) in processor time.
+Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """What a measurement took."""
+    """Duration of a measurement."""
 
     wall: float
     cpu: float
@@ -58,7 +57,7 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a session adds to its history, and how many tokens it then wants."""
+    """Tokens that a session adds to its history, and the number it then samples."""
 
     added: list[int]
     wanted: int
@@ -171,7 +170,7 @@ def measure(play: Callable[[], None]) -> Seconds:
     return Seconds(time.perf_counter() - begin, time.process_time() - cpu)
 
 
-def tokens_of(work: list[list[Turn]]) -> int:
+def count_tokens(work: list[list[Turn]]) -> int:
     """Count the tokens a work wants sampled."""
     return sum(turn.wanted for turns in work for turn in turns)
 
@@ -193,12 +192,13 @@ def main() -> None:
     rows = []
     for count, work, engine in zip(args.sessions, works, ours, strict=True):
         sample = work[:SERIAL_SAMPLE]
+        tokens, sampled = count_tokens(work), count_tokens(sample)
         rates = {
-            "engine": engine.rates(tokens_of(work)),
-            "batched": measure(partial(generate_batched, model, work)).rates(tokens_of(work)),
-            "serial": measure(partial(generate_serially, model, sample)).rates(tokens_of(sample)),
+            "engine": engine.rates(tokens),
+            "batched": measure(partial(generate_batched, model, work)).rates(tokens),
+            "serial": measure(partial(generate_serially, model, sample)).rates(sampled),
         }
-        row: dict[str, float] = {"sessions": count, "tokens": tokens_of(work)}
+        row: dict[str, float] = {"sessions": count, "tokens": tokens}
         row |= {f"{name}_tok_s": round(wall) for name, (wall, _) in rates.items()}
         for name in ("batched", "serial"):
             row[f"x_{name}"] = round(rates["engine"][0] / rates[name][0], 1)

@@ -1,4 +1,4 @@
-"""A TCP proxy that loses replies: what was asked is done, and its client never hears of it."""
+"""A TCP proxy that loses replies: the server does the work, and the client gets no answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class CuttingProxy:
-    """Forwards to one server; of the next ``cuts`` connections it passes on no reply."""
+    """Forwards to one server, but drops the replies of the next ``cuts`` connections."""
 
     host: str
     port: int
@@ -22,14 +22,14 @@ class CuttingProxy:
         cutting = self.cuts > 0
         self.cuts -= cutting
         from_server, to_server = await asyncio.open_connection(self.host, self.port)
-        asking = asyncio.create_task(_pump(reader, to_server))
+        request = asyncio.create_task(_pump(reader, to_server))
         try:
             if cutting:
-                await from_server.read(1)  # it has answered, so it has done it
+                await from_server.read(1)  # it answers, so the work is done
             else:
                 await _pump(from_server, writer)
         finally:
-            asking.cancel()
+            request.cancel()
             for end in (writer, to_server):
                 end.close()
 

@@ -1,4 +1,4 @@
-"""Texts and exceptions that break what shows or stores them carelessly."""
+"""Texts and exceptions that break code which shows or stores them carelessly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from rich.console import Console, RenderableType
 
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
-"""What no terminal should get of foreign text."""
+"""Characters of foreign text that no terminal should get."""
 
 TEXTS = {
     "braces": "{} {0} {name} {{",
@@ -32,7 +32,7 @@ TEXTS = {
 
 
 class Unreadable(Exception):
-    """Neither its text nor its ``repr`` can be had."""
+    """An exception whose ``str`` and ``repr`` raise."""
 
     def __str__(self) -> str:
         raise RuntimeError(TEXTS["closing_markup"] + TEXTS["no_utf8"])
@@ -41,12 +41,12 @@ class Unreadable(Exception):
 
 
 def exceptions() -> dict[str, Exception]:
-    """Return an exception for each text, and one without."""
+    """Return an exception for each text, and one without a text."""
     return {name: RuntimeError(text) for name, text in TEXTS.items()} | {"none": Unreadable()}
 
 
 def shown(renderable: RenderableType) -> str:
-    """Return what a terminal gets that takes strict UTF-8, by a console as agentrl's are."""
+    """Return what agentrl's consoles print to a terminal of strict UTF-8."""
     stream = io.TextIOWrapper(io.BytesIO(), "utf-8")
     Console(file=stream, width=200, markup=False, emoji=False).print(renderable)
     stream.seek(0)

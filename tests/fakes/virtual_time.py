@@ -1,4 +1,4 @@
-"""An event loop whose time is virtual: a sleep takes none of ours, and its length is exact."""
+"""An event loop with virtual time: a sleep takes no real time, and its length is exact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _Skipping(selectors.BaseSelector):
-    """Waits for nothing: passes the time until the next timer instead."""
+    """A selector that never waits: it advances the virtual time to the next timer instead."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -23,7 +23,7 @@ class _Skipping(selectors.BaseSelector):
         ready = self._real.select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("everybody waits, and nothing will ever happen")
+                raise RuntimeError("deadlock: every task waits, and there is no timer")
             self.now += max(0.0, timeout)
         return ready
 
@@ -41,7 +41,7 @@ class _Skipping(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """For code that talks to nobody outside the process."""
+    """A loop for code that does no I/O."""
 
     def __init__(self) -> None:
         self._skipping = _Skipping()
@@ -53,7 +53,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def in_virtual_time(main: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Make a coroutine function a plain one that runs in virtual time."""
+    """Return a plain function that runs a coroutine function in virtual time (a decorator)."""
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -289,7 +289,7 @@ class EngineCore:
             while self._wait():
                 if not self.paused:
                     self._scheduler.step()
-        except Exception as error:  # the thread's top: every caller is told
+        except Exception as error:  # the thread's top: every caller gets the error
             traceback.print_exc()
             self.failure = error
         with self._wake:

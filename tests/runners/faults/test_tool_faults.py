@@ -66,13 +66,13 @@ async def run_agent(
             await sandbox.close()
             if backend is not parts.sandboxes:
                 await backend.close()
-        told = [
+        tool_results = [
             message["content"]
             for turn in gateway.turns(SESSION)
             for message in turn.request["messages"]
             if message["role"] == "tool"
         ]
-        return result, told
+        return result, tool_results
 
 
 def isolated(root: Path) -> LocalBackend:
@@ -84,7 +84,7 @@ def isolated(root: Path) -> LocalBackend:
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "start"),
     [
         ("error", "Error: injected"),
         ("timeout", "Error: TimeoutError"),
@@ -94,11 +94,11 @@ def isolated(root: Path) -> LocalBackend:
     ],
 )
 async def test_the_policy_reads_the_failure_of_a_tool(
-    parts: RunParts, what: FaultKind, told: str
+    parts: RunParts, what: FaultKind, start: str
 ) -> None:
     result, texts = await run_agent(parts, make_plan("tool", what, k=1))
     assert (result.code, result.final_message) == (OutcomeCode.POLICY_FINISHED, "done")
-    assert [text.startswith(told) for text in texts] == [True], texts
+    assert [text.startswith(start) for text in texts] == [True], texts
     assert parts.injected() == [("tool", what, ROLLOUT, 1)]
 
 

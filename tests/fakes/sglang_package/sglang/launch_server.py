@@ -1,5 +1,5 @@
-"""Stands in for ``python -m sglang.launch_server``: the same command line, the same endpoints for
-whoever waits until it generates, a scheduler process that must not outlive it.
+"""A fake of ``python -m sglang.launch_server``: its command line, its health endpoints, and a
+scheduler process that must not outlive it.
 
 ``FAKE_SGLANG`` says how it behaves: ``die`` before it generates, ``die_later`` after.
 """
@@ -16,7 +16,7 @@ import orjson
 from aiohttp import web
 
 LOADING_LOOKS = 2
-"""``/health_generate`` answers 503 so often."""
+"""Number of times that ``/health_generate`` answers 503 first."""
 
 
 def arguments() -> argparse.Namespace:

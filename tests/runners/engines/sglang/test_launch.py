@@ -34,12 +34,12 @@ def config_for(*overrides: str) -> Config:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; one that nobody has buried does not."""
+    """Return whether a process runs; a zombie does not."""
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 class Started:
-    """Starts a server for a run, and keeps what is told of its end."""
+    """Starts a server for a run, and keeps the errors reported at its end."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -69,19 +69,19 @@ async def test_the_server_gets_the_configured_arguments_and_ends_with_the_run(
     )  # fmt: skip
     url = await run.start(config)
     client = HttpEngine(url)
-    told = await client.request_json("/server_info", deadline_s=10)
+    info = await client.request_json("/server_info", deadline_s=10)
     await client.close()
-    assert told["model_path"] == "weights"
-    assert told["tokenizer_path"] == "tok"
-    assert told["context_length"] == config.model.max_context_tokens
-    assert (told["tp_size"], told["dp_size"], told["random_seed"]) == (4, 2, 7)
-    assert (told["weight_version"], told["reasoning_parser"]) == ("4", "qwen3")
-    assert told["enable_return_routed_experts"] is True
+    assert info["model_path"] == "weights"
+    assert info["tokenizer_path"] == "tok"
+    assert info["context_length"] == config.model.max_context_tokens
+    assert (info["tp_size"], info["dp_size"], info["random_seed"]) == (4, 2, 7)
+    assert (info["weight_version"], info["reasoning_parser"]) == ("4", "qwen3")
+    assert info["enable_return_routed_experts"] is True
     assert [entry.kind for entry in run.ledger.entries()] == ["process"]
     log = (tmp_path / "run" / "logs" / "engine.log").read_text()
     assert "fired up" in log
     await run.close()
-    assert not lives(told["scheduler"])
+    assert not lives(info["scheduler"])
     with RunStore.open(tmp_path / "run", read_only=True) as store:
         assert Ledger(store).entries() == []
 
