@@ -112,14 +112,14 @@ class RayExecutor:
         name = self._address if host in WILDCARDS else announced.hostname or host
         name = f"[{name}]" if ":" in name else name
         url = f"http://{name}:{announced.port}"
-        mark = self._store.run_dir / "sandboxes" / "mark"
+        tag = self._store.run_dir / "sandboxes" / "mark"
         await self._pool.start(
             WorkerSettings(
                 config=config,
                 gateway_url=url,
                 admin_key=gateway["admin_key"],
                 sandbox_gateway_url=config.gateway.public_url or url,
-                mark=mark.read_text() if mark.exists() else None,
+                run_tag=tag.read_text() if tag.exists() else None,
             ),
             f"http://{name}:{port}",
         )

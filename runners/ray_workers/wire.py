@@ -31,7 +31,7 @@ class WorkerSettings(BaseModel):
     admin_key: str = Field(repr=False)
     sandbox_gateway_url: str
     """The gateway's address for sandboxes that are on no machine of the run."""
-    mark: str | None
+    run_tag: str | None
     """The tag of the run's sandboxes at a provider."""
 
 

@@ -134,9 +134,9 @@ class Worker:
         config, root = settings.config, _make_directory()
         self._exits.callback(shutil.rmtree, root, ignore_errors=True)
         sandboxes = root / "sandboxes"
-        if settings.mark is not None:
+        if settings.run_tag is not None:
             sandboxes.mkdir()
-            (sandboxes / "mark").write_text(settings.mark)
+            (sandboxes / "mark").write_text(settings.run_tag)
         backend = await asyncio.to_thread(make_backend, config.sandbox, sandboxes)
         self._exits.push_async_callback(backend.close)
         gateway = GatewayAdmin(settings.gateway_url, settings.admin_key)

@@ -143,7 +143,7 @@ async def test_an_attempt_that_is_cancelled_with_its_order_never_begins(
             gateway_url=here.gateway.url,
             admin_key=here.gateway.admin_key,
             sandbox_gateway_url=here.gateway.url,
-            mark=None,
+            run_tag=None,
         )
         order = {"spec": dump(SPEC, here.spec()), "number": 0, "queued_s": 0.0}
         orders = [{"start": [order], "cancel": [ids.session_id(here.spec().rollout_id, 0)]}]

@@ -93,7 +93,11 @@ def test_what_an_agent_said_keeps_no_result_from_crossing() -> None:
 def test_settings_cross_with_the_whole_configuration() -> None:
     config = compose(["executor=ray", "rollout.concurrency=3"])
     settings = WorkerSettings(
-        config=config, gateway_url="http://a:1", admin_key="k", sandbox_gateway_url="b", mark=None
+        config=config,
+        gateway_url="http://a:1",
+        admin_key="k",
+        sandbox_gateway_url="b",
+        run_tag=None,
     )
     assert WorkerSettings.model_validate(cross(settings.model_dump(mode="json"))) == settings
     assert "k" not in repr(settings).split("admin_key")
