@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import MISSING
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -78,11 +79,20 @@ def fill(model: type[Part], record: Any, /, **own: Any) -> dict[str, Any]:
     They are plain: neither validated nor copied, arrays as numpy. Keys are the names in JSON.
     """
     kind: type = type(record)
-    names = {field.exported: field.name for field in record_fields(kind)}
     return {
-        info.alias or name: own[name] if name in own else getattr(record, names.get(name) or name)
-        for name, info in model.model_fields.items()
+        key: own[name] if name in own else getattr(record, attribute)
+        for key, name, attribute in _sources(model, kind)
     }
+
+
+@cache
+def _sources(model: type[Part], record: type) -> list[tuple[str, str, str]]:
+    """Return (key in JSON, name in the model, attribute of the record) of a model's fields."""
+    attributes = {field.exported: field.name for field in record_fields(record)}
+    return [
+        (info.alias or name, name, attributes.get(name) or name)
+        for name, info in model.model_fields.items()
+    ]
 
 
 def _definition(field: RecordField, doc: str | None) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Container
 from dataclasses import MISSING, dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, Literal, get_args, get_origin
 
@@ -24,7 +24,7 @@ Codec = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """One column: its definition, and how a value goes into it and comes back."""
+    """One column: its definition, and how a record's value gets into it."""
 
     name: str
     key: bool
@@ -34,7 +34,6 @@ class ColumnSpec:
     """Takes the value from its record."""
     encode: Codec | None
     """None: SQLite takes the value as it is."""
-    decode: Codec | None
     default: Any
     """Value where a row of an older run has no such column; MISSING: every run has it."""
 
@@ -102,22 +101,35 @@ class RecordTable:
 
     def decode(self, record: type, row: sqlite3.Row) -> dict[str, Any]:
         """Return the arguments that make the part of a row that is a ``record``."""
-        return _decode(record, self._columns[record], dict(row))
+        # not dict(row), which searches the columns for each name
+        return _decode(record, dict(zip(row.keys(), row, strict=True)))
 
 
-def _decode(record: type, columns: dict[str, ColumnSpec], row: Row) -> dict[str, Any]:
+def _decode(record: type, row: Row) -> dict[str, Any]:
+    columns, nested = _readers_of(record)
     values: dict[str, Any] = {}
-    for field in record_fields(record):
-        if field.column is not None:
-            column = columns[field.column]
-            value = row.get(field.column, column)
-            if value is column:  # the row is of a run from before the field
-                values[field.name] = column.default
-            else:
-                values[field.name] = value if column.decode is None else column.decode(value)
-        elif field.nested:
-            values[field.name] = field.inner(**_decode(field.inner, columns, row))
+    for name, column, decode, default in columns:
+        if column not in row:  # a run from before the field
+            values[name] = default
+        else:
+            values[name] = row[column] if decode is None else decode(row[column])
+    for name, inner in nested:
+        values[name] = inner(**_decode(inner, row))
     return values
+
+
+@cache
+def _readers_of(
+    record: type,
+) -> tuple[list[tuple[str, str, Codec | None, Any]], list[tuple[str, Any]]]:
+    """Return (field, column, decode, default) of a record's columns, and its nested records."""
+    fields = record_fields(record)
+    columns = [
+        (field.name, field.column, _codec(field)[2], field.default)
+        for field in fields
+        if field.column is not None
+    ]
+    return columns, [(field.name, field.inner) for field in fields if field.nested]
 
 
 def _columns_of(record: type, path: str = "") -> dict[str, ColumnSpec]:
@@ -133,15 +145,13 @@ def _columns_of(record: type, path: str = "") -> dict[str, ColumnSpec]:
 
 def _column(field: RecordField, path: str) -> ColumnSpec:
     assert field.column is not None
-    sql, encode, decode = _codec(field)
+    sql, encode, _ = _codec(field)
     required = not field.optional or encode is dumps  # JSON writes None as null
     definition = f"{field.column} {sql}{' NOT NULL' if required else ''}"
     if field.default is not MISSING and field.default is not None:
         value = encode(field.default) if encode else field.default
         definition += f" DEFAULT {_literal(value)}"
-    return ColumnSpec(
-        field.column, field.key, definition, attrgetter(path), encode, decode, field.default
-    )
+    return ColumnSpec(field.column, field.key, definition, attrgetter(path), encode, field.default)
 
 
 def _codec(field: RecordField) -> tuple[str, Codec | None, Codec | None]:

@@ -21,9 +21,9 @@ class HeldTurnLog:
         self.waiting = threading.Event()
         """Set when a turn was passed to ``add_turn``."""
         self.holds_sessions = False
-        """New sessions wait for ``open`` too."""
+        """Whether ``add_session`` waits for ``open`` too."""
         self.full = False
-        """The disk is full: turns are refused."""
+        """Whether turns are refused as on a full disk."""
         self.stored: list[Turn] = []
         self.session_ids: set[str] = set()
         self.events: list[tuple[str, dict[str, Any]]] = []
