@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from runners.store.status_file import STATUS_FILE
 from runners.training.advantages import StepGroups
 from runners.training.step_metrics import step_metrics
 from runners.training.step_samples import build_samples
-from runners.training.stored_rollout import load_rollout
+from runners.training.stored_rollout import StoredRollout, load_rollout
 from runners.trajectory.record import RolloutRecord
 
 HEARTBEAT_S = 10.0
@@ -55,6 +55,8 @@ class JobRecorder:
         """First step of this execution: the one after the checkpoint that slime has loaded."""
         self._earlier: dict[str, RolloutRecord] = {}
         """Graded rollouts of the first step that an earlier execution has finished."""
+        self._loaded: dict[int, dict[str, StoredRollout]] = {}
+        """Segments of training rollouts, by step and session, until their step is finished."""
         self._finishing: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -102,6 +104,16 @@ class JobRecorder:
         earlier = self._earlier.pop(spec.rollout_id, None)
         return earlier if earlier is not None and earlier.task_id == spec.task.id else None
 
+    def keep_loaded(self, stored: StoredRollout) -> None:
+        """Keep a training rollout's segments for its step's metrics: its turns are read once.
+
+        Turns and routing, which the metrics do not need, are dropped; the rest costs a fraction of
+        slime's own samples, which live as long.
+        """
+        loaded = self._loaded.setdefault(stored.record.step, {})
+        segments = replace(stored, turns=(), routing=lambda segment: None)
+        loaded[stored.record.session_id] = segments
+
     def finish_steps(self, steps: Sequence[int]) -> None:
         """Finish the steps whose samples the trainer has; metrics follow in the background."""
         for step in steps:
@@ -140,8 +152,9 @@ class JobRecorder:
             rollout_s = time.monotonic() - self._began_at[step]
             records = self._store.rollouts(step=step, split="train", counts=True)
             config, run_dir = self._config, self._store.run_dir
+            loaded = self._loaded.pop(step, {})
             trained, metrics = await asyncio.to_thread(
-                _summarize_step, config, run_dir, records, rollout_s
+                _summarize_step, config, run_dir, records, loaded, rollout_s
             )
             for record in trained:
                 self._store.put_rollout(record)
@@ -159,16 +172,24 @@ class JobRecorder:
 
 
 def _summarize_step(
-    config: Config, run_dir: Path, records: Sequence[RolloutRecord], rollout_s: float
+    config: Config,
+    run_dir: Path,
+    records: Sequence[RolloutRecord],
+    loaded: Mapping[str, StoredRollout],
+    rollout_s: float,
 ) -> tuple[list[RolloutRecord], dict[str, Any]]:
-    """Return a step's records with their advantages, and its metrics; reads every turn.
+    """Return a step's records with their advantages, and its metrics.
 
-    Called on a thread: it opens a connection of its own, since SQLite's belong to their thread.
+    Reads the turns of rollouts that are not ``loaded``. Called on a thread: it opens a separate
+    connection, since one of SQLite belongs to its thread.
     """
     with RunStore.open(run_dir, read_only=True) as store:
-        samples = build_samples(
-            StepGroups(config, records), partial(load_rollout, store, None), config
-        )
+
+        def load(record: RolloutRecord) -> StoredRollout:
+            known = loaded.get(record.session_id)
+            return load_rollout(store, None, record) if known is None else known
+
+        samples = build_samples(StepGroups(config, records), load, config)
     return samples.records, step_metrics(samples, rollout_s)
 
 

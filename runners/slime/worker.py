@@ -203,6 +203,8 @@ class SlimeRolloutWorker:
             record = await self._run(spec)
         try:
             stored = load_rollout(self._store, self._sample_config.shape, record)
+            if not evaluation:
+                self._recorder.keep_loaded(stored)
             return to_slime_samples(sample, stored, self._sample_config, evaluation=evaluation)
         except Exception as error:  # a failed rollout is data
             text = f"{type(error).__name__}: {error_text(error)}"

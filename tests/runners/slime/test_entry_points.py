@@ -192,6 +192,20 @@ async def test_an_evaluation_before_training_and_one_after_it_are_two(
 
 
 @in_one_loop
+async def test_the_turns_of_a_step_are_read_once(tmp_path: Path, model: Path) -> None:
+    async with running_job(tmp_path / "run", model) as job:
+        groups = make_groups(job.tasks, 2)
+        done = [await run_group(job.args, group, generate) for group in groups]
+        (job.run_dir / "arrays" / "turns.bin").write_bytes(b"")  # a second look would find this
+        make_train_data(job.args, done, post_process_rewards)
+        await worker.close(job.run_dir)
+        with job.store() as store:
+            (step,) = store.steps()
+        assert step.metrics["rollout/unbuilt"] == 0
+        assert step.metrics["tokens/trained"] == step.metrics["tokens/sampled"] > 0
+
+
+@in_one_loop
 async def test_a_stored_rollout_that_cannot_be_read_becomes_the_constant_placeholder(
     tmp_path: Path, model: Path
 ) -> None:
