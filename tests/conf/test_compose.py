@@ -169,6 +169,7 @@ def test_all_faults_are_reported_at_once() -> None:
         ("fanout.reward=unifrom", "did you mean uniform?"),
         ("fanout.max_segments=0", "fanout.max_segments=0 must be"),
         ("fanout.max_segment_tokens=96", "raise fanout.max_segment_tokens"),
+        ("rollout.deadlines.guard_s=209", "grade_s + teardown_s = 210: an attempt within its"),
     ],
 )
 def test_a_fault_names_its_key_and_its_fix(override: str, fault: str) -> None:

@@ -106,6 +106,13 @@ def test_a_file_that_is_not_a_plan_is_refused(tmp_path: Path, text: str, fault: 
     assert fault in found
 
 
+def test_faults_in_tools_need_the_agent_whose_tools_are_ours(tmp_path: Path) -> None:
+    overrides = with_file(tmp_path / "plan.yaml", "rules: [{where: tool, what: error}]\n")
+    compose(overrides)
+    (found,) = faults([*overrides, "harness=claude_code"])
+    assert found.startswith("faults.rules[0] injects into tools that agentrl runs itself")
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     (found,) = faults(["faults=file", f"faults.path={tmp_path / 'none.yaml'}"])
     assert "cannot be read: [Errno 2] No such file" in found
