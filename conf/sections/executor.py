@@ -31,7 +31,7 @@ class RayExecutorConfig(Section):
     rollouts_per_node: PositiveInt
     """Rollouts in flight on one node."""
     driver_node: bool
-    """Whether the node on which the driver runs takes rollouts, too."""
+    """True if the node on which the driver runs takes rollouts, too."""
     patience_s: PositiveFloat
     """Seconds without any node that takes rollouts, after which the run ends; it can be resumed."""
 

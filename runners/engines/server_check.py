@@ -35,7 +35,7 @@ class CheckResult:
     detail: str
     """The observation; for a failure, the reason and the fix."""
     fatal: bool = True
-    """Whether a failure stops a run."""
+    """True if a failure stops a run."""
 
 
 class EngineServers:
@@ -48,7 +48,7 @@ class EngineServers:
             HttpEngine(worker, deadline_s=REQUEST_DEADLINE_S) for worker in workers
         ] or [self.front]
         self.routed = bool(workers) and url.rstrip("/") not in workers
-        """Whether ``url`` is a router in front of the servers."""
+        """True if ``url`` is a router in front of the servers."""
 
     @property
     def entry_points(self) -> list[HttpEngine]:

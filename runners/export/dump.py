@@ -60,7 +60,7 @@ class RolloutFilter:
     """Task ids or glob patterns, any of which matches; empty: all."""
 
     def matches(self, record: RolloutRecord) -> bool:
-        """Whether a rollout is selected."""
+        """Return whether a rollout is selected."""
         return (
             (self.only is None or ONLY[self.only](record))
             and (self.steps is None or record.step in self.steps)
@@ -82,7 +82,7 @@ class ExportedFile:
 
 @dataclass(frozen=True, slots=True)
 class DumpReport:
-    """What was written."""
+    """The files that an export has written."""
 
     rollouts: int
     files: tuple[ExportedFile, ...]

@@ -34,13 +34,13 @@ class OutcomePart(Part):
 
 
 class RewardPart(Part):
-    """What the attempt earned."""
+    """Reward of the attempt."""
 
     score: float | None
     """Null: no grade, no reward."""
     solved: bool | None
     counted: bool
-    """Whether the reward enters its group's baseline."""
+    """True if the reward enters its group's baseline."""
 
 
 class SegmentPart(Part):
@@ -49,7 +49,7 @@ class SegmentPart(Part):
     index: int
     kind: SegmentKind
     thread: str
-    """Who speaks: "main", or the agent program's id of a sub-agent."""
+    """Speaker: "main", or the agent program's id of a sub-agent."""
     parent_thread: str | None
     tokens: list[int]
     loss_mask: list[Mask]
@@ -80,7 +80,7 @@ class BranchPart(Part):
     messages: list[dict[str, Any]]
     """The conversation along that path, in chat form: system, user, assistant, tool."""
     tools: list[dict[str, Any]] | None
-    """What the policy was offered; null: the trajectory's ``tools``."""
+    """Tools that the policy was offered; null: the trajectory's ``tools``."""
     break_reason: str | None
     """Why the chain began elsewhere than at the end of another."""
 
@@ -93,7 +93,7 @@ class TurnPart(Part):
     cached_tokens: int
     output_tokens: int
     routed: bool = False
-    """Whether the store has the experts that the engine chose; absent in files of older versions.
+    """True if the store has the experts that the engine chose; absent in files of older versions.
     """
 
 

@@ -66,7 +66,7 @@ class PolicyFiles:
 
     tokenizer: Path
     own: bool
-    """Whether the tokenizer is the policy's; if not, it is a byte tokenizer in its place."""
+    """True if the tokenizer is the policy's; if not, it is a byte tokenizer in its place."""
     weights: Path | None
 
 

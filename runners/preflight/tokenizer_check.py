@@ -74,7 +74,7 @@ class ServerParser:
     """The configuration key that names it."""
     name: str
     used: bool
-    """Whether this run reads replies with it; if not, a job on a cluster would."""
+    """True if this run reads replies with it; if not, a job on a cluster would."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import socket
 import time
 
 PATIENCE_S = 5.0
-"""How long to retry a port in use: after ``kill -9`` of a run its services end within a second."""
+"""Seconds to retry a port in use: after ``kill -9`` of a run its services end within one second."""
 
 BACKLOG = 1024
 """Connections that the kernel queues; a step's agents may all connect in one moment."""

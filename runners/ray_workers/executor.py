@@ -82,7 +82,7 @@ class RayExecutor:
         self._server: JsonServer | None = None
         self._backend: SandboxBackend
         self._gone_with_worker = True
-        """Whether sandboxes end with the worker that made them."""
+        """True if sandboxes end with the worker that made them."""
 
     async def start(
         self,

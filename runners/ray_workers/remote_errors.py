@@ -34,7 +34,7 @@ class NodeLost(AgentrlError):
     def __init__(self, message: str, node: str) -> None:
         self.node = node
         self.reported = False
-        """Whether an attempt has reported it: it is one failure for all attempts of the node."""
+        """True if an attempt has reported it: it is one failure for all attempts of the node."""
         super().__init__(message)
 
 

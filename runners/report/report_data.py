@@ -156,7 +156,7 @@ class ReportData:
 
     @property
     def routing(self) -> bool:
-        """Whether the configuration replays routing in training."""
+        """True if the configuration replays routing in training."""
         return self.kind("routing_replay") not in ("off", "?")
 
 

@@ -16,7 +16,7 @@ from runners.trajectory.routing import UINT8_EXPERTS, TurnRouting
 
 @dataclass(frozen=True, slots=True)
 class RoutingBlock:
-    """Where the routing of a turn lies in ``arrays/routing.bin``, and what it belongs to."""
+    """Position of a turn's routing in ``arrays/routing.bin``, and the turn that it belongs to."""
 
     session_id: Annotated[str, Column(key=True)]
     turn_index: Annotated[int, Column(key=True)]

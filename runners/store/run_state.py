@@ -86,7 +86,7 @@ class RunState:
 
     @property
     def driven(self) -> bool:
-        """Whether a living process drives it now."""
+        """True if a living process drives it now."""
         return (
             self.state is State.RUNNING
             and self.driver is not None

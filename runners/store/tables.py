@@ -72,7 +72,7 @@ ROUTING_DDL = f"""
 {ROUTING.create}"""
 
 MIGRATIONS = {1: LEDGER, 2: ROUTING_DDL}
-"""What a store of that version lacks of the next one."""
+"""Statements that bring a store of that version to the next one."""
 
 
 def create_tables(db: Database) -> None:

@@ -151,7 +151,7 @@ class RolloutRecord:
     counts: Annotated[bool, NOT_EXPORTED]
     """Exactly one attempt of a rollout counts."""
     outcome: Outcome
-    """How the attempt ended."""
+    """End of the attempt."""
     reward: Annotated[float | None, NOT_EXPORTED]
     """None: no grade, no reward."""
     solved: Annotated[bool | None, NOT_EXPORTED]

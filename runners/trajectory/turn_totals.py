@@ -15,7 +15,7 @@ class TurnTotals:
     malformed_turns: int = 0
     """Turns with at least one tool call that did not parse."""
     ends_malformed: bool = False
-    """Whether the last turn is one of them."""
+    """True if the last turn is one of them."""
 
     @classmethod
     def add_up(cls, turns: Iterable[tuple[int, int]]) -> TurnTotals:

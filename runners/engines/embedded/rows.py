@@ -46,7 +46,7 @@ class Rows:
         self.epoch = np.zeros(count, dtype=np.int64)
         """Number of the weights that computed the row's first keys; mixed rows are never cached."""
         self.watches_text = np.zeros(count, dtype=np.bool_)
-        """Whether the request has stop strings."""
+        """True if the request has stop strings."""
         self.stop_ids = np.full((count, 4), NO_STOP_ID, dtype=np.int64)
 
     def add(self, request: Request, seed: int, epoch: int) -> int:
