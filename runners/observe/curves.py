@@ -31,7 +31,7 @@ class RunCurves:
     """Solve rate on held-out tasks after so many steps."""
 
     def __bool__(self) -> bool:
-        """True if there is anything to draw."""
+        """Return whether there is anything to draw."""
         return bool(self.rewards or self.solve_rates or self.evaluations)
 
 

@@ -160,7 +160,7 @@ def _alarms(facts: ReportData) -> Element:
 
 
 def _is_alarm(event: EventRow) -> bool:
-    """True if a rollout's samples could not be made because of its routing."""
+    """Return whether a rollout's samples could not be made because of its routing."""
     return event.kind == "unbuilt" and str(event.data.get("reason")).startswith("RoutingError")
 
 
