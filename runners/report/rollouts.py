@@ -209,11 +209,11 @@ def _events(facts: ReportData) -> Element | None:
     rows: list[list[Child]] = [
         [
             make("code", kind),
-            format_count(len(said)),
+            format_count(len(texts)),
             _EVENTS.get(kind, ""),
-            make("span", said[-1], class_="message"),
+            make("span", texts[-1], class_="message"),
         ]
-        for kind, said in sorted(kinds.items())
+        for kind, texts in sorted(kinds.items())
     ]
     return make_table(["event", "count", "what it means", "the last one"], rows, numbers=(1,))
 

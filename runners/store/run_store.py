@@ -119,7 +119,7 @@ class RunStore:
         if (host := find_remote_driver(run_dir)) is not None:
             raise StoreError(
                 f"the run in {run_dir} is driven on {host}, and its store can be read there only "
-                f"until it ends: `agentrl status {run_dir}` says how it stands",
+                f"until it ends: `agentrl status {run_dir}` shows its status",
                 ExitCode.USAGE,
             )
         store = cls(run_dir, Database(path, "ro" if read_only else "rw"))

@@ -17,7 +17,7 @@ def test_an_attempt_is_in_flight_for_the_time_of_its_block() -> None:
     assert watch.in_flight() == []
 
 
-def test_it_leaves_however_it_ends() -> None:
+def test_a_failed_attempt_is_no_longer_in_flight() -> None:
     watch = AttemptWatch()
     with pytest.raises(ZeroDivisionError), watch.attempt("one"):
         raise ZeroDivisionError

@@ -156,7 +156,7 @@ async def test_a_child_process_is_named_by_its_pid() -> None:
         await process.wait()
 
 
-async def test_a_call_in_another_thread_is_shown_where_it_stands() -> None:
+async def test_a_call_in_another_thread_is_shown_with_its_stack() -> None:
     go = threading.Event()
 
     def busy_in_a_thread() -> None:
@@ -166,7 +166,7 @@ async def test_a_call_in_another_thread_is_shown_where_it_stands() -> None:
         text = await seen(asyncio.to_thread(busy_in_a_thread))
     finally:
         go.set()
-    assert "in test_a_call_in_another_thread_is_shown_where_it_stands.<locals>.busy" in text
+    assert "in test_a_call_in_another_thread_is_shown_with_its_stack.<locals>.busy" in text
     assert "go.wait()" in text
 
 
@@ -205,7 +205,7 @@ async def test_tasks_that_wait_for_each_other_are_called_a_circle() -> None:
     assert text.count("a circle, it waits for itself") == 1
 
 
-async def test_a_task_that_runs_one_that_has_not_begun_and_one_about_to_go_on_say_so() -> None:
+async def test_running_new_and_resumable_tasks_are_distinguished() -> None:
     assert describe_pending().endswith("runs now")
     gate = asyncio.Event()
     task = asyncio.create_task(innermost(gate))

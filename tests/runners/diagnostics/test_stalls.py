@@ -73,7 +73,7 @@ async def test_a_hung_sandbox_is_described_with_its_stage_and_the_process_that_h
     assert " sleeping" in line
 
 
-async def test_an_attempt_that_goes_on_is_left_alone(tmp_path: Path) -> None:
+async def test_an_attempt_with_progress_is_not_reported(tmp_path: Path) -> None:
     written, watch, reported = folder(tmp_path), AttemptWatch(), list[str]()
     turned = time.monotonic()
 
@@ -93,7 +93,7 @@ async def test_an_attempt_that_goes_on_is_left_alone(tmp_path: Path) -> None:
     assert list(written.iterdir()) == []
 
 
-async def test_it_is_told_once_per_stage_and_again_in_the_next(tmp_path: Path) -> None:
+async def test_a_stall_is_reported_once_per_stage(tmp_path: Path) -> None:
     folder(tmp_path)
     watch, reported = AttemptWatch(), list[str]()
     async with watch_stalls(watch, tmp_path, STUCK_S, report=reported.append):
@@ -130,7 +130,7 @@ async def test_of_many_attempts_that_hang_alike_a_few_are_described(tmp_path: Pa
     assert "(12 more are not described)" in text
 
 
-async def test_zero_is_no_watch(tmp_path: Path) -> None:
+async def test_with_zero_seconds_nothing_is_watched(tmp_path: Path) -> None:
     async with watch_stalls(AttemptWatch(), tmp_path, 0):
         assert [task.get_name() for task in asyncio.all_tasks()].count("stuck-watch") == 0
 
