@@ -16,7 +16,7 @@ import pytest
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.sandbox import LocalSandbox
-from runners.sandboxes.local.warm_pool import REFILL_DELAY_S
+from runners.sandboxes.local.warm_pool import KEYS, REFILL_DELAY_S
 from tests.fakes.sandbox_backends import local_settings, skip_without
 
 pytestmark = pytest.mark.integration
@@ -101,18 +101,55 @@ async def test_a_slot_with_other_mounts_is_not_taken(
     await with_tool.close()
 
 
-async def test_a_launcher_that_died_while_it_waited_is_replaced(
-    backend: LocalBackend, source: Path
-) -> None:
-    sandbox = await create_warm(backend, source)
+async def kill_launchers() -> None:
+    """Kill everything that this process started, and return when it is dead."""
     killed = [psutil.Process(pid) for pid in children()]
     assert killed, "the launcher that waits"
     for process in killed:
         process.kill()
     while any(each.is_running() and each.status() != "zombie" for each in killed):
         await asyncio.sleep(0.01)
+
+
+async def test_a_launcher_that_died_after_its_slot_was_taken_is_replaced(
+    backend: LocalBackend, source: Path
+) -> None:
+    sandbox = await create_warm(backend, source)
+    await kill_launchers()
     assert (await sandbox.run(["cat", "a.txt"], deadline_s=20)).stdout == b"one\n"
     await sandbox.close()
+
+
+async def test_a_slot_whose_launcher_died_is_removed_and_not_taken(
+    backend: LocalBackend, source: Path
+) -> None:
+    warm = await create_warm(backend, source)
+    directory = warm.workspace.parent.parent
+    await warm.close()
+    await wait_until_warm(backend)
+    (slot,) = directory.glob(".warm-*")
+    await kill_launchers()
+    sandbox = await create(backend, source)
+    assert not is_warm(sandbox)
+    assert not slot.exists()
+    await sandbox.close()
+
+
+async def test_only_the_latest_keys_have_warm_slots(
+    backend: LocalBackend, source: Path, tmp_path: Path
+) -> None:
+    (tool := tmp_path / "tool").write_text("tool")
+    slots: list[Path] = []
+    for number in range(KEYS + 1):
+        warm = await create_warm(backend, source, **{f"tool-{number}": tool})
+        directory = warm.workspace.parent.parent
+        await warm.close()
+        while not (new := set(directory.glob(".warm-*")) - set(slots)):
+            await asyncio.sleep(0.01)
+        slots += new
+    while slots[0].exists():
+        await asyncio.sleep(0.01)
+    assert all(slot.exists() for slot in slots[1:])
 
 
 async def test_a_slot_whose_source_is_missing_is_removed(
