@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import Agentrl
 
 
+@pytest.mark.integration
 def test_the_findings_are_one_json_document(agentrl: Agentrl) -> None:
     done = agentrl("check", "--json")
     found = json.loads(done.stdout)
@@ -18,6 +19,7 @@ def test_the_findings_are_one_json_document(agentrl: Agentrl) -> None:
     assert found["sandbox"]["isolation"]
 
 
+@pytest.mark.integration
 def test_the_findings_are_shown(agentrl: Agentrl) -> None:
     done = agentrl("check")
     assert done.code == 0
@@ -25,6 +27,7 @@ def test_the_findings_are_shown(agentrl: Agentrl) -> None:
     assert "no writes outside the workspace" in " ".join(done.stdout.split())
 
 
+@pytest.mark.integration
 def test_it_leaves_nothing_behind(agentrl: Agentrl) -> None:
     agentrl("check")
     assert list(Path.cwd().iterdir()) == []

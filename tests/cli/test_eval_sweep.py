@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from conf.errors import ExitCode
 from tests.cli.conftest import Agentrl
 
 SMALL = ("eval", "bugfix", "task.train_tasks=1", "task.held_out_tasks=2", "observe.dashboard=off")
 
 
+@pytest.mark.integration
 def test_several_values_are_measured_one_after_the_other(agentrl: Agentrl) -> None:
     done = agentrl(*SMALL, "--gold", "eval.tasks=1,2", "rollout.concurrency=2", "--json")
     assert done.code == ExitCode.DONE, done.stderr
@@ -33,6 +36,7 @@ def test_a_wrong_value_is_reported_before_the_first_evaluation(agentrl: Agentrl)
     assert "1 of 2" not in done.stderr
 
 
+@pytest.mark.integration
 def test_a_value_that_cannot_be_measured_is_a_row_of_the_comparison(agentrl: Agentrl) -> None:
     done = agentrl(*SMALL, "--calibrate", "eval.ids=held_out-0001,none", "--json")
     assert done.code == ExitCode.USAGE

@@ -20,6 +20,8 @@ from runners.sandboxes.local.backend import LocalBackend
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.scripted_gateway import Failure, Reply, Step, say, scripted_gateway, use
 
+pytestmark = pytest.mark.integration
+
 HARNESS = NativeHarness(
     NativeHarnessConfig(kind="native", max_turns=3, max_tokens=7, memory_mb=512, cpu_s=20),
     LinearScenarioConfig(kind="linear"),

@@ -18,6 +18,8 @@ from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.harnesses.real_agent import install_or_skip
 
+pytestmark = pytest.mark.integration
+
 SGLANG = Path(__file__).parents[2] / "fakes" / "sglang_package"
 
 

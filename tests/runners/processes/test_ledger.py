@@ -125,6 +125,7 @@ def test_all_of_a_kind_are_unregistered_together_but_only_this_process_s(store: 
     }
 
 
+@pytest.mark.integration
 async def test_what_a_killed_driver_left_is_shown_ended_and_unregistered(store: RunStore) -> None:
     pid = kill_a_driver(store.run_dir)
     service = psutil.Process(pid)
@@ -213,6 +214,7 @@ async def test_a_resource_that_cannot_be_ended_stays_registered_with_the_reason(
     assert event.data["failed"].keys() == {"far", "engine-1"}
 
 
+@pytest.mark.integration
 async def test_a_service_is_in_the_ledger_exactly_while_it_lives(
     store: RunStore, tmp_path: Path
 ) -> None:
@@ -231,6 +233,7 @@ async def test_a_service_is_in_the_ledger_exactly_while_it_lives(
 
 
 @pytest.mark.parametrize("failure", ["die_before_ready", "cancelled", "no_log"])
+@pytest.mark.integration
 async def test_a_service_that_did_not_start_is_not_in_the_ledger(
     store: RunStore, tmp_path: Path, failure: str
 ) -> None:

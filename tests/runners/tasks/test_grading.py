@@ -21,6 +21,8 @@ from runners.tasks.patch import diff_workspace, make_refused_patch
 from runners.tasks.task_repositories import use_repository_as_is
 from tests.runners.tasks.repositories import FIX, make_task, patch_of
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:

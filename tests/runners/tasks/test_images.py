@@ -52,6 +52,7 @@ def test_without_an_image_in_the_row_the_configuration_decides(tmp_path: Path) -
     assert (task.image, task.workdir) == (None, None)
 
 
+@pytest.mark.integration
 async def test_sandboxes_without_images_never_see_one(
     backend: LocalBackend, tmp_path: Path
 ) -> None:

@@ -16,6 +16,8 @@ from runners.sandboxes.local.backend import LocalBackend
 from tests.fakes.sandbox_backends import local_settings
 from tests.fakes.scripted_gateway import Reply, ScriptedGateway, say, scripted_gateway
 
+pytestmark = pytest.mark.integration
+
 ASK = """
 import sys, urllib.request
 request = urllib.request.Request(sys.argv[1] + "/v1/messages", b"{}")

@@ -17,6 +17,8 @@ from runners.sandboxes.local import launcher
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.boot import LaunchPlan, boot, end
 
+pytestmark = pytest.mark.integration
+
 LAUNCHER = [sys.executable, "-I", "-S", str(Path(launcher.__file__))]
 
 

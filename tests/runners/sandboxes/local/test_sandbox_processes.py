@@ -15,6 +15,8 @@ from runners.sandboxes.local.sandbox import LocalSandbox
 from runners.sandboxes.local.sandbox_processes import SandboxProcess, list_sandbox_processes
 from tests.fakes.sandbox_backends import local_settings, skip_without
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(params=["bubblewrap", "unshare", "none"])
 async def sandboxes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LocalBackend]:

@@ -72,6 +72,7 @@ def test_the_real_program_knows_every_flag(monkeypatch: pytest.MonkeyPatch) -> N
         assert "flag" not in done.stderr, argv
 
 
+@pytest.mark.integration
 async def test_a_task_works_in_its_images_own_directory(tmp_path: Path) -> None:
     if not can_stand_in():
         pytest.skip("this machine cannot stand in for a docker engine")

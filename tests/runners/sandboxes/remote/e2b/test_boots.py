@@ -13,6 +13,8 @@ from runners.sandboxes.remote.e2b import E2bBackend
 from tests.fakes.e2b.server import KEY, E2bServer
 from tests.fakes.sandbox_backends import e2b_settings
 
+pytestmark = pytest.mark.integration
+
 CREATE = "POST /v2/sandboxes"
 
 

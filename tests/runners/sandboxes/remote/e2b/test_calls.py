@@ -18,6 +18,8 @@ from tests.fakes.e2b.server import KEY, E2bServer
 from tests.fakes.sandbox_backends import e2b_settings
 from tests.runners.tasks.repositories import make_task
 
+pytestmark = pytest.mark.integration
+
 START = "POST /process.Process/Start"
 ONCE = "echo ran >> ran.txt; sleep 0.1; echo done"
 

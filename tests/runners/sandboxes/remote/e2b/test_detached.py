@@ -18,6 +18,8 @@ from runners.sandboxes.remote.e2b_calls import E2bCalls
 from runners.sandboxes.remote.machine import STATE
 from tests.fakes.e2b.server import KEY, E2bServer
 
+pytestmark = pytest.mark.integration
+
 BOMB = """
 import os, resource, time
 resource.setrlimit(resource.RLIMIT_NPROC, (40, 40))  # or it takes the real machine down too

@@ -16,6 +16,8 @@ from tests.fakes.e2b.server import E2bServer
 from tests.fakes.sandbox_backends import e2b_settings
 from tests.runners.tasks.repositories import make_task, patch_of
 
+pytestmark = pytest.mark.integration
+
 IMAGE = """
 if [ ! -e /testbed ]; then
     export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
