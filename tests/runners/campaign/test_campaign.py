@@ -62,6 +62,7 @@ def test_a_campaign_runs_from_nothing_to_a_trained_policy(miniature: Miniature) 
     lines = [
         json.loads(line) for line in (miniature.run_dir / "metrics.jsonl").read_text().splitlines()
     ]
+    assert [line["step"] for line in lines] == [1, 2]
     assert all(set(line) >= wanted for line in lines)
     assert all(abs(line["policy/k3"]) < 1e-6 for line in lines)
     assert all("eval/solve_rate" in line for line in lines)

@@ -108,10 +108,10 @@ async def test_a_turn_in_flight_keeps_the_old_weights_and_a_turn_asked_meanwhile
 async def test_a_turn_that_cannot_finish_in_time_is_sampled_again_with_the_new_weights(
     bench: Bench,
 ) -> None:
-    agent = await bench.agent("s", LONG)
+    agent = await bench.agent("s", 400)
     asking = ask(agent)
     await running(bench.core, 1)
-    async with pause_turns(bench.gateway.admin, bench.engine, deadline_s=0.05) as pause:
+    async with pause_turns(bench.gateway.admin, bench.engine, deadline_s=0.01) as pause:
         assert pause == PauseResult(finished=0, aborted=1)
         await bench.engine.update_weights(bench.weights, 1)
     await asking

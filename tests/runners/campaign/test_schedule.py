@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def make_tasks(count: int) -> list[Task]:
     ]
 
 
+@cache
 def config(*overrides: str) -> Config:
     """A composed config."""
     return compose(["run.tasks_per_step=4", "run.rollouts_per_task=3", *overrides])

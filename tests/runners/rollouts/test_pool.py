@@ -167,6 +167,7 @@ async def test_a_cancelled_attempt_is_recorded_and_does_not_count(
         with pytest.raises(asyncio.CancelledError):
             await running
         assert not here.backend.alive
+        assert len(here.stored()) == 2
         for [record] in here.stored().values():
             assert record.outcome.code is OutcomeCode.CANCELLED_USER
             assert not record.counts
