@@ -19,7 +19,6 @@ REPOSITORY = Path(__file__).parents[2]
 BIN = Path(__file__).with_name("bin")
 HOSTS = ["head", *(f"node{number}" for number in range(1, 8))]
 SECRET = "e2b_do-not-write-this"
-DEADLINE_S = 60
 
 
 def _on_a_terminal() -> None:
@@ -47,7 +46,7 @@ class Cluster:
     def job(self) -> Path:
         return self.root / "shared" / "agentrl"
 
-    def config(self, launch: str, join_s: int = 30) -> Config:
+    def config(self, launch: str, join_s: int = 600) -> Config:
         """Return a job whose paths are this cluster's."""
         config = a_config(launch=launch)
         shared = self.root / "shared"
@@ -74,7 +73,7 @@ class Cluster:
         return [
             *("trainer=slime", f"launch={launch}", f"launch.shared_dir={shared}"),
             *("model=qwen3_30b_a3b", f"model.path={shared / 'weights'}"),
-            *("task=jsonl", f"task.path={shared / 'tasks.jsonl'}", "launch.join_s=30"),
+            *("task=jsonl", f"task.path={shared / 'tasks.jsonl'}", "launch.join_s=600"),
             *(f"launch.slime_dir={self.root / 'slime'}", "launch.free_disk_gb=1"),
             *(f"launch.python={BIN / 'node-python'}", "launch.secrets=[E2B_API_KEY]"),
             *(
@@ -99,7 +98,7 @@ class Cluster:
     def ran(self, *arguments: str, **given: str) -> Ran:
         """Run ``agentrl`` to its end."""
         process = self.agentrl(*arguments, **given)
-        stdout, stderr = process.communicate(timeout=DEADLINE_S)
+        stdout, stderr = process.communicate()
         return Ran(process.returncode, stdout, " ".join(stderr.split()))
 
     def write(self, launch: str, **changes: int) -> Path:
@@ -126,7 +125,6 @@ class Cluster:
             env=self.environment(**given),
             capture_output=True,
             text=True,
-            timeout=DEADLINE_S,
             check=False,
         )
 
@@ -160,5 +158,5 @@ def wait_for(file: Path, lines: int = 1, containing: str = "") -> None:
     subprocess.run(
         ["bash", "-c", 'until (($(grep -c -- "$3" "$1") >= $2)); do sleep 0.05; done', "-",
          str(file), str(lines), containing],
-        timeout=DEADLINE_S, check=True, stderr=subprocess.DEVNULL,
+        check=True, stderr=subprocess.DEVNULL,
     )  # fmt: skip

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.cluster import (
-    DEADLINE_S,
     HOSTS,
     SECRET,
     Cluster,
@@ -49,9 +48,9 @@ def test_eight_nodes_join_by_ssh_and_are_stopped_at_the_end(cluster: Cluster) ->
 
 
 def test_a_node_that_never_joins_ends_the_launch_with_a_clear_error(cluster: Cluster) -> None:
-    done = cluster.start(cluster.write("ssh", join_s=2), FAKE_MISSING="node5")
+    done = cluster.start(cluster.write("ssh", join_s=15), FAKE_MISSING="node5")
     assert done.returncode == 4
-    assert "7 of 8 nodes joined within 2 s (launch.join_s)" in done.stderr
+    assert "7 of 8 nodes joined within 15 s (launch.join_s)" in done.stderr
     assert not cluster.calls("ray job submit")
     assert sorted(cluster.said("ended")) == sorted(HOSTS)
 
@@ -163,7 +162,7 @@ def test_a_launch_that_is_started_twice_follows_the_first_one(cluster: Cluster) 
     assert second.stderr is not None
     assert "runs this job already: following it" in second.stderr.readline()
     hold.unlink()
-    assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (0, 0)
+    assert (first.wait(), second.wait()) == (0, 0)
     second.stderr.close()
     assert len(cluster.calls("ray job submit")) == 1
     assert len(cluster.said("ended")) == len(HOSTS)
@@ -179,7 +178,7 @@ def test_the_job_of_a_killed_launch_is_followed(cluster: Cluster) -> None:
     assert second.stderr is not None
     assert "was lost while its job runs: following the job" in second.stderr.readline()
     hold.unlink()
-    assert second.wait(DEADLINE_S) == 0
+    assert second.wait() == 0
     second.stderr.close()
     assert len(cluster.calls("ray job submit")) == 1
     assert not list((cluster.job / "state").glob("node-*.pid"))
@@ -241,7 +240,7 @@ def test_unreadable_tasks_end_the_job_with_exit_code_5(cluster: Cluster) -> None
 
 
 def test_stopping_the_launch_stops_only_its_own_nodes(cluster: Cluster) -> None:
-    script = cluster.write("ssh", join_s=DEADLINE_S)
+    script = cluster.write("ssh")
     stranger = subprocess.Popen(["/bin/sleep", "infinity"])
     try:
         launch = subprocess.Popen(
@@ -252,7 +251,7 @@ def test_stopping_the_launch_stops_only_its_own_nodes(cluster: Cluster) -> None:
         )
         wait_for(cluster.root / "fake" / "started", lines=8)
         launch.send_signal(signal.SIGTERM)
-        assert launch.wait(DEADLINE_S) == 143
+        assert launch.wait() == 143
         assert sorted(cluster.said("ended")) == sorted(HOSTS)
         # A process that has got the number of one that is no more.
         (cluster.job / "state" / "node-node6.pid").write_text(f"{stranger.pid} 1\n")
