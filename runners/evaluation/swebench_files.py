@@ -20,8 +20,8 @@ from runners.evaluation.files import replace_file
 from runners.store.json_text import dumps
 from runners.store.store_error import to_store_error
 from runners.tasks.contract import EvalScript, Patch, Task
-from runners.tasks.graders.logs import log_file
 from runners.tasks.graders.official import EMPTY_REPORT, build_spec, is_installed, read_report
+from runners.tasks.graders.task_grader import log_file
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY
 from runners.tasks.patch_record import encode_patch_text
 

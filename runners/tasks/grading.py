@@ -72,7 +72,7 @@ class SandboxGrader:
             name,
             task.repo,
             "none",
-            mounts=filter_mounts(judge.mounts(task), task.image),
+            mounts=filter_mounts(judge.mounts(), task.image),
             change=change,
             image=task.image,
             workdir=task.workdir,

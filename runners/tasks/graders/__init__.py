@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from runners.tasks.graders.commands import CommandJudge, F2PScriptJudge
-from runners.tasks.graders.contract import Judge
-from runners.tasks.graders.official import OfficialJudge
-from runners.tasks.graders.pro import ProJudge
-from runners.tasks.graders.pytest_ids import PytestJudge
-from runners.tasks.graders.unittest_ids import UnittestJudge
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
-JUDGES: dict[str, Judge] = {
-    "unittest": UnittestJudge(),
-    "pytest": PytestJudge(),
-    "swebench": OfficialJudge(),
-    "swebench_pro": ProJudge(),
-    "eval_cmd": CommandJudge(),
-    "f2p_script": F2PScriptJudge(),
+from runners.sandboxes.contract import Sandbox
+from runners.tasks.contract import Task, Verdict
+from runners.tasks.graders.commands import judge_command, judge_f2p_script, judge_pro, pro_mounts
+from runners.tasks.graders.eval_script import judge_pytest, script_mounts
+from runners.tasks.graders.official import judge_official
+from runners.tasks.graders.unittest_ids import judge_unittest, unittest_mounts
+from runners.tasks.pytest_mounts import pytest_mounts
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """One kind of grading: run a task's tests in a prepared sandbox, and read their results."""
+
+    mounts: Callable[[], Mapping[str, Path]]
+    """Returns the read-only files it needs, by their paths inside; raises AgentrlError."""
+    judge: Callable[[Task, Sandbox, float], Awaitable[Verdict]]
+    """Returns the verdict on the present work tree, within a deadline in seconds; raises
+    SandboxError and OSError.
+    """
+
+
+JUDGES = {
+    "unittest": Judge(unittest_mounts, judge_unittest),
+    "pytest": Judge(script_mounts, judge_pytest),
+    "swebench": Judge(script_mounts, judge_official),
+    "swebench_pro": Judge(pro_mounts, judge_pro),
+    "eval_cmd": Judge(pytest_mounts, judge_command),
+    "f2p_script": Judge(pytest_mounts, judge_f2p_script),
 }
 """By the ``kind`` of a task's grading."""

@@ -1,25 +1,40 @@
-"""Run of an eval script in a sandbox, with pytest's reports apart from printed output."""
+"""Run an eval script with pytest's reports apart from printed output, and judge by them.
+
+The rules are SWE-bench's: an expected failure has passed; a skipped test has not (pytest's summary
+does not name it); an id that is cut off inside its parameters stands for all tests that begin with
+it, if they agree. Printed output decides nothing.
+"""
 
 from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compile_program
 from runners.tasks import protection
-from runners.tasks.contract import EvalScript
-from runners.tasks.graders.contract import INSIDE, OUTPUT_LIMIT, killed_after_s
+from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
+from runners.tasks.graders.verdicts import (
+    INSIDE,
+    OUTPUT_LIMIT,
+    PassedCounts,
+    judge_counts,
+    killed_after_s,
+    make_verdict,
+)
 from runners.tasks.inside import script_runner
 from runners.tasks.pytest_mounts import SITE, pytest_mounts, rewrite_paths
+from runners.tasks.swebench import id_normalizer
 
 _FOLDER = Path(script_runner.__file__).parent
 RUNNER = compile_program(_FOLDER / "script_runner.py")
 RUNNER_INSIDE = f"{INSIDE}/script_runner{RUNNER.suffix}"
 PLUGIN = _FOLDER / f"{protection.PLUGIN}.py"
 PLUGIN_FOLDER = f"{INSIDE}/report"
+PASSING = frozenset({"passed", "xfailed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +103,44 @@ _ORDER = ("xpassed", "passed", "xfailed", "skipped", "failed", "error")
 def worse_outcome(one: str | None, other: str) -> str:
     """Return the worse of two outcomes of a test."""
     return other if one is None else max(one, other, key=_ORDER.index)
+
+
+async def judge_pytest(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
+    """Run the tests; the outcomes that our plugin reported decide."""
+    assert isinstance(task.grading, EvalScript)
+    run = await run_script(task.grading, task.grading.script, sandbox, deadline_s)
+    return judge_run(task, run)
+
+
+def judge_run(task: Task, run: ScriptRun) -> Verdict:
+    """Return the verdict on a run; a test without a report has failed."""
+    if not run.started and run.late_s is None:
+        return make_verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
+    if not run.began and run.late_s is None:  # a patch can cause it; calibration finds rows that do
+        return make_verdict(task, VerdictKind.UNSOLVED, "pytest did not start", log=run.log)
+    outcomes = normalize_ids(task, run.outcomes)
+    tally = PassedCounts(
+        sum(has_passed(name, outcomes) for name in task.fail_to_pass),
+        sum(has_passed(name, outcomes) for name in task.pass_to_pass),
+    )
+    return judge_counts(task, tally, log=run.log, late_s=run.late_s)
+
+
+def normalize_ids(task: Task, outcomes: Mapping[str, str]) -> dict[str, str]:
+    """Return the outcomes by the tests' names in the task; of equal names the worst counts."""
+    assert isinstance(task.grading, EvalScript)
+    naming = id_normalizer(json.loads(task.grading.row)["log_parser"])
+    found: dict[str, str] = {}
+    for name, outcome in outcomes.items():
+        found[naming(name)] = worse_outcome(found.get(naming(name)), outcome)
+    return found
+
+
+def has_passed(name: str, outcomes: Mapping[str, str], passing: frozenset[str] = PASSING) -> bool:
+    """Return whether a test passed."""
+    if name in outcomes:
+        return outcomes[name] in passing
+    if name.count("[") <= name.count("]"):
+        return False
+    alike = {outcome in passing for known, outcome in outcomes.items() if known.startswith(name)}
+    return alike == {True}

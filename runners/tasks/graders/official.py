@@ -11,7 +11,6 @@ import asyncio
 import importlib.util
 import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,13 @@ from conf.errors import AgentrlError, ExitCode
 from conf.suggestions import suggest
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
-from runners.tasks.graders.eval_script import ScriptRun, run_script, script_mounts
-from runners.tasks.graders.pytest_ids import PASSING, has_passed, normalize_ids
+from runners.tasks.graders.eval_script import (
+    PASSING,
+    ScriptRun,
+    has_passed,
+    normalize_ids,
+    run_script,
+)
 from runners.tasks.graders.verdicts import PassedCounts, judge_counts, make_verdict
 from runners.tasks.swebench import PYTEST_PARSERS
 
@@ -66,19 +70,12 @@ def check_parser(name: str) -> None:
         raise ValueError(f"the package swebench has no log_parser {name}{hint}")
 
 
-class OfficialJudge:
-    """Judges by the package's reading of the eval script's log."""
-
-    def mounts(self, task: Task) -> Mapping[str, Path]:
-        """Return pytest, its plugin and the runner."""
-        return script_mounts()
-
-    async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
-        """Run the tests; raises OfficialError."""
-        assert isinstance(task.grading, EvalScript)
-        spec = await asyncio.to_thread(build_spec, task)
-        run = await run_script(task.grading, spec.eval_script, sandbox, deadline_s)
-        return await asyncio.to_thread(judge_log, task, spec, run)
+async def judge_official(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
+    """Run the tests; the package's reading of the log decides. Raises OfficialError."""
+    assert isinstance(task.grading, EvalScript)
+    spec = await asyncio.to_thread(build_spec, task)
+    run = await run_script(task.grading, spec.eval_script, sandbox, deadline_s)
+    return await asyncio.to_thread(judge_log, task, spec, run)
 
 
 def build_spec(task: Task) -> Any:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 from conf.errors import AgentrlError, error_text
+from runners.processes.atomic_write import atomic_file
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
-from runners.tasks.graders.logs import cut_log, keep_log
 from runners.tasks.graders.verdicts import make_verdict
 
 EnsureRepository = Callable[[Task], Awaitable[Task]]
 """Returns a task whose repository exists; raises AgentrlError."""
+FOLDER = Path("logs", "grading")
+"""Below a run's directory."""
+TAIL = 4000
+"""Characters of the log that a verdict keeps."""
 
 
 class TaskGrader:
@@ -64,20 +69,16 @@ class TaskGrader:
     async def _grade_and_log(
         self, task: Task, patch: Patch, name: str, deadline_s: float
     ) -> Verdict:
-        verdict = await self._prepare_and_grade(task, patch, name, deadline_s)
-        if self._log_dir is not None:
-            await keep_log(self._log_dir, task.id, patch, verdict)
-        return cut_log(verdict)
-
-    async def _prepare_and_grade(
-        self, task: Task, patch: Patch, name: str, deadline_s: float
-    ) -> Verdict:
         try:
             task = await self._ensure_repository(task)
         except AgentrlError as error:
             reason = f"{type(error).__name__}: {error_text(error)}"
-            return make_verdict(task, VerdictKind.INFRA, reason)
-        return await self._grade_with_retries(task, patch, name, deadline_s)
+            verdict = make_verdict(task, VerdictKind.INFRA, reason)
+        else:
+            verdict = await self._grade_with_retries(task, patch, name, deadline_s)
+        if self._log_dir is not None:
+            await keep_log(self._log_dir, task.id, patch, verdict)
+        return replace(verdict, log=verdict.log[-TAIL:])
 
     async def _grade_with_retries(
         self, task: Task, patch: Patch, name: str, deadline_s: float
@@ -105,3 +106,28 @@ def _may_be_flaky(verdict: Verdict) -> bool:
         and verdict.fail_to_pass_passed == verdict.fail_to_pass_total > 0
         and verdict.pass_to_pass_passed < verdict.pass_to_pass_total
     )
+
+
+def log_file(run_dir: Path, task_id: str, patch: Patch) -> Path:
+    """Return the path of a patch's log."""
+    return run_dir / FOLDER / task_id / f"{patch.sha256}.txt"
+
+
+async def keep_log(run_dir: Path, task_id: str, patch: Patch, verdict: Verdict) -> None:
+    """Write a verdict's log below ``run_dir``; a file that cannot be written is given up.
+
+    The log of an infra verdict does not replace one that is there.
+    """
+    if not verdict.log:
+        return
+    file, replaces = log_file(run_dir, task_id, patch), verdict.kind is not VerdictKind.INFRA
+    with contextlib.suppress(OSError):  # the verdict is worth more than its log
+        await asyncio.to_thread(_write, file, verdict.log, replaces=replaces)
+
+
+def _write(file: Path, text: str, *, replaces: bool) -> None:
+    if not replaces and file.exists():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(file) as partial:
+        partial.write_text(text, "utf-8")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compile_program
 from runners.tasks.contract import Task, Verdict, VerdictKind
-from runners.tasks.graders.contract import killed_after_s
-from runners.tasks.graders.verdicts import PassedCounts, judge_counts, make_verdict
+from runners.tasks.graders.verdicts import (
+    PassedCounts,
+    judge_counts,
+    killed_after_s,
+    make_verdict,
+)
 from runners.tasks.inside import test_runner
 
 RUNNER = compile_program(Path(test_runner.__file__))
@@ -18,25 +21,23 @@ RUNNER_INSIDE = f"/opt/agentrl/test_runner{RUNNER.suffix}"
 OUTPUT_LIMIT = 1 << 20
 
 
-class UnittestJudge:
-    """Judges by the results of ``test_runner.py``; only lines with the nonce count."""
+def unittest_mounts() -> dict[str, Path]:
+    """Return the test runner."""
+    return {RUNNER_INSIDE: RUNNER}
 
-    def mounts(self, task: Task) -> Mapping[str, Path]:
-        """Return the runner."""
-        return {RUNNER_INSIDE: RUNNER}
 
-    async def judge(self, task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
-        """Run the tests."""
-        nonce = secrets.token_hex(16)
-        tests = [*task.fail_to_pass, *task.pass_to_pass]
-        request = [nonce, str(len(tests)), *tests, *task.protected]
-        result = await sandbox.run(
-            ["python", "-I", "-S", RUNNER_INSIDE],
-            deadline_s=deadline_s,
-            stdin="\n".join(request).encode(),
-            output_limit=OUTPUT_LIMIT,
-        )
-        return read_verdict(task, nonce, result)
+async def judge_unittest(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
+    """Run the tests by ``test_runner.py``; only lines with the nonce count."""
+    nonce = secrets.token_hex(16)
+    tests = [*task.fail_to_pass, *task.pass_to_pass]
+    request = [nonce, str(len(tests)), *tests, *task.protected]
+    result = await sandbox.run(
+        ["python", "-I", "-S", RUNNER_INSIDE],
+        deadline_s=deadline_s,
+        stdin="\n".join(request).encode(),
+        output_limit=OUTPUT_LIMIT,
+    )
+    return read_verdict(task, nonce, result)
 
 
 def read_verdict(task: Task, nonce: str, result: CommandResult) -> Verdict:

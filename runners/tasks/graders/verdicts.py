@@ -1,13 +1,18 @@
-"""Verdicts from counts of passed tests or from an exit code."""
+"""Verdicts from counts of passed tests or from an exit code, and what the judges share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runners.sandboxes.contract import CommandResult
 from runners.tasks.contract import Task, Verdict, VerdictKind
 
 DOES_NOT_APPLY = "patch does not apply"
 """Reason of the verdict on a patch that git refuses."""
+OUTPUT_LIMIT = 32 << 20
+"""Bytes: ample, because a truncated log loses results."""
+INSIDE = "/opt/agentrl/grading"
+"""Folder of the judges' programs in the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,11 @@ class PassedCounts:
 
     fail_to_pass: int = 0
     pass_to_pass: int = 0
+
+
+def killed_after_s(result: CommandResult) -> float | None:
+    """Return the seconds after which its deadline killed a command; None if it ended by itself."""
+    return result.duration_s if result.timed_out else None
 
 
 def judge_counts(
@@ -33,21 +43,15 @@ def judge_counts(
 
 def judge_exit_code(task: Task, code: int, *, log: bytes, late_s: float | None) -> Verdict:
     """Return solved for exit code 0; all tests of the task count as passed, else none."""
-    kind, reason = VerdictKind.UNSOLVED, f"the command ended with exit code {code}"
-    if late_s is not None:
+    late = late_s is not None
+    solved = code == 0 and not late
+    reason = f"the command ended with exit code {code}"
+    if late:
         reason = f"the command did not end within {late_s:.0f} s"
-    elif code == 0:
-        kind = VerdictKind.SOLVED
-    tally = PassedCounts(len(task.fail_to_pass), len(task.pass_to_pass))
-    solved = kind is VerdictKind.SOLVED
-    return make_verdict(
-        task,
-        kind,
-        reason,
-        tally=tally if solved else PassedCounts(),
-        log=log,
-        timed_out=late_s is not None,
-    )
+    kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
+    every = PassedCounts(len(task.fail_to_pass), len(task.pass_to_pass))
+    tally = every if solved else PassedCounts()
+    return make_verdict(task, kind, reason, tally=tally, log=log, timed_out=late)
 
 
 def make_verdict(

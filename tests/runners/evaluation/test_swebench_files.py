@@ -28,7 +28,7 @@ from runners.sandboxes.local.backend import LocalBackend
 from runners.store.run_store import RunStore
 from runners.tasks import builtin
 from runners.tasks.contract import Grader, Task
-from runners.tasks.graders.logs import log_file
+from runners.tasks.graders.task_grader import log_file
 from runners.tasks.grading import make_grader
 from runners.tasks.patch_record import decode_patch
 from runners.tasks.task_repositories import TaskRepositories

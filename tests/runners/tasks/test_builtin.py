@@ -14,7 +14,7 @@ from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks import builtin
 from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
-from runners.tasks.graders import official, pytest_ids
+from runners.tasks.graders import eval_script, official
 from runners.tasks.graders.eval_script import run_script, script_mounts
 from runners.tasks.grading import apply_patch
 from runners.tasks.loading import load_dataset
@@ -79,10 +79,10 @@ async def both_verdicts(
     finally:
         await sandbox.close()
     if spec is None:
-        return pytest_ids.judge_run(task, run), None
+        return eval_script.judge_run(task, run), None
     # As if pytest had reported nothing: the package's word alone.
     alone = official.judge_log(task, spec, replace(run, began=False))
-    return pytest_ids.judge_run(task, run), alone
+    return eval_script.judge_run(task, run), alone
 
 
 async def check_verdicts(backend: LocalBackend, tasks: list[Task], root: Path) -> None:

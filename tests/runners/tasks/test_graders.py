@@ -22,9 +22,14 @@ from runners.tasks.contract import (
     Task,
     VerdictKind,
 )
-from runners.tasks.graders.eval_script import PLUGIN, parse_run, run_script, script_mounts
+from runners.tasks.graders.eval_script import (
+    PLUGIN,
+    judge_run,
+    parse_run,
+    run_script,
+    script_mounts,
+)
 from runners.tasks.graders.official import build_spec, judge_log, read_report
-from runners.tasks.graders.pytest_ids import judge_run
 from runners.tasks.grading import SandboxGrader
 from tests.runners.tasks.pytest_tasks import (
     diff_of,

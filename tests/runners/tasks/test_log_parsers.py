@@ -14,7 +14,7 @@ import pytest
 
 from runners.tasks.contract import EvalScript, Task, VerdictKind
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.graders import pytest_ids
+from runners.tasks.graders import eval_script
 from runners.tasks.graders.eval_script import ScriptRun
 from runners.tasks.graders.official import OfficialError, build_spec, judge_log, read_report
 from runners.tasks.loading import load_dataset, read_dataset
@@ -226,7 +226,7 @@ def test_our_plugin_and_the_log_agree_on_a_run(kind: str) -> None:
     run = ScriptRun(True, True, outcomes_of(text), 0, eval_log(text))
     for wanted, kept in ((passing, []), (passing, failing), (failing, passing)):
         task = classic_task(repo, wanted, kept)
-        ours, theirs = pytest_ids.judge_run(task, run), judge_log(task, build_spec(task), run)
+        ours, theirs = eval_script.judge_run(task, run), judge_log(task, build_spec(task), run)
         assert ours == theirs
         alone = judge_log(task, build_spec(task), replace(run, began=False))
         assert alone == theirs, "the plugin takes nothing away from an honest run"

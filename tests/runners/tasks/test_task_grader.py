@@ -10,8 +10,7 @@ import pytest
 
 from runners.sandboxes.contract import SandboxError
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
-from runners.tasks.graders.logs import TAIL, log_file
-from runners.tasks.graders.task_grader import TaskGrader
+from runners.tasks.graders.task_grader import TAIL, TaskGrader, log_file
 from runners.tasks.task_repositories import use_repository_as_is
 from tests.runners.tasks.pytest_tasks import scripted_verdict
 from tests.runners.tasks.repositories import make_task, patch_of
