@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launch.preflight import Problem
     from runners.engines.server_check import CheckResult
     from runners.preflight.agent_turn import AgentTurn
-    from runners.tasks.loading import DatasetReport
+    from runners.tasks.datasets import DatasetReport
 
 EXAMPLES = examples(
     "agentrl check",

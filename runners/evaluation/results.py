@@ -34,7 +34,7 @@ from runners.evaluation.statistics import (
 from runners.evaluation.swebench_files import Submission, classify_failures, render_instances
 from runners.store.json_text import dumps
 from runners.store.run_store import RunStore
-from runners.tasks.patch_record import decode_patch
+from runners.tasks.patch import decode_patch
 from runners.trajectory.outcome import Stage
 from runners.trajectory.record import RolloutRecord
 

@@ -27,8 +27,7 @@ from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import Sandbox, SandboxSpec
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Patch, Verdict, VerdictKind
-from runners.tasks.patch import capture_patch
-from runners.tasks.patch_record import encode_patch_extra, encode_patch_text
+from runners.tasks.patch import capture_patch, encode_patch_extra, encode_patch_text
 from runners.tasks.pytest_mounts import agent_environment, agent_mounts
 from runners.trajectory import ids
 from runners.trajectory.counters import STORED_COUNTERS

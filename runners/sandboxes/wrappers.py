@@ -1,17 +1,23 @@
-"""Wrap sandboxes: a base class that forwards every call, and the backend that keeps the ledger.
+"""Wrap sandboxes: a base class that forwards, the backend that keeps the ledger, a context.
 
 A subclass of ``ForwardingSandbox`` overrides what it changes, and calls ``real`` there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from runners.processes.recorder import ResourceRegistry
-from runners.sandboxes.contract import CommandResult, Sandbox, SandboxBackend, SandboxSpec
+from runners.sandboxes.contract import (
+    CommandResult,
+    Sandbox,
+    SandboxBackend,
+    SandboxError,
+    SandboxSpec,
+)
 
 
 class ForwardingSandbox:
@@ -88,3 +94,17 @@ class _RegisteredSandbox(ForwardingSandbox):
         """Kill whatever is left and remove the workspace."""
         await self.real.close()
         await self._registry.unregister("sandbox", self.spec.name)
+
+
+@asynccontextmanager
+async def open_sandbox(backend: SandboxBackend, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+    """Yield a sandbox and close it; raises what ``backend.create`` raises.
+
+    A sandbox that cannot be removed stays in the ledger, and the work done in it stands.
+    """
+    sandbox = await backend.create(spec)
+    try:
+        yield sandbox
+    finally:
+        with suppress(SandboxError, OSError):
+            await sandbox.close()

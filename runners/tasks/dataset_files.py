@@ -64,18 +64,14 @@ def _read_jsonl(file: Path) -> Rows:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
+            row: dict[str, Any] | str
             try:
-                yield (
-                    RowLocation(file.name, number),
-                    _check_object(json.loads(line.rstrip(b"\r\n"))),
-                )
+                row = _check_object(json.loads(line.rstrip(b"\r\n")))
             except json.JSONDecodeError as error:
-                yield (
-                    RowLocation(file.name, number),
-                    f"not JSON: {error.msg} at column {error.colno}",
-                )
+                row = f"not JSON: {error.msg} at column {error.colno}"
             except ValueError as error:
-                yield RowLocation(file.name, number), f"not JSON: {error}"
+                row = f"not JSON: {error}"
+            yield RowLocation(file.name, number), row
 
 
 def _read_json(file: Path) -> Rows:

@@ -18,6 +18,7 @@ from conf.errors import AgentrlError
 from conf.sections.task import BugfixTaskConfig, SwebenchTaskConfig, TaskConfig
 from runners.sandboxes.contract import SandboxBackend, SandboxSpec
 from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.sandboxes.wrappers import open_sandbox
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
 from runners.tasks.git import git_environment, init_git_dir, run_git
 from runners.tasks.graders import JUDGES
@@ -25,7 +26,6 @@ from runners.tasks.graders.task_grader import EnsureRepository, TaskGrader
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY, make_verdict
 from runners.tasks.protection import find_tampered
 from runners.tasks.pytest_mounts import filter_mounts
-from runners.tasks.scratch_sandbox import open_sandbox
 
 
 def make_grader(

@@ -1,4 +1,4 @@
-"""Capture of an agent's changes as a diff against the pinned base commit.
+"""Capture of an agent's changes as a diff against the pinned base commit, and its record.
 
 The work tree is compared, so commits, the index, untracked files, deletions, modes and binaries all
 count. The agent's ``.git`` is never read: git runs with a repository of ours (configuration,
@@ -9,14 +9,16 @@ filters, fsmonitor, attributes and nested repositories have no effect. No symbol
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import os
 import shutil
 import stat
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from conf.errors import AgentrlError
 from runners.sandboxes.contract import OversizedError, Sandbox
@@ -37,6 +39,8 @@ ENTRY_LIMIT = 50_000
 """Limit of directories and files beyond the repository's own."""
 EXCLUDED_CACHES = (":(exclude,glob)**/__pycache__/**", ":(exclude,glob)**/*.pyc")
 """Pathspecs of files that Python writes by itself."""
+BYTES, REFUSED = "patch_base64", "patch_refused"
+"""Keys of a record's ``extra``; each is set only if the text alone would lose it."""
 
 
 class PatchError(AgentrlError):
@@ -67,13 +71,13 @@ def _diff_workspace(task: Task, workspace: Path) -> Patch:
     try:
         changed = find_tampered(task, workspace)
         tampered = tuple(escape_path(path) for path in changed)
-        survey = _survey_work_tree(task, workspace)
-        if survey.refused:
-            return make_refused_patch(survey.refused, tampered)
+        nested, refused = _survey_work_tree(task, workspace)
+        if refused:
+            return make_refused_patch(refused, tampered)
         shielded = {
             _highest_replaced(workspace, path.rstrip("/")) for path in (*task.protected, *changed)
         }
-        excluded = sorted(shielded.union(survey.excluded))
+        excluded = sorted(shielded.union(nested))
         with tempfile.TemporaryDirectory(dir=workspace.parent) as scratch:
             return _diff(task, workspace, Path(scratch), excluded, tampered)
     except (OSError, subprocess.SubprocessError) as error:
@@ -89,21 +93,18 @@ def make_refused_patch(reason: str, tampered: tuple[str, ...] = ()) -> Patch:
 # --- the work tree, walked without git ---------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Survey:
-    excluded: tuple[str, ...]
-    """Nested repositories, which git would read and record as submodules."""
-    refused: str
+def _survey_work_tree(task: Task, workspace: Path) -> tuple[list[str], str]:
+    """Walk the work tree once; return the paths that git must not see, and why it is refused.
 
-
-def _survey_work_tree(task: Task, workspace: Path) -> _Survey:
-    """Walk the work tree once; find paths that git must not see or that are too large for it."""
+    The paths are nested repositories, which git would read and record as submodules. The reason is
+    "" if nothing is too large for git.
+    """
     excluded: list[str] = []
     number = 0
     for relative, entry in walk_entries(str(workspace)):
         number += 1
         if number > ENTRY_LIMIT and number > ENTRY_LIMIT + _count_entries(task.repo):
-            return _Survey((), f"the workspace has more than {ENTRY_LIMIT} new files")
+            return [], f"the workspace has more than {ENTRY_LIMIT} new files"
         if entry.name.lower() == ".git":
             parent = relative.rpartition("/")[0]
             if not (task.repo / parent).is_dir():  # git itself skips one in a tracked directory
@@ -114,10 +115,10 @@ def _survey_work_tree(task: Task, workspace: Path) -> _Survey:
             if info.st_size > FILE_LIMIT and not _same_size(task.repo / relative, info.st_size):
                 size = info.st_size >> 20
                 name = escape_path(relative)
-                return _Survey((), f"{name} has {size} MB, more than {FILE_LIMIT >> 20} MB")
+                return [], f"{name} has {size} MB, more than {FILE_LIMIT >> 20} MB"
             if not info.st_mode & stat.S_IRUSR:
                 os.chmod(entry.path, stat.S_IMODE(info.st_mode) | stat.S_IRUSR)  # noqa: PTH101
-    return _Survey(tuple(excluded), "")
+    return excluded, ""
 
 
 def _count_entries(root: Path) -> int:
@@ -218,3 +219,35 @@ class _Git:
         if done.returncode not in accepted:
             raise PatchError(describe_failure(done))
         return done.stdout
+
+
+# --- in a record: text for people, exact bytes for grading it again -------------------------------
+
+
+def encode_patch_text(patch: Patch) -> str:
+    """Return the diff as text; bytes that are not UTF-8 become U+FFFD."""
+    return patch.diff.decode("utf-8", "replace")
+
+
+def encode_patch_extra(patch: Patch) -> dict[str, str]:
+    """Return the fields that the text lacks: the bytes of a diff that is not UTF-8 (of a Latin-1
+    file, for example), and the reason why a patch is not graded.
+    """
+    extra: dict[str, str] = {}
+    if encode_patch_text(patch).encode() != patch.diff:
+        extra[BYTES] = base64.b64encode(patch.diff).decode()
+    if patch.refused:
+        extra[REFUSED] = patch.refused
+    return extra
+
+
+def decode_patch(text: str, extra: Mapping[str, Any]) -> Patch:
+    """Return the patch of a record, byte for byte; ``files`` is empty, as the diff names them."""
+    diff = base64.b64decode(extra[BYTES]) if BYTES in extra else text.encode()
+    return Patch(
+        diff=diff,
+        sha256=hashlib.sha256(diff).hexdigest(),
+        files=(),
+        tampered=tuple(extra.get("tampered", ())),
+        refused=extra.get(REFUSED, ""),
+    )

@@ -19,6 +19,7 @@ from pathlib import Path
 from runners.processes.atomic_write import atomic_directory
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
 from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.sandboxes.wrappers import open_sandbox
 from runners.tasks.contract import Origin, Task
 from runners.tasks.pinned_repositories import SourceError, commit_all, make_pinned_repository
 from runners.tasks.pytest_mounts import (
@@ -27,7 +28,6 @@ from runners.tasks.pytest_mounts import (
     pytest_mounts,
     rewrite_paths,
 )
-from runners.tasks.scratch_sandbox import open_sandbox
 
 VERSION = 1
 """Version of the repositories: raise it when the same origin gives another one."""

@@ -2,6 +2,10 @@
 
 A root is complete or absent. Its manifest holds the tasks, so an existing root is read back without
 git.
+
+A repository takes two git processes and has few files. Its history is one commit whose author,
+committer and date are fixed, so its id is reproducible. Objects are in one pack and there are no
+hooks, so a copy of the repository copies six files of ``.git``.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from typing import Any, Literal
 from conf.errors import AgentrlError, ExitCode
 from runners.processes.atomic_write import atomic_directory
 from runners.tasks.bugfix.project import Project, draw_project
-from runners.tasks.bugfix.repository import write_repository
 from runners.tasks.contract import Task, UnittestIds
+from runners.tasks.git import describe_failure, git_environment, run_git
 
 VERSION = 1
 """Version of the repositories: raise it when the same inputs give others."""
@@ -26,12 +30,29 @@ VERSION = 1
 _MANIFEST = "tasks.json"
 _WRITERS = 4
 """Threads that write repositories; they mostly wait for git to start."""
+_IDENTITY = "agentrl <agentrl@localhost> 1700000000 +0000"
+_CONFIG = """\
+[core]
+\trepositoryformatversion = 0
+\tfilemode = true
+\tbare = false
+\tlogallrefupdates = false
+[user]
+\tname = agentrl
+\temail = agentrl@localhost
+[fastimport]
+\tunpackLimit = 1
+"""
 
 
 class TaskRootError(AgentrlError):
     """The directory of the tasks holds other contents, or cannot be written."""
 
     exit_code = ExitCode.DATA_REFUSED
+
+
+class RepositoryError(AgentrlError):
+    """A task's repository could not be written."""
 
 
 def build(root: Path, *, seed: int, train: int, held_out: int) -> list[Task]:
@@ -124,3 +145,46 @@ def _read(root: Path, inputs: dict[str, int]) -> list[Task]:
         )
         for record in manifest["tasks"]
     ]
+
+
+def write_repository(directory: Path, files: dict[str, str]) -> str:
+    """Make ``directory`` a git repository with one commit of ``files``, checked out; return the
+    commit's id.
+
+    Raises RepositoryError when git is missing or fails.
+    """
+    for path, text in files.items():
+        file = directory / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    head = directory / ".git"
+    for folder in ("objects", "refs"):
+        (head / folder).mkdir(parents=True)
+    (head / "HEAD").write_text("ref: refs/heads/main\n")
+    (head / "config").write_text(_CONFIG)
+    _git(directory, "fast-import", "--quiet", stdin=_commit_stream(files))
+    _git(directory, "read-tree", "HEAD")
+    return (head / "refs/heads/main").read_text().strip()
+
+
+def _commit_stream(files: dict[str, str]) -> bytes:
+    """Return one commit in the language of git fast-import."""
+    message = b"Start\n"
+    parts = [
+        b"commit refs/heads/main\ncommitter %s\ndata %d\n%s\n"
+        % (_IDENTITY.encode(), len(message), message)
+    ]
+    for path, text in sorted(files.items()):
+        content = text.encode()
+        parts.append(b"M 100644 inline %s\ndata %d\n%s\n" % (path.encode(), len(content), content))
+    parts.append(b"done\n")
+    return b"".join(parts)
+
+
+def _git(directory: Path, *arguments: str, stdin: bytes = b"") -> None:
+    try:
+        done = run_git(git_environment(directory / ".git", directory), *arguments, stdin=stdin)
+    except FileNotFoundError as error:
+        raise RepositoryError("git is not installed: tasks are git repositories") from error
+    if done.returncode:
+        raise RepositoryError(f"{directory}: {describe_failure(done)}")

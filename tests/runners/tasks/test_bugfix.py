@@ -16,9 +16,8 @@ import pytest
 from runners.tasks import bugfix
 from runners.tasks.bugfix import project_names
 from runners.tasks.bugfix.bug_kinds import BUG_KINDS, BugKind, evaluate
-from runners.tasks.bugfix.family import TaskRootError
+from runners.tasks.bugfix.family import RepositoryError, TaskRootError, write_repository
 from runners.tasks.bugfix.project import Project, draw_project
-from runners.tasks.bugfix.repository import RepositoryError, write_repository
 
 KIND_NAMES = [kind.name for kind in BUG_KINDS]
 

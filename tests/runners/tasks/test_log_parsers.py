@@ -14,10 +14,10 @@ import pytest
 
 from runners.tasks.contract import EvalScript, Task, VerdictKind
 from runners.tasks.dataset_files import DatasetError
+from runners.tasks.datasets import load_dataset, read_dataset
 from runners.tasks.graders import eval_script
 from runners.tasks.graders.eval_script import ScriptRun
 from runners.tasks.graders.official import OfficialError, build_spec, judge_log, read_report
-from runners.tasks.loading import load_dataset, read_dataset
 from runners.tasks.rows import SwebenchRow
 from runners.tasks.swebench import build_eval_script, encode_package_row, id_normalizer, uses_pytest
 from tests.runners.tasks.dataset_rows import CLASSIC, config, write

@@ -10,8 +10,7 @@ import pytest
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.contract import EvalCommand, Task
 from runners.tasks.grading import apply_patch
-from runners.tasks.patch import diff_workspace
-from runners.tasks.patch_record import decode_patch
+from runners.tasks.patch import decode_patch, diff_workspace
 from tests.runners.tasks.repositories import git, make_task
 
 FILES = {
