@@ -35,8 +35,8 @@ from conf.cache import cache_root
 from runners.processes.ledger import Ledger
 from runners.processes.process_names import PREFIX, is_stale
 from runners.processes.process_tags import SANDBOX_TAG, SERVICE_TAG
-from runners.sandboxes.local.resource_limits import HIERARCHIES
-from runners.sandboxes.local.shared_memory import SHARED_MEMORY
+from runners.sandboxes.local.backend import SHARED_MEMORY
+from runners.sandboxes.local.confinement import HIERARCHIES
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from tests.runners.campaign.account import account, differences

@@ -2,11 +2,16 @@
 
 The strongest isolation that works here is found by trying it (``probe``), and ``guarantees``
 reports what the trial showed. A sandbox that finds a warm slot only has its workspace to fill.
+
+Small workspaces are kept in memory: on disk, creating their files costs more than the sandbox does.
+Each backend has a directory below /dev/shm under its process-unique name (``process_names``), so a
+later backend removes what a killed one left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import sys
@@ -17,10 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from conf.sections.sandbox import LocalSandboxConfig
-from runners.processes.process_names import is_stale, make_unique_name
+from runners.processes.process_names import PREFIX, is_stale, make_unique_name
 from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.local import shared_memory
+from runners.sandboxes.local.confinement import (
+    PidsControlGroup,
+    remove_stale_groups,
+    write_filter,
+)
 from runners.sandboxes.local.isolation import ISOLATIONS, Interior, SandboxHome
 from runners.sandboxes.local.probe import (
     PROBE,
@@ -28,9 +37,7 @@ from runners.sandboxes.local.probe import (
     describe_guarantees,
     probe_isolation,
 )
-from runners.sandboxes.local.resource_limits import PidsControlGroup, remove_stale_groups
 from runners.sandboxes.local.sandbox import LocalSandbox
-from runners.sandboxes.local.seccomp import SeccompFilter
 from runners.sandboxes.local.warm_pool import SlotFactory, SlotKey, WarmSandboxPool
 from runners.sandboxes.tree import remove_tree
 
@@ -41,6 +48,12 @@ HINTS = {
     "sandbox.isolation=auto",
     "none": "set sandbox.isolation=auto",
 }
+SHARED_MEMORY = Path("/dev/shm")
+LEAST_FREE = 1 << 30
+"""Bytes free in /dev/shm below which it is left to others; containers often have 64 MB."""
+LARGEST_SOURCE = 16 << 20
+"""Bytes of a source that is copied into memory for each sandbox; hundreds may be open at once."""
+MOST_ENTRIES = 4000
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 
 
@@ -50,7 +63,43 @@ def remove_stale_resources() -> None:
     """
     remove_stale_groups()  # first: a process can clear its environment, but not leave its group
     kill_tagged(SANDBOX_TAG, lambda tag: is_stale(tag.partition("/")[0]))
-    shared_memory.remove_stale_directories()
+    remove_stale_directories()
+
+
+def claim_directory(name: str) -> Path | None:
+    """Make a directory in memory and return it.
+
+    None where /dev/shm is missing, nearly full, or mounted noexec: a workspace holds programs.
+    """
+    try:
+        here = os.statvfs(SHARED_MEMORY)
+        if here.f_bavail * here.f_frsize < LEAST_FREE or here.f_flag & os.ST_NOEXEC:
+            return None
+        directory = SHARED_MEMORY / name
+        directory.mkdir(mode=0o700)
+    except OSError:
+        return None
+    return directory
+
+
+def is_small(source: Path) -> bool:
+    """Return whether a source is small enough to be copied into memory for each sandbox."""
+    size = entries = 0
+    for directory, names, files in os.walk(source):
+        entries += len(names) + len(files)
+        with suppress(OSError):
+            size += sum((Path(directory) / name).lstat().st_size for name in files)
+        if size > LARGEST_SOURCE or entries > MOST_ENTRIES:
+            return False
+    return True
+
+
+def remove_stale_directories() -> None:
+    """Remove the directories of backends whose process was killed."""
+    for directory in SHARED_MEMORY.glob(f"{PREFIX}*"):
+        if is_stale(directory.name):
+            with suppress(OSError):  # another user's
+                remove_tree(directory)
 
 
 class LocalBackend:
@@ -79,9 +128,9 @@ class LocalBackend:
                 remove_tree(self._root)
             reasons = error.args[0] if isinstance(error, shutil.Error) else [error]
             raise SandboxError(f"cannot prepare {self._root}: {reasons[0]}") from error
-        self._memory = shared_memory.claim_directory(self._name)
+        self._memory = claim_directory(self._name)
         self._groups = PidsControlGroup.create(self._name, config.processes)
-        self._seccomp = SeccompFilter.write(self._interior.root / "seccomp.bpf")
+        self._seccomp = write_filter(self._interior.root / "seccomp.bpf")
         try:
             self._factory, self._findings = self._choose()
         except BaseException:
@@ -98,7 +147,7 @@ class LocalBackend:
         if spec.image is not None or spec.source is None:
             raise SandboxError("sandbox=local has no images: choose sandbox=docker or sandbox=e2b")
         if spec.source not in self._small:
-            self._small[spec.source] = await asyncio.to_thread(shared_memory.is_small, spec.source)
+            self._small[spec.source] = await asyncio.to_thread(is_small, spec.source)
             self._refuse_open(spec.name)  # another one may have opened during the await
         # Warm slots lie in memory where there is any: a large source must not be copied into one.
         fits = self._small[spec.source] or self._memory is None
@@ -120,7 +169,7 @@ class LocalBackend:
         found = describe_guarantees(
             self._factory.isolation.name, self._findings, self._config, groups=bool(self._groups)
         )
-        small = f"in memory up to {shared_memory.LARGEST_SOURCE >> 20} MB, else "
+        small = f"in memory up to {LARGEST_SOURCE >> 20} MB, else "
         return {**found, "workspaces": f"{small if self._memory else ''}below {self._root}"}
 
     async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:

@@ -11,10 +11,10 @@ import json
 import os
 import shutil
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from runners.sandboxes.contract import BASE_ENVIRONMENT
 from runners.sandboxes.program import compile_program
@@ -92,29 +92,32 @@ class SandboxHome:
         return self.directory / "workspace"
 
 
-class Isolation(Protocol):
-    """One way to run a command apart from the host."""
+class Isolation(ABC):
+    """One way to run a command apart from the host; with namespaces the inside looks the same."""
 
     name: str
-    namespaced: bool
+    namespaced = True
     """It has its own process, network and mount namespaces."""
 
-    def prepare(self, home: SandboxHome) -> None:
+    def __init__(self, interior: Interior) -> None:
+        self._interior = interior
+
+    def prepare(self, home: SandboxHome) -> None:  # noqa: B027 (nothing by default)
         """Make what a new sandbox needs on the host besides its workspace; raises OSError."""
-        ...
 
     def workdir(self, home: SandboxHome) -> str:
         """Return the workspace's path as commands see it."""
-        ...
+        return WORKDIR
 
     def environment(self, home: SandboxHome) -> dict[str, str]:
         """Return the environment that every command starts from."""
-        ...
+        return self._interior.environment(BIN)
 
     def arguments(self, home: SandboxHome, argv: list[str]) -> list[str]:
         """Return a command as it must be called inside."""
-        ...
+        return argv
 
+    @abstractmethod
     def command_line(
         self, home: SandboxHome, launch: list[str], seccomp_fd: int | None, pid_fd: int
     ) -> list[str]:
@@ -124,31 +127,9 @@ class Isolation(Protocol):
         namespaces, ``{"child-pid": N}`` is written to ``pid_fd`` as soon as the launcher's process
         exists (``Launcher.read_pid``).
         """
-        ...
 
 
-class _Namespaced:
-    """The part that bubblewrap and unshare have in common: the inside looks the same."""
-
-    namespaced = True
-
-    def __init__(self, interior: Interior) -> None:
-        self._interior = interior
-
-    def workdir(self, home: SandboxHome) -> str:
-        """Return where the workspace is mounted."""
-        return WORKDIR
-
-    def environment(self, home: SandboxHome) -> dict[str, str]:
-        """Return the environment of commands."""
-        return self._interior.environment(BIN)
-
-    def arguments(self, home: SandboxHome, argv: list[str]) -> list[str]:
-        """Return a command unchanged: mounts are where the command says."""
-        return argv
-
-
-class Bubblewrap(_Namespaced):
+class Bubblewrap(Isolation):
     """Isolation by bubblewrap: everything but the workspace and /tmp is read-only or absent.
 
     User, mount, pid, network, ipc, uts and cgroup namespaces of its own; no root rights inside.
@@ -160,9 +141,6 @@ class Bubblewrap(_Namespaced):
         super().__init__(interior)
         self._program = shutil.which("bwrap") or "bwrap"
         self._fixed = [*self._namespace_arguments(), *self._mount_arguments()]
-
-    def prepare(self, home: SandboxHome) -> None:
-        """Do nothing: bubblewrap mounts as it starts."""
 
     def command_line(
         self, home: SandboxHome, launch: list[str], seccomp_fd: int | None, pid_fd: int
@@ -211,7 +189,7 @@ class Bubblewrap(_Namespaced):
         return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/proc"]
 
 
-class Unshare(_Namespaced):
+class Unshare(Isolation):
     """Isolation by util-linux's ``unshare``, for machines without bubblewrap.
 
     ``unshare_setup.py`` then mounts the same inside as bubblewrap's.
@@ -252,7 +230,7 @@ class Unshare(_Namespaced):
         ]
 
 
-class NoIsolation:
+class NoIsolation(Isolation):
     """A process of the host with resource limits, for machines where nothing else works.
 
     A command can write wherever the user can, use the network and see all processes. What it leaves
@@ -262,9 +240,6 @@ class NoIsolation:
 
     name = "none"
     namespaced = False
-
-    def __init__(self, interior: Interior) -> None:
-        self._interior = interior
 
     def prepare(self, home: SandboxHome) -> None:
         """Link the mounts."""

@@ -11,7 +11,7 @@ It runs inside as ``python -I -S launcher.py STATUS COMMAND LISTENS``:
 
 Invariant: nothing outlives this process or the driver. As pid 1 of its namespace its end is the end
 of everything the command started; and it ends when the host's end of STATUS closes. The latter is
-the parent-death pipe of sandboxes: it also holds where PR_SET_PDEATHSIG does not (``boot.py``).
+the parent-death pipe of sandboxes: it also holds where PR_SET_PDEATHSIG does not (``launch.py``).
 
 The file is mounted into the sandbox alone, so it imports nothing of ours. It also imports next to
 nothing else: a campaign starts it thousands of times, and ``os`` alone is a tenth of its CPU time.

@@ -13,9 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
-from runners.sandboxes.local.boot import CLOSED, Launcher, end
-from runners.sandboxes.local.command import LocalCommand, run_command
 from runners.sandboxes.local.isolation import SandboxHome
+from runners.sandboxes.local.launch import CLOSED, Launcher, LocalCommand, end, run_command
 from runners.sandboxes.local.sandbox_processes import track_sandbox
 from runners.sandboxes.local.warm_pool import SlotFactory
 from runners.sandboxes.tree import copy_tree

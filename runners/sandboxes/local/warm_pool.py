@@ -18,10 +18,9 @@ from pathlib import Path
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.processes.process_tags import SANDBOX_TAG
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.local.boot import Launcher, LaunchPlan, boot
+from runners.sandboxes.local.confinement import PidsControlGroup, open_filter, set_limits
 from runners.sandboxes.local.isolation import Isolation, SandboxHome
-from runners.sandboxes.local.resource_limits import PidsControlGroup, set_limits
-from runners.sandboxes.local.seccomp import SeccompFilter
+from runners.sandboxes.local.launch import Launcher, LaunchPlan, boot
 from runners.sandboxes.tree import remove_tree
 
 REFILL_DELAY_S = 0.05
@@ -38,10 +37,13 @@ class SlotFactory:
         isolation: Isolation,
         config: LocalSandboxConfig,
         groups: PidsControlGroup | None,
-        seccomp: SeccompFilter,
+        seccomp: Path | None,
         name: str,
     ) -> None:
-        """``name`` is the backend's process-unique name; every process is tagged with it."""
+        """``seccomp`` is the filter's file, if there is one (``write_filter``).
+
+        ``name`` is the backend's process-unique name; every process is tagged with it.
+        """
         self.isolation = isolation
         self._config = config
         self._groups = groups
@@ -72,7 +74,7 @@ class SlotFactory:
             if self._groups is not None:
                 self._groups.move_process(home.directory.name, pid)
 
-        with self._seccomp.open() as handle:
+        with open_filter(self._seccomp) as handle:
             # bubblewrap and unshare_setup load the filter; without namespaces nothing would.
             seccomp_fd = handle if namespaced else None
             plan = LaunchPlan(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runners.processes.process_names import PREFIX, make_unique_name
-from runners.sandboxes.local import shared_memory
+from runners.sandboxes.local import backend
 from runners.sandboxes.tree import copy_tree, remove_tree
 
 
@@ -70,21 +70,21 @@ def test_only_a_small_source_is_copied_into_memory(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "file").write_text("x")
-    assert shared_memory.is_small(source)
+    assert backend.is_small(source)
     with (source / "large").open("wb") as file:
-        file.truncate(shared_memory.LARGEST_SOURCE + 1)
-    assert not shared_memory.is_small(source)
+        file.truncate(backend.LARGEST_SOURCE + 1)
+    assert not backend.is_small(source)
 
 
 def test_directories_in_memory_of_a_killed_run_are_removed() -> None:
-    if (ours := shared_memory.claim_directory(make_unique_name())) is None:
+    if (ours := backend.claim_directory(make_unique_name())) is None:
         pytest.skip("no shared memory to execute from")
     namespace, _, started, number = make_unique_name().removeprefix(PREFIX).split("-")
     recycled = f"{PREFIX}{namespace}-{os.getpid()}-{int(started) - 1}-{number}"
     elsewhere = f"{PREFIX}{int(namespace) + 1}-{os.getpid()}-{int(started) - 1}-{number}"
     for name in (recycled, elsewhere):
-        shared_memory.claim_directory(name)
-    shared_memory.remove_stale_directories()
+        backend.claim_directory(name)
+    backend.remove_stale_directories()
     try:
         assert ours.exists(), "its owner lives"
         assert not ours.with_name(recycled).exists(), "its owner's pid is another process's now"

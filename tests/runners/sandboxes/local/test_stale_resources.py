@@ -14,9 +14,8 @@ import pytest
 from runners.processes.process_names import PREFIX, is_stale, make_unique_name
 from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
 from runners.sandboxes.contract import SandboxSpec
-from runners.sandboxes.local.backend import LocalBackend
-from runners.sandboxes.local.resource_limits import HIERARCHIES
-from runners.sandboxes.local.shared_memory import SHARED_MEMORY
+from runners.sandboxes.local.backend import SHARED_MEMORY, LocalBackend
+from runners.sandboxes.local.confinement import HIERARCHIES
 from tests.fakes.sandbox_backends import local_settings, skip_without
 
 pytestmark = pytest.mark.integration
