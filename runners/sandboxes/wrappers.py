@@ -29,19 +29,9 @@ class ForwardingSandbox:
         self.workdir: str = real.workdir
         self.gateway_url: str | None = real.gateway_url
 
-    async def run(
-        self,
-        argv: list[str],
-        *,
-        deadline_s: float,
-        env: dict[str, str] | None = None,
-        stdin: bytes = b"",
-        output_limit: int = 65536,
-    ) -> CommandResult:
-        """Run a command in it; see the contract."""
-        return await self.real.run(
-            argv, deadline_s=deadline_s, env=env, stdin=stdin, output_limit=output_limit
-        )
+    async def run(self, argv: list[str], **options: Any) -> CommandResult:
+        """Run a command in it; the options are those of the contract."""
+        return await self.real.run(argv, **options)
 
     def on_host(self, *, leave_out: Collection[str] = ()) -> AbstractAsyncContextManager[Path]:
         """Yield the workspace as a directory of the host; see the contract."""

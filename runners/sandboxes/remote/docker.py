@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from conf.sections.sandbox import DockerSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.remote.sandbox import RemoteSandbox, load_run_tag, make_transfer_directory
-from runners.sandboxes.tree import remove_tree
+from runners.sandboxes.remote.sandbox import RemoteBackend, RemoteSandbox
 
 RUN_LABEL = "agentrl_run"
 NAME_LABEL = "agentrl_name"
@@ -68,16 +66,13 @@ def container_name(tag: str, name: str) -> str:
     return f"agentrl-{tag[:12]}-{name}"
 
 
-class DockerBackend:
+class DockerBackend(RemoteBackend):
     """Containers of one run."""
-
-    has_images = True
 
     def __init__(self, config: DockerSandboxConfig, root: Path) -> None:
         """``root`` keeps the run's tag, and archives in transfer."""
+        super().__init__(root)
         self._config = config
-        self._tag = load_run_tag(root)
-        self._scratch = make_transfer_directory(root)
 
     async def create(self, spec: SandboxSpec) -> RemoteSandbox:
         """Start a container and copy the workspace there; see the contract."""
@@ -104,16 +99,7 @@ class DockerBackend:
             "memory": f"{self._config.memory_mb} MB per sandbox",
         }
 
-    async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:
-        """Remove the containers of a dead driver of this run."""
-        await self._remove(set(leaked))
-
-    async def close(self) -> None:
-        """Remove every container of this run."""
-        await self._remove(None)
-        await asyncio.to_thread(remove_tree, self._scratch)
-
-    async def _remove(self, names: set[str] | None) -> None:
+    async def _end(self, names: set[str] | None) -> None:
         """Remove this run's containers of these names, or all."""
         listing = await run_docker(list_argv(self._tag), deadline_s=CALL_S)
         found = [line.partition(" ") for line in listing.decode().splitlines()]

@@ -12,10 +12,10 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from e2b import AsyncSandbox, SandboxQuery
@@ -25,12 +25,7 @@ from e2b.sandbox.sandbox_api import SandboxNetworkOpts
 from conf.sections.sandbox import E2bSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.remote.e2b_calls import E2bCalls, SandboxGoneError
-from runners.sandboxes.remote.sandbox import (
-    RemoteSandbox,
-    load_run_tag,
-    make_transfer_directory,
-)
-from runners.sandboxes.tree import remove_tree
+from runners.sandboxes.remote.sandbox import RemoteBackend, RemoteSandbox
 
 API_KEY = "E2B_API_KEY"
 """The environment variable."""
@@ -52,19 +47,16 @@ MARGIN_S = 60
 T = TypeVar("T")
 
 
-class E2bBackend:
+class E2bBackend(RemoteBackend):
     """Sandboxes of one run at E2B."""
-
-    has_images = True
 
     def __init__(self, config: E2bSandboxConfig, root: Path) -> None:
         """``root`` keeps the run's tag, and archives in transfer. Raises SandboxError."""
         key = os.environ.get(API_KEY)
         if not key:
             raise SandboxError(f"sandbox=e2b needs an API key: set {API_KEY} in the environment")
+        super().__init__(root)
         self._config = config
-        self._tag = load_run_tag(root)
-        self._scratch = make_transfer_directory(root)
         self._calls = E2bCalls(config.attempts, key)
         self._boots = asyncio.Semaphore(config.boots)
         self._open: set[str] = set()
@@ -135,15 +127,6 @@ class E2bBackend:
             "end": f"at most {self._config.lifetime_s} s after its last use, also without us",
         }
 
-    async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:
-        """End the sandboxes of a dead driver of this run."""
-        await self._end(set(leaked))
-
-    async def close(self) -> None:
-        """End every sandbox of this run."""
-        await self._end(None)
-        await asyncio.to_thread(remove_tree, self._scratch)
-
     async def _end(self, names: set[str] | None) -> None:
         """End this run's sandboxes of these names, or all."""
         pages = AsyncSandbox.list(query=SandboxQuery(metadata={RUN_KEY: self._tag}), **self._api)
@@ -158,10 +141,8 @@ class E2bBackend:
 
     async def _kill(self, sandbox_id: str) -> None:
         kill = partial(AsyncSandbox.kill, sandbox_id, **self._api)
-        try:
+        with contextlib.suppress(SandboxGoneError):
             await self._control("end a sandbox", kill)
-        except SandboxGoneError:
-            return
 
     async def _control(self, what: str, function: Callable[[], Awaitable[T]]) -> T:
         """Call the control plane."""
@@ -219,12 +200,9 @@ class E2bMachine:
 
     async def terminate(self) -> None:
         """Kill it; see the contract."""
-        try:
-            await self._calls.call(
-                "end a sandbox", self._sandbox.kill, deadline_s=CALL_S, sdk_retries=True
-            )
-        except SandboxGoneError:
-            return
+        kill = self._sandbox.kill
+        with contextlib.suppress(SandboxGoneError):
+            await self._calls.call("end a sandbox", kill, deadline_s=CALL_S, sdk_retries=True)
 
     async def _renew(self, needed_s: float) -> None:
         """Make sure that it lives for ``needed_s`` from now."""

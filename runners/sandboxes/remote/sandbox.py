@@ -10,16 +10,13 @@ import asyncio
 import secrets
 import shlex
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from runners.sandboxes.contract import (
-    BASE_ENVIRONMENT,
-    CommandResult,
-    SandboxError,
-    SandboxSpec,
-)
+from runners.sandboxes.contract import BASE_ENVIRONMENT, CommandResult, SandboxError, SandboxSpec
 from runners.sandboxes.program import find_source
 from runners.sandboxes.remote import detached
 from runners.sandboxes.remote.archive import UNPACKED_LIMIT, ArchiveWriter, oversized_error, unpack
@@ -113,10 +110,8 @@ class RemoteSandbox:
         self._machine = machine
         self._scratch = scratch
         self._on_close = on_close
-        self._mounts = dict(_with_source(inside, host) for inside, host in spec.mounts.items())
-        self._mount_paths = {
-            inside: _with_source(inside, host)[0] for inside, host in spec.mounts.items()
-        }
+        self._mounts = {mount: _with_source(mount, host) for mount, host in spec.mounts.items()}
+        """By a mount's path in the spec: its path inside, and its path on the host."""
         self._lock = asyncio.Lock()
         """Held while a command runs: its end kills everything of the agent's user."""
         self._running: set[asyncio.Task[CommandResult]] = set()
@@ -148,7 +143,7 @@ class RemoteSandbox:
             supervise = archive.with_name("supervise")
             supervise.write_text(detached.SUPERVISE)
             pack.add_readonly(detached.SUPERVISE_AT, supervise)
-            for inside, host in self._mounts.items():
+            for inside, host in self._mounts.values():
                 pack.add_readonly(inside, host)
             source = self.spec.source
             if source is not None and self.spec.change is not None:
@@ -170,7 +165,7 @@ class RemoteSandbox:
     ) -> CommandResult:
         """Run a command in the workspace; a second one waits for the first. See the contract."""
         command = detached.DetachedCommand(
-            argv=[self._mount_paths.get(word, word) for word in argv],
+            argv=[self._mounts[word][0] if word in self._mounts else word for word in argv],
             env={**ENVIRONMENT, **self.spec.env, **(env or {})},
             workdir=self.workdir,
             stdin=stdin,
@@ -222,25 +217,38 @@ class RemoteSandbox:
         self._on_close(self.spec.name)
 
 
-def load_run_tag(root: Path) -> str:
-    """Return the tag of the run's machines, the same for all drivers of the run.
+class RemoteBackend(ABC):
+    """Makes sandboxes on machines that bear the run's tag; a provider is a subclass."""
 
-    It is kept in the file ``mark`` of ``root``, so that a resumed run finds what an earlier driver
-    left.
-    """
-    file = root / "mark"
-    root.mkdir(parents=True, exist_ok=True)
-    if not file.exists():
-        file.write_text(secrets.token_hex(16))
-    return file.read_text()
+    has_images = True
 
+    def __init__(self, root: Path) -> None:
+        """Read or make the run's tag in ``root``, and empty its directory for archives in transfer.
 
-def make_transfer_directory(root: Path) -> Path:
-    """Return an empty directory of the host for archives in transfer."""
-    scratch = root / "transit"
-    remove_tree(scratch)
-    scratch.mkdir(parents=True)
-    return scratch
+        The tag is the same for all drivers of the run. It is kept in the file ``mark``, so that a
+        resumed run finds what an earlier driver left.
+        """
+        file = root / "mark"
+        root.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            file.write_text(secrets.token_hex(16))
+        self._tag = file.read_text()
+        self._scratch = root / "transit"
+        remove_tree(self._scratch)
+        self._scratch.mkdir(parents=True)
+
+    async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:
+        """End the machines of a dead driver of this run."""
+        await self._end(set(leaked))
+
+    async def close(self) -> None:
+        """End every machine of this run."""
+        await self._end(None)
+        await asyncio.to_thread(remove_tree, self._scratch)
+
+    @abstractmethod
+    async def _end(self, names: set[str] | None) -> None:
+        """End this run's machines with sandboxes of these names, or all; raises SandboxError."""
 
 
 def _with_source(inside: str, host: Path) -> tuple[str, Path]:
