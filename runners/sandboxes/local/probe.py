@@ -14,6 +14,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.contract import Sandbox, SandboxError
 from runners.sandboxes.local.isolation import Isolation
@@ -89,16 +91,8 @@ def _require_isolation(findings: ProbeFindings) -> None:
 
 def _find_processes(name: str) -> list[int]:
     """Return the pids of the host's processes whose first argument is ``name``."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                argument = (process / "cmdline").read_bytes().split(b"\0")[0]
-            except OSError:
-                continue
-            if argument == name.encode():
-                found.append(int(process.name))
-    return found
+    every = psutil.process_iter(["cmdline"])
+    return [process.pid for process in every if (process.info["cmdline"] or [""])[0] == name]
 
 
 def describe_guarantees(

@@ -158,9 +158,7 @@ def draw_project(rng: random.Random, split: NameSplit) -> Project:
     files |= companion_files
     case = _class_name(function)
     test_module = f"test_{module}"
-    files[f"tests/{test_module}.py"] = _function_tests(
-        rng, kind, wanted.expression, present, package, module, function
-    )
+    files[f"tests/{test_module}.py"] = _function_tests(rng, kind, wanted.expression, present, drawn)
     prefix = f"tests.{test_module}.{case}."
     return Project(
         kind=kind.name,
@@ -201,22 +199,16 @@ def _companion(drawn: ProjectNames, value: int) -> tuple[dict[str, str], tuple[s
 
 
 def _function_tests(
-    rng: random.Random,
-    kind: BugKind,
-    wanted: str,
-    present: str,
-    package: str,
-    module: str,
-    function: str,
+    rng: random.Random, kind: BugKind, wanted: str, present: str, drawn: ProjectNames
 ) -> str:
     """Return tests that fail for the bug and for every other wrong expression of the kind."""
     cases = kind.cases(rng, wanted)
     first = next(case for case in cases if evaluate(wanted, case) != evaluate(present, case))
     return _FUNCTION_TESTS.format(
-        package=package,
-        module=module,
-        function=function,
-        case=_class_name(function),
+        package=drawn.package,
+        module=drawn.module,
+        function=drawn.function,
+        case=_class_name(drawn.function),
         first=f"({', '.join(map(repr, first))})",
         first_answer=repr(evaluate(wanted, first)),
         examples=repr([(case, evaluate(wanted, case)) for case in cases]),
