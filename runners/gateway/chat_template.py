@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from conf.errors import ConfigError
 from conf.sections.model import CHAT_TEMPLATE
@@ -22,6 +21,7 @@ from runners.gateway.tokenizer import (
     RenderedTokens,
     Renderer,
     Tokenizer,
+    ToolCall,
     load_renderer,
     read_json,
     token_text,
@@ -29,25 +29,6 @@ from runners.gateway.tokenizer import (
 
 PARSE_S = 30.0
 """Deadline of a parse: SGLang needs a fraction of a millisecond, but its process may be busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerParsedCall:
-    """A tool call, as SGLang's parser returns it."""
-
-    raw: str
-    name: str | None
-    arguments: dict[str, Any] | str | None
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServerParsedResponse:
-    """Text, reasoning and calls, as SGLang's parsers return them."""
-
-    content: str
-    reasoning_content: str | None = None
-    tool_calls: Sequence[ServerParsedCall] = ()
 
 
 class ChatTemplate:
@@ -122,7 +103,7 @@ class ChatTemplate:
         """Return the text, without the tokens that ended it; the server's parsers do the rest."""
         while token_ids and token_ids[-1] in self._stop:
             token_ids = token_ids[:-1]
-        return ServerParsedResponse(self._tokenizer.decode(token_ids))
+        return ParsedResponse(self._tokenizer.decode(token_ids))
 
     def get_stop_token_ids(self) -> list[int]:
         """Return the ids that end a turn."""
@@ -134,18 +115,6 @@ def make_renderer(tokenizer: Tokenizer, family: str, directory: Path) -> Rendere
     if family == CHAT_TEMPLATE:
         return ChatTemplate(tokenizer, directory)
     return load_renderer(tokenizer, family)
-
-
-class OutputParser(Protocol):
-    """Parses sampled text where no renderer can."""
-
-    async def parse(self, text: str, tools: list[dict[str, Any]]) -> ParsedResponse:
-        """Return the parts of a text; raises EngineError."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
 
 
 class ServerParsers:
@@ -169,11 +138,11 @@ class ServerParsers:
             parts = await self._request("/separate_reasoning", body)
             reasoning, text = parts.get("reasoning_text") or "", parts.get("text") or ""
         if not tools:
-            return ServerParsedResponse(text, reasoning or None)
+            return ParsedResponse(text, reasoning or None)
         call_body = {"text": text, "tools": tools, "tool_call_parser": self._tool_call_parser}
         found = await self._request("/parse_function_call", call_body)
         calls = [_call(item) for item in found.get("calls") or ()]
-        return ServerParsedResponse(found.get("normal_text") or "", reasoning or None, calls)
+        return ParsedResponse(found.get("normal_text") or "", reasoning or None, calls)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -190,7 +159,7 @@ class ServerParsers:
         return await self._servers[-1].request_json(path, body, deadline_s=PARSE_S)
 
 
-def _call(item: Mapping[str, Any]) -> ServerParsedCall:
+def _call(item: Mapping[str, Any]) -> ToolCall:
     name, written = item.get("name"), item.get("parameters")
     try:
         arguments = json.loads(written) if isinstance(written, str) else written
@@ -198,7 +167,7 @@ def _call(item: Mapping[str, Any]) -> ServerParsedCall:
         arguments = written
     is_object = isinstance(arguments, dict)
     raw = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return ServerParsedCall(raw, name, arguments, "ok" if is_object else "invalid_json")
+    return ToolCall(raw, name, arguments, "ok" if is_object else "invalid_json")
 
 
 def _template(directory: Path, settings: Mapping[str, Any]) -> str:

@@ -129,6 +129,7 @@ async def _receive(connection: socket.socket) -> tuple[str, socket.socket]:
     try:
         while not handles or b"\n" not in text:
             await _wait_until_readable(connection)
+            # not socket.recv_fds: it ignores its flags, so children would inherit the descriptor
             data, ancillary, _, _ = connection.recvmsg(
                 LINE_BYTES,
                 # space for more than the one that is allowed, so that others are seen and closed

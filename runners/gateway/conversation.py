@@ -8,7 +8,8 @@ one block, and move cache marks; the pieces, and so their digests, stay the same
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
@@ -147,24 +148,32 @@ def _result_text(piece: Piece) -> str:
 
 
 def _assistant_message(pieces: list[Piece]) -> dict[str, Any]:
-    texts = {
-        kind: "\n".join(piece.text for piece in pieces if piece.kind == kind)
-        for kind in ("text", "thinking")
-    }
-    message: dict[str, Any] = {"role": "assistant", "content": texts["text"]}
-    if texts["thinking"]:
-        message["reasoning_content"] = texts["thinking"]
-    calls = [
-        {
-            "type": "function",
-            "id": piece.tool_id,
-            "function": {"name": piece.name, "arguments": piece.arguments},
-        }
+    def text(kind: PieceKind) -> str:
+        return "\n".join(piece.text for piece in pieces if piece.kind == kind)
+
+    calls = (
+        IssuedCall(piece.tool_id, piece.name, piece.arguments)
         for piece in pieces
         if piece.kind == "tool_call"
+    )
+    return assistant_message(text("text"), text("thinking"), calls)
+
+
+def assistant_message(text: str, thinking: str, calls: Iterable[IssuedCall]) -> dict[str, Any]:
+    """Return an assistant's chat message, as renderers take it and as it is stored with a turn."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thinking:
+        message["reasoning_content"] = thinking
+    tool_calls = [
+        {
+            "type": "function",
+            "id": call.id,
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in calls
     ]
-    if calls:
-        message["tool_calls"] = calls
+    if tool_calls:
+        message["tool_calls"] = tool_calls
     return message
 
 
@@ -193,40 +202,6 @@ class Answer:
     """prompt_tokens, completion_tokens, cached_tokens."""
 
 
-def to_chat_message(answer: Answer) -> dict[str, Any]:
-    """Return an answer as the chat message that is stored with its turn."""
-    reply: dict[str, Any] = {"role": "assistant", "content": answer.text}
-    if answer.thinking:
-        reply["reasoning_content"] = answer.thinking
-    if answer.calls:
-        reply["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call.id,
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in answer.calls
-        ]
-    return reply
-
-
-@dataclass(frozen=True, slots=True)
-class UnparsedOutput:
-    """A ``ParsedResponse`` of an output that could not be parsed: one malformed call."""
-
-    raw: str
-    content: str = ""
-    reasoning_content: str | None = None
-    name: str | None = None
-    arguments: dict[str, Any] | str | None = None
-    status: str = "unparsed"
-
-    @property
-    def tool_calls(self) -> Sequence[UnparsedOutput]:
-        """The output as its only call."""
-        return (self,)
-
-
 _READABLE = ("ok", "unknown_tool")
 """Parse statuses of calls that are passed on. A call of a tool that does not exist is one of them:
 the agent program answers it with its own error, from which the policy can learn.
@@ -244,10 +219,8 @@ def _is_serializable(call: list[Any]) -> bool:
     return True
 
 
-def read_answer(
-    parsed: ParsedResponse, generation: Generation, new_id: Callable[[], str]
-) -> Answer:
-    """Return the answer that a parsed generation makes; ``new_id`` issues the id of a tool call."""
+def read_answer(parsed: ParsedResponse, generation: Generation, call_id_prefix: str) -> Answer:
+    """Return the answer that a parsed generation makes; its calls get new ids."""
     calls: list[IssuedCall] = []
     malformed: list[str] = []
     for call in parsed.tool_calls:
@@ -257,7 +230,9 @@ def read_answer(
             and isinstance(call.arguments, dict)
             and _is_serializable([call.name, call.arguments])
         ):
-            calls.append(IssuedCall(new_id(), call.name, call.arguments))
+            calls.append(
+                IssuedCall(call_id_prefix + secrets.token_hex(12), call.name, call.arguments)
+            )
         else:
             malformed.append(call.raw)
     text = parsed.content

@@ -12,22 +12,25 @@ import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import orjson
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http_parser import RawRequestMessage
-from aiohttp.streams import StreamReader
-from aiohttp.web_protocol import RequestHandler
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
 from conf.errors import AgentrlError
 from runners.engines.resilient import ResilientEngine
-from runners.gateway.dialects import anthropic, anthropic_reply, openai_chat, openai_responses
+from runners.gateway.dialects import (
+    anthropic,
+    anthropic_reply,
+    openai,
+    openai_chat,
+    openai_responses,
+)
 from runners.gateway.dialects.attribution import read_claude_code
 from runners.gateway.dialects.body import parse_body
-from runners.gateway.dialects.contract import Dialect, ParsedRequest, StreamFraming
+from runners.gateway.dialects.contract import ParsedRequest, ParseRequest, Vendor
 from runners.gateway.in_flight import InFlightTurn
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.registry import FinishRequest, SessionEntry, SessionRegistry, SessionRequest
@@ -41,12 +44,14 @@ BODY_BYTES = 32 << 20
 HEADER_BYTES = 64 << 10
 """Of one header: Codex sends the metadata of its turn in one."""
 
-DIALECTS: dict[str, Dialect] = {
-    "/v1/messages": anthropic,
-    "/v1/chat/completions": openai_chat,
-    "/v1/responses": openai_responses,
+PARSERS: dict[str, ParseRequest] = {
+    "/v1/messages": anthropic.parse_request,
+    "/v1/chat/completions": openai_chat.parse_request,
+    "/v1/responses": openai_responses.parse_request,
 }
 """By the endpoint that takes a turn."""
+
+OPENAI_ENDPOINTS = ("/v1/chat/completions", "/v1/responses")
 
 MODEL = "policy"
 """The one name that ``GET /v1/models`` lists; a request may name any other."""
@@ -93,22 +98,11 @@ class GatewayServer:
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await self._handle(request, only)
 
-        loop = asyncio.get_running_loop()
-
-        def make_request(
-            message: RawRequestMessage,
-            payload: StreamReader,
-            protocol: RequestHandler,
-            writer: AbstractStreamWriter,
-            task: asyncio.Task[None],
-        ) -> web.BaseRequest:
-            return web.BaseRequest(
-                message, payload, protocol, writer, task, loop, client_max_size=BODY_BYTES
-            )
-
         return web.Server(
             handle,
-            request_factory=make_request,
+            request_factory=partial(
+                web.BaseRequest, loop=asyncio.get_running_loop(), client_max_size=BODY_BYTES
+            ),
             # off by default in aiohttp; with it a client that disconnects aborts its generation
             handler_cancellation=True,
             access_log=None,
@@ -128,7 +122,7 @@ class GatewayServer:
                 request.transport.abort()
             raise ConnectionResetError("the client left") from error
         except Exception as error:
-            status, body = _dialect(request).error_response(_refuse_for(error))
+            status, body = _vendor(request).error_response(_refuse_for(error))
             return _json(body, status)
 
     async def _route(
@@ -141,11 +135,15 @@ class GatewayServer:
             )
         if path.startswith("/admin/") and only is None:
             return await self._admin(request, method, path)
-        if path in DIALECTS and method == "POST":
+        if path in PARSERS and method == "POST":
             session = self._session(request, only)
-            parsed = DIALECTS[path].parse_request(await self._read(request), request.headers)
+            parsed = PARSERS[path](await self._read(request), request.headers)
             turn = session.start_turn(parsed.request, parsed.builder)
-            return await self._answer_turn(request, parsed, turn)
+            if parsed.stream:
+                return await self._stream(request, parsed, turn)
+            with turn.waiting() as outcome:
+                await asyncio.wait({outcome})  # not ``await outcome``: see ``waiting``
+            return _json(_body(outcome))
         if path == "/v1/messages/count_tokens" and method == "POST":
             session = self._session(request, only)
             body = parse_body(anthropic.CountRequest, await self._read(request))
@@ -153,10 +151,10 @@ class GatewayServer:
             return _json({"input_tokens": session.count_tokens(counted, anthropic_reply)})
         if path == "/v1/models" and method == "GET":
             self._session(request, only)
-            return _json(_dialect(request).list_models(MODEL))
+            return _json(_vendor(request).list_models(MODEL))
         if path.startswith("/v1/models/") and method == "GET":
             self._session(request, only)
-            return _json(_dialect(request).describe_model(path.removeprefix("/v1/models/")))
+            return _json(_vendor(request).describe_model(path.removeprefix("/v1/models/")))
         raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
 
     def _session(self, request: web.BaseRequest, only: SessionEntry | None) -> Session:
@@ -176,20 +174,10 @@ class GatewayServer:
                 RefusalKind.INVALID, f"the request body did not arrive within {self._io_s:g} s"
             ) from None
 
-    async def _answer_turn(
-        self, request: web.BaseRequest, parsed: ParsedRequest, turn: InFlightTurn
-    ) -> web.StreamResponse:
-        if parsed.framing is not None:
-            return await self._stream(request, parsed, parsed.framing, turn)
-        with turn.waiting() as outcome:
-            await asyncio.wait({outcome})  # not ``await outcome``: see ``InFlightTurn.waiting``
-        return _json(_body(outcome))
-
     async def _stream(
         self,
         request: web.BaseRequest,
         parsed: ParsedRequest,
-        framing: StreamFraming,
         turn: InFlightTurn,
     ) -> web.StreamResponse:
         """Stream an answer: the opening at once, pings while the engine works, then everything.
@@ -205,19 +193,20 @@ class GatewayServer:
                 **_request_id(),
             }
         )
+        builder = parsed.builder
         with turn.waiting() as outcome:
-            opening = framing.open_stream(parsed.request, turn.message_id, turn.prompt_tokens)
+            opening = builder.open_stream(parsed.request, turn.message_id, turn.prompt_tokens)
             async with asyncio.timeout(self._io_s):
                 await response.prepare(request)
                 await response.write(opening)
             while not (await asyncio.wait({outcome}, timeout=self._ping_s))[0]:
                 # a write to a client that is gone raises here and so ends the waiting
                 async with asyncio.timeout(self._io_s):
-                    await response.write(framing.PING)
+                    await response.write(builder.PING)
         try:
-            frames = framing.complete_stream(_body(outcome))
+            frames = builder.complete_stream(_body(outcome))
         except Exception as error:
-            frames = framing.fail_stream(_refuse_for(error), parsed.request, turn.message_id)
+            frames = builder.fail_stream(_refuse_for(error), parsed.request, turn.message_id)
         async with asyncio.timeout(self._io_s):
             await response.write_eof(frames)
         return response
@@ -273,15 +262,12 @@ def _key(headers: Mapping[str, str]) -> str:
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
-def _dialect(request: web.BaseRequest) -> Dialect:
-    """Return the dialect of a client: by the endpoint, or by Anthropic's header."""
+def _vendor(request: web.BaseRequest) -> Vendor:
+    """Return the vendor of a client's API: by the endpoint, or by Anthropic's header."""
     path = request.path
-    for endpoint, dialect in DIALECTS.items():
-        if path.startswith(endpoint):
-            return dialect
     if path.startswith("/v1/models") and "anthropic-version" not in request.headers:
-        return openai_chat
-    return anthropic
+        return openai
+    return openai if path.startswith(OPENAI_ENDPOINTS) else anthropic
 
 
 def _request_id() -> dict[str, str]:

@@ -26,7 +26,7 @@ from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine
 from runners.engines.resilient import ResilientEngine
 from runners.engines.sglang.workers import connect_engine
-from runners.gateway.chat_template import OutputParser, ServerParsers, make_renderer
+from runners.gateway.chat_template import ServerParsers, make_renderer
 from runners.gateway.control import ControlSocket, serve_listener
 from runners.gateway.registry import SessionRegistry
 from runners.gateway.server import GatewayServer
@@ -164,7 +164,7 @@ def _engine(
     )
 
 
-def _server_parsers(settings: GatewaySettings) -> OutputParser:
+def _server_parsers(settings: GatewaySettings) -> ServerParsers:
     assert settings.tool_call_parser is not None  # a rule of the configuration
     servers = settings.engine_workers or (settings.engine_url,)
     return ServerParsers(

@@ -20,14 +20,13 @@ import numpy as np
 from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.branches import Branches, Placement
-from runners.gateway.chat_template import OutputParser
+from runners.gateway.chat_template import ServerParsers
 from runners.gateway.conversation import (
     Answer,
     TurnRequest,
-    UnparsedOutput,
+    assistant_message,
     group_messages,
     read_answer,
-    to_chat_message,
 )
 from runners.gateway.counters import SessionCounters
 from runners.gateway.dialects.contract import ResponseBuilder
@@ -42,7 +41,7 @@ from runners.gateway.refusal import (
 )
 from runners.gateway.routing_capture import RoutingCapture
 from runners.gateway.settings import SessionSampling
-from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer
+from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer, ToolCall
 from runners.gateway.turn_log import AsyncTurnLog
 from runners.trajectory.record import MAIN_THREAD, Turn
 from runners.trajectory.routing import RoutingShape
@@ -58,7 +57,7 @@ class SessionServices:
     turn_log: AsyncTurnLog
     routing: RoutingShape | None = None
     """Shape of the policy's routing; None: it is not captured."""
-    output_parser: OutputParser | None = None
+    output_parser: ServerParsers | None = None
     """Parses what is sampled, where the renderer cannot."""
 
 
@@ -208,7 +207,7 @@ class Session:
             generation = await self._generate(prepared.request, place)
             turn.sampled = True
             parsed = await self._parse(prepared.request, place.prompt, generation)
-            answer = read_answer(parsed, generation, builder.new_call_id)
+            answer = read_answer(parsed, generation, builder.CALL_ID_PREFIX)
             response = builder.build_response(answer, prepared.request, turn.message_id)
             # One at a time: index and segment are those of the next turn, and they are taken only
             # when the turn is durable.
@@ -253,7 +252,7 @@ class Session:
             break_reason=f"{history_break.kind}: {history_break.reason}" if history_break else None,
             malformed_calls=answer.malformed_calls,
             request=_stored_request(request, place),
-            reply=to_chat_message(answer),
+            reply=assistant_message(answer.text, answer.thinking, answer.calls),
             usage=answer.usage,
             started_at=started_at,
             engine_s=generation.engine_s,
@@ -317,7 +316,8 @@ class Session:
             self.counters.parser_fallbacks += 1
             return parsed
         except (RecursionError, ValueError):  # a policy can write JSON that no parser takes
-            return UnparsedOutput(services.tokenizer.decode(ids, skip_special_tokens=True))
+            raw = services.tokenizer.decode(ids, skip_special_tokens=True)
+            return ParsedResponse("", tool_calls=[ToolCall(raw, status="unparsed")])
 
     def _add_turn(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, get_args
@@ -70,47 +71,29 @@ class Tokenizer:
         return [self.backend.token_to_id(token) for token in tokens]
 
 
-class ToolCall(Protocol):
+@dataclass(frozen=True, slots=True)
+class ToolCall:
     """One attempt at a tool call, parsed from sampled tokens."""
 
-    @property
-    def raw(self) -> str:
-        """The call as the policy wrote it."""
-        ...
-
-    @property
-    def name(self) -> str | None:
-        """Tool name."""
-        ...
-
-    @property
-    def arguments(self) -> dict[str, Any] | str | None:
-        """Its arguments; a dict if they are a JSON object."""
-        ...
-
-    @property
-    def status(self) -> str:
-        """Verdict of the parser: "ok", or the fault."""
-        ...
+    raw: str
+    """The call as the policy wrote it."""
+    name: str | None = None
+    arguments: dict[str, Any] | str | None = None
+    """A dict if they are a JSON object."""
+    status: str = "ok"
+    """Verdict of the parser: "ok", or the fault."""
 
 
-class ParsedResponse(Protocol):
-    """Sampled tokens, parsed."""
+@dataclass(frozen=True, slots=True)
+class ParsedResponse:
+    """Sampled tokens, parsed. A family of `renderers` returns the library's own class, which has
+    these fields and more.
+    """
 
-    @property
-    def content(self) -> str:
-        """Text."""
-        ...
-
-    @property
-    def reasoning_content(self) -> str | None:
-        """Reasoning."""
-        ...
-
-    @property
-    def tool_calls(self) -> Sequence[ToolCall]:
-        """Every attempt at a tool call, in order."""
-        ...
+    content: str
+    reasoning_content: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    """Every attempt at a tool call, in order."""
 
 
 class RenderedTokens(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt
+from pydantic import ConfigDict, Field, PositiveInt
 
 from runners.gateway.conversation import (
     SYSTEM_PROMPT,
@@ -21,7 +21,15 @@ from runners.gateway.conversation import (
 )
 from runners.gateway.dialects import anthropic_reply
 from runners.gateway.dialects.attribution import read_claude_code
-from runners.gateway.dialects.body import WireModel, check_conversation, omission_text, parse_body
+from runners.gateway.dialects.body import (
+    Name,
+    Typed,
+    WireModel,
+    check_conversation,
+    omission_text,
+    parse_body,
+    text_as_list,
+)
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.refusal import RefusalKind, Refused
 
@@ -45,13 +53,8 @@ class _RedactedThinking(WireModel):
     type: Literal["redacted_thinking"]
 
 
-class _Image(WireModel):
-    type: Literal["image"]
-    source: dict[str, Any]
-
-
-class _Document(WireModel):
-    type: Literal["document"]
+class _Media(WireModel):
+    type: Literal["image", "document"]
     source: dict[str, Any]
 
 
@@ -67,41 +70,32 @@ class _ToolUse(WireModel):
     input: dict[str, Any]
 
 
-def _as_blocks(content: object) -> object:
-    """Return a bare string as one text block: clients send either, even of one message."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-_ResultBlock = Annotated[_Text | _Image | _Document | _ToolReference, Field(discriminator="type")]
+_ResultBlock = Annotated[_Text | _Media | _ToolReference, Field(discriminator="type")]
 
 
 class _ToolResult(WireModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[list[_ResultBlock], BeforeValidator(_as_blocks)] | None = None
+    content: Annotated[list[_ResultBlock], text_as_list("text")] | None = None
     is_error: bool | None = None
 
 
 _Block = Annotated[
-    _Text | _Image | _Document | _ToolUse | _ToolResult | _Thinking | _RedactedThinking,
+    _Text | _Media | _ToolUse | _ToolResult | _Thinking | _RedactedThinking,
     Field(discriminator="type"),
 ]
 
 
 class _Message(WireModel):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[_Block], BeforeValidator(_as_blocks)]
+    content: Annotated[list[_Block], text_as_list("text")]
 
 
 class _Tool(WireModel):
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     description: str = ""
     input_schema: dict[str, Any] | None = None
     """Absent: a tool that Anthropic's servers would run; it is left out."""
-
-
-class _Choice(WireModel):
-    type: str
 
 
 class CountRequest(WireModel):
@@ -113,10 +107,10 @@ class CountRequest(WireModel):
 
     model: str
     messages: Annotated[list[_Message], Field(min_length=1)]
-    system: Annotated[list[_Text], BeforeValidator(_as_blocks)] | None = None
+    system: Annotated[list[_Text], text_as_list("text")] | None = None
     tools: list[_Tool] | None = None
-    tool_choice: _Choice | None = None
-    thinking: _Choice | None = None
+    tool_choice: Typed | None = None
+    thinking: Typed | None = None
     betas: list[str] | None = None
     cache_control: dict[str, Any] | None = None
     container: str | dict[str, Any] | None = None
@@ -135,7 +129,7 @@ class MessagesRequest(CountRequest):
 
     max_tokens: PositiveInt
     stream: bool = False
-    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
+    stop_sequences: list[Name] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -152,7 +146,7 @@ def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Parse a ``POST /v1/messages``."""
     messages = parse_body(MessagesRequest, body)
     request = to_turn_request(messages, read_claude_code(headers))
-    return ParsedRequest(request, anthropic_reply, anthropic_reply if messages.stream else None)
+    return ParsedRequest(request, anthropic_reply, messages.stream)
 
 
 def to_turn_request(body: CountRequest, attribution: RequestAttribution = UNNAMED) -> TurnRequest:
@@ -240,14 +234,14 @@ def _piece(index: int, role: Literal["user", "assistant", "system"], block: _Blo
             return Piece(index, role, "text", _block_text(block))
 
 
-def _block_text(block: _Text | _Image | _Document | _ToolReference) -> str:
+def _block_text(block: _Text | _Media | _ToolReference) -> str:
     """Return a block as the text that the model gets."""
     match block:
         case _Text():
             return block.text
         case _ToolReference():
             return f"[tool {block.tool_name} is available]"
-        case _Document() if block.source.get("type") == "text" and isinstance(
+        case _Media(type="document") if block.source.get("type") == "text" and isinstance(
             block.source.get("data"), str
         ):
             return str(block.source["data"])

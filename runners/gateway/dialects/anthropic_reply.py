@@ -18,12 +18,8 @@ from runners.gateway.dialects.sse import frame_event
 from runners.gateway.refusal import Refused
 
 NAME = "anthropic"
+CALL_ID_PREFIX = "toolu_"
 PING = frame_event({"type": "ping"})
-
-
-def new_call_id() -> str:
-    """Issue the id of a tool call."""
-    return f"toolu_{secrets.token_hex(12)}"
 
 
 def new_message_id() -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import LiteralString, TypeVar
+from typing import Annotated, LiteralString, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from runners.gateway.conversation import Piece
@@ -21,6 +21,24 @@ class WireModel(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class Typed(WireModel):
+    """An object of which only the type counts."""
+
+    type: str
+
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+def text_as_list(kind: str) -> BeforeValidator:
+    """Return the validator that takes a bare string for a list of one text: clients send either,
+    even of one message.
+    """
+    return BeforeValidator(
+        lambda content: [{"type": kind, "text": content}] if isinstance(content, str) else content
+    )
 
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -1,13 +1,13 @@
 """The interface between the gateway and a dialect (one vendor's API).
 
-A dialect is a module that satisfies ``Dialect``. Everything that a request decides about its answer
-(the kinds of its tools, whether it streams) is in the ``ParsedRequest``, so a dialect keeps no
-state.
+A dialect is a ``parse_request`` for one endpoint; a module that satisfies ``Vendor`` has its errors
+and models. Everything that a request decides about its answer (the kinds of its tools, whether it
+streams) is in the ``ParsedRequest``, so a dialect keeps no state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,19 +16,29 @@ from runners.gateway.refusal import Refused
 
 
 class ResponseBuilder(Protocol):
-    """Builds the body that answers a request."""
+    """Builds the body that answers a request, or frames it as server-sent events: ``open_stream``
+    at once, ``PING`` while the engine works, then ``complete_stream`` or ``fail_stream``.
+
+    The frames of ``open_stream`` and ``complete_stream`` together carry exactly the body.
+    """
 
     @property
     def NAME(self) -> str:
         """The dialect's name; part of a request's fingerprint, as a retry has the same dialect."""
         ...
 
-    def new_message_id(self) -> str:
-        """Issue the id of an answer."""
+    @property
+    def CALL_ID_PREFIX(self) -> str:
+        """Beginning of the ids of tool calls."""
         ...
 
-    def new_call_id(self) -> str:
-        """Issue the id of a tool call."""
+    @property
+    def PING(self) -> bytes:
+        """Keeps an idle stream alive: clients and proxies close connections that are silent."""
+        ...
+
+    def new_message_id(self) -> str:
+        """Issue the id of an answer."""
         ...
 
     def build_response(
@@ -36,17 +46,6 @@ class ResponseBuilder(Protocol):
     ) -> dict[str, Any]:
         """Return the body that answers a request."""
         ...
-
-
-class StreamFraming(Protocol):
-    """Frames an answer as server-sent events: ``open_stream`` at once, ``PING`` while the engine
-    works, then ``complete_stream`` or ``fail_stream``.
-
-    The frames of ``open_stream`` and ``complete_stream`` together carry exactly the body.
-    """
-
-    PING: bytes
-    """Keeps an idle stream alive: clients and proxies close connections that are silent."""
 
     def open_stream(self, request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:
         """Frame what is known before the policy has answered."""
@@ -69,16 +68,16 @@ class ParsedRequest:
 
     request: TurnRequest
     builder: ResponseBuilder
-    framing: StreamFraming | None
-    """None: the client wants one body."""
+    stream: bool
+    """The client wants a stream, not one body."""
 
 
-class Dialect(Protocol):
-    """One API."""
+ParseRequest = Callable[[bytes, Mapping[str, str]], ParsedRequest]
+"""Parses body and headers of a request for a turn; raises Refused."""
 
-    def parse_request(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-        """Parse a request for a turn; raises Refused."""
-        ...
+
+class Vendor(Protocol):
+    """The part that all endpoints of a vendor share."""
 
     def error_response(self, refused: Refused) -> tuple[int, dict[str, Any]]:
         """Return HTTP status and error envelope."""

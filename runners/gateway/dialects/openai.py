@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece
-from runners.gateway.dialects.body import WireModel
+from runners.gateway.dialects.body import Name, Typed, WireModel, omission_text
 from runners.gateway.refusal import STATUS, RefusalKind, Refused
 
 NO_LIMIT = 2**31 - 1
@@ -24,6 +24,8 @@ MODEL_CREATED = 1767225600
 
 OVERLOADED_STATUS = 503
 """OpenAI's, where Anthropic's API has 529. Its clients retry after every 5xx."""
+
+CALL_ID_PREFIX = "call_"
 
 _TAIL = 32
 """Characters of an id after its prefix: 8 of time, 24 of chance, all hexadecimal."""
@@ -39,11 +41,6 @@ def new_id(prefix: str) -> str:
 def created_at(message_id: str) -> int:
     """Return the time at which an id was issued, in seconds since the epoch."""
     return int(message_id[-_TAIL : 8 - _TAIL], 16)
-
-
-def new_call_id() -> str:
-    """Issue the id of a tool call."""
-    return f"call_{secrets.token_hex(12)}"
 
 
 def to_function_tool(
@@ -89,6 +86,31 @@ class Refusal(WireModel):
 
     type: Literal["refusal"]
     refusal: str
+
+
+class TextPart(WireModel):
+    """A part of a message that is text, whatever its type is called."""
+
+    text: str
+
+
+class Function(WireModel):
+    """A function that a client offers."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+def part_text(part: TextPart | Refusal | Typed) -> str:
+    """Return a part of a message as the text that the model gets."""
+    match part:
+        case TextPart():
+            return part.text
+        case Refusal():
+            return part.refusal
+        case _:
+            return omission_text(part.type.removesuffix("_url").removeprefix("input_"))
 
 
 def ignored_settings(body: BaseModel, names: Iterable[str]) -> Iterator[str]:

@@ -5,53 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, PositiveInt, Tag
+from pydantic import ConfigDict, Discriminator, Field, PositiveInt, Tag
 
 from runners.gateway.conversation import Piece, Role, TurnRequest
 from runners.gateway.dialects import openai
 from runners.gateway.dialects.body import (
+    Name,
+    Typed,
     WireModel,
     check_conversation,
     must_be_null,
-    omission_text,
     parse_body,
+    text_as_list,
 )
 from runners.gateway.dialects.contract import ParsedRequest
-from runners.gateway.dialects.openai import describe_model, error_response, list_models
 from runners.gateway.dialects.openai_chat_reply import ChatReply
 
-__all__ = [
-    "ChatRequest",
-    "describe_model",
-    "error_response",
-    "list_models",
-    "parse_request",
-    "to_turn_request",
-]
 
-
-class _Text(WireModel):
+class _Text(openai.TextPart):
     type: Literal["text"]
-    text: str
 
 
-class _OtherPart(WireModel):
+class _OtherPart(Typed):
     type: Literal["image_url", "input_audio", "file"]
 
 
 _Part = Annotated[_Text | openai.Refusal | _OtherPart, Field(discriminator="type")]
 
-
-def _as_parts(content: object) -> object:
-    """Return a bare string as one text part: clients send either, even of one message."""
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-_Content = Annotated[list[_Part], BeforeValidator(_as_parts)]
+_Content = Annotated[list[_Part], text_as_list("text")]
 
 
 class _Function(WireModel):
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     arguments: str
 
 
@@ -86,23 +71,9 @@ class _Result(WireModel):
 _Message = Annotated[_InputMessage | _Assistant | _Result, Field(discriminator="role")]
 
 
-class _FunctionSchema(WireModel):
-    name: Annotated[str, Field(min_length=1)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
 class _FunctionTool(WireModel):
     type: Literal["function"]
-    function: _FunctionSchema
-
-
-class _OtherTool(WireModel):
-    type: str
-
-
-class _Typed(WireModel):
-    type: str
+    function: openai.Function
 
 
 class _StreamOptions(WireModel):
@@ -115,7 +86,7 @@ def _tool_tag(tool: object) -> str:
 
 
 _Tool = Annotated[
-    Annotated[_FunctionTool, Tag("function")] | Annotated[_OtherTool, Tag("other")],
+    Annotated[_FunctionTool, Tag("function")] | Annotated[Typed, Tag("other")],
     Discriminator(_tool_tag),
 ]
 
@@ -128,15 +99,15 @@ class ChatRequest(WireModel):
     model: str
     messages: Annotated[list[_Message], Field(min_length=1)]
     tools: list[_Tool] | None = None
-    tool_choice: str | _Typed | None = None
+    tool_choice: str | Typed | None = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
     """The limit's older name."""
-    stop: str | list[Annotated[str, Field(min_length=1)]] | None = None
+    stop: str | list[Name] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    response_format: _Typed | None = None
+    response_format: Typed | None = None
     n: Literal[1] | None = None
     modalities: list[Literal["text"]] | None = None
     functions: Annotated[None, must_be_null("legacy functions are not served: use tools")] = None
@@ -179,30 +150,25 @@ _SAMPLING = (
 def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Parse a ``POST /v1/chat/completions``. Its clients send no attribution in ``headers``."""
     chat = parse_body(ChatRequest, body)
-    reply = ChatReply(
-        with_usage=chat.stream_options is not None and chat.stream_options.include_usage
-    )
-    return ParsedRequest(to_turn_request(chat), reply, reply if chat.stream else None)
-
-
-def to_turn_request(body: ChatRequest) -> TurnRequest:
-    """Return a request free of its dialect; raises Refused if it ends with an assistant message."""
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    return TurnRequest(
-        model=body.model,
-        pieces=check_conversation(openai.merge_system_prompt(_pieces(body)), "messages"),
+    stop = [chat.stop] if isinstance(chat.stop, str) else chat.stop
+    functions = [tool.function for tool in chat.tools or () if isinstance(tool, _FunctionTool)]
+    request = TurnRequest(
+        model=chat.model,
+        pieces=check_conversation(openai.merge_system_prompt(_pieces(chat)), "messages"),
         tools=[
-            openai.to_function_tool(
-                tool.function.name, tool.function.description, tool.function.parameters
-            )
-            for tool in body.tools or ()
-            if isinstance(tool, _FunctionTool)
+            openai.to_function_tool(function.name, function.description, function.parameters)
+            for function in functions
         ],
-        max_tokens=body.max_completion_tokens or body.max_tokens or openai.NO_LIMIT,
+        max_tokens=chat.max_completion_tokens or chat.max_tokens or openai.NO_LIMIT,
         stop=tuple(stop or ()),
-        ignored=tuple(_ignored_names(body)),
-        structured=body.response_format is not None and body.response_format.type != "text",
+        ignored=(
+            *openai.ignored_settings(chat, _SAMPLING),
+            *(f"tools.{tool.type}" for tool in chat.tools or () if isinstance(tool, Typed)),
+        ),
+        structured=chat.response_format is not None and chat.response_format.type != "text",
     )
+    with_usage = chat.stream_options is not None and chat.stream_options.include_usage
+    return ParsedRequest(request, ChatReply(with_usage), bool(chat.stream))
 
 
 def _pieces(body: ChatRequest) -> Iterator[Piece]:
@@ -211,14 +177,14 @@ def _pieces(body: ChatRequest) -> Iterator[Piece]:
             case _InputMessage():
                 role: Role = "user" if message.role == "user" else "system"
                 for part in message.content:
-                    yield Piece(index, role, "text", _part_text(part))
+                    yield Piece(index, role, "text", openai.part_text(part))
             case _Result():
-                text = "\n".join(map(_part_text, message.content))
+                text = "\n".join(map(openai.part_text, message.content))
                 yield Piece(index, "user", "tool_result", text, tool_id=message.tool_call_id)
             case _Assistant():
                 yield Piece(index, "assistant", "thinking", message.reasoning_content or "")
                 for part in message.content or ():
-                    yield Piece(index, "assistant", "text", _part_text(part))
+                    yield Piece(index, "assistant", "text", openai.part_text(part))
                 for call in message.tool_calls or ():
                     yield Piece(
                         index,
@@ -228,20 +194,3 @@ def _pieces(body: ChatRequest) -> Iterator[Piece]:
                         name=call.function.name,
                         arguments=openai.read_arguments(call.function.arguments),
                     )
-
-
-def _part_text(part: _Text | openai.Refusal | _OtherPart) -> str:
-    match part:
-        case _Text():
-            return part.text
-        case openai.Refusal():
-            return part.refusal
-        case _:
-            return omission_text(part.type.removesuffix("_url").removeprefix("input_"))
-
-
-def _ignored_names(body: ChatRequest) -> Iterator[str]:
-    yield from openai.ignored_settings(body, _SAMPLING)
-    for tool in body.tools or ():
-        if isinstance(tool, _OtherTool):
-            yield f"tools.{tool.type}"

@@ -33,15 +33,12 @@ class ChatReply:
     """The client asked for a last chunk with the usage."""
 
     NAME = "openai-chat"
+    CALL_ID_PREFIX = openai.CALL_ID_PREFIX
     PING = COMMENT_PING
 
     def new_message_id(self) -> str:
         """Issue the id of an answer."""
         return openai.new_id("chatcmpl-")
-
-    def new_call_id(self) -> str:
-        """Issue the id of a tool call."""
-        return openai.new_call_id()
 
     def build_response(
         self, answer: Answer, request: TurnRequest, message_id: str

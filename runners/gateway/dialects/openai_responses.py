@@ -10,49 +10,34 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt
 
-from runners.gateway.conversation import SYSTEM_PROMPT, Piece, RequestAttribution, Role, TurnRequest
+from runners.gateway.conversation import SYSTEM_PROMPT, Piece, Role, TurnRequest
 from runners.gateway.dialects import openai, openai_tools
 from runners.gateway.dialects.attribution import read_codex
 from runners.gateway.dialects.body import (
+    Name,
+    Typed,
     WireModel,
     check_conversation,
     must_be_null,
-    omission_text,
     parse_body,
+    text_as_list,
 )
 from runners.gateway.dialects.contract import ParsedRequest
-from runners.gateway.dialects.openai import describe_model, error_response, list_models
 from runners.gateway.dialects.openai_responses_reply import ResponsesReply
-from runners.gateway.dialects.openai_tools import PolicyTool, Tool
-
-__all__ = [
-    "ResponsesRequest",
-    "describe_model",
-    "error_response",
-    "list_models",
-    "parse_request",
-    "to_turn_request",
-]
+from runners.gateway.dialects.openai_tools import Tool
 
 
-class _Text(WireModel):
+class _Text(openai.TextPart):
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    text: str
 
 
-class _OtherPart(WireModel):
+class _OtherPart(Typed):
     type: Literal["input_image", "input_file", "input_audio"]
 
 
 _Part = Annotated[_Text | openai.Refusal | _OtherPart, Field(discriminator="type")]
 
-
-def _as_parts(content: object) -> object:
-    """Return a bare string as one text part."""
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-
-
-_Content = Annotated[list[_Part], BeforeValidator(_as_parts)]
+_Content = Annotated[list[_Part], text_as_list("input_text")]
 
 
 class _Message(WireModel):
@@ -70,7 +55,7 @@ class _Reasoning(WireModel):
 class _FunctionCall(WireModel):
     type: Literal["function_call"]
     call_id: str
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     namespace: str | None = None
     arguments: str
 
@@ -78,7 +63,7 @@ class _FunctionCall(WireModel):
 class _CustomCall(WireModel):
     type: Literal["custom_tool_call"]
     call_id: str
-    name: Annotated[str, Field(min_length=1)]
+    name: Name
     namespace: str | None = None
     input: str
 
@@ -120,16 +105,12 @@ _Item = Annotated[
 ]
 
 
-class _Typed(WireModel):
-    type: str
-
-
 class _ReasoningSettings(WireModel):
     effort: str | None = None
 
 
 class _TextSettings(WireModel):
-    format: _Typed | None = None
+    format: Typed | None = None
 
 
 class ResponsesRequest(WireModel):
@@ -141,7 +122,7 @@ class ResponsesRequest(WireModel):
     input: Annotated[list[_Item], BeforeValidator(_as_items), Field(min_length=1)]
     instructions: str | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | _Typed | None = None
+    tool_choice: str | Typed | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: PositiveInt | None = None
     stream: bool | None = None
@@ -185,35 +166,21 @@ def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Parse a ``POST /v1/responses``."""
     wire = parse_body(ResponsesRequest, body)
     tools, left_out = openai_tools.to_policy_tools(wire.tools or ())
-    request = to_turn_request(
-        wire, tools, left_out, read_codex(headers, wire.client_metadata or {})
-    )
-    reply = ResponsesReply(tools)
-    return ParsedRequest(request, reply, reply if wire.stream else None)
-
-
-def to_turn_request(
-    body: ResponsesRequest,
-    tools: Mapping[str, PolicyTool],
-    left_out: list[str],
-    attribution: RequestAttribution,
-) -> TurnRequest:
-    """Return a request free of its dialect; raises Refused if it ends with an assistant's item."""
-    wants_thinking = body.reasoning is not None and body.reasoning.effort != "none"
-    format_ = body.text.format if body.text else None
-    return TurnRequest(
-        model=body.model,
-        pieces=check_conversation(openai.merge_system_prompt(_pieces(body)), "input"),
+    format_ = wire.text.format if wire.text else None
+    request = TurnRequest(
+        model=wire.model,
+        pieces=check_conversation(openai.merge_system_prompt(_pieces(wire)), "input"),
         tools=[tool.function for tool in tools.values()],
-        max_tokens=body.max_output_tokens or openai.NO_LIMIT,
-        show_thinking=wants_thinking,
+        max_tokens=wire.max_output_tokens or openai.NO_LIMIT,
+        show_thinking=wire.reasoning is not None and wire.reasoning.effort != "none",
         ignored=(
-            *openai.ignored_settings(body, _SAMPLING),
+            *openai.ignored_settings(wire, _SAMPLING),
             *(f"tools.{kind}" for kind in left_out),
         ),
-        attribution=attribution,
+        attribution=read_codex(headers, wire.client_metadata or {}),
         structured=format_ is not None and format_.type != "text",
     )
+    return ParsedRequest(request, ResponsesReply(tools), bool(wire.stream))
 
 
 def _pieces(body: ResponsesRequest) -> Iterator[Piece]:
@@ -230,12 +197,12 @@ def _pieces(body: ResponsesRequest) -> Iterator[Piece]:
 
 def _input_pieces(index: int, item: _Message | _Result) -> Iterator[Piece]:
     if isinstance(item, _Result):
-        text = "\n".join(map(_part_text, item.output))
+        text = "\n".join(map(openai.part_text, item.output))
         yield Piece(index, "user", "tool_result", text, tool_id=item.call_id)
         return
     role: Role = "user" if item.role == "user" else "system"
     for part in item.content:
-        yield Piece(index, role, "text", _part_text(part))
+        yield Piece(index, role, "text", openai.part_text(part))
 
 
 def _assistant_pieces(
@@ -244,10 +211,10 @@ def _assistant_pieces(
     match item:
         case _Message():
             for part in item.content:
-                yield Piece(index, "assistant", "text", _part_text(part))
+                yield Piece(index, "assistant", "text", openai.part_text(part))
             return
         case _Reasoning():
-            text = "\n".join(map(_part_text, item.content or item.summary or ()))
+            text = "\n".join(map(openai.part_text, item.content or item.summary or ()))
             yield Piece(index, "assistant", "thinking", text)
             return
         case _FunctionCall():
@@ -263,13 +230,3 @@ def _assistant_pieces(
     yield Piece(
         index, "assistant", "tool_call", tool_id=item.call_id, name=name, arguments=arguments
     )
-
-
-def _part_text(part: _Text | openai.Refusal | _OtherPart) -> str:
-    match part:
-        case _Text():
-            return part.text
-        case openai.Refusal():
-            return part.refusal
-        case _:
-            return omission_text(part.type.removeprefix("input_"))

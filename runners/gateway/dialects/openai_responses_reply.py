@@ -32,15 +32,12 @@ class ResponsesReply:
     """The client's tools, by the names that the policy knows."""
 
     NAME = "openai-responses"
+    CALL_ID_PREFIX = openai.CALL_ID_PREFIX
     PING = COMMENT_PING
 
     def new_message_id(self) -> str:
         """Issue the id of an answer."""
         return openai.new_id("resp_")
-
-    def new_call_id(self) -> str:
-        """Issue the id of a tool call."""
-        return openai.new_call_id()
 
     def build_response(
         self, answer: Answer, request: TurnRequest, message_id: str

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Tag
 
 from runners.gateway.conversation import IssuedCall
 from runners.gateway.dialects import openai
-from runners.gateway.dialects.body import WireModel
+from runners.gateway.dialects.body import Name, Typed, WireModel
 from runners.gateway.refusal import RefusalKind, Refused
 
 LOCAL_SHELL = "local_shell"
@@ -27,16 +27,11 @@ SHELL = ("bash", "-lc")
 FREEFORM_INPUT = "input"
 SHELL_COMMAND = "command"
 
-_Name = Annotated[str, Field(min_length=1)]
 
-
-class FunctionTool(WireModel):
+class FunctionTool(openai.Function):
     """A function, alone or in a namespace."""
 
     type: Literal["function"]
-    name: _Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
 
 
 class _Format(WireModel):
@@ -49,15 +44,9 @@ class CustomTool(WireModel):
     """A freeform tool: it takes plain text, perhaps of a grammar."""
 
     type: Literal["custom"]
-    name: _Name
+    name: Name
     description: str | None = None
     format: _Format | None = None
-
-
-class OtherTool(WireModel):
-    """The local shell, or a tool that runs on the server."""
-
-    type: str
 
 
 def _tool_tag(tool: object) -> str:
@@ -68,7 +57,7 @@ def _tool_tag(tool: object) -> str:
 _Simple = (
     Annotated[FunctionTool, Tag("function")]
     | Annotated[CustomTool, Tag("custom")]
-    | Annotated[OtherTool, Tag("other")]
+    | Annotated[Typed, Tag("other")]
 )
 
 
@@ -76,7 +65,7 @@ class NamespaceTool(WireModel):
     """Tools under a common name."""
 
     type: Literal["namespace"]
-    name: _Name
+    name: Name
     tools: list[Annotated[_Simple, Discriminator(_tool_tag)]]
 
 
@@ -120,7 +109,7 @@ def to_policy_tools(tools: Iterable[Tool]) -> tuple[dict[str, PolicyTool], list[
 
 def _flatten(
     tools: Iterable[Tool],
-) -> Iterator[tuple[FunctionTool | CustomTool | OtherTool, str | None]]:
+) -> Iterator[tuple[FunctionTool | CustomTool | Typed, str | None]]:
     for tool in tools:
         if isinstance(tool, NamespaceTool):
             yield from ((inner, tool.name) for inner in tool.tools)
@@ -129,7 +118,7 @@ def _flatten(
 
 
 def _to_policy_tool(
-    tool: FunctionTool | CustomTool | OtherTool, namespace: str | None
+    tool: FunctionTool | CustomTool | Typed, namespace: str | None
 ) -> PolicyTool | None:
     match tool:
         case FunctionTool():
@@ -142,7 +131,7 @@ def _to_policy_tool(
             kind = f"Text of this grammar:\n{grammar}" if grammar else "Text."
             function = _one_string_function(name, tool.description, FREEFORM_INPUT, kind)
             return PolicyTool(function, "custom", tool.name, namespace)
-        case OtherTool(type="local_shell"):
+        case Typed(type="local_shell"):
             function = _one_string_function(
                 LOCAL_SHELL, "Run a command in a shell.", SHELL_COMMAND, "Command line for bash."
             )
@@ -171,39 +160,28 @@ def join_command(command: list[str]) -> str:
 
 def to_call_item(call: IssuedCall, tools: Mapping[str, PolicyTool]) -> dict[str, Any]:
     """Return the output item by which a client runs a call."""
-    tool = tools.get(call.name)
-    tail = call.id.removeprefix("call_")
-    item: dict[str, Any]
-    if tool is not None and tool.kind == "custom":
-        item = {
-            "type": "custom_tool_call",
-            "id": f"ctc_{tail}",
-            "status": "completed",
-            "call_id": call.id,
-            "name": tool.name,
-            "input": _one_string(call.arguments, FREEFORM_INPUT),
-        }
-    elif tool is not None and tool.kind == "local_shell":
-        command = [*SHELL, _one_string(call.arguments, SHELL_COMMAND)]
-        item = {
-            "type": "local_shell_call",
-            "id": f"lsh_{tail}",
-            "status": "completed",
-            "call_id": call.id,
-            "action": {"type": "exec", "command": command, "env": {}},
-        }
-    else:
-        item = {
-            "type": "function_call",
-            "id": f"fc_{tail}",
-            "status": "completed",
-            "call_id": call.id,
-            "name": tool.name if tool else call.name,
-            "arguments": openai.write_arguments(call.arguments),
-        }
-    if tool is not None and tool.namespace is not None:
-        item["namespace"] = tool.namespace
-    return item
+    tool = tools.get(call.name) or PolicyTool({}, "function", call.name)
+    content: dict[str, Any] = {"name": tool.name}
+    match tool.kind:
+        case "custom":
+            kind, prefix = "custom_tool_call", "ctc"
+            content["input"] = _one_string(call.arguments, FREEFORM_INPUT)
+        case "local_shell":
+            kind, prefix = "local_shell_call", "lsh"
+            command = [*SHELL, _one_string(call.arguments, SHELL_COMMAND)]
+            content = {"action": {"type": "exec", "command": command, "env": {}}}
+        case "function":
+            kind, prefix = "function_call", "fc"
+            content["arguments"] = openai.write_arguments(call.arguments)
+    if tool.namespace is not None:
+        content["namespace"] = tool.namespace
+    return {
+        "type": kind,
+        "id": f"{prefix}_{call.id.removeprefix('call_')}",
+        "status": "completed",
+        "call_id": call.id,
+        **content,
+    }
 
 
 def _one_string(arguments: dict[str, Any], name: str) -> str:

@@ -244,4 +244,4 @@ def test_every_field_that_clients_send_is_accepted() -> None:
 
 @pytest.mark.parametrize(("stream", "streams"), [(True, True), (False, False), (None, False)])
 def test_only_a_client_that_asks_for_a_stream_gets_one(stream: bool | None, streams: bool) -> None:
-    assert (parse(stream=stream).framing is not None) is streams
+    assert parse(stream=stream).stream is streams

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from secrets import token_hex
 from typing import Any, get_args
 
 import pytest
@@ -41,7 +42,7 @@ ARGUMENTS = st.one_of(
 )
 CALLS = st.lists(
     st.builds(
-        lambda name, arguments: IssuedCall(openai.new_call_id(), name, arguments),
+        lambda name, arguments: IssuedCall(openai.CALL_ID_PREFIX + token_hex(12), name, arguments),
         st.sampled_from([*TOOLS, "unknown"]),
         ARGUMENTS,
     ),
