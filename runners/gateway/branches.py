@@ -115,17 +115,14 @@ class Branches:
         self._tokenizer = tokenizer
         self._nodes: list[PathNode] = []
         """By turn index."""
-        self._tips: list[PathNode] = []
-        """Turns that no turn of their thread and branch continues; least recently used first."""
-        self._tip_states: dict[int, TipState] = {}
-        """By turn index."""
+        self._tips: dict[PathNode, TipState] = {}
+        """Turns that no turn of their thread and branch continues; oldest first."""
 
     def find_answer(self, fingerprint: bytes) -> tuple[dict[str, Any], int] | None:
         """Return the body that answered this very request, and the tokens of its prompt; None if
         there is none, or if the conversation has gone on since.
         """
-        for tip in reversed(self._tips):
-            state = self._tip_states[tip.node.index]
+        for tip, state in reversed(self._tips.items()):
             if state.fingerprint == fingerprint:
                 return state.response, tip.prompt_length
         return None
@@ -194,10 +191,8 @@ class Branches:
         )
         self._nodes.append(added)
         if parent is not None and parent in self._tips and _same_line(parent.node, place):
-            self._tips.remove(parent)
-            del self._tip_states[parent.node.index]
-        self._tips.append(added)
-        self._tip_states[turn.index] = TipState(prepared.fingerprint, response, answer.calls)
+            del self._tips[parent]
+        self._tips[added] = TipState(prepared.fingerprint, response, answer.calls)
 
     # --- the turn that a request continues, and its prompt --------------------------------------
 
@@ -272,9 +267,9 @@ class Branches:
         """
         waiting = [
             (tip, call)
-            for tip in self._tips
+            for tip, state in self._tips.items()
             if tip.node.branch in ("main", "subagent")
-            for call in self._tip_states[tip.node.index].calls
+            for call in state.calls
             if starts_subagent(call)
         ]
         text = "\n".join(piece.text for piece in request.pieces if piece.role == "user")

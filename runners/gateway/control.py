@@ -19,22 +19,14 @@ import socket
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from runners.gateway.refusal import Refused
-
-if TYPE_CHECKING:  # a worker that only relays sockets does not load the server
-    from runners.gateway.server import GatewayServer
 
 logger = logging.getLogger(__name__)
 
 DELIVERY_S = 120.0
 """A connection that sends nothing is dropped after this; a sandbox's boot deadline ends its own
 connection earlier.
-"""
-CLOSE_S = 1.0
-"""Requests that are still being answered on a session's listener when the session ends get this
-long.
 """
 LINE_BYTES = 4096
 BACKLOG = 1024
@@ -104,22 +96,6 @@ class ControlSocket:
             listener.close()
             raise
         await asyncio.get_running_loop().sock_sendall(connection, b"1")
-
-
-async def serve_listener(server: GatewayServer, key: str, listener: socket.socket) -> None:
-    """Serve a listening socket for the session of a key, until the session ends."""
-    entry = server.registry.find_by_key(key)
-    if entry.session.finished:
-        raise ValueError("its session is finished")
-    http = server.make_http_server(only=entry)
-    accepting = await asyncio.get_running_loop().create_server(http, sock=listener, backlog=BACKLOG)
-
-    async def close() -> None:
-        accepting.close()
-        http.pre_shutdown()  # ends idle keep-alive connections, which shutdown would wait for
-        await http.shutdown(timeout=CLOSE_S)
-
-    entry.close_callbacks.append(close)
 
 
 async def _receive(connection: socket.socket) -> tuple[str, socket.socket]:

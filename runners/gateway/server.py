@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import logging
 import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
 from conf.errors import AgentrlError
 from runners.engines.resilient import ResilientEngine
+from runners.gateway.control import BACKLOG
 from runners.gateway.dialects import (
     anthropic,
     anthropic_reply,
@@ -59,6 +61,12 @@ MODEL = "policy"
 IDEMPOTENCY = "idempotency-key"
 """Header: two requests with the same key create one session (IETF
 draft-ietf-httpapi-idempotency-key-header).
+"""
+
+
+CLOSE_S = 1.0
+"""Requests that are still being answered on a session's listener when the session ends get this
+long.
 """
 
 
@@ -108,6 +116,25 @@ class GatewayServer:
             access_log=None,
             max_field_size=HEADER_BYTES,
         )
+
+    async def serve_listener(self, key: str, listener: socket.socket) -> None:
+        """Serve a listening socket for the session of a key, until the session ends; raises
+        Refused, or ValueError if the session is finished.
+        """
+        entry = self.registry.find_by_key(key)
+        if entry.session.finished:
+            raise ValueError("its session is finished")
+        http = self.make_http_server(only=entry)
+        accepting = await asyncio.get_running_loop().create_server(
+            http, sock=listener, backlog=BACKLOG
+        )
+
+        async def close() -> None:
+            accepting.close()
+            http.pre_shutdown()  # ends idle keep-alive connections, which shutdown would wait for
+            await http.shutdown(timeout=CLOSE_S)
+
+        entry.close_callbacks.append(close)
 
     async def _handle(
         self, request: web.BaseRequest, only: SessionEntry | None

@@ -27,7 +27,7 @@ from runners.engines.contract import Engine
 from runners.engines.resilient import ResilientEngine
 from runners.engines.sglang.workers import connect_engine
 from runners.gateway.chat_template import ServerParsers, make_renderer
-from runners.gateway.control import ControlSocket, serve_listener
+from runners.gateway.control import ControlSocket
 from runners.gateway.registry import SessionRegistry
 from runners.gateway.server import GatewayServer
 from runners.gateway.session import SessionServices
@@ -208,7 +208,7 @@ async def _listening(server: GatewayServer, settings: GatewaySettings) -> AsyncI
 
 @asynccontextmanager
 async def _control_socket(server: GatewayServer) -> AsyncIterator[str]:
-    control = ControlSocket(partial(serve_listener, server))
+    control = ControlSocket(server.serve_listener)
     control.start()
     try:
         yield str(control.path)

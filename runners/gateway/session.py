@@ -61,16 +61,6 @@ class SessionServices:
     """Parses what is sampled, where the renderer cannot."""
 
 
-@dataclass(frozen=True, slots=True)
-class _TurnPlan:
-    """The place of a turn, as found when its thread had ``after_turn`` turns. Once it has more, the
-    place must be found again.
-    """
-
-    place: Placement
-    after_turn: int
-
-
 class Session:
     """A conversation of one rollout attempt; all calls on one event loop."""
 
@@ -135,12 +125,13 @@ class Session:
             return completed_turn(*earlier)
         if self._started == self._max_turns:
             raise Refused(RefusalKind.FORBIDDEN, f"{TURNS_SPENT}: {self._max_turns} of them")
-        plan = self._plan(prepared)
-        turn = InFlightTurn(builder.new_message_id(), len(plan.place.prompt))
+        place = self._find_placement(prepared)
+        taken = self._turns_of[request.attribution.thread]
+        turn = InFlightTurn(builder.new_message_id(), len(place.prompt))
         # A task of its own, not the HTTP handler's: it must outlive a client that disconnects after
         # the sampling, and several clients can wait for it.
         task = asyncio.get_running_loop().create_task(
-            self._run_turn(turn, prepared, builder, plan), name=f"turn-{self.id}"
+            self._run_turn(turn, prepared, builder, place, taken), name=f"turn-{self.id}"
         )
         task.add_done_callback(lambda _: self._on_turn_done(turn, prepared.fingerprint))
         turn.outcome = task
@@ -182,28 +173,32 @@ class Session:
         if turn.outcome.cancelled() or turn.outcome.exception() is not None:
             self._started -= 1
 
-    def _plan(self, prepared: PreparedRequest) -> _TurnPlan:
+    def _find_placement(self, prepared: PreparedRequest) -> Placement:
         place = self._branches.find_placement(prepared)
         length, limit = len(place.prompt), self._max_context_tokens
         if length + 1 > limit:
             raise Refused(
                 RefusalKind.INVALID, f"{PROMPT_TOO_LONG}: {length} tokens > {limit} maximum"
             )
-        return _TurnPlan(place, self._turns_of[prepared.request.attribution.thread])
+        return place
 
     async def _run_turn(
         self,
         turn: InFlightTurn,
         prepared: PreparedRequest,
         builder: ResponseBuilder,
-        plan: _TurnPlan,
+        place: Placement,
+        taken: int,
     ) -> dict[str, Any]:
-        """Sample, parse and store a turn; return the body that answers it."""
+        """Sample, parse and store a turn; return the body that answers it.
+
+        ``place`` was found when the turn's thread had ``taken`` turns.
+        """
         arrived, thread = time.perf_counter(), prepared.request.attribution.thread
         async with self._locks.setdefault(thread, asyncio.Lock()):
-            if plan.after_turn != self._turns_of[thread]:
-                plan = self._plan(prepared)
-            place, started_at = plan.place, time.time()
+            if taken != self._turns_of[thread]:  # another turn came in between
+                place = self._find_placement(prepared)
+            started_at = time.time()
             generation = await self._generate(prepared.request, place)
             turn.sampled = True
             parsed = await self._parse(prepared.request, place.prompt, generation)

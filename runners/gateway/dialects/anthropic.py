@@ -155,7 +155,18 @@ def to_turn_request(body: CountRequest, attribution: RequestAttribution = UNNAME
     return TurnRequest(
         model=body.model,
         pieces=check_conversation(_pieces(body), "messages"),
-        tools=[_function(tool) for tool in body.tools or () if tool.input_schema is not None],
+        tools=[
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.input_schema,
+                },
+            }
+            for tool in body.tools or ()
+            if tool.input_schema is not None
+        ],
         max_tokens=sampled.max_tokens if sampled else 1,
         stop=tuple(sampled.stop_sequences or ()) if sampled else (),
         show_thinking=body.thinking is not None and body.thinking.type != "disabled",
@@ -247,17 +258,6 @@ def _block_text(block: _Text | _Media | _ToolReference) -> str:
             return str(block.source["data"])
         case _:
             return omission_text(f"{block.type} {block.source.get('media_type', '')}")
-
-
-def _function(tool: _Tool) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.input_schema,
-        },
-    }
 
 
 def _ignored(body: MessagesRequest) -> Iterator[str]:
