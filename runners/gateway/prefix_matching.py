@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Literal
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece, TurnRequest, fingerprint
@@ -96,16 +95,24 @@ def split_parts(pieces: Sequence[Piece], keys: Sequence[bytes]) -> list[RequestP
     ``keys``: the pieces' digests.
     """
     parts: list[RequestPart] = []
-    for is_assistant, members in groupby(
-        enumerate(pieces), key=lambda numbered: numbered[1].role == "assistant"
-    ):
-        if is_assistant:
-            run = list(members)
-            ids = tuple(piece.tool_id for _, piece in run if piece.kind == "tool_call")
-            parts.append(RequestPart(run[0][0], AssistantPart(ids)))
-        else:
-            parts += (RequestPart(at, InputPart(keys[at])) for at, _ in members)
+    run: list[int] = []
+    """Assistant pieces since the last input piece."""
+    for at, piece in enumerate(pieces):
+        if piece.role == "assistant":
+            run.append(at)
+            continue
+        if run:
+            parts.append(_assistant_part(run, pieces))
+            run = []
+        parts.append(RequestPart(at, InputPart(keys[at])))
+    if run:
+        parts.append(_assistant_part(run, pieces))
     return parts
+
+
+def _assistant_part(run: Sequence[int], pieces: Sequence[Piece]) -> RequestPart:
+    ids = [pieces[at].tool_id for at in run if pieces[at].kind == "tool_call"]
+    return RequestPart(run[0], AssistantPart(tuple(ids)))
 
 
 def match_prefix(

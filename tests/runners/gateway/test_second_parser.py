@@ -94,8 +94,8 @@ def our_parser(directory: Path) -> Callable[[str, str], Read]:
 
 
 @pytest.mark.parametrize("row", CORPUS, ids=lambda row: f"{row['renderer']}-{row['text'][:40]!r}")
-def test_both_parsers_agree(row: dict[str, Any], ours: Callable[[str, str], Read]) -> None:
-    reasoning, calls = ours(row["renderer"], row["text"])
+def test_both_parsers_agree(row: dict[str, Any], our_parser: Callable[[str, str], Read]) -> None:
+    reasoning, calls = our_parser(row["renderer"], row["text"])
     if row["renderer"].startswith("glm") and "think>" not in row["text"]:
         # a turn of GLM begins with its thoughts, which smg does not know
         assert reasoning == row["text"].partition("<tool_call>")[0].strip()
