@@ -78,10 +78,13 @@ def test_stacked_bars_stay_within_the_drawing(heights: dict[int, tuple[float, fl
             "high": ("orange", {step: pair[1] for step, pair in heights.items()}),
         },
     )
+    bars = 0
     for path in drawn(chart, "fill") if chart is not None else []:
         for left, bottom, up in re.findall(r"M([\d.-]+) ([\d.]+)v(-?[\d.]+)", path.get("d") or ""):
             assert 0 <= float(left) <= WIDTH
             assert 0 <= float(bottom) + float(up) <= float(bottom) <= HEIGHT
+            bars += 1
+    assert bars > 0 or max(map(sum, heights.values())) < 1e-9
 
 
 def test_each_step_says_its_values() -> None:
