@@ -166,10 +166,8 @@ def _cluster_job(configs: list[Config]) -> Job:
     config = configs[0]
     if len(configs) > 1:
         raise ConfigError(
-            [
-                f"a sweep needs launch=local, and launch={config.launch.kind} starts jobs on a "
-                "cluster: start each combination with a launch.name of its own"
-            ]
+            f"a sweep needs launch=local, and launch={config.launch.kind} starts jobs on a "
+            "cluster: start each combination with a launch.name of its own"
         )
     assert isinstance(config.launch, ClusterLaunchConfig)
     shared = Path(config.launch.shared_dir) / config.launch.name
@@ -178,11 +176,9 @@ def _cluster_job(configs: list[Config]) -> Job:
         return Job(config, config.run.dir or Path("runs") / config.launch.name, "")
     if config.run.dir not in (None, shared):
         raise ConfigError(
-            [
-                f"run.dir={config.run.dir}, but the nodes see a job with launch="
-                f"{config.launch.kind} in {shared} only (launch.shared_dir/launch.name): leave "
-                "run.dir out"
-            ]
+            f"run.dir={config.run.dir}, but the nodes see a job with launch="
+            f"{config.launch.kind} in {shared} only (launch.shared_dir/launch.name): leave "
+            "run.dir out"
         )
     return Job(config, shared, "")
 

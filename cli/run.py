@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,7 +157,7 @@ def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> No
                 "policy": policy,
                 "changes": job.changes(),
                 "config": job.config.model_dump(mode="json"),
-                "plan": plan.to_dict(),
+                "plan": asdict(plan),
             }
             for job, plan, policy in zip(jobs, plans, policies, strict=True)
         ]

@@ -53,6 +53,6 @@ class ConfigError(AgentrlError):
 
     exit_code = ExitCode.USAGE
 
-    def __init__(self, faults: list[str]) -> None:
-        self.faults = faults
-        super().__init__("\n".join(faults))
+    def __init__(self, faults: str | list[str]) -> None:
+        self.faults = [faults] if isinstance(faults, str) else faults
+        super().__init__("\n".join(self.faults))

@@ -29,74 +29,69 @@ PROGRAMS = {
 def find_job_problems(plan: JobPlan) -> list[Problem]:
     """Return every problem of starting the job from this machine."""
     checks = (_check_programs, _check_shared_dir, _check_secrets, _check_hosts)
-    return [problem for check in checks for problem in check(plan)]
+    return [Problem(True, message) for check in checks for message in check(plan)]
 
 
-def _check_programs(plan: JobPlan) -> Iterator[Problem]:
+def _check_programs(plan: JobPlan) -> Iterator[str]:
     kind = plan.job.config.launch.kind
     for program in (*PROGRAMS[kind], "bash"):
         if shutil.which(program) is None:
-            yield Problem(
-                True,
+            yield (
                 f"launch={kind} starts the job with {program}, which is not on this machine's "
-                "PATH: start the job where it is, or choose another launch",
+                "PATH: start the job where it is, or choose another launch"
             )
 
 
-def _check_shared_dir(plan: JobPlan) -> Iterator[Problem]:
+def _check_shared_dir(plan: JobPlan) -> Iterator[str]:
     config, shared = plan.job.config, Path(plan.job.launch.shared_dir)
     if isinstance(config.launch, KubernetesLaunchConfig) and not shared.is_dir():
         return  # The claim may be mounted in the pods only.
     if not shared.is_dir():
-        yield Problem(
-            True,
+        yield (
             f"launch.shared_dir={shared} is not a directory here: start the job where it is "
-            "mounted, or only write the scripts with `agentrl launch … --out DIR`",
+            "mounted, or only write the scripts with `agentrl launch … --out DIR`"
         )
         return
     if not os.access(shared, os.W_OK | os.X_OK):
-        yield Problem(True, f"launch.shared_dir={shared} cannot be written by this user")
+        yield f"launch.shared_dir={shared} cannot be written by this user"
     model, task = plan.job.model.path, config.task
     if model is not None and model.is_relative_to(shared) and not (model / "config.json").exists():
-        yield Problem(True, f"model.path={model} has no config.json: put the checkpoint there")
+        yield f"model.path={model} has no config.json: put the checkpoint there"
     if isinstance(task, JsonlTaskConfig):
         tasks = Path(task.path)
         if tasks.is_relative_to(shared) and not tasks.exists():
-            yield Problem(True, f"task.path={tasks} does not exist: put the tasks there")
+            yield f"task.path={tasks} does not exist: put the tasks there"
 
 
-def _check_secrets(plan: JobPlan) -> Iterator[Problem]:
+def _check_secrets(plan: JobPlan) -> Iterator[str]:
     if plan.job.config.launch.kind not in ("ssh", "slurm"):
         return  # The nodes of a running cluster have them in their own environment.
     missing = [name for name in plan.secrets if not os.environ.get(name)]
     if missing:
-        yield Problem(
-            True,
+        yield (
             f"the job needs {', '.join(missing)} in the environment: export it first (no file or "
-            "log will hold it)",
+            "log will hold it)"
         )
 
 
-def _check_hosts(plan: JobPlan) -> Iterator[Problem]:
+def _check_hosts(plan: JobPlan) -> Iterator[str]:
     launch = plan.job.config.launch
     if not isinstance(launch, SshLaunchConfig):
         return
     try:
         named = read_hosts(launch)
     except (OSError, UnicodeDecodeError) as error:
-        yield Problem(True, f"launch.hosts_file={launch.hosts_file} cannot be read: {error}")
+        yield f"launch.hosts_file={launch.hosts_file} cannot be read: {error}"
         return
     if len(named) != launch.nodes:
-        yield Problem(
-            True,
+        yield (
             f"launch.hosts_file={launch.hosts_file} names {len(named)} hosts, and launch.nodes="
-            f"{launch.nodes}: name one per node",
+            f"{launch.nodes}: name one per node"
         )
     elif not _may_be_this_machine(named[0]):
-        yield Problem(
-            True,
+        yield (
             f"{named[0]}, the first host of launch.hosts_file, is another machine: start the job "
-            "there, where Ray's head will be, or put this machine first",
+            "there, where Ray's head will be, or put this machine first"
         )
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -66,10 +65,6 @@ class LocalPlan:
     disk_mb: int
     disk_free_mb: int
     problems: tuple[Problem, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain JSON values."""
-        return asdict(self)
 
 
 def plan_local_run(config: Config, run_dir: Path) -> LocalPlan:

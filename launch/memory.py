@@ -30,7 +30,7 @@ Assumptions, with their sources:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from conf.sections.moe import HybridAttention, LatentAttention
@@ -107,7 +107,7 @@ def estimate_memory(job: ClusterJob, topology: Topology) -> MemoryPlan:
     if job.trainer.optimizer_offload:
         host = _optimizer_bytes(job, topology) / GIB * launch.gpus_per_node
     plan = MemoryPlan(training, sampling, _find_longest_sample(job, topology), cache, host, ())
-    return MemoryPlan(training, sampling, plan.segment_tokens, cache, host, _faults(job, plan))
+    return replace(plan, faults=_faults(job, plan))
 
 
 def _faults(job: ClusterJob, plan: MemoryPlan) -> tuple[str, ...]:
@@ -137,16 +137,16 @@ def _faults(job: ClusterJob, plan: MemoryPlan) -> tuple[str, ...]:
 
 def estimate_training(job: ClusterJob, topology: Topology, tokens: int) -> Phase:
     """Return the memory of training with microbatches of ``tokens`` tokens per rank."""
-    count = _count_rank_parameters(job, topology)
-    coming = _activations(job, topology, tokens) + _logits(job, topology, tokens)
+    count = sum(_fullest(job, topology))
+    activations, logits = _activations(job, topology, tokens), _logits(job, topology, tokens)
     optimizer = 0.0 if job.trainer.optimizer_offload else _optimizer_bytes(job, topology)
     parts = {
         "weights": 2 * count / GIB,
         "gradients": 4 * count / GIB,
         "optimizer": optimizer / GIB,
-        "activations": _activations(job, topology, tokens) / GIB,
-        "logits": _logits(job, topology, tokens) / GIB,
-        "fragmentation": FRAGMENTATION * coming / GIB,
+        "activations": activations / GIB,
+        "logits": logits / GIB,
+        "fragmentation": FRAGMENTATION * (activations + logits) / GIB,
         "CUDA, NCCL": OVERHEAD_GIB,
         "sleeping engine": SLEEPING_GIB if topology.colocated else 0.0,
     }
@@ -182,10 +182,6 @@ def _stage_parameters(job: ClusterJob, topology: Topology, stage: int) -> tuple[
 def _fullest(job: ClusterJob, topology: Topology) -> tuple[float, float]:
     stages = range(topology.pipeline)
     return max((_stage_parameters(job, topology, stage) for stage in stages), key=sum)
-
-
-def _count_rank_parameters(job: ClusterJob, topology: Topology) -> float:
-    return sum(_fullest(job, topology))
 
 
 def _optimizer_bytes(job: ClusterJob, topology: Topology) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from conf.errors import ConfigError
@@ -52,7 +52,7 @@ class JobPlan:
                 "converted": str(converted_checkpoint(self.job)),
             },
             "job_dir": str(job_dir(self.job)),
-            "topology": self.topology.to_dict(),
+            "topology": asdict(self.topology),
             "memory": self.memory.to_dict(),
             "step_tokens_at_most": self.step_tokens,
             "environment": self.environment,

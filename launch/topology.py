@@ -7,8 +7,7 @@ all of them, each with its key and the fix.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from conf.errors import ConfigError
 from conf.schema import Config
@@ -34,10 +33,8 @@ def cluster_job(config: Config) -> ClusterJob:
         assert isinstance(model, MoeModel)  # by conf.rules.slime_rules
         return ClusterJob(config, model, trainer, launch)
     raise ConfigError(
-        [
-            f"launch={launch.kind} has no scripts: choose launch=ssh, slurm, ray or kubernetes, "
-            "with trainer=slime"
-        ]
+        f"launch={launch.kind} has no scripts: choose launch=ssh, slurm, ray or kubernetes, "
+        "with trainer=slime"
     )
 
 
@@ -74,10 +71,6 @@ class Topology:
     """Rollouts per step."""
     batch: int
     """Rollouts per optimizer update."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the topology as plain JSON values."""
-        return asdict(self)
 
 
 def plan_topology(job: ClusterJob) -> Topology:

@@ -38,9 +38,9 @@ class AttemptProgress:
 
     def enter(self, stage: str) -> None:
         """Enter a stage."""
-        now = time.monotonic()
-        self._leave(now)
-        self.stage, self._begun, self.last_sign = stage, now, now
+        self._seconds = self.timings()
+        self.stage, self._begun = stage, time.monotonic()
+        self.last_sign = self._begun
 
     def timings(self) -> dict[str, float]:
         """Return the seconds spent in each stage so far."""
@@ -69,10 +69,6 @@ class AttemptProgress:
                 yield timeout
         finally:
             timer.cancel()
-
-    def _leave(self, now: float) -> None:
-        if self.stage:
-            self._seconds[self.stage] = self._seconds.get(self.stage, 0.0) + now - self._begun
 
 
 class AttemptWatch:

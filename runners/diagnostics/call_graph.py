@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from traceback import walk_stack
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any
 
@@ -188,12 +189,8 @@ def _links(task: Task) -> Iterator[Any]:
 def _next(link: Any) -> Any:
     if isinstance(link, asyncio.Future):
         return None
-    for name in ("cr_await", "gi_yieldfrom", "ag_await"):
-        if hasattr(link, name):
-            inner = getattr(link, name)
-            break
-    else:
-        return None
+    names = ("cr_await", "gi_yieldfrom", "ag_await")
+    inner = next((getattr(link, name) for name in names if hasattr(link, name)), None)
     if inner is None or isinstance(inner, _LINKS):
         return inner
     # The iterator of a future, or of a step of an asynchronous generator, has no attribute that
@@ -203,11 +200,8 @@ def _next(link: Any) -> Any:
 
 
 def _frame(link: Any) -> FrameType | None:
-    for name in ("cr_frame", "gi_frame", "ag_frame"):
-        frame: FrameType | None = getattr(link, name, None)
-        if frame is not None:
-            return frame
-    return None
+    frames = (getattr(link, name, None) for name in ("cr_frame", "gi_frame", "ag_frame"))
+    return next((frame for frame in frames if frame is not None), None)
 
 
 def _tasks_awaited(task: Task) -> list[Task]:
@@ -268,8 +262,7 @@ def _thread_behind(source: concurrent.futures.Future[Any]) -> Iterator[str]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
         inward: list[FrameType] = []
-        outer: FrameType | None = frame
-        while outer is not None:
+        for outer, _ in walk_stack(frame):
             if outer.f_code.co_filename == _THREAD_POOL and outer.f_code.co_name == "run":
                 if outer.f_locals["self"].future is source:
                     yield f"waits for thread {names.get(ident, ident)}"
@@ -278,7 +271,6 @@ def _thread_behind(source: concurrent.futures.Future[Any]) -> Iterator[str]:
                     return
                 break
             inward.append(outer)
-            outer = outer.f_back
     yield f"waits for {safe_repr(source)}, which no thread has begun"
 
 

@@ -28,7 +28,7 @@ from runners.diagnostics.sections import (
     write_diagnosis,
 )
 from runners.diagnostics.watchdog import Watchdog
-from runners.store.store_error import to_store_error
+from runners.store.store_error import raise_store_errors
 
 FOLDER = "diagnostics"
 
@@ -50,11 +50,9 @@ def install_diagnostics(
     """
     loop = asyncio.get_running_loop()
     folder = run_dir / FOLDER
-    try:
+    with raise_store_errors(folder):
         folder.mkdir(exist_ok=True)
         threads = (folder / f"{name}-threads.txt").open("a")
-    except OSError as error:
-        raise to_store_error(error, folder) from error
 
     def write_tasks(*_: object) -> None:
         parts = [

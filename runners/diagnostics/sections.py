@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 
 import psutil
@@ -50,7 +51,7 @@ def describe_threads(first: int | None = None) -> str:
 
 def describe_stack(frame: FrameType) -> str:
     """Return a thread's frames, the innermost last."""
-    frames = _list_frames(frame)
+    frames = [at for at, _ in walk_stack(frame)]
     lines = [
         line for at in reversed(frames[:_MAX_FRAMES]) for line in _format_frame(at).splitlines()
     ]
@@ -62,7 +63,7 @@ def describe_stack(frame: FrameType) -> str:
 
 def find_blocking_frame(frame: FrameType) -> str:
     """Return the innermost frame of a thread that is in no library: the one to look at first."""
-    frames = _list_frames(frame)
+    frames = [at for at, _ in walk_stack(frame)]
     own = [at for at in frames if not at.f_code.co_filename.startswith((*_FOREIGN, "<"))]
     return _format_frame((own or frames)[0])
 
@@ -114,15 +115,6 @@ def write_text_file(path: Path, text: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _list_frames(frame: FrameType) -> list[FrameType]:
-    frames: list[FrameType] = []
-    at: FrameType | None = frame
-    while at is not None:
-        frames.append(at)
-        at = at.f_back
-    return frames
 
 
 def _format_frame(frame: FrameType) -> str:

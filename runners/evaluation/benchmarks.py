@@ -28,10 +28,8 @@ class Benchmark:
         """Return the tasks; raises ConfigError if ``config`` has another choice of ``task``."""
         if config.task.kind != self.task:
             raise ConfigError(
-                [
-                    f"task={config.task.kind} is not what the benchmark {self.name} measures: "
-                    f"drop the override (it is task={self.task})"
-                ]
+                f"task={config.task.kind} is not what the benchmark {self.name} measures: "
+                f"drop the override (it is task={self.task})"
             )
         return self.load(config)
 
@@ -54,5 +52,5 @@ def find_benchmark(name: str) -> Benchmark:
     if name not in BENCHMARKS:
         hint = suggest(name, BENCHMARKS, "did you mean {}? ")
         known = ", ".join(BENCHMARKS)
-        raise ConfigError([f"{name} is not a benchmark: {hint}(benchmarks: {known})"])
+        raise ConfigError(f"{name} is not a benchmark: {hint}(benchmarks: {known})")
     return BENCHMARKS[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runners.processes.atomic_write import atomic_file
-from runners.store.store_error import to_store_error
+from runners.store.store_error import raise_store_errors
 
 REPORT = "report.json"
 CALIBRATION = "calibration.json"
@@ -21,8 +21,5 @@ def prediction_name(sample: int) -> str:
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file whole or not at all; raises StoreError."""
-    try:
-        with atomic_file(path) as partial:
-            partial.write_text(text, "utf-8")
-    except OSError as error:
-        raise to_store_error(error, path) from error
+    with raise_store_errors(path), atomic_file(path) as partial:
+        partial.write_text(text, "utf-8")

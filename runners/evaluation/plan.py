@@ -60,11 +60,9 @@ def select_tasks(benchmark: Benchmark, config: Config) -> Selection:
     chosen = matching[wanted.offset : end]
     if not chosen:
         raise ConfigError(
-            [
-                f"eval.ids={wanted.ids} eval.offset={wanted.offset} select no task ("
-                f"{len(matching)} of {len(tasks)} tasks of {benchmark.name} match eval.ids): "
-                "change one of them"
-            ]
+            f"eval.ids={wanted.ids} eval.offset={wanted.offset} select no task ("
+            f"{len(matching)} of {len(tasks)} tasks of {benchmark.name} match eval.ids): "
+            "change one of them"
         )
     return Selection(tuple(chosen))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from runners.evaluation.files import replace_file
 from runners.store.json_text import dumps
-from runners.store.store_error import to_store_error
+from runners.store.store_error import raise_store_errors
 from runners.tasks.contract import EvalScript, Patch, Task
 from runners.tasks.graders.official import EMPTY_REPORT, build_spec, is_installed, read_report
 from runners.tasks.graders.task_grader import log_file
@@ -85,10 +85,8 @@ def write_logs(run_dir: Path, sample: int, model: str, submissions: Iterable[Sub
         if not submission.is_tested:
             continue
         folder = parent / submission.task.id
-        try:
+        with raise_store_errors(folder):
             _write_log_dir(run_dir, folder, submission)
-        except OSError as error:
-            raise to_store_error(error, folder) from error
 
 
 def classify_failures(run_dir: Path, submissions: Iterable[Submission]) -> dict[str, FailureCause]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 from pydantic.fields import FieldInfo
@@ -21,9 +21,6 @@ from runners.export.derive import Part
 from runners.export.trajectory import INT64, Mask, Trajectory
 from runners.store.json_text import dumps, loads
 from runners.trajectory.declaration import split_optional
-
-if TYPE_CHECKING:
-    pass
 
 NAME = "trajectories.parquet"
 _GROUP_TOKENS = 2**20
@@ -39,7 +36,7 @@ def write_parquet(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
         import pyarrow.parquet as pq
     except ImportError:
         raise ConfigError(
-            ["--format parquet needs pyarrow: pip install 'agentrl[parquet]'"]
+            "--format parquet needs pyarrow: pip install 'agentrl[parquet]'"
         ) from None
     schema = pa.schema(_columns(pa, Trajectory))
     rows: list[dict[str, Any]] = []

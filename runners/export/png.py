@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,7 @@ import numpy as np
 
 from runners.export.contract import AddRollout, ExportedRollout, ExportedRun
 from runners.observe.png_charts import END_COLOURS, draw_swimlane, style_axes
-from runners.observe.swimlane import AttemptSpans, Span, lay_out, name_end
-from runners.trajectory.record import RolloutRecord
+from runners.observe.swimlane import AttemptSpans, Span, lay_out, name_end, without_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +75,7 @@ class _Step:
         calls = [
             Span(turn.branch, turn.started_at, turn.total_s, turn.thread) for turn in rollout.turns
         ]
-        self.attempts.append(AttemptSpans(_without_texts(record), stages=(), calls=calls))
+        self.attempts.append(AttemptSpans(without_texts(record), stages=(), calls=calls))
         self.groups.setdefault(record.group, _Column(str(record.group))).add(rollout)
         self.whole.add(rollout)
 
@@ -107,11 +106,6 @@ def write_png(folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
         draw()
     if len(steps) > 1:
         _draw_steps(steps, folder / "steps.png", run.name)
-
-
-def _without_texts(record: RolloutRecord) -> RolloutRecord:
-    """Return a record that is small enough to keep for a step."""
-    return replace(record, final_message="", patch="", verdict=None, extra={})
 
 
 def _draw_step(step: _Step, path: Path, run: str) -> None:

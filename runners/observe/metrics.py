@@ -16,7 +16,7 @@ from typing import Any
 
 from runners.processes.atomic_write import atomic_file
 from runners.store.json_text import dumps
-from runners.store.store_error import to_store_error
+from runners.store.store_error import raise_store_errors
 
 
 class MetricsWriter:
@@ -28,26 +28,22 @@ class MetricsWriter:
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Add the metrics of one step; ``step`` is among them, NaN becomes null."""
-        try:
+        with raise_store_errors(self._path):
             with self._path.open("ab") as file:
                 file.write(_line(metrics))
             if self._events:
                 self._events.add(metrics)
-        except OSError as error:
-            raise to_store_error(error, self._path) from error
 
     def rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace all steps that were written before by ``rows``."""
         rows = list(rows)
-        try:
+        with raise_store_errors(self._path):
             with atomic_file(self._path) as partial:
                 partial.write_bytes(b"".join(map(_line, rows)))
             if self._events:
                 self._events.restart()
                 for metrics in rows:
                     self._events.add(metrics)
-        except OSError as error:
-            raise to_store_error(error, self._path) from error
 
     def close(self) -> None:
         """Close the event file."""

@@ -9,7 +9,7 @@ from runners.observe.curves import Curve, RunCurves, read_curves
 from runners.observe.swimlane import Swimlane, name_end
 from runners.processes.atomic_write import atomic_file
 from runners.store.run_store import RunStore
-from runners.store.store_error import to_store_error
+from runners.store.store_error import raise_store_errors
 from runners.trajectory.outcome import OutcomeClass
 
 if TYPE_CHECKING:
@@ -48,11 +48,8 @@ def write_reward_curve(store: RunStore) -> Path | None:
     _draw_reward_curve(axes, curves)
     axes.set_title(store.run_dir.resolve().name, loc="left", fontsize=11)
     path = store.run_dir / "reward_curve.png"
-    try:
-        with atomic_file(path) as partial:
-            figure.savefig(partial, format="png")
-    except OSError as error:
-        raise to_store_error(error, path) from error
+    with raise_store_errors(path), atomic_file(path) as partial:
+        figure.savefig(partial, format="png")
     return path
 
 

@@ -14,16 +14,13 @@ from runners.observe.status import Leak, Status
 from runners.processes.atomic_write import atomic_file
 from runners.store.json_text import dumps
 from runners.store.status_file import find_remote_driver, read_status_file
-from runners.store.store_error import to_store_error
+from runners.store.store_error import raise_store_errors
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """Replace the JSON file ``path``; raises StoreError."""
-    try:
-        with atomic_file(path) as partial:
-            partial.write_text(dumps(dict(document)) + "\n", "utf-8")
-    except OSError as error:
-        raise to_store_error(error, path) from error
+    with raise_store_errors(path), atomic_file(path) as partial:
+        partial.write_text(dumps(dict(document)) + "\n", "utf-8")
 
 
 def read_remote_status(run_dir: Path) -> Status | None:

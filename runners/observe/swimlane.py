@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runners.trajectory.record import MAIN_THREAD, RolloutRecord
 
@@ -125,6 +125,11 @@ def _lay_out_attempt(attempt: AttemptSpans, start: float) -> LaidOutAttempt:
         left=min((box.left for box in boxes), default=0.0),
         right=max((box.left + box.width for box in boxes), default=0.0),
     )
+
+
+def without_texts(record: RolloutRecord) -> RolloutRecord:
+    """Return a record without its long texts, small enough to keep many of them."""
+    return replace(record, final_message="", patch="", verdict=None, extra={})
 
 
 def name_end(record: RolloutRecord) -> str:

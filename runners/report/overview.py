@@ -121,6 +121,11 @@ def _between(rate: SolveRate) -> str:
 
 def build_curves(facts: ReportData) -> Element | None:
     """Return the charts of the run over its steps."""
+
+    def curve(name: str, metric: str) -> list[ChartLine]:
+        return [ChartLine(name, metric_points(facts.steps, metric), "blue")]
+
+    solved, speed = curve("solved", SOLVE_RATE), curve("tokens/s", "tokens/per_s")
     charts = [
         draw_line_chart(
             "Held-out solve rate",
@@ -129,35 +134,21 @@ def build_curves(facts: ReportData) -> Element | None:
             rate=True,
             most=1.0,
         ),
-        draw_line_chart(
-            "Training solve rate",
-            "graded rollouts",
-            [ChartLine("solved", metric_points(facts.steps, SOLVE_RATE), "blue")],
-            rate=True,
-            most=1.0,
-        ),
-        draw_line_chart(
-            "Mean reward",
-            "graded rollouts",
-            [ChartLine("reward", metric_points(facts.steps, REWARD), "blue")],
-        ),
+        draw_line_chart("Training solve rate", "graded rollouts", solved, rate=True, most=1.0),
+        draw_line_chart("Mean reward", "graded rollouts", curve("reward", REWARD)),
         draw_stacked_chart(
             "How rollouts ended",
             "rollouts per step",
             {end: (colour, _counts(facts.sums.ends, end)) for end, colour in _ENDS.items()},
         ),
         draw_stacked_chart("Trained tokens", "per step, by kind of segment", _trained(facts)),
-        draw_line_chart(
-            "Sampling speed",
-            "tokens/s while rolling out",
-            [ChartLine("tokens/s", metric_points(facts.steps, "tokens/per_s"), "blue")],
-        ),
+        draw_line_chart("Sampling speed", "tokens/s while rolling out", speed),
         draw_stacked_chart("Time of a step", "seconds, by phase", _phases(facts)),
         draw_stacked_chart("Time of a rollout", "mean seconds, by stage", _stages(facts)),
         draw_line_chart(
             "Training against rollout",
             "k3, an estimate of KL",
-            [ChartLine("k3", metric_points(facts.steps, "policy/k3"), "blue")],
+            curve("k3", "policy/k3"),
             log=True,
         ),
     ]
@@ -178,25 +169,22 @@ def _counts(by_step: Mapping[int, Mapping[str, float]], name: str) -> dict[int, 
     return {step: counts.get(name, 0.0) for step, counts in by_step.items()}
 
 
+def _heights(facts: ReportData, metric: str) -> dict[int, float]:
+    return {step: value or 0.0 for step, value in metric_points(facts.steps, metric)}
+
+
 def _trained(facts: ReportData) -> dict[str, tuple[str, dict[int, float]]]:
     return {
-        kind: (
-            colour,
-            {step["step"]: step.get(f"tokens/trained_{kind}") or 0.0 for step in facts.steps},
-        )
+        kind: (colour, _heights(facts, f"tokens/trained_{kind}"))
         for kind, colour in _SEGMENTS.items()
     }
 
 
 def _phases(facts: ReportData) -> dict[str, tuple[str, dict[int, float]]]:
-    parts: dict[str, tuple[str, dict[int, float]]] = {
-        name: (colour, {step["step"]: step.get(key) or 0.0 for step in facts.steps})
-        for name, (colour, key) in _PHASES.items()
-    }
-    known = {step["step"]: step.get("time/step_s") or 0.0 for step in facts.steps}
+    parts = {name: (colour, _heights(facts, key)) for name, (colour, key) in _PHASES.items()}
     rest = {
         step: max(0.0, whole - sum(heights[step] for _, heights in parts.values()))
-        for step, whole in known.items()
+        for step, whole in _heights(facts, "time/step_s").items()
     }
     return {**parts, "batch and checkpoint": ("grey", rest)}
 

@@ -13,7 +13,7 @@ from conf.compose import changed_keys
 from runners.campaign.result import metrics_rows
 from runners.evaluation.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from runners.observe.status import Status, read_store_status
-from runners.observe.swimlane import name_end
+from runners.observe.swimlane import name_end, without_texts
 from runners.store.run_store import EventRow, RunStore
 from runners.trajectory.outcome import OutcomeClass
 from runners.trajectory.record import RolloutRecord
@@ -89,13 +89,13 @@ class Sums:
             if graded:
                 seen, solved = self.tasks.get(record.group, (0, 0))
                 self.tasks[record.group] = (seen + 1, solved + bool(record.solved))
-        took = (record.timings.get("total", 0.0), record.session_id, _without_texts(record))
+        took = (record.timings.get("total", 0.0), record.session_id, without_texts(record))
         (heapq.heappush if len(self.slow) < SLOWEST else heapq.heappushpop)(self.slow, took)
 
     def _failed(self, record: RolloutRecord) -> None:
         message = record.outcome.message
         key = (record.outcome.code.value, message[:_MESSAGE])
-        failure = self.failures.setdefault(key, Failure(key[0], message, _without_texts(record)))
+        failure = self.failures.setdefault(key, Failure(key[0], message, without_texts(record)))
         failure.count += 1
         failure.retried += not record.counts
 
@@ -103,11 +103,6 @@ class Sums:
     def slowest(self) -> list[RolloutRecord]:
         """The rollouts that took longest, the longest first."""
         return [record for _, _, record in sorted(self.slow, reverse=True)]
-
-
-def _without_texts(record: RolloutRecord) -> RolloutRecord:
-    """Return a record without its long texts."""
-    return replace(record, final_message="", patch="", verdict=None, extra={})
 
 
 @dataclass(frozen=True, slots=True)

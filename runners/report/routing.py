@@ -112,10 +112,8 @@ def _charts(facts: ReportData) -> list[Element]:
             "Choices training would not make",
             "share of what was replayed",
             [
-                ChartLine("tokens", metric_points(facts.steps, "r3/disagree_token"), "orange"),
-                ChartLine(
-                    "slots", metric_points(facts.steps, "r3/disagree_slot"), "blue", dashed=True
-                ),
+                curve("tokens", "disagree_token", "orange"),
+                curve("slots", "disagree_slot", "blue", dashed=True),
             ],
             rate=True,
         ),
@@ -123,19 +121,14 @@ def _charts(facts: ReportData) -> list[Element]:
             "Coverage",
             "share of tokens",
             [
-                ChartLine("captured", metric_points(facts.steps, "r3/captured"), "blue"),
-                ChartLine(
-                    "replayed", metric_points(facts.steps, "r3/replayed"), "orange", dashed=True
-                ),
+                curve("captured", "captured", "blue"),
+                curve("replayed", "replayed", "orange", dashed=True),
             ],
             rate=True,
             most=1.0,
         ),
         draw_line_chart(
-            "Gradient of the routers",
-            "norm",
-            [curve("norm", "gate_grad_norm", "blue")],
-            log=True,
+            "Gradient of the routers", "norm", [curve("norm", "gate_grad_norm", "blue")], log=True
         ),
     ]
     return [chart for chart in charts if chart is not None]

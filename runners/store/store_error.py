@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
@@ -54,6 +56,15 @@ _BY_SQLITE: dict[int, tuple[str, ExitCode]] = {
         ExitCode.DATA_REFUSED,
     ),
 }
+
+
+@contextmanager
+def raise_store_errors(path: Path) -> Iterator[None]:
+    """Raise an OSError of the block, which writes ``path``, as a StoreError."""
+    try:
+        yield
+    except OSError as error:
+        raise to_store_error(error, path) from error
 
 
 def to_store_error(error: sqlite3.Error | OSError, path: Path) -> StoreError:

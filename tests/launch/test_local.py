@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_more_rollouts_than_fit_into_memory_are_a_warning(config: Config, tmp_pa
 
 
 def test_a_plan_is_plain_json(config: Config, tmp_path: Path) -> None:
-    document = plan_local_run(config, tmp_path).to_dict()
+    document = asdict(plan_local_run(config, tmp_path))
     assert document["processes"][0]["name"] == "driver and trainer"
 
 
