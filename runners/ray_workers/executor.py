@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -37,7 +38,6 @@ from runners.store.store_error import StoreError
 from runners.tasks.contract import Task
 from runners.trajectory import ids
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
-from runners.trajectory.record import RolloutRecord
 
 START_S = 60.0
 """Time to find the cluster."""
@@ -80,9 +80,8 @@ class RayExecutor:
         )
         self._recording: DriverRecording
         self._server: JsonServer | None = None
-        self._backend: SandboxBackend
-        self._gone_with_worker = True
-        """True if sandboxes end with the worker that made them."""
+        self._backend: SandboxBackend | None
+        """Ends the sandboxes of a lost node; None if they are containers, which only it can end."""
 
     async def start(
         self,
@@ -96,9 +95,9 @@ class RayExecutor:
         ``gateway`` is what the gateway announced; ``recorder`` stores what the attempts give;
         ``context.backend`` ends what a lost node left at a provider.
         """
-        self._backend = context.backend
         # A machine's own containers outlive who made them: they stay in the ledger.
-        self._gone_with_worker = not isinstance(config.sandbox, DockerSandboxConfig)
+        docker = isinstance(config.sandbox, DockerSandboxConfig)
+        self._backend = None if docker else context.backend
         self._recording = DriverRecording(recorder, self._ledger)
         host = config.gateway.host
         self._server = JsonServer(
@@ -138,21 +137,17 @@ class RayExecutor:
         self, context: AttemptContext, spec: RolloutSpec, number: int, queued_s: float
     ) -> AttemptResult:
         """Run an attempt on some node."""
-        loop, deadlines = asyncio.get_running_loop(), context.deadlines
-        asked, teardown_s = loop.time(), 2 * deadlines.teardown_s
-        allowed_s = deadlines.guard_s + teardown_s + self._grace_s
+        queued_since, teardown_s = time.monotonic() - queued_s, 2 * context.deadlines.teardown_s
+        allowed_s = context.deadlines.guard_s + teardown_s + self._grace_s
         with context.watch.attempt(ids.session_id(spec.rollout_id, number)) as progress:
             progress.enter(Stage.QUEUE)
-            remote = RemoteAttempt(spec, number, progress, allowed_s, loop.create_future())
+            done = asyncio.get_running_loop().create_future()
+            remote = RemoteAttempt(spec, number, progress, allowed_s, done)
             try:
                 await context.sandbox_starts.take()
                 remote.spec = replace(spec, task=await self._make_sendable(context, spec.task))
                 async with remote.limit:
-                    try:
-                        waited_s = queued_s + loop.time() - asked
-                        answer = await self._pool.dispatch(remote, waited_s)
-                    finally:
-                        remote.given_up = True
+                    answer = await self._pool.dispatch(remote, queued_since)
             except asyncio.CancelledError:
                 await self._pool.cancel(remote, teardown_s)
                 self._record_cancelled(remote)
@@ -160,7 +155,8 @@ class RayExecutor:
             except NodeLost as lost:
                 await self._revoke_session(context, remote.session_id)
                 shared, lost.reported = lost.reported, True  # all attempts of the node raise it
-                result = self._fail(remote, OutcomeCode.INFRA_NODE_LOST, str(lost), lost.node)
+                code = OutcomeCode.INFRA_NODE_LOST
+                result = self._fail(remote, code, str(lost), node=lost.node)
                 return replace(result, shared=shared)
             except TimeoutError:
                 await self._pool.cancel(remote, teardown_s)
@@ -179,7 +175,7 @@ class RayExecutor:
 
     async def _remove_sandboxes(self, node: str) -> None:
         """End the sandboxes that a lost worker made and left elsewhere."""
-        if not self._gone_with_worker:
+        if self._backend is None:
             return
         left = self._sandboxes(node)
         try:
@@ -212,9 +208,8 @@ class RayExecutor:
     def _record_cancelled(self, remote: RemoteAttempt) -> None:
         """Write the record of a cancelled attempt, unless its worker has."""
         if remote.session_id not in self._recording.cancelled:
-            stage = Stage(remote.progress.stage)
-            outcome = Outcome(OutcomeCode.CANCELLED_USER, stage, "cancelled")
-            self._store.put_rollout(self._record(remote, outcome))
+            cancelled = self._fail(remote, OutcomeCode.CANCELLED_USER, "cancelled")
+            self._store.put_rollout(cancelled.record)
 
     async def _revoke_session(self, context: AttemptContext, session_id: str) -> None:
         """Delete the session of an attempt that may still run somewhere: it takes no more turns."""
@@ -224,20 +219,15 @@ class RayExecutor:
         self._ledger.unregister("session", session_id)
 
     def _fail(
-        self, remote: RemoteAttempt, code: OutcomeCode, text: str, node: str | None = None
+        self, remote: RemoteAttempt, code: OutcomeCode, text: str, **extra: str
     ) -> AttemptResult:
+        """Return the result of an attempt whose worker brings none."""
         outcome = Outcome(code, Stage(remote.progress.stage), text)
-        record = self._record(remote, outcome)
-        if node is not None:
-            record = replace(record, extra={"node": node})
-        return AttemptResult(record, pushed_back=False)
-
-    def _record(self, remote: RemoteAttempt, outcome: Outcome) -> RolloutRecord:
-        """Return the record of an attempt that its worker did not bring."""
         totals = self._store.turn_totals(remote.session_id)
         timings = remote.progress.timings()
         timings["total"] = sum(timings.values())
-        return replace(make_record(remote.spec, remote.number, outcome, totals), timings=timings)
+        record = make_record(remote.spec, remote.number, outcome, totals)
+        return AttemptResult(replace(record, timings=timings, extra=extra), pushed_back=False)
 
 
 async def join(

@@ -42,10 +42,8 @@ class Relay:
             task = asyncio.current_task()
             assert task is not None
             connections.add(task)
-            try:
-                await self._forward(reader, writer)
-            finally:
-                connections.discard(task)
+            task.add_done_callback(connections.discard)
+            await self._forward(reader, writer)
 
         async def take_listener(key: str, listener: socket.socket) -> None:
             await self._check_key(key)

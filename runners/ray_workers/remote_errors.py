@@ -38,35 +38,30 @@ class NodeLost(AgentrlError):
         super().__init__(message)
 
 
+_DETAIL: dict[type[BaseException], str | None] = {
+    StoreError: "exit_code",
+    NodeLost: "node",
+    ExecutorError: "exit_code",
+    asyncio.CancelledError: None,
+    TimeoutError: None,
+}
+"""The exceptions that arrive as what they are, each with the attribute that its constructor takes
+after the message.
+"""
+
+
 def encode_error(error: BaseException) -> dict[str, Any]:
-    """Return the JSON form of an exception: its type, message, exit code and node."""
-    data: dict[str, Any] = {"message": error_text(error)}
-    match error:
-        case StoreError():
-            return data | {"type": "StoreError", "exit_code": int(error.exit_code)}
-        case NodeLost():
-            return data | {"type": "NodeLost", "node": error.node}
-        case AgentrlError():
-            return data | {"type": "ExecutorError", "exit_code": int(error.exit_code)}
-        case asyncio.CancelledError():
-            return data | {"type": "CancelledError"}
-        case TimeoutError():
-            return data | {"type": "TimeoutError"}
-    message = f"{type(error).__name__}: {data['message']}"
-    code = ExitCode.SERVICE_GONE
-    return {"type": "ExecutorError", "message": message, "exit_code": int(code)}
+    """Return the JSON form of an exception: its type and the arguments of its constructor."""
+    kind = next((each for each in _DETAIL if isinstance(error, each)), ExecutorError)
+    message, detail = error_text(error), _DETAIL[kind]
+    if not isinstance(error, kind | AgentrlError):
+        message = f"{type(error).__name__}: {message}"
+    details = [getattr(error, detail, ExitCode.SERVICE_GONE)] if detail else []
+    return {"type": kind.__name__, "arguments": [message, *details]}
 
 
 def decode_error(data: Mapping[str, Any]) -> BaseException:
     """Return the exception that ``encode_error`` was given, or the ExecutorError for it."""
-    message = data["message"]
-    match data["type"]:
-        case "StoreError":
-            return StoreError(message, ExitCode(data["exit_code"]))
-        case "NodeLost":
-            return NodeLost(message, data["node"])
-        case "CancelledError":
-            return asyncio.CancelledError(message)
-        case "TimeoutError":
-            return TimeoutError(message)
-    return ExecutorError(message, ExitCode(data["exit_code"]))
+    [kind] = (each for each in _DETAIL if each.__name__ == data["type"])
+    arguments = (ExitCode(each) if isinstance(each, int) else each for each in data["arguments"])
+    return kind(*arguments)

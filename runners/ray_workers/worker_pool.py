@@ -141,7 +141,7 @@ class WorkerPool:
         self._not_before: dict[str, float] = {}
         """The time (``time.monotonic``) before which a node is not tried again."""
         self._changed = asyncio.Event()
-        """Set when a worker may have room, or there may be none left."""
+        """Set when a worker may have room, or one that was ready is gone."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self.handlers: Mapping[str, Handler] = {
@@ -176,23 +176,24 @@ class WorkerPool:
         self._spawn(self._watch_nodes(), "watch-nodes")
 
     async def dispatch(
-        self, remote: RemoteAttempt, queued_s: float
+        self, remote: RemoteAttempt, queued_since: float
     ) -> AttemptResult | BaseException:
         """Run an attempt and return its result, or what it raised on its worker.
 
+        It has waited since ``queued_since`` (``time.monotonic``).
         Raises NodeLost, and ExecutorError if there is no node for too long or Ray is gone.
         """
-        asked = time.monotonic()
         worker = await self._free_worker()
         worker.attempts[remote.session_id] = remote
         remote.done.add_done_callback(lambda _: self._free(worker, remote))
-        queued_s += time.monotonic() - asked
+        queued_s = time.monotonic() - queued_since
         spec = dump(SPEC, remote.spec)
         worker.order("start", {"spec": spec, "number": remote.number, "queued_s": queued_s})
         return await asyncio.shield(remote.done)  # whoever is cancelled here calls ``cancel``
 
     async def cancel(self, remote: RemoteAttempt, deadline_s: float) -> None:
         """Have an attempt ended; returns when its worker has removed what it made, or too late."""
+        remote.given_up = True
         for worker in self.workers.values():
             if remote.session_id in worker.attempts:
                 worker.order("cancel", remote.session_id)
@@ -267,34 +268,29 @@ class WorkerPool:
         await worker.ready
 
     async def _run_worker(self, worker: WorkerHandle, token: str) -> None:
-        """Stay with a worker from its start to its end, and end its attempts with it."""
-        failure: BaseException = ExecutorError("it has closed")
-        try:
-            failure = await self._wait_for_end(worker, token)
-        except AgentrlError as error:
-            failure = error
-        finally:
-            del self.workers[token]
-            await self._end_attempts(worker, failure)
-            self._changed.set()
-
-    async def _wait_for_end(self, worker: WorkerHandle, token: str) -> BaseException:
-        """Run a worker until it ends or is silent for too long; returns why it has ended."""
+        """Stay with a worker from its start until it ends or is silent for too long, and end its
+        attempts with it.
+        """
         node = worker.node
-        body = {"node_id": node.node_id, "node": node.name, "url": self._driver_url}
-        running = asyncio.ensure_future(
-            self._placement.call("run", body | {"token": token}, deadline_s=None)
-        )
+        failure: AgentrlError | TimeoutError = AgentrlError("it has closed")
+        body = {"node_id": node.node_id, "node": node.name, "url": self._driver_url, "token": token}
+        running = asyncio.create_task(self._placement.call("run", body, deadline_s=None))
         try:
             while not (await asyncio.wait([running], timeout=POLL_S))[0]:
                 worker.silent_s += POLL_S  # no clock: the driver itself may have stood still
                 limit = self._silence_s if worker.ready.done() else PREPARE_S
                 if worker.silent_s > limit:
-                    return NodeLost(f"its worker did not call for {limit:g} s", node.name)
-            error = running.result()
-            return decode_error(error) if error else ExecutorError("it has closed")
+                    raise NodeLost(f"its worker did not call for {limit:g} s", node.name)
+            if error := running.result():
+                raise decode_error(error)
+        except (AgentrlError, TimeoutError) as error:
+            failure = error
         finally:
             running.cancel()
+            del self.workers[token]
+            if worker.ready.done():  # attempts may wait for room on it: there may be none left
+                self._changed.set()
+            await self._end_attempts(worker, failure)
 
     async def _end_attempts(self, worker: WorkerHandle, failure: BaseException) -> None:
         """Make a worker's end known, and then end its attempts with it."""
@@ -364,24 +360,21 @@ class WorkerPool:
         """Return the least busy worker, when one has room; raises ExecutorError if for too long
         there is none at all.
         """
-        since: float | None = None
         while True:
             ready = [worker for worker in self.workers.values() if worker.ready.done()]
             free = [each for each in ready if len(each.attempts) < self._rollouts_per_node]
             if free:
                 return min(free, key=lambda worker: len(worker.attempts))
-            since = None if ready else (since or time.monotonic())
-            left = self._patience_s - (time.monotonic() - since) if since else None
-            if left is not None and left <= 0:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(None if ready else self._patience_s):
+                    await self._changed.wait()
+            except TimeoutError:
                 raise ExecutorError(
                     f"no node of the Ray cluster could take rollouts for {self._patience_s:g} s "
                     f"(executor.patience_s), and of the last it was said: {self._last_failure}; "
                     "start some, then continue with --resume"
-                )
-            self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._changed.wait()
+                ) from None
 
     def _free(self, worker: WorkerHandle, remote: RemoteAttempt) -> None:
         del worker.attempts[remote.session_id]
