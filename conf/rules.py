@@ -110,7 +110,7 @@ def length_rules(
 
 
 def deadline_rules(rollout: RolloutConfig) -> Iterator[Rule]:
-    """Yield the rule that an attempt within the deadline of every phase is within its own."""
+    """Yield the rule that an attempt within the deadline of every stage is within its own."""
     limits = rollout.deadlines
     needed = limits.boot_s + limits.harness_s + limits.patch_s + limits.grade_s + limits.teardown_s
     yield (

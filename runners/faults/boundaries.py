@@ -190,7 +190,7 @@ def wrap_backend(
 
 def _wrap_sandbox(real: Sandbox, injection: Injection, count_turns: CountTurns) -> Sandbox:
     name, grading = real.spec.name, real.spec.network == "none"
-    sandbox = MortalSandbox(real, injection, None if grading else count_turns)
+    sandbox = LosableSandbox(real, injection, None if grading else count_turns)
     pending = injection.pending.pop(name, None)
 
     def draw(where: Boundary) -> Callable[[Arguments], Fault | None]:
@@ -217,7 +217,7 @@ def _garble(result: CommandResult) -> CommandResult:
     return replace(result, stdout=GARBAGE, stderr=GARBAGE, exit_code=0, timed_out=False)
 
 
-class MortalSandbox(ForwardingSandbox):
+class LosableSandbox(ForwardingSandbox):
     """A sandbox that can be lost, with everything in it, while a command runs."""
 
     def __init__(self, real: Sandbox, injection: Injection, count_turns: CountTurns | None) -> None:

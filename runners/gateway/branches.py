@@ -226,8 +226,8 @@ class Branches:
     ) -> list[int] | HistoryBreak:
         """Return the prompt that continues a turn token by token, or the reason why there is none.
 
-        Promise 1 of the design is checked here: the prompt begins with the parent's prompt and
-        sampled output as they were, whatever the renderer returns.
+        Checks that the prompt begins with the parent's prompt and sampled output as they were,
+        whatever the renderer returns: the first promise of docs/architecture.md.
         """
         path = parent.node.tokens().tolist()
         bridged = self._renderer.bridge_to_next_turn(

@@ -23,7 +23,7 @@ from runners.observe.terminal_plot import AXIS, LINE, MARK, plot_rates
 
 _REFRESH_HZ = 4
 _MAX_WIDTH, _MAX_HEIGHT = 120, 40
-_STAGES = ("queue", "boot", "harness", "patch", "grade")
+_STAGES = ("queue", "session", "boot", "harness", "patch", "finish", "grade")
 
 Mode = Literal["auto", "on", "off"]
 
@@ -160,7 +160,7 @@ class Dashboard:
         )
         times = Text.assemble(
             (format_duration(progress.elapsed_s), "bold"),
-            (" gone  ", "bright_black"),
+            (" elapsed  ", "bright_black"),
             (format_duration(progress.eta_s()), "bold"),
             (" left ", "bright_black"),
         )

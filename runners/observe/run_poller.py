@@ -105,7 +105,7 @@ class RunPoller:
 
     def _count_in_flight(self) -> Counter[str]:
         """Return the number of attempts by stage, as far as the ledger tells stages apart."""
-        ((opened, talking),) = self._store.query(
+        ((opened, with_turns),) = self._store.query(
             """
             SELECT count(*), count(*) FILTER (WHERE EXISTS (
                 SELECT 1 FROM turn WHERE session_id = name
@@ -117,8 +117,8 @@ class RunPoller:
         )
         return +Counter(
             {
-                Stage.BOOT.value: opened - talking,
-                Stage.HARNESS.value: talking,
+                Stage.BOOT.value: opened - with_turns,
+                Stage.HARNESS.value: with_turns,
                 Stage.GRADE.value: grading,
             }
         )

@@ -48,7 +48,7 @@ class Status:
     driver_host: str | None
     created_at: float
     updated_at: float
-    """Last sign of life."""
+    """Time of the last write or heartbeat."""
     steps: int
     """Steps to do."""
     steps_done: int
@@ -115,7 +115,7 @@ def render(status: Status) -> Table:
         table.add_row("", f"and {more:,} more")
     for path in status.diagnoses:
         table.add_row("diagnosis", path)
-    table.add_row("last sign of life", f"{format_duration(time.time() - status.updated_at)} ago")
+    table.add_row("last update", f"{format_duration(time.time() - status.updated_at)} ago")
     if status.resume_command:
         table.add_row("continue with", Text(status.resume_command))
     return table

@@ -2,7 +2,7 @@
 
 Invariant: an attempt runs on one worker, and ends with NodeLost when that is lost: when its node
 dies or leaves, when it does not call for too long, or when it cannot call the driver any more.
-No call of a lost worker is heard, and its node gets a new one.
+Calls of a lost worker are refused, and its node gets a new one.
 """
 
 from __future__ import annotations

@@ -291,18 +291,25 @@ class Attempt:
 
     async def _tear_down(self, what: str, action: Awaitable[object]) -> None:
         """Await a teardown step within its deadline; its failure is an event, never a result."""
+        deadline_s = self._context.deadlines.teardown_s
+        step = asyncio.ensure_future(action)
         try:
-            async with asyncio.timeout(self._context.deadlines.teardown_s):
-                await action
+            async with asyncio.timeout(deadline_s):
+                await asyncio.shield(step)
         except (asyncio.CancelledError, Exception) as error:
             # A CancelledError is this task's own only if somebody asked for it; a library that
             # cancels its internals raises one as well, and that is a failure like any other.
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                # Cut off between the removal and its entry in the ledger, a step would leave
+                # an entry of something that is gone.
+                await asyncio.wait([step], timeout=deadline_s)
                 raise
             text = f"{type(error).__name__}: {error_text(error)}"
             await self._recorder.event(
                 "teardown_failed", {"session_id": self._session_id, "what": what, "error": text}
             )
+        finally:
+            step.cancel()  # does nothing to a step that is done
 
     def _note_pending(self) -> None:
         if self._progress.pending:

@@ -30,6 +30,7 @@ from runners.store.run_state import State
 from runners.store.run_store import RunStore
 
 HEARTBEAT_S = 5.0
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -91,20 +92,23 @@ class RunDriver:
         """
         self._store.set_state(State.RUNNING, wall_s=self._before_s, **self._info)
         self._store.replace_config(self._config.model_dump(mode="json"))
-        if sys.version_info < (
-            3,
-            12,
-        ):  # the default of 3.11 starts a thread per child; 3.12's does not
+        # The default watcher of 3.11 starts a thread per child; 3.12's does not.
+        if sys.version_info < (3, 12):
             asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())
-        code, message = asyncio.run(self._main(work))
+        handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
         try:
-            close()
-        except AgentrlError as error:  # a full disk, say; what ended the run comes first
-            code, message = (code, message) if code else (error.exit_code, str(error))
-        try:
-            self._store_end(code, message)
-        except AgentrlError as error:
-            code, message = (code, message) if code else (error.exit_code, str(error))
+            code, message = asyncio.run(self._main(work))
+            try:
+                close()
+            except AgentrlError as error:  # a full disk, say; what ended the run comes first
+                code, message = (code, message) if code else (error.exit_code, str(error))
+            try:
+                self._store_end(code, message)
+            except AgentrlError as error:
+                code, message = (code, message) if code else (error.exit_code, str(error))
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         return RunEnd(code, message, self.wall_s, self.draining.is_set())
 
     async def _main(self, work: Work) -> tuple[ExitCode, str]:
@@ -224,13 +228,16 @@ class RunDriver:
                     "stopping: rollouts in flight finish first; a second signal stops at once"
                 )
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, on_signal, number)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
+                # Until ``run`` has stored the end: a run that is stopped while its results are
+                # drawn would look killed.
+                signal.signal(number, signal.SIG_IGN)
 
 
 def open_run(config: Config, run_dir: Path, *, resume: bool) -> RunStore:

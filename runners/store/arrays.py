@@ -11,6 +11,7 @@ import fcntl
 import os
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -84,8 +85,9 @@ class ArrayFile:
     def read(self, offset: int, size: int, crc: int) -> bytes:
         """Return bytes that were appended; raises StoreError if the disk lost or changed them."""
         if self._reader is None:
-            self._reader = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        data = os.pread(self._reader, size, offset)
+            with suppress(FileNotFoundError):  # deleted: its arrays are lacking like any others
+                self._reader = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        data = b"" if self._reader is None else os.pread(self._reader, size, offset)
         if len(data) != size or zlib.crc32(data) != crc:
             raise StoreError(
                 f"{self.path} lacks the arrays of a stored turn (offset {offset}): the "

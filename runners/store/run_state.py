@@ -57,7 +57,7 @@ class Driver:
             return heartbeat_at is not None and time.time() - heartbeat_at < REMOTE_SILENCE_S
         try:
             process = psutil.Process(self.pid)
-            # a pid is reused sooner or later: the start time tells the driver from a stranger
+            # a pid is reused sooner or later: the start time tells the driver from another process
             same = abs(process.create_time() - self.started_at) < _CLOCK_SLACK_S
             return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:

@@ -164,7 +164,7 @@ class RolloutRecord:
     trained_tokens: Annotated[int, NOT_EXPORTED]
     """Sampled tokens that entered the loss."""
     timings: dict[str, float]
-    """Seconds per phase: queue, boot, harness, patch, grade, teardown, total."""
+    """Seconds per stage (``outcome.Stage``), and in total."""
     final_message: str
     """Last message of the agent."""
     patch: str

@@ -2,8 +2,8 @@
 // The page only ever sets text: no string of a rollout is parsed as markup.
 
 const KINDS = ["main", "subagent", "compaction", "side"];
-const PHASES = ["queue", "boot", "harness", "patch", "grade", "teardown"];
-const PHASE_COLOURS = ["--wipe", "--side", "--main", "--subagent", "--compaction", "--dim"];
+const STAGES = ["queue", "session", "boot", "harness", "patch", "finish", "grade"];
+const STAGE_COLOURS = ["--wipe", "--dim", "--side", "--main", "--subagent", "--accent", "--compaction"];
 const TOKENS_AT_ONCE = 4000;
 
 const at = (id) => document.getElementById(id);
@@ -125,7 +125,7 @@ function trouble() {
 }
 
 function phases() {
-  const parts = PHASES.map((name, index) => [name, open.timings[name], PHASE_COLOURS[index]]).filter(([, seconds]) => seconds > 0);
+  const parts = STAGES.map((name, index) => [name, open.timings[name], STAGE_COLOURS[index]]).filter(([, seconds]) => seconds > 0);
   if (!parts.length) return [];
   return [make("div", { class: "phases" }, ...parts.map(([name, seconds, colour]) => make("i", { title: `${name} ${fixed(seconds)} s`, style: { "flex-grow": seconds, background: `var(${colour})` } }))),
     make("div", { class: "legend" }, ...parts.map(([name, seconds, colour]) => make("span", {}, make("i", { style: { background: `var(${colour})` } }), `${name} ${fixed(seconds)} s`)),

@@ -1,4 +1,4 @@
-"""One tiny model and its transformers twin for the whole room; engines on top of it."""
+"""One tiny model and its transformers twin for all tests of engines; engines on top of it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ SESSION = "train-000001-00-00-a0"
 
 
 def drive(
-    run_dir: Path, work: Callable[[Progress, RunStore], Awaitable[None]], *overrides: str
+    run_dir: Path,
+    work: Callable[[Progress, RunStore], Awaitable[None]],
+    *overrides: str,
+    close: Callable[[], object] = lambda: None,
 ) -> tuple[RunEnd, Progress]:
     config = compose(["observe.dashboard=off", *overrides])
     progress = Progress("run", 1)
@@ -30,7 +33,7 @@ def drive(
         async def working() -> None:
             await work(progress, store)
 
-        return RunDriver(config, store, progress).run(working, lambda: None), progress
+        return RunDriver(config, store, progress).run(working, close), progress
 
 
 def diagnosis(run_dir: Path, kind: str) -> str:
@@ -105,3 +108,14 @@ def test_what_a_second_signal_cuts_off_is_kept(tmp_path: Path) -> None:
     end, _ = drive(tmp_path / "run", leave)
     assert end.exit_code == ExitCode.TERMINATED
     assert ".cut_off\n" in kept[0]
+
+
+def test_a_signal_while_the_results_are_written_leaves_a_run_with_its_end(tmp_path: Path) -> None:
+    async def nothing(progress: Progress, store: RunStore) -> None:
+        pass
+
+    before = signal.getsignal(signal.SIGTERM)
+    end, _ = drive(tmp_path / "run", nothing, close=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert end.exit_code == ExitCode.DONE
+    assert read_status(tmp_path / "run").state == "done"
+    assert signal.getsignal(signal.SIGTERM) == before
