@@ -122,12 +122,18 @@ def test_a_tail_that_a_crash_left_behind_is_never_read(store: RunStore) -> None:
         assert_same_turn(again.turns("s")[1], a_turn("s", 1))
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "deleted"])
 def test_arrays_that_the_disk_lost_are_refused(store: RunStore, damage: str) -> None:
     write_session(store, "s", 2)
     path = store.run_dir / "arrays" / "turns.bin"
     data = path.read_bytes()
-    path.write_bytes(data[:-1] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
+    match damage:
+        case "cut":
+            path.write_bytes(data[:-1])
+        case "changed":
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        case "deleted":
+            path.unlink()
     with pytest.raises(StoreError, match="lacks the arrays") as caught:
         store.turns("s")
     assert caught.value.exit_code == ExitCode.DATA_REFUSED
