@@ -20,8 +20,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"cli", "conf", "launch", "runners"}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "base"}
 README_LINES = 40
-REPEATED_CLASSES = {"Placement"}
-"""Class names with several meanings: a request on a branch, a worker on a node."""
 RUNS_ELSEWHERE = {"slime", "minisweagent", "native"}
 """Modules of the program inside which a file runs: slime, mini-swe-agent, our agent's sandbox."""
 PART_OF = {"pydantic_core": "pydantic", "connectrpc": "e2b"}
@@ -136,8 +134,7 @@ def test_a_class_name_has_one_meaning() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path))
-    repeated = {name: where for name, where in places.items() if len(where) > 1}
-    assert not {name: where for name, where in repeated.items() if name not in REPEATED_CLASSES}
+    assert not {name: where for name, where in places.items() if len(where) > 1}
 
 
 def imported(tree: ast.Module) -> Iterator[str]:

@@ -38,7 +38,7 @@ MESSAGE_CHARACTERS = 300
 """Length to which an error of Ray is cut: it writes pages."""
 
 
-class Placement:
+class WorkerPlacement:
     """The workers of one run."""
 
     def __init__(self, *, driver_node: bool) -> None:
@@ -168,7 +168,7 @@ async def _serve(settings: dict[str, Any]) -> None:
     """Serve the driver until it is gone or ends this process."""
     address = _connect(settings["address"])
     token = secrets.token_urlsafe(16)
-    placement = Placement(driver_node=settings["driver_node"])
+    placement = WorkerPlacement(driver_node=settings["driver_node"])
     server = JsonServer({token: "driver"}, placement.handlers)
     port = await server.start(HOST)
     stop = asyncio.Event()
