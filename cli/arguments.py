@@ -21,5 +21,36 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+CommandAndOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[run | eval BENCHMARK] [KEY=VALUE]",
+        help="The command that is meant (a campaign, if none is named) and its arguments.",
+        show_default=False,
+    ),
+]
+NO_TRAINING = ("run.steps=0", "run.eval_tasks=0")
+"""Overrides that switch off the parts of the configuration that only a campaign has."""
+
+
+def split_command(words: list[str]) -> tuple[str | None, list[str]]:
+    """Return the benchmark that ``eval BENCHMARK KEY=VALUE…`` measures, None for ``run``; and the
+    overrides of that command, its own included. Raises ConfigError.
+    """
+    match words:
+        case ["run", *overrides]:
+            return None, overrides
+        case ["eval", benchmark, *overrides]:
+            from runners.evaluation.benchmarks import find_benchmark
+
+            found = find_benchmark(benchmark)
+            return found.name, [f"task={found.task}", *NO_TRAINING, *overrides]
+        case ["eval"]:
+            from runners.evaluation.benchmarks import find_benchmark
+
+            find_benchmark("")
+    return None, words
+
+
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.arguments import Json, Overrides, examples
-from cli.invocation import print_json, report_problems, report_warning, stderr, stdout
+from cli.arguments import CommandAndOverrides, Json, examples, split_command
+from cli.invocation import print_json, report_warning, stderr, stdout
 
 if TYPE_CHECKING:
+    from cli.jobs import Job
+    from conf.errors import AgentrlError
     from conf.schema import Config
     from launch.preflight import Problem
     from runners.engines.server_check import CheckResult
@@ -20,58 +22,172 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "agentrl check",
     "agentrl check harness=claude_code",
-    "agentrl check engine=sglang engine.url=http://127.0.0.1:30000 routing_replay=rollout",
-    "agentrl check task=swebench task.path=instances.jsonl",
-    "agentrl check harness=claude_code harness.binary=./claude --json",
+    "agentrl check run engine=sglang engine.url=http://127.0.0.1:30000 model.path=weights "
+    "model.tokenizer=weights model.renderer=qwen3 routing_replay=rollout",
+    "agentrl check eval swebench task.path=instances.jsonl engine=sglang "
+    "engine.url=http://127.0.0.1:30000 model.tokenizer=weights model.renderer=qwen3",
+    "agentrl check eval swebench task.path=instances.jsonl --gold",
 )
 
 
-def check(context: typer.Context, overrides: Overrides = None, as_json: Json = False) -> None:
+def check(
+    overrides: CommandAndOverrides = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Start from this configuration (a run's config.json) instead of the defaults.",
+            show_default=False,
+        ),
+    ] = None,
+    gold: Annotated[
+        bool,
+        typer.Option("--gold", help="Check what `eval --gold` needs: tasks, no policy, no agent."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Check everything that a run needs, and let its agent program take one turn.
 
-    Task files are read; every malformed row is named with its line (exit code 5). A missing agent
-    program is installed into the user's cache. Programs, paths and ports are checked, and every
-    feature of an SGLang server, or of a router in front of several, that a run needs;
-    engine=sglang_launch starts a server for it. Then the agent takes one turn in a sandbox, through
-    the gateway; with our own engine a fixed reply answers it. Exit code 3: something is missing.
+    It takes the arguments of `agentrl run` and `agentrl eval BENCHMARK`, and says everything that
+    they would refuse: task files are read, every malformed row is named with its line (exit code
+    5), counts are compared, the engine is asked. A missing agent program is installed into the
+    user's cache. Programs, paths and ports are checked, and every feature of an SGLang server, or
+    of a router in front of several, that a run needs; engine=sglang_launch starts a server for it.
+    Then the agent takes one turn in a sandbox, through the gateway; with our own engine a fixed
+    reply answers it. Exit code 3: something is missing.
     """
+    from cli.jobs import new_jobs
+    from cli.start import find_start_errors, refuse_start
+    from launch.job_preflight import find_job_problems
+    from launch.plan import plan_job
+    from launch.preflight import find_problems
+    from launch.requirements import warn_of_unmet
+    from runners.tasks.datasets import check_dataset
+
+    benchmark, lines = split_command(overrides or [])
+    jobs = new_jobs(lines, config, kind="check")
+    errors = find_start_errors(jobs, benchmark=benchmark, uses_policy=not gold)
+    if not gold:
+        errors += _install(jobs)
+    on_cluster = jobs[0].config.launch.kind != "local"
+    problems = [
+        problem
+        for job in jobs
+        for problem in (
+            find_job_problems(plan_job(job.config))
+            if on_cluster
+            else find_problems(job.config, job.run_dir, trains=job.config.run.steps > 0)
+        )
+    ]
+    problems += warn_of_unmet()
+    refuse_start(problems, errors)
+    tasks = None if on_cluster else check_dataset(jobs[0].config.task)
+    _warn_about_canaries(jobs[0].config, tasks)
+    if gold or on_cluster:  # the nodes of a job let its agent take a turn themselves
+        _show_tasks_only(tasks, problems, as_json=as_json)
+        return
+    for number, each in enumerate(_distinct([job.config for job in jobs])):
+        engine, found = _take_turn(each, show_engine=not as_json)
+        _warn_about_length(each, found)
+        if as_json and not number:
+            document = _document(each, problems, found, tasks, engine)
+        elif not as_json:
+            _show(each, found, tasks)
+    if as_json:
+        print_json(document)
+
+
+def _warn_about_canaries(config: Config, tasks: DatasetReport | None) -> None:
+    """Name the number of tasks on which solved patches will stay unverified."""
+    from runners.tasks.canaries.coverage import count_uncheckable
+
+    if tasks is None or not config.task.canaries:
+        return
+    for reason, number in count_uncheckable(tasks.tasks).items():
+        report_warning(
+            f"{number} of {len(tasks.tasks)} tasks are {reason}: no canary can check their solved "
+            "patches (report.json: unverified); see docs/security.md"
+        )
+
+
+def _install(jobs: list[Job]) -> list[AgentrlError]:
+    """Install the agent programs that are missing; return what went wrong."""
+    from conf.errors import AgentrlError
+    from runners.harnesses.registry import install_harness
+
+    errors: list[AgentrlError] = []
+    for harness in dict.fromkeys(job.config.harness for job in jobs):
+        with stderr().status(f"harness={harness.kind}: looking for the program…"):
+            try:
+                install_harness(harness)
+            except AgentrlError as error:
+                errors.append(error)
+    return errors
+
+
+def _distinct(configs: list[Config]) -> list[Config]:
+    """Return the configurations of a sweep whose check could have another result."""
+    found: dict[tuple[str, ...], Config] = {}
+    for config in configs:
+        sections = (config.engine, config.model, config.harness, config.sandbox, config.scenario)
+        found.setdefault(tuple(map(repr, sections)), config)
+    return list(found.values())
+
+
+def _take_turn(config: Config, *, show_engine: bool) -> tuple[list[CheckResult], AgentTurn]:
+    """Check the engine, and let the agent program take one turn."""
     import tempfile
 
     import uvloop
 
-    from cli.jobs import new_job
-    from launch.preflight import find_problems
-    from runners.harnesses.registry import install_harness
     from runners.preflight.run_check import check_run
-    from runners.tasks.datasets import check_dataset
 
-    job = new_job(overrides or [], kind="check")
-    tasks = check_dataset(job.config.task)
-    with stderr().status(f"harness={job.config.harness.kind}: looking for the program…"):
-        install_harness(job.config.harness)
-    problems = find_problems(job.config, job.run_dir)
-    report_problems(problems)
     with (
         tempfile.TemporaryDirectory(prefix="agentrl-check-") as work,
-        stderr().status(f"engine={job.config.engine.kind}: trying what a run needs…") as status,
+        stderr().status(f"engine={config.engine.kind}: trying what a run needs…") as status,
     ):
 
         def report(engine: list[CheckResult]) -> None:
-            status.update(f"harness={job.config.harness.kind}: one turn…")
-            if not as_json:
+            status.update(f"harness={config.harness.kind}: one turn…")
+            if show_engine:
                 _show_engine(engine)
 
-        engine, found = uvloop.run(check_run(job.config, Path(work), report=report))
-    limit = job.config.model.max_context_tokens
+        return uvloop.run(check_run(config, Path(work), report=report))
+
+
+def _warn_about_length(config: Config, found: AgentTurn) -> None:
+    limit = config.model.max_context_tokens
     if found.prompt_tokens is not None and found.prompt_tokens > limit:
         report_warning(
             f"the first prompt has {found.prompt_tokens} tokens, and model.max_context_tokens="
             f"{limit}: no rollout could take a turn; choose a model with a longer context"
         )
+
+
+def _show_tasks_only(
+    tasks: DatasetReport | None, problems: list[Problem], *, as_json: bool
+) -> None:
     if as_json:
-        print_json(_document(job.config, problems, found, tasks, engine))
+        found = [{"fatal": p.fatal, "message": p.message} for p in problems]
+        print_json({"tasks": _describe_tasks(tasks), "problems": found, "exit_code": 0})
     else:
-        _show(job.config, found, tasks)
+        stdout().print("tasks", _count_tasks(tasks) if tasks is not None else "not read here")
+
+
+def _describe_tasks(tasks: DatasetReport | None) -> dict[str, Any] | None:
+    if tasks is None:
+        return None
+    return {
+        "path": tasks.path,
+        "number": len(tasks.tasks),
+        "kinds": tasks.kinds,
+        "repositories": tasks.repositories,
+    }
+
+
+def _count_tasks(tasks: DatasetReport) -> str:
+    kinds = ", ".join(f"{number} by {kind}" for kind, number in tasks.kinds.items())
+    return f"{len(tasks.tasks)} of {len(tasks.repositories)} repositories, graded: {kinds}"
 
 
 def _document(
@@ -83,13 +199,7 @@ def _document(
 ) -> dict[str, Any]:
     return {
         "engine": {f.name: {"ok": f.ok, "detail": f.detail} for f in engine},
-        "tasks": tasks
-        and {
-            "path": tasks.path,
-            "number": len(tasks.tasks),
-            "kinds": tasks.kinds,
-            "repositories": tasks.repositories,
-        },
+        "tasks": _describe_tasks(tasks),
         "harness": {"kind": config.harness.kind, **found.result.facts},
         "turns": found.turns,
         "prompt_tokens": found.prompt_tokens,
@@ -117,11 +227,7 @@ def _show(config: Config, found: AgentTurn, tasks: DatasetReport | None) -> None
 
     table = Table.grid(padding=(0, 2))
     if tasks is not None:
-        kinds = ", ".join(f"{number} by {kind}" for kind, number in tasks.kinds.items())
-        table.add_row(
-            "tasks",
-            f"{len(tasks.tasks)} of {len(tasks.repositories)} repositories, graded: {kinds}",
-        )
+        table.add_row("tasks", _count_tasks(tasks))
     if isinstance(config.model, MoeModel) and config.model.path is not None:
         table.add_row("checkpoint", f"its config.json agrees with model={config.model.kind}")
     version = found.result.facts.get("version")

@@ -15,16 +15,18 @@ from typing import Any, NoReturn
 
 from cli.invocation import (
     Invocation,
+    can_resume,
     print_json,
     report_error,
+    report_head,
     report_problems,
-    report_run_dir,
     report_warning,
     stderr,
     stdout,
 )
 from cli.job_view import JobView
 from cli.jobs import Job, JobError, cluster_config
+from cli.start import find_start_errors
 from conf.errors import AgentrlError, ExitCode
 from conf.keys import flatten
 from conf.sections.cluster import ClusterLaunchConfig, KubernetesLaunchConfig
@@ -33,6 +35,7 @@ from launch.job_follower import JobFollower, JobStatus
 from launch.job_preflight import find_job_problems
 from launch.plan import plan_job
 from launch.plan_table import render_job
+from launch.preflight import Problem
 from launch.running_job import RunningJob, find_running_job
 
 _DIFFERENCES_SHOWN = 3
@@ -67,7 +70,7 @@ class ClusterRun:
         if cluster_config(self._job.run_dir) not in (None, self._job.config):
             # A job that waits for its nodes has not read its scripts yet: they must not change.
             self._find_running()
-        problems = find_job_problems(self._plan)
+        problems = self._find_problems()
         fatal = any(problem.fatal for problem in problems)
         code = ExitCode.PREFLIGHT if fatal else ExitCode.DONE
         # The scripts of a job whose shared directory should be mounted here, and is not, are not
@@ -106,7 +109,7 @@ class ClusterRun:
 
         Raises AgentrlError.
         """
-        report_problems(find_job_problems(self._plan))
+        report_problems(self._find_problems())
         for fault in self._plan.memory.faults:
             report_warning(fault)
         running = self._find_running()
@@ -119,6 +122,11 @@ class ClusterRun:
             )
             return self._report_end(None, JobStatus("done", {}, "", 0))
         return self._follow(self._start_or_attach(running), running)
+
+    def _find_problems(self) -> list[Problem]:
+        """Return the problems of starting the job here; tasks that can be read here are."""
+        found = find_start_errors([self._job])
+        return [*find_job_problems(self._plan), *(Problem(True, str(error)) for error in found)]
 
     def _find_running(self) -> RunningJob | None:
         """Return the job if it runs; raises JobError if it runs with another configuration."""
@@ -176,7 +184,7 @@ class ClusterRun:
 
     def _follow(self, follower: JobFollower, running: RunningJob | None) -> int:
         job = self._job
-        report_run_dir(job.run_dir)
+        report_head(job.config, job.run_dir)
         console = stderr()
         logs = job.run_dir / "logs"
         line = f"following {running.what}, which is running" if running else f"logs: {logs}"
@@ -235,7 +243,7 @@ class ClusterRun:
                 "mounted, `agentrl status` and `agentrl dump-trajectories` read them",
                 soft_wrap=True,
             )
-        if code:
+        if can_resume(code):
             console.print(f"continue with: agentrl run --resume {run_dir}", soft_wrap=True)
         if self._invocation.json:
             facts = {"launch": launch.kind, "name": launch.name, "log": log}

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.arguments import Json, Overrides, examples
+from cli.arguments import Json, Overrides, examples, split_command
 from cli.invocation import (
     Invocation,
+    can_resume,
     print_json,
     report_error,
-    report_problems,
-    report_run_dir,
+    report_head,
     stderr,
 )
 from cli.report import offer_report
@@ -34,9 +34,6 @@ EXAMPLES = examples(
     "agentrl eval bugfix sampling.eval_temperature=0,0.7",
     "agentrl eval bugfix --resume runs/20260101-120000-eval-bugfix eval.attempts_per_task=8",
 )
-
-NO_TRAINING = ("run.steps=0", "run.eval_tasks=0")
-"""Overrides that switch off the parts of the configuration that only a campaign has."""
 
 
 def evaluate(
@@ -87,33 +84,31 @@ def evaluate(
     if resume is not None:
         jobs = [resumed_job(resume, lines, benchmark=found.name)]
     else:
-        own = [f"task={found.task}", *NO_TRAINING]
-        jobs = new_jobs([*own, *lines], kind=f"eval-{found.name}")
-    _check_jobs(jobs)
+        jobs = new_jobs(split_command(["eval", benchmark, *lines])[1], kind=f"eval-{found.name}")
+    _check_jobs(jobs, found.name, uses_policy=not gold)
     measure = _calibrate if gold else _evaluate
     if len(jobs) == 1:
         raise typer.Exit(_run_single(jobs[0], invocation, found, measure))
     raise typer.Exit(_run_sweep(jobs, invocation, found, measure))
 
 
-def _check_jobs(jobs: list[Job]) -> None:
+def _check_jobs(jobs: list[Job], benchmark: str, *, uses_policy: bool) -> None:
     """Check all jobs before the first one starts; raises AgentrlError."""
-    from conf.sections.task import SwebenchTaskConfig
+    from cli.start import find_start_errors, refuse_start
     from launch.preflight import find_problems
-    from runners.tasks.dataset_files import check_path
 
-    for job in jobs:
-        if isinstance(job.config.task, SwebenchTaskConfig) and job.config.task.path is not None:
-            check_path(job.config.task.path)
+    errors = find_start_errors(jobs, benchmark=benchmark, uses_policy=uses_policy)
     found = (find_problems(job.config, job.run_dir, trains=False) for job in jobs)
-    report_problems(dict.fromkeys(problem for problems in found for problem in problems))
+    refuse_start((problem for problems in found for problem in problems), errors)
 
 
 def _run_single(job: Job, invocation: Invocation, benchmark: Benchmark, measure: Measure) -> int:
     document, _ = measure(benchmark, job, invocation)
     if document["message"]:
         report_error(document["message"])
-    if document["exit_code"]:
+    # every task has been calibrated: being unfit does not change
+    settled = measure is _calibrate and document["exit_code"] == 1 and not document["not_graded"]
+    if can_resume(document["exit_code"]) and not settled:
         gold = " --gold" if measure is _calibrate else ""
         stderr().print(
             f"continue with: agentrl eval {benchmark.name}{gold} --resume {job.run_dir}",
@@ -172,5 +167,5 @@ def _calibrate(
 
 def _prepare(job: Job, invocation: Invocation) -> None:
     invocation.run_dir = job.run_dir
-    report_run_dir(job.run_dir)
+    report_head(job.config, job.run_dir)
     job.write_config()

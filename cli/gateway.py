@@ -28,17 +28,19 @@ ATTACHED = {
     "model.max_context_tokens": "262144",
     "sampling.max_new_tokens": "16384",
 }
-"""Defaults of ``engine=sglang`` here: a model that is served already, with long answers, instead of
-the tiny one.
+"""Defaults of ``engine=sglang`` and ``engine=vllm`` here: a model that is served already, with long
+answers, instead of the tiny one.
 """
+NO_TRAINING = {"run.steps": "0", "run.eval_tasks": "0"}
+"""Recording trains nothing; the rules ask, since the weights of some engines are fixed."""
 
 
 def gateway(context: typer.Context, overrides: Overrides = None) -> None:
     """Serve the gateway alone: attach any agent to any engine, and record every turn.
 
     The first line on stdout is JSON with url and admin_key; ctrl-C ends the gateway. With
-    engine=sglang the model is the one that the engine serves, and the defaults are model=local
-    model.max_context_tokens=262144 sampling.max_new_tokens=16384.
+    engine=sglang or vllm the model is the one that the engine serves, and the defaults are
+    model=local model.max_context_tokens=262144 sampling.max_new_tokens=16384.
     """
     import uvloop
 
@@ -115,10 +117,11 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
 
 
 def _with_defaults(overrides: list[str]) -> list[str]:
-    if "engine=sglang" not in overrides:
-        return overrides
+    """Return the overrides with this command's defaults before them."""
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
-    return [f"{key}={value}" for key, value in ATTACHED.items() if key not in given] + overrides
+    served = not {"engine=sglang", "engine=vllm"}.isdisjoint(overrides)
+    defaults = {**NO_TRAINING, **ATTACHED} if served else NO_TRAINING
+    return [f"{key}={value}" for key, value in defaults.items() if key not in given] + overrides
 
 
 def _announce(info: dict[str, Any], run_dir: Path) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from conf.schema import Config
     from launch.preflight import Problem
 
 
@@ -71,6 +72,20 @@ class Invocation:
         ) as file:  # fmt: skip
             file.write(text)
         return file.name
+
+
+def can_resume(exit_code: int) -> bool:
+    """Return whether ``--resume`` can help a run that ended so.
+
+    It was interrupted, too much failed, or a service was gone; what was refused would be refused
+    again.
+    """
+    return exit_code in (
+        ExitCode.FAILURE_BUDGET,
+        ExitCode.SERVICE_GONE,
+        ExitCode.INTERRUPTED,
+        ExitCode.TERMINATED,
+    )
 
 
 def stderr() -> Console:
@@ -133,10 +148,12 @@ def report_problems(problems: Iterable[Problem]) -> None:
         report_warning(problem.message)
 
 
-def report_run_dir(path: Path) -> None:
-    """Print the path of the run directory to stderr."""
+def report_head(config: Config, path: Path) -> None:
+    """Print the run directory and the numbers that decide to stderr."""
+    from conf.key_numbers import find_key_numbers
     from runners.observe.terminal import make_printable
 
     console = stderr()
     console.print("run directory", style="bright_black", end=" ")
     console.print(make_printable(str(path)), soft_wrap=True)
+    console.print(find_key_numbers(config).line(), style="bright_black", soft_wrap=True)

@@ -48,6 +48,8 @@ class Job:
     label: str
     """The overrides that distinguish it from the other jobs of a sweep; empty for a single job."""
     resume: bool = False
+    rewind: bool = False
+    """Repeat the steps of a resumed campaign whose checkpoints are lost."""
 
     def changes(self) -> dict[str, Any]:
         """Return the keys whose values differ from the defaults, with their values."""
@@ -63,7 +65,7 @@ class Job:
 
         file = self.run_dir / CONFIG_FILE
         try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
+            self.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.resume or not file.exists():
                 with atomic_file(file) as partial:
                     partial.write_text(to_json(self.config), "utf-8")
@@ -121,12 +123,15 @@ def new_job(overrides: list[str], *, kind: str) -> Job:
     return Job(config, config.run.dir or _fresh_dir(kind), "")
 
 
-def resumed_job(run_dir: Path, overrides: list[str], *, benchmark: str | None = None) -> Job:
+def resumed_job(
+    run_dir: Path, overrides: list[str], *, benchmark: str | None = None, rewind: bool = False
+) -> Job:
     """Return the job that continues the run in ``run_dir``: an evaluation of ``benchmark``, or a
     campaign.
 
     Raises ConfigError, JobError or StoreError.
     """
+    from runners.campaign.resumption import check_resumable
     from runners.store.run_store import RunStore
 
     if benchmark is None and (on_cluster := cluster_config(run_dir)) is not None:
@@ -144,7 +149,9 @@ def resumed_job(run_dir: Path, overrides: list[str], *, benchmark: str | None = 
         raise JobError(
             f"{run_dir} holds {what}: continue it with `agentrl {command} --resume {run_dir}`"
         )
-    return Job(resume_config(stored, overrides), run_dir, "", resume=True)
+    with RunStore.open(run_dir, read_only=True) as store:
+        store.verify_arrays() if benchmark else check_resumable(store, rewind=rewind)
+    return Job(resume_config(stored, overrides), run_dir, "", resume=True, rewind=rewind)
 
 
 def cluster_config(run_dir: Path) -> Config | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,15 +11,15 @@ import typer
 from cli.arguments import Json, Overrides, examples
 from cli.invocation import (
     Invocation,
+    can_resume,
     print_json,
     report_error,
-    report_problems,
-    report_run_dir,
+    report_head,
     stderr,
     stdout,
 )
 from cli.report import offer_report
-from conf.errors import ExitCode
+from conf.errors import AgentrlError, ExitCode
 
 if TYPE_CHECKING:
     from cli.jobs import Job
@@ -55,6 +55,14 @@ def run(
             show_default=False,
         ),
     ] = None,
+    rewind: Annotated[
+        bool,
+        typer.Option(
+            "--rewind",
+            help="With --resume: go on from the newest checkpoint although later ones are lost; "
+            "the steps after it are dropped and repeated.",
+        ),
+    ] = False,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -79,11 +87,19 @@ def run(
     invocation: Invocation = context.obj
     if resume is not None and config is not None:
         raise typer.BadParameter("--resume takes its configuration from the run; drop --config")
+    if rewind and resume is None:
+        raise typer.BadParameter("--rewind continues a run: name it with --resume RUN")
     from cli.jobs import new_jobs, resumed_job
+    from cli.start import find_start_errors, refuse_start
     from launch.local import plan_local_run
+    from launch.preflight import Problem
 
     lines = overrides or []
-    jobs = [resumed_job(resume, lines)] if resume is not None else new_jobs(lines, config)
+    jobs = (
+        [resumed_job(resume, lines, rewind=rewind)]
+        if resume is not None
+        else new_jobs(lines, config)
+    )
     if jobs[0].config.launch.kind != "local":
         from cli.cluster_run import ClusterRun
 
@@ -92,10 +108,13 @@ def run(
         cluster_run = ClusterRun(jobs[0], invocation, ["agentrl", "run", *options, *lines])
         raise typer.Exit(cluster_run.dry_run() if dry_run else cluster_run.run())
     plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
+    errors = find_start_errors(jobs)
     if dry_run:
+        found = tuple(Problem(True, str(error)) for error in errors)
+        plans = [replace(plan, problems=(*plan.problems, *found)) for plan in plans]
         _show_plans(jobs, plans, as_json=as_json)
-        raise typer.Exit(_dry_run_code(plans))
-    report_problems(dict.fromkeys(problem for plan in plans for problem in plan.problems))
+        raise typer.Exit(_dry_run_code(plans, errors))
+    refuse_start((problem for plan in plans for problem in plan.problems), errors)
     if len(jobs) == 1:
         raise typer.Exit(_run_single(jobs[0], invocation))
     raise typer.Exit(_run_sweep(jobs, invocation))
@@ -121,9 +140,9 @@ def _run_campaign_job(job: Job, invocation: Invocation) -> tuple[dict[str, Any],
     from runners.campaign.run import run_campaign
 
     invocation.run_dir = job.run_dir
-    report_run_dir(job.run_dir)
+    report_head(job.config, job.run_dir)
     job.write_config()
-    result = run_campaign(job.config, job.run_dir, resume=job.resume)
+    result = run_campaign(job.config, job.run_dir, resume=job.resume, rewind=job.rewind)
     document = {**result.summary, "exit_code": int(result.exit_code), "message": result.message}
     return document, result.stop_requested
 
@@ -135,7 +154,7 @@ def _run_single(job: Job, invocation: Invocation) -> int:
     if document["exit_code"] and document["message"]:
         report_error(document["message"])
     stderr().print(summary_table(document))
-    if document["exit_code"]:
+    if can_resume(document["exit_code"]):
         stderr().print(f"continue with: agentrl run --resume {job.run_dir}", soft_wrap=True)
     offer_report(job.run_dir, invocation)
     if invocation.json:
@@ -147,6 +166,7 @@ def _run_single(job: Job, invocation: Invocation) -> int:
 
 def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> None:
     from cli.tables import render_plan
+    from conf.key_numbers import find_key_numbers
 
     policies = [_describe_policy(job) for job in jobs]
     if as_json:
@@ -157,6 +177,7 @@ def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> No
                 "policy": policy,
                 "changes": job.changes(),
                 "config": job.config.model_dump(mode="json"),
+                "numbers": asdict(find_key_numbers(job.config)),
                 "plan": asdict(plan),
             }
             for job, plan, policy in zip(jobs, plans, policies, strict=True)
@@ -183,6 +204,10 @@ def _describe_policy(job: Job) -> str:
     return f"model={model.kind}, trained on first use (about 3 minutes), then cached"
 
 
-def _dry_run_code(plans: list[LocalPlan]) -> ExitCode:
-    fatal = any(problem.fatal for plan in plans for problem in plan.problems)
-    return ExitCode.PREFLIGHT if fatal else ExitCode.DONE
+def _dry_run_code(plans: list[LocalPlan], errors: list[AgentrlError]) -> ExitCode:
+    """Return the exit code that the run would have at its start."""
+    number = sum(problem.fatal for plan in plans for problem in plan.problems)
+    codes = {error.exit_code for error in errors}
+    if number == len(plans) * len(errors) and len(codes) == 1:
+        return codes.pop()
+    return ExitCode.PREFLIGHT if number else ExitCode.DONE

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from cli.arguments import Json, Overrides, examples
+from typing import Annotated
+
+import typer
+
+from cli.arguments import CommandAndOverrides, Json, examples, split_command
 
 EXAMPLES = examples(
     "agentrl show",
-    "agentrl show engine=sglang engine.url=http://127.0.0.1:30000 --json > my.json",
+    "agentrl show harness=claude_code model=qwen3_30b_a3b --json > my.json",
+    "agentrl show eval swebench harness=claude_code",
+    "agentrl show --matrix harness=claude_code,codex",
 )
 
 
-def show(overrides: Overrides = None, as_json: Json = False) -> None:
-    """Show the whole configuration with KEY=VALUE…, checked."""
+def show(
+    overrides: CommandAndOverrides = None,
+    matrix: Annotated[
+        bool,
+        typer.Option(
+            "--matrix",
+            help="Show the numbers that decide (window, tokens per turn, turns, deadline, reward) "
+            "for every agent program, model and launcher, or for those of harness=…, model=…, "
+            "launch=….",
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the whole configuration with KEY=VALUE…, checked, and where each value comes from."""
     import sys
 
-    from conf.compose import compose, to_json, to_yaml
+    if matrix:
+        from cli.matrix import show_matrix
 
-    config = compose(overrides or [])
-    sys.stdout.write(to_json(config) if as_json else to_yaml(config))
+        show_matrix(overrides or [], as_json=as_json)
+        return
+
+    from conf.compose import compose_with_origins, to_json, to_yaml
+
+    config, origins = compose_with_origins(split_command(overrides or [])[1])
+    sys.stdout.write(to_json(config) if as_json else to_yaml(config, origins))

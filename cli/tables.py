@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,6 +11,8 @@ from rich.text import Text
 
 from cli.jobs import Job
 from conf.errors import ExitCode
+from conf.key_numbers import find_key_numbers
+from launch.gpu import GpuPlan
 from launch.local import LocalPlan
 from runners.observe.dashboard import format_duration
 from runners.observe.terminal import make_printable
@@ -38,7 +41,11 @@ def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:
         f"{plan.evaluation_rollouts:,} rollouts: {plan.evaluations} × {run.eval_tasks} "
         "held-out tasks",
     )
+    for name, value in find_key_numbers(job.config).describe().items():
+        facts.add_row(name, value)
     facts.add_row("memory", f"about {plan.memory_mb:,} MB of {plan.memory_available_mb:,} MB free")
+    for name, value in _describe_gpu(plan.gpu):
+        facts.add_row(name, value)
     facts.add_row("disk", f"about {plan.disk_mb:,} MB of {plan.disk_free_mb:,} MB free")
     processes = Table(title=f"processes on {plan.cores} cores", title_justify="left")
     processes.add_column("process")
@@ -52,6 +59,22 @@ def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:
     for key, value in job.changes().items():
         changes.add_row(key, str(value))
     return Group(facts, processes, *([changes] if changes.row_count else []), _problems(plan))
+
+
+def _describe_gpu(gpu: GpuPlan | None) -> Iterator[tuple[str, str]]:
+    if gpu is None:
+        return
+    layers = "recomputed" if gpu.recompute else "kept"
+    yield (
+        "GPU: trainer",
+        f"about {gpu.trainer_gib:.1f} GiB: {gpu.states_gib:.1f} weights, gradients and AdamW "
+        f"({gpu.parameters:,} parameters), {gpu.activations_gib:.1f} activations ({layers}) and "
+        f"{gpu.logits_gib:.1f} logits of {gpu.tokens:,} tokens",
+    )
+    if gpu.engine_gib is not None:
+        yield "GPU: engine", f"{gpu.engine_gib:.1f} GiB"
+    if gpu.gpu_gib is not None:
+        yield "GPU", f"{gpu.gpu_gib:.1f} GiB"
 
 
 def _problems(plan: LocalPlan) -> RenderableType:

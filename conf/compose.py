@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
 from conf import grammar
+from conf.annotated_yaml import annotate
 from conf.error_messages import explain_errors, missing_value
 from conf.errors import ConfigError
 from conf.fault_plan import load_fault_plan
 from conf.keys import (
     CONF_DIR,
     choice_content,
+    default_choices,
     flatten,
     groups,
     lookup,
@@ -33,6 +36,9 @@ from conf.keys import (
     unknown_choice,
     unknown_key,
 )
+from conf.layers import OTHER_SECTIONS, imply_choices, layer_values
+from conf.origins import find_yaml_origins, overridden_keys
+from conf.resolvers import register_resolvers
 from conf.schema import Config
 
 
@@ -40,27 +46,58 @@ def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> C
     """Return the configuration of the YAML files, changed by ``overrides`` (no sweeps).
 
     ``base`` is a configuration as ``to_json`` writes it: its values replace those of the YAML
-    files, and ``overrides`` replace both. Raises ConfigError with all faults.
+    files, and ``overrides`` replace both (see ``layers`` for the whole precedence). Raises
+    ConfigError with all faults.
 
     Example: ``compose(["scenario=mixed", "run.steps=20"])``.
     """
-    parsed, faults = grammar.parse(overrides)
+    return compose_with_origins(overrides, base=base)[0]
+
+
+def compose_with_origins(
+    overrides: list[str], *, base: Mapping[str, Any] | None = None
+) -> tuple[Config, dict[str, str]]:
+    """Return the configuration, and the origin of every value by its key; see ``compose``.
+
+    An origin is ``config.yaml``, ``GROUP=CHOICE`` (whose YAML file has the value), ``--config`` or
+    ``command line``.
+    """
+    given, faults = grammar.parse(overrides)
+    stored: list[Override] = []
     if base is not None:
-        replaced = {o.key_or_group for o in parsed}
+        replaced = {o.key_or_group for o in given}
         stored, stored_faults = grammar.parse(_to_overrides(base, replaced, faults))
-        parsed, faults = stored + parsed, faults + stored_faults
-    choices = [o for o in parsed if o.key_or_group in groups() and _check_choice(o, faults)]
-    defaults = _load_defaults(choices)
-    values = [
-        o for o in parsed if o.key_or_group not in groups() and _check_key(o, defaults, faults)
+        faults += stored_faults
+    explicit = [
+        o for o in stored + given if o.key_or_group in groups() and _check_choice(o, faults)
     ]
-    tree, unresolved = _resolve(_compose_with_hydra(choices + values, faults))
+    chosen = {o.key_or_group: str(o.value()) for o in explicit}
+    implied = imply_choices(default_choices(), chosen)
+    choices = {**default_choices(), **{g: c for g, (c, _) in implied.items()}, **chosen}
+    defaults = _load_defaults(choices)
+    layers = layer_values(choices)
+    values = [
+        o
+        for o in stored + given
+        if o.key_or_group not in groups() and _check_key(o, defaults, faults)
+    ]
+    wanted = [f"{group}={choice}" for group, (choice, _) in implied.items()]
+    lines = [*wanted, *(str(o.input_line) for o in explicit + values)]
+    composed = _compose_with_hydra(lines, faults)
+    set_by_user = set(overridden_keys(values))
+    _set_layers(composed, layers, set_by_user)
+    tree, unresolved = _resolve(composed)
     faults += unresolved.values()
     tree["faults"] = load_fault_plan(tree["faults"], faults)
-    config, invalid = _validate(tree, defaults, ignore=set(unresolved))
+    following = {key for key, value in flatten(defaults) if "${" in str(value)} - set_by_user
+    config, invalid = _validate(tree, defaults, following, ignore=set(unresolved))
     if config is None or faults or invalid:
         raise ConfigError(list(dict.fromkeys(faults + invalid)))
-    return config
+    origins = find_yaml_origins(choices) | {key: origin for key, _, origin in layers}
+    origins |= {f"{group}.kind": origin for group, (_, origin) in implied.items()}
+    for sources, origin in ((stored, "--config"), (given, "command line")):
+        origins |= dict.fromkeys(overridden_keys(sources), origin)
+    return config, origins
 
 
 def to_json(config: Config) -> str:
@@ -68,9 +105,10 @@ def to_json(config: Config) -> str:
     return config.model_dump_json(indent=2) + "\n"
 
 
-def to_yaml(config: Config) -> str:
-    """Return the configuration as YAML, for reading."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+def to_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
+    """Return the configuration as YAML, for reading; ``origins`` become comments beside values."""
+    text = OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+    return text if origins is None else annotate(text, origins)
 
 
 def from_json(text: str, *, source: str, overrides: list[str] | None = None) -> Config:
@@ -93,29 +131,41 @@ def changed_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flatten(content) if defaults.get(key, ...) != value}
 
 
-def _load_defaults(choices: list[Override]) -> dict[str, Any]:
+def _load_defaults(choices: Mapping[str, str]) -> dict[str, Any]:
     """Return all keys with their defaults, from the YAML files of these choices."""
     tree = root_content()
-    chosen: dict[str, str] = {}
-    for entry in tree.pop("defaults"):
-        if isinstance(entry, dict):
-            chosen |= entry
-    chosen |= {o.key_or_group: str(o.value()) for o in choices}
-    return {group: choice_content(group, choice) for group, choice in chosen.items()} | tree
+    tree.pop("defaults")
+    return {group: choice_content(group, choice) for group, choice in choices.items()} | tree
 
 
-def _compose_with_hydra(overrides: list[Override], faults: list[str]) -> DictConfig:
+def _compose_with_hydra(lines: list[str], faults: list[str]) -> DictConfig:
     """Compose with Hydra; if it refuses, add its reason to ``faults`` and compose the defaults.
 
     The defaults let the later checks run, so that the user sees all faults at once.
     """
-    lines = [str(o.input_line) for o in overrides]
+    register_resolvers()
     with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
         try:
-            return hydra_compose("config", overrides=lines)
+            tree = hydra_compose("config", overrides=lines)
         except (HydraException, OmegaConfBaseException) as error:
             faults.append(" ".join(str(error).split()))
-            return hydra_compose("config")
+            tree = hydra_compose("config")
+    with open_dict(tree):
+        for group in groups():
+            if isinstance(section := tree.get(group), DictConfig):
+                section.pop(OTHER_SECTIONS, None)
+    return tree
+
+
+def _set_layers(tree: DictConfig, layers: list[tuple[str, Any, str]], overridden: set[str]) -> None:
+    """Set what choices bring for other sections, beneath the user's own values.
+
+    Not as lines for Hydra: its grammar takes milliseconds for each.
+    """
+    for key, value, _ in layers:
+        if key not in overridden:
+            with suppress(OmegaConfBaseException):  # after a fault, another choice may be there
+                OmegaConf.update(tree, key, value)
 
 
 def _check_choice(override: Override, faults: list[str]) -> bool:
@@ -197,25 +247,28 @@ def _resolve(tree: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _validate(
-    tree: dict[str, Any], defaults: dict[str, Any], *, ignore: set[str]
+    tree: dict[str, Any], defaults: dict[str, Any], following: set[str], *, ignore: set[str]
 ) -> tuple[Config | None, list[str]]:
     """Validate with pydantic; report broken rules between keys even if single keys are faulty.
 
     pydantic runs the rules only if every key is valid, so a second pass sets the faulty keys to
     their defaults. The tree is passed as JSON because pydantic's strict mode then takes text for a
-    path and a list for a tuple, which it refuses from Python objects.
+    path and a list for a tuple, which it refuses from Python objects. ``following`` keys take their
+    value from another key, whose fault says all.
     """
     try:
         return Config.model_validate_json(json.dumps(tree), strict=True), []
     except ValidationError as error:
         by_key, between = explain_errors(error, tree)
-    faults = [fault for key, fault in by_key.items() if key not in ignore] + between
+    named = {key: fault for key, fault in by_key.items() if key not in following} or by_key
+    faults = [fault for key, fault in named.items() if key not in ignore] + between
     if by_key:
         repaired = OmegaConf.create(tree)
         for key in by_key:
             _reset_key(repaired, key.partition("[")[0], defaults)
         try:
-            Config.model_validate_json(json.dumps(to_dict(repaired)), strict=True)
+            plain = OmegaConf.to_container(repaired, resolve=True)
+            Config.model_validate_json(json.dumps(plain), strict=True)
         except ValidationError as error:
             between = explain_errors(error, tree)[1]
             faults += [fault for fault in between if not any(key in fault for key in by_key)]

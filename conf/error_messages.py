@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,10 @@ from conf.suggestions import suggest
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+
+_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_QUERY = re.compile(r"(://[^?#\s]*[?#])\S+")
+"""Parts of a URL that may be secrets, which errors do not repeat."""
 
 _EXPECTED = {
     "int_type": "must be a whole number",
@@ -93,7 +98,7 @@ def _explain(key: str, detail: Mapping[str, Any], tree: Mapping[str, Any]) -> st
 def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return _QUERY.sub(r"\1***", _USER.sub("***", str(value)))
 
 
 def _without(tree: Mapping[str, Any], key: str) -> dict[str, Any]:

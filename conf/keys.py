@@ -25,14 +25,35 @@ def groups() -> dict[str, tuple[str, ...]]:
 
 
 @cache
-def choice_content(group: str, choice: str) -> dict[str, Any]:
+def choice_file(group: str, choice: str) -> dict[str, Any]:
     """Return the content of a choice's YAML file."""
     return to_dict(cast("DictConfig", OmegaConf.load(CONF_DIR / group / f"{choice}.yaml")))
 
 
+@cache
+def choice_content(group: str, choice: str) -> dict[str, Any]:
+    """Return the keys of a choice, without its defaults for other sections (see ``layers``)."""
+    content = choice_file(group, choice)
+    return {key: value for key, value in content.items() if key != "other_sections"}
+
+
+def default_choices() -> dict[str, str]:
+    """Return each group's default choice."""
+    chosen: dict[str, str] = {}
+    for entry in root_content()["defaults"]:
+        if isinstance(entry, dict):
+            chosen |= entry
+    return chosen
+
+
+@cache
+def _root_file() -> dict[str, Any]:
+    return to_dict(cast("DictConfig", OmegaConf.load(CONF_DIR / "config.yaml")))
+
+
 def root_content() -> dict[str, Any]:
     """Return the content of ``config.yaml``, with its list of default choices."""
-    return to_dict(cast("DictConfig", OmegaConf.load(CONF_DIR / "config.yaml")))
+    return dict(_root_file())
 
 
 def to_dict(tree: DictConfig, *, resolve: bool = False) -> dict[str, Any]:

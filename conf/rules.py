@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conf.sections.cluster import ClusterLaunchConfig
-from conf.sections.engine import EmbeddedEngineConfig, EngineConfig
+from conf.sections.engine import EmbeddedEngineConfig, EngineConfig, FixedEngineConfig
 from conf.sections.executor import ExecutorConfig, RayExecutorConfig
 from conf.sections.faults import FaultsConfig
+from conf.sections.gateway import GatewayConfig
 from conf.sections.harness import (
     PROMPT_TOKENS,
     HarnessConfig,
@@ -22,16 +23,23 @@ from conf.sections.launch import LaunchConfig
 from conf.sections.model import CHAT_TEMPLATE, ModelConfig, TinyModelConfig
 from conf.sections.moe import MoeModel
 from conf.sections.rollout import RolloutConfig
-from conf.sections.run import GatewayConfig, RunConfig, SamplingConfig
+from conf.sections.run import RunConfig, SamplingConfig
 from conf.sections.sandbox import E2bSandboxConfig, LocalSandboxConfig, SandboxConfig
 from conf.sections.scenario import CompactScenarioConfig, MixedScenarioConfig, ScenarioConfig
 from conf.sections.task import (
     BugfixTaskConfig,
     JsonlTaskConfig,
+    RewardConfig,
     SwebenchTaskConfig,
     TaskConfig,
 )
-from conf.sections.training import FanoutConfig, SlimeTrainerConfig, TrainerConfig
+from conf.sections.training import (
+    FanoutConfig,
+    LocalTrainerConfig,
+    RoutingReplayConfig,
+    SlimeTrainerConfig,
+    TrainerConfig,
+)
 
 Rule = tuple[bool, str]
 """True if the rule is broken; the message for that case."""
@@ -43,8 +51,7 @@ def engine_rules(
 ) -> Iterator[Rule]:
     """Yield the rules of the engine: it has weights, reads the replies, holds the context."""
     yield (
-        model.renderer == CHAT_TEMPLATE
-        and (isinstance(engine, EmbeddedEngineConfig) or engine.tool_call_parser is None),
+        model.renderer == CHAT_TEMPLATE and getattr(engine, "tool_call_parser", None) is None,
         f"model.renderer={CHAT_TEMPLATE} needs SGLang to read the replies: set engine=sglang and "
         "engine.tool_call_parser",
     )
@@ -60,6 +67,40 @@ def engine_rules(
             "model.path=null leaves engine=embedded without weights: set model.path, or use an "
             "engine that has them (engine=sglang)",
         )
+
+
+def fixed_weights_rules(
+    engine: EngineConfig,
+    model: ModelConfig,
+    run: RunConfig,
+    trainer: TrainerConfig,
+    routing: RoutingReplayConfig,
+) -> Iterator[Rule]:
+    """Yield the rules of engines whose weights cannot be updated: nothing is trained with them."""
+    if not isinstance(engine, FixedEngineConfig):
+        return
+    kind = engine.kind
+    yield (
+        run.steps > 0,
+        f"run.steps={run.steps} trains, and the weights of engine={kind} cannot be updated: "
+        "evaluate only (agentrl eval, or run.steps=0), or choose engine=sglang",
+    )
+    yield (
+        isinstance(trainer, SlimeTrainerConfig),
+        f"trainer={trainer.kind} brings engines of its own, and engine={kind} cannot be trained "
+        "with: choose another trainer, or engine=sglang",
+    )
+    yield (
+        routing.kind != "off",
+        f"routing_replay={routing.kind} replays what was trained, and engine={kind} is for "
+        "evaluation only: set routing_replay=off",
+    )
+    yield (
+        model.tokenizer is None,
+        f"model.tokenizer=null, and engine={kind} takes token ids of the model that it serves: set "
+        "model=local, model.tokenizer to the directory of that model's tokenizer, and "
+        "model.renderer to its family",
+    )
 
 
 def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iterator[Rule]:
@@ -90,6 +131,17 @@ def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iter
     )
 
 
+def recompute_rules(trainer: TrainerConfig, routing: RoutingReplayConfig) -> Iterator[Rule]:
+    """Yield the rule of recomputed activations: routing is replayed in one forward pass."""
+    yield (
+        isinstance(trainer, LocalTrainerConfig)
+        and trainer.recompute is True
+        and routing.kind != "off",
+        f"trainer.recompute=true and routing_replay={routing.kind}: the replay is of one forward "
+        "pass; set trainer.recompute=auto, or routing_replay=off",
+    )
+
+
 def length_rules(
     run: RunConfig, model: ModelConfig, sampling: SamplingConfig, fanout: FanoutConfig
 ) -> Iterator[Rule]:
@@ -106,6 +158,20 @@ def length_rules(
         f"fanout.max_segment_tokens={longest} leaves no room for a prompt beside "
         f"sampling.max_new_tokens={sampling.max_new_tokens}: segments would be dropped for one "
         "full answer; raise fanout.max_segment_tokens",
+    )
+
+
+def reward_rules(reward: RewardConfig) -> Iterator[Rule]:
+    """Yield the rule that solving a task at the highest cost beats giving up at once."""
+    penalties = ("turn_penalty", "length_penalty", "malformed_penalty")
+    most = sum(getattr(reward, name) for name in penalties)
+    named = " + ".join(f"reward.{name}" for name in penalties if getattr(reward, name))
+    yield (
+        reward.solved - most <= reward.unsolved,
+        f"reward.solved={reward.solved:g}"
+        + (f" less {named} = {most:g}" if named else "")
+        + f" is not more than reward.unsolved={reward.unsolved:g}: giving up at once would pay at "
+        f"least as much as solving; {'lower the penalties' if named else 'raise reward.solved'}",
     )
 
 

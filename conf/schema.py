@@ -15,17 +15,12 @@ from conf import rules
 from conf.sections.engine import EngineConfig
 from conf.sections.executor import ExecutorConfig
 from conf.sections.faults import FaultsConfig
+from conf.sections.gateway import GatewayConfig
 from conf.sections.harness import HarnessConfig
 from conf.sections.launch import LaunchConfig
 from conf.sections.model import ModelConfig
 from conf.sections.rollout import RolloutConfig
-from conf.sections.run import (
-    EvalConfig,
-    GatewayConfig,
-    ObserveConfig,
-    RunConfig,
-    SamplingConfig,
-)
+from conf.sections.run import EvalConfig, ObserveConfig, RunConfig, SamplingConfig
 from conf.sections.sandbox import SandboxConfig
 from conf.sections.scenario import ScenarioConfig
 from conf.sections.section import Section
@@ -61,8 +56,13 @@ class Config(Section):
     def _check_rules(self) -> Config:
         checks = (
             rules.engine_rules(self.engine, self.model, self.trainer),
+            rules.fixed_weights_rules(
+                self.engine, self.model, self.run, self.trainer, self.routing_replay
+            ),
             rules.step_rules(self.run, self.task, self.trainer),
+            rules.recompute_rules(self.trainer, self.routing_replay),
             rules.length_rules(self.run, self.model, self.sampling, self.fanout),
+            rules.reward_rules(self.reward),
             rules.deadline_rules(self.rollout),
             rules.fault_rules(self.faults, self.harness),
             rules.sandbox_rules(self.sandbox, self.gateway, self.rollout),

@@ -16,6 +16,7 @@ import psutil
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig
 from conf.sections.training import LocalTrainerConfig
+from launch.gpu import FLOAT, GpuPlan, count_parameters, find_gpu_problems, plan_gpu, read_shape
 from launch.preflight import Problem, find_problems, nearest_existing
 
 MB = 1 << 20
@@ -33,7 +34,7 @@ _ROLLOUT_KB = 16
 """Store and arrays of one rollout."""
 
 _TINY_WEIGHTS_MB = 3
-_BYTES_PER_WEIGHT_BYTE_TRAINED = 4
+_COPIES_TRAINED = 4
 """float32 weights, their gradient and AdamW's two moments."""
 
 
@@ -64,6 +65,8 @@ class LocalPlan:
     memory_available_mb: int
     disk_mb: int
     disk_free_mb: int
+    gpu: GpuPlan | None
+    """None: nothing trains on a GPU."""
     problems: tuple[Problem, ...]
 
 
@@ -80,8 +83,10 @@ def plan_local_run(config: Config, run_dir: Path) -> LocalPlan:
     disk_mb = checkpoints_mb + (rollouts + evaluation_rollouts) * _ROLLOUT_KB // 1024 + 1
     memory_available_mb = psutil.virtual_memory().available // MB
     disk_free_mb = shutil.disk_usage(nearest_existing(run_dir)).free // MB
+    gpu = plan_gpu(config)
     problems = [
         *find_problems(config, run_dir),
+        *find_gpu_problems(config, gpu),
         *_warn_if_short("memory", memory_mb, memory_available_mb, "lower rollout.concurrency"),
         *_warn_if_short("disk", disk_mb, disk_free_mb, "choose a run.dir with more space"),
     ]
@@ -96,6 +101,7 @@ def plan_local_run(config: Config, run_dir: Path) -> LocalPlan:
         memory_available_mb=memory_available_mb,
         disk_mb=disk_mb,
         disk_free_mb=disk_free_mb,
+        gpu=gpu,
         problems=tuple(problems),
     )
 
@@ -111,11 +117,13 @@ def _weights_mb(config: Config) -> int:
     path = config.model.path
     if path is None or not path.is_dir():
         return _TINY_WEIGHTS_MB
-    return 1 + sum(file.stat().st_size for file in path.glob("*.safetensors")) // MB
+    # In float32, as the trainer and the embedded engine keep them, whatever the checkpoint's type.
+    shape = read_shape(path / "config.json")
+    return 1 + count_parameters(path, tied=shape is not None and shape.tied) * FLOAT // MB
 
 
 def _plan_processes(config: Config, cores: int, weights_mb: int) -> Iterator[PlannedProcess]:
-    trainer_mb = _BYTES_PER_WEIGHT_BYTE_TRAINED * weights_mb + _TRAINING_MB
+    trainer_mb = _COPIES_TRAINED * weights_mb + _TRAINING_MB
     yield PlannedProcess(
         "driver and trainer", 1, _threads(config) or cores, _DRIVER_MB + trainer_mb
     )

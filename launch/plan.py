@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conf.errors import ConfigError
+from conf.key_numbers import find_key_numbers
 from conf.schema import Config
 from launch import flags
 from launch.architecture import Arguments, total_parameters
@@ -52,6 +53,7 @@ class JobPlan:
                 "converted": str(converted_checkpoint(self.job)),
             },
             "job_dir": str(job_dir(self.job)),
+            "numbers": asdict(find_key_numbers(self.job.config)),
             "topology": asdict(self.topology),
             "memory": self.memory.to_dict(),
             "step_tokens_at_most": self.step_tokens,

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from conf.key_numbers import find_key_numbers
 from launch.architecture import total_parameters
 from launch.memory import MemoryPlan, Phase
 from launch.plan import JobPlan
@@ -27,6 +28,7 @@ def render_job(plan: JobPlan) -> RenderableType:
         "a step": f"{plan.topology.rollouts:,} rollouts: {run.tasks_per_step} tasks × "
         f"{run.rollouts_per_task}; at most {plan.step_tokens / 1e6:.1f} M tokens, if each "
         f"fills its context of {job.model.max_context_tokens:,}",
+        **find_key_numbers(job.config).describe(),
         "longest sample": f"{plan.memory.segment_tokens:,} tokens fit in training",
         "engine's cache": f"{plan.memory.cache_tokens:,} tokens",
         "main memory": f"{plan.memory.host_gib:.0f} GiB per node for the optimizer",

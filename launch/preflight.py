@@ -96,7 +96,7 @@ def _check_programs(config: Config) -> Iterator[Problem]:
 
 def _check_e2b() -> Iterator[Problem]:
     if importlib.util.find_spec("e2b") is None:
-        yield Problem(True, "sandbox=e2b needs E2B's SDK: pip install 'agentrl[e2b]'")
+        yield Problem(True, "sandbox=e2b needs E2B's SDK: pip install 'e2b>=2.63,<3'")
     if not os.environ.get("E2B_API_KEY"):
         yield Problem(True, "sandbox=e2b needs an API key: set E2B_API_KEY in the environment")
 

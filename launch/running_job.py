@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from dataclasses import dataclass
@@ -68,8 +69,9 @@ def read_ray_exit_code(launch: ClusterLaunchConfig, job_dir: Path) -> int | None
         return None
     answer = _ray_status(_address(launch.head, launch), job_dir)
     job = _submission_id(job_dir)
-    words = {f"Job '{job}' succeeded": 0, f"Job '{job}' failed": 1, f"Job '{job}' was stopped": 1}
-    return next((code for text, code in words.items() if text in answer), None)
+    # The first such words: the answer about a failed job ends with the job's log.
+    found = re.search(rf"Job '{re.escape(job)}' (succeeded|failed|was stopped)", answer)
+    return None if found is None else int(found[1] != "succeeded")
 
 
 def _query(*argv: str) -> tuple[int, str]:

@@ -20,8 +20,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {"cli", "conf", "launch", "runners"}
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "manager", "base"}
 README_LINES = 40
-RUNS_ELSEWHERE = {"slime", "minisweagent", "native"}
-"""Modules of the program inside which a file runs: slime, mini-swe-agent, our agent's sandbox."""
+RUNS_ELSEWHERE = {"slime", "minisweagent", "native", "relay", "agentrl_channel", "agentrl_guard"}
+"""Modules of the program inside which a file runs: slime, mini-swe-agent, our agent's and our
+graders' sandbox.
+"""
 PART_OF = {"pydantic_core": "pydantic", "connectrpc": "e2b"}
 """Modules in the public interface of a declared package, which pins their version."""
 

@@ -69,7 +69,22 @@ class SglangLaunchEngineConfig(Section):
     """Further arguments of ``sglang.launch_server``, as on its command line."""
 
 
+class FixedEngineConfig(Section):
+    """A server that runs already, whose weights cannot be updated: for evaluation and recording."""
+
+    url: BaseUrl
+    """Base URL of the server, with or without ``/v1``."""
+
+
+class VllmEngineConfig(FixedEngineConfig):
+    """A vLLM server: token ids in, token ids out."""
+
+    kind: Literal["vllm"]
+    model: str | None
+    """Name that the server gives the model; null: the first of its list."""
+
+
 EngineConfig = Annotated[
-    EmbeddedEngineConfig | SglangEngineConfig | SglangLaunchEngineConfig,
+    EmbeddedEngineConfig | SglangEngineConfig | SglangLaunchEngineConfig | VllmEngineConfig,
     Field(discriminator="kind"),
 ]

@@ -40,6 +40,19 @@ class LimitsConfig(Section):
     """
 
 
+class CaptureConfig(Section):
+    """Sizes beyond which an agent's change is refused: reward 0, as the agent's own doing."""
+
+    patch_mb: PositiveFloat
+    """The patch. SWE-bench's largest reference patch has 0.2 MB."""
+    patch_files: PositiveInt
+    """Files that the patch changes."""
+    workspace_mb: PositiveInt
+    """The whole workspace on the disk, with what git ignores."""
+    workspace_files: PositiveInt
+    """Files and directories beyond the repository's own, with those that git ignores."""
+
+
 class RolloutConfig(Section):
     """The execution of rollouts."""
 
@@ -56,5 +69,6 @@ class RolloutConfig(Section):
     replace_flat: bool
     """Also replace groups whose rewards are all equal (DAPO's dynamic sampling, arXiv 2503.14476).
     """
+    capture: CaptureConfig
     limits: LimitsConfig
     deadlines: DeadlinesConfig

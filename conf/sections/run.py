@@ -1,13 +1,13 @@
-"""The size of a run, its sampling, its gateway, its evaluation, and its display."""
+"""The size of a run, its sampling, its evaluation, and its display."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
-from conf.sections.section import BaseUrl, Port, Section
+from conf.sections.section import Section
 
 
 def _top_k(value: int) -> int:
@@ -50,20 +50,6 @@ class SamplingConfig(Section):
     """0: greedy."""
 
 
-class GatewayConfig(Section):
-    """The HTTP service that speaks the agents' dialects and records turns."""
-
-    host: str
-    port: Port
-    """0: any free port."""
-    public_url: BaseUrl | None
-    """URL at which sandboxes on other machines reach it (a public address, a tunnel); null: only
-    sandboxes of this machine reach it.
-    """
-    ping_s: PositiveFloat
-    """Seconds between SSE pings while the engine works."""
-
-
 class EvalConfig(Section):
     """The tasks that ``agentrl eval`` runs."""
 
@@ -75,6 +61,8 @@ class EvalConfig(Section):
     """Only tasks whose id matches this glob."""
     attempts_per_task: PositiveInt
     """Rollouts per task (n); pass@1 to pass@n are estimated."""
+    update_weights: bool
+    """Load ``model.path`` into servers that run already; false leaves their weights as they are."""
 
 
 class ObserveConfig(Section):

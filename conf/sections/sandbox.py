@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from conf.sections.section import BaseUrl, Section
+
+Host = Annotated[str, Field(pattern=r"^(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
+"""Name of a host in lower case; ``*.example.com`` stands for its subdomains."""
 
 
 class LocalSandboxConfig(Section):
@@ -25,6 +28,15 @@ class LocalSandboxConfig(Section):
     """CPU seconds per process (RLIMIT_CPU)."""
     warm: NonNegativeInt
     """Sandboxes kept booted in advance, for each set of mounts: an agent's, a grader's."""
+
+
+def _check_egress_hosts(egress: str, hosts: tuple[str, ...]) -> None:
+    """Raise ValueError unless hosts are named exactly if they are used."""
+    if (egress == "allow") != bool(hosts):
+        raise ValueError(
+            f"egress={egress} with egress_hosts={list(hosts)}: name the hosts with egress=allow, "
+            "and only then"
+        )
 
 
 class E2bSandboxConfig(Section):
@@ -49,6 +61,17 @@ class E2bSandboxConfig(Section):
     """Control plane; null: E2B's."""
     sandbox_url: BaseUrl | None
     """One URL for all sandboxes; null: each has its own in E2B's domain."""
+    egress: Literal["none", "allow"]
+    """Hosts besides the gateway that agents reach: none, or those of ``egress_hosts`` but the
+    task's own (its repository's host, package indexes). E2B does not report attempts.
+    """
+    egress_hosts: tuple[Host, ...]
+    """For ``egress=allow``. E2B checks names in HTTP on port 80 and TLS on port 443 only."""
+
+    @model_validator(mode="after")
+    def _check_egress(self) -> Self:
+        _check_egress_hosts(self.egress, self.egress_hosts)
+        return self
 
 
 class DockerSandboxConfig(Section):
@@ -58,15 +81,28 @@ class DockerSandboxConfig(Section):
     image: str
     """Image for tasks that name none."""
     network: str
-    """Docker network of the agents' sandboxes; graders' have none. On one made with ``--internal``
-    they reach the gateway, at its address on that network, but not the internet.
+    """Docker network of the agents' sandboxes; graders' have none. Unless ``egress=open`` it must
+    have been made with ``--internal``: on it they reach the gateway and the proxy, at this
+    machine's address on that network, but not the internet.
     """
+    egress: Literal["none", "allow", "log", "open"]
+    """Hosts besides the gateway that agents reach, through a proxy that records every attempt:
+    none; those of ``egress_hosts`` (allow); all public ones (log). The task's own (its repository's
+    host, package indexes) are never among them. open: what ``network`` leads to, unrecorded.
+    """
+    egress_hosts: tuple[Host, ...]
+    """For ``egress=allow``."""
     memory_mb: PositiveInt
     """Memory per sandbox, in MB."""
     processes: PositiveInt
     """Largest number of processes per sandbox."""
     cpus: PositiveFloat
     """CPUs per sandbox."""
+
+    @model_validator(mode="after")
+    def _check_egress(self) -> Self:
+        _check_egress_hosts(self.egress, self.egress_hosts)
+        return self
 
 
 SandboxConfig = Annotated[

@@ -10,10 +10,19 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 """TCP port to listen on; 0: any free port."""
 
 
+ENGINE_KEY = "AGENTRL_ENGINE_KEY"
+"""Environment variable with the key that engines want as a bearer token; unset: they want none."""
+
+
 def _check_base_url(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if scheme not in ("http", "https") or not rest:
         raise ValueError("must be a base URL such as http://127.0.0.1:30000")
+    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest:
+        raise ValueError(
+            "must hold no user, password or query, since the configuration is stored and shown: "
+            f"secrets belong into the environment (an engine's key: {ENGINE_KEY})"
+        )
     return url.rstrip("/")
 
 

@@ -18,6 +18,10 @@ class BugfixTaskConfig(Section):
     """Tasks in the training split."""
     held_out_tasks: PositiveInt
     """Tasks in the held-out split, which shares no repository with the training split."""
+    canaries: Literal[0, 1, 2]
+    """Check solved patches with canaries: changed copies of the tests, which a right solution must
+    fail. 0: off; 1: one per solved patch; 2: also the same tests in other words.
+    """
 
 
 class SwebenchTaskConfig(Section):
@@ -39,6 +43,10 @@ class SwebenchTaskConfig(Section):
     flaky_reruns: Annotated[int, Field(ge=0)]
     """Further gradings when only pass-to-pass tests fail, which may be chance; one good run
     decides.
+    """
+    canaries: Literal[0, 1, 2]
+    """Check solved patches with canaries: changed copies of the tests, which a right solution must
+    fail. 0: off; 1: one per solved patch; 2: also the same tests in other words.
     """
 
 
@@ -62,6 +70,10 @@ class JsonlTaskConfig(Section):
     """Further gradings when only pass-to-pass tests fail, which may be chance; one good run
     decides.
     """
+    canaries: Literal[0, 1, 2]
+    """Check solved patches with canaries: changed copies of the tests, which a right solution must
+    fail. 0: off; 1: one per solved patch; 2: also the same tests in other words.
+    """
 
 
 TaskConfig = Annotated[
@@ -70,7 +82,7 @@ TaskConfig = Annotated[
 
 
 class RewardConfig(Section):
-    """Reward from the graded tests, with small shaping."""
+    """Reward from the graded tests; penalties are off unless they are set."""
 
     kind: Literal["tests"]
     solved: float
@@ -80,6 +92,14 @@ class RewardConfig(Section):
     and ``solved``, if every pass-to-pass test passes.
     """
     turn_penalty: Annotated[float, Field(ge=0)]
-    """Taken off per turn."""
+    """Subtracted from a rollout of ``turn_budget`` turns or more; fewer cost in proportion."""
+    turn_budget: PositiveInt
+    """Turns that cost the whole ``turn_penalty``."""
+    length_penalty: Annotated[float, Field(ge=0)]
+    """Subtracted from a rollout of ``token_budget`` sampled tokens or more; fewer cost in
+    proportion.
+    """
+    token_budget: PositiveInt
+    """Sampled tokens that cost the whole ``length_penalty``."""
     malformed_penalty: Annotated[float, Field(ge=0)]
     """Taken off once if the rollout contains a malformed tool call."""

@@ -10,6 +10,8 @@ from conf.sections.section import Section
 
 RewardShare = Literal["copy", "uniform", "token_share", "final_only", "root_only"]
 
+LongFinal = Literal["cut", "drop"]
+
 
 class SegmentsFanoutConfig(Section):
     """Every segment of a rollout becomes a sample."""
@@ -21,7 +23,9 @@ class SegmentsFanoutConfig(Section):
     segment, 0 on the others; ``root_only`` A on the main thread's, 0 on sub-agents'.
     """
     max_segment_tokens: PositiveInt | None
-    """Tokens; a longer segment is dropped whole. null: no cap."""
+    """Tokens; a longer one is dropped whole, the final one as ``long_final`` says. null: no cap."""
+    long_final: LongFinal
+    """Treatment of a longer final segment: ``cut`` leaves out its tail, ``drop`` all of it."""
     max_segments: PositiveInt | None
     """Of more segments, the final one and the first others are kept; null: no cap."""
     train_compaction: bool
@@ -37,7 +41,9 @@ class CollapseFanoutConfig(Section):
 
     kind: Literal["collapse"]
     max_segment_tokens: PositiveInt | None
-    """Tokens; a longer segment is dropped whole. null: no cap."""
+    """Tokens; a longer segment is cut or dropped, as ``long_final`` says. null: no cap."""
+    long_final: LongFinal
+    """``cut`` leaves out the tail of a longer segment, ``drop`` all of it."""
 
 
 FanoutConfig = Annotated[SegmentsFanoutConfig | CollapseFanoutConfig, Field(discriminator="kind")]
@@ -125,6 +131,11 @@ class LocalTrainerConfig(PolicyGradientConfig):
     """Passes over the step's rollouts."""
     tokens_per_microbatch: PositiveInt
     """Padded tokens in one forward pass; a prompt that its rows share counts once."""
+    recompute: Literal["auto"] | bool
+    """Compute the activations of layers and logits again in the backward pass instead of keeping
+    them: the same gradients with less memory, a third more computation, and no shared prompts.
+    ``auto``: on a GPU, unless routing is replayed.
+    """
     threads: Annotated[int, Field(ge=0)]
     """Torch threads; 0: one per core."""
     correction: CorrectionConfig

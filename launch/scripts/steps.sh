@@ -42,6 +42,15 @@ refuse_failed_nodes() {
   done
 }
 
+# count_nodes: print the number of nodes in the JSON on standard input, which "ray list nodes" prints as
+# one line however many nodes there are; 0 for anything else.
+count_nodes() {
+  local program=$PYTHON
+  # With launch=ray this machine may not have the nodes' Python; it has one, in which Ray's command runs.
+  command -v "$program" >/dev/null || program=python3
+  "$program" -c 'import json, sys; print(len({node["node_id"] for node in json.load(sys.stdin)}))' 2>/dev/null || echo 0
+}
+
 # wait_for_nodes ADDRESS: wait until exactly NODES nodes are alive, at most JOIN_S seconds. More than
 # NODES means that the cluster has other users, whose GPUs the job must not take.
 wait_for_nodes() {
@@ -49,9 +58,8 @@ wait_for_nodes() {
   SECONDS=0
   while :; do
     refuse_failed_nodes
-    # Counted in the JSON: "ray status" prints one line for all nodes of a kind.
     listed=$(ray list nodes --address "$1" --filter state=ALIVE --format json --limit 10000 2>/dev/null) || listed=
-    joined=$(grep -c '"node_id"' <<<"$listed") || joined=0
+    joined=$(count_nodes <<<"$listed")
     if [[ $joined != "$before" ]]; then
       phase joining "$joined" "$NODES"
       before=$joined
@@ -64,11 +72,12 @@ wait_for_nodes() {
   say "$joined of $NODES nodes have joined"
 }
 
-# job_state ADDRESS ID: prints running, succeeded, failed, stopped or unknown. "ray job status" exits
-# with 1 for a failed job too, so only an answer without the job's id counts as unknown.
+# job_state ADDRESS ID: prints running, succeeded, failed, stopped or unknown. The words decide: the exit
+# code of "ray job status" for a failed job depends on Ray's version. What it prints of a failed job ends
+# with the job's log, so the first line that names the state is the answer.
 job_state() {
   local answer
-  answer=$(ray job status --address "$1" "$2" 2>&1) || { [[ $answer == *"$2"* ]] || answer=; }
+  answer=$(ray job status --address "$1" "$2" 2>&1 | grep -E -m 1 "(Job|job) '$2'") || : # unknown
   case $answer in
     *"Job '$2' succeeded"*) echo succeeded ;;
     *"Job '$2' failed"*) echo failed ;;

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.errors import error_text
@@ -53,6 +54,7 @@ class Campaign:
         services: Services,
         *,
         trainer: LocalTrainer,
+        tokenizer: Path,
         resumed: checkpoint.Checkpoint | None,
         tasks: Sequence[Task],
         routing: RoutingShape | None,
@@ -64,6 +66,7 @@ class Campaign:
         self._store = store
         self._services = services
         self._trainer = trainer
+        self._tokenizer = tokenizer
         self._resumed = resumed
         self._train_tasks = [task for task in tasks if task.split == "train"]
         self._held_out_tasks = [task for task in tasks if task.split == "held_out"]
@@ -120,10 +123,12 @@ class Campaign:
         saved = await asyncio.to_thread(
             checkpoint.save,
             self._trainer,
-            self._store.run_dir / "checkpoints",
+            self._store.run_dir / checkpoint.CHECKPOINTS,
             step=step,
             state={"metrics": metrics},
             keep=self._config.run.keep_checkpoints,
+            run_id=self._store.run_id,
+            tokenizer=self._tokenizer,
         )
         self._store.finish_step(step, metrics)
         engine, gateway = self._services.engine, self._services.context.gateway

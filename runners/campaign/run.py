@@ -14,6 +14,7 @@ from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
 from runners.campaign.loop import Campaign
 from runners.campaign.result import CampaignResult, summarize
+from runners.campaign.resumption import check_resumable, rewind_store
 from runners.concurrency.task_group import task_group
 from runners.faults.wiring import metrics_faults
 from runners.observe.curves import read_evaluations
@@ -31,13 +32,21 @@ if TYPE_CHECKING:
     from runners.training.local import LocalTrainer
 
 
-def run_campaign(config: Config, run_dir: Path, *, resume: bool = False) -> CampaignResult:
+def run_campaign(
+    config: Config, run_dir: Path, *, resume: bool = False, rewind: bool = False
+) -> CampaignResult:
     """Run, or continue, the campaign in ``run_dir``; return how it ended.
+
+    With ``rewind`` a resumed campaign drops the steps whose checkpoints are lost, and repeats them.
 
     Raises AgentrlError only for what makes a start impossible (a directory that holds another run,
     a damaged store); what happens later is in the result's ``exit_code`` and ``message``.
     """
     with open_run(config, run_dir, resume=resume) as store:
+        if resume:
+            check_resumable(store, rewind=rewind)
+            if rewind:
+                rewind_store(store)
         progress = Progress(store.run_dir.name, config.run.steps)
         _show_earlier(progress, store)
         driver = RunDriver(config, store, progress)
@@ -71,7 +80,7 @@ async def _open_campaign(
     """Start services, trainer and tasks side by side, from the newest checkpoint if there is one;
     yield the campaign and stop everything afterwards.
     """
-    saved = checkpoint.find_latest(store.run_dir / "checkpoints")
+    saved = checkpoint.find_latest(store.run_dir / checkpoint.CHECKPOINTS)
     async with AsyncExitStack() as exits:
         async with task_group() as starting:
             services = starting.create_task(
@@ -96,6 +105,7 @@ async def _open_campaign(
             store,
             services.result(),
             trainer=trainer.result(),
+            tokenizer=policy.tokenizer,
             resumed=saved,
             tasks=tasks.result(),
             routing=find_captured_shape(config, policy.weights),

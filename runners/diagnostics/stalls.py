@@ -14,9 +14,9 @@ from pathlib import Path
 from runners.diagnostics.attempt_progress import AttemptProgress, AttemptWatch
 from runners.diagnostics.call_graph import describe_pending
 from runners.diagnostics.diagnostics import FOLDER
+from runners.diagnostics.sandbox_processes import SandboxProcess, list_sandbox_processes
 from runners.diagnostics.sections import format_section, format_time, write_diagnosis
 from runners.diagnostics.watchdog import AwakeClock
-from runners.sandboxes.local.sandbox_processes import SandboxProcess, list_sandbox_processes
 
 _TICK_S = 2.0
 _IN_FULL = 8

@@ -19,12 +19,13 @@ from conf.errors import AgentrlError, ExitCode
 from runners.engines.client import UNNUMBERED_VERSION, HttpEngine, routing_key
 from runners.engines.contract import Engine, EngineError, SamplingParams
 from runners.engines.server_check import (
+    ANSWERS,
     REQUEST_DEADLINE_S,
     CheckFailed,
     CheckResult,
     EngineServers,
     check_each,
-    raise_on_failures,
+    require_checks,
     run_check,
 )
 from runners.trajectory.routing import RoutingShape, build_turn_routing
@@ -38,7 +39,11 @@ LONG_TOKENS = 4096
 SESSION_CALLS = 4
 """Concurrent calls of one session, to see whether a router keeps them together."""
 PROMPT = [1, 2, 3, 4]
-LOADS, ABORT = "loads", "abort"
+LOADS, ABORT, VERSION = "loads", "abort", "weight version"
+TRAINING_NEEDS = (LOADS, ABORT, VERSION)
+"""Checks that only a run with new weights needs: it drains, and it must know which weights sampled
+a token. Without new weights, a call that is given up closes its connection.
+"""
 
 ROUTING_PROMPT = [0, 1, 2]
 ROUTING_START = 1
@@ -63,19 +68,16 @@ async def require_capabilities(
 ) -> None:
     """Return if the engine can do what a starting run needs.
 
-    ``new_weights``: the run will update the weights, so it needs loads (to see the drain) and
-    aborts. Raises EngineError if the engine does not answer, EngineUnfit with every other failure.
+    ``new_weights``: the run will update the weights, so it needs loads (to see the drain), aborts
+    and weight versions. Raises EngineError if the engine does not answer, EngineUnfit with every
+    other failure.
     """
     servers = EngineServers(url, workers)
     try:
         results = await check_capabilities(servers, context_tokens=context_tokens, routing=routing)
     finally:
         await servers.close()
-    if not results[0].ok:
-        raise EngineError(results[0].detail, retryable=True, unreachable=True)
-    # without new weights nothing is drained, and a call that is given up closes its connection
-    unneeded = () if new_weights else (LOADS, ABORT)
-    raise_on_failures(result for result in results if result.name not in unneeded)
+    require_checks(results, unneeded=() if new_weights else TRAINING_NEEDS)
 
 
 async def check_capabilities(
@@ -87,9 +89,9 @@ async def check_capabilities(
     """
 
     async def context(server: HttpEngine) -> str:
-        return await _check_context(server, context_tokens)
+        return await check_context(server, context_tokens)
 
-    answers = await run_check("answers", lambda: _check_answers(servers))
+    answers = await run_check(ANSWERS, lambda: check_answers(servers))
     if not answers.ok:
         return [answers]
     limits = await asyncio.gather(*map(_read_limit, servers.servers))
@@ -100,11 +102,13 @@ async def check_capabilities(
         await run_check(
             "generates, with logprobs", lambda: check_each(entry_points, _check_logprobs)
         ),
-        await run_check("weight version", lambda: _check_versions(entry_points)),
+        await run_check(VERSION, lambda: check_each(entry_points, _check_version)),
         await run_check(LOADS, lambda: _check_loads(servers)),
         await run_check(ABORT, lambda: _check_abort(servers, length)),
         await run_check("context length", lambda: check_each(servers.servers, context)),
     ]
+    if len(entry_points) > 1:
+        results.append(await run_check("same weights", lambda: _check_same_weights(entry_points)))
     if servers.routed and len(servers.servers) > 1:
         results.append(
             await run_check("sessions", lambda: _check_sessions(servers, length), fatal=False)
@@ -159,7 +163,8 @@ async def probe_routing(engine: Engine, shape: RoutingShape, name: str) -> None:
         )
 
 
-async def _check_answers(servers: EngineServers) -> str:
+async def check_answers(servers: EngineServers) -> str:
+    """Return the servers that answer; raises CheckFailed if one does not."""
     for engine in servers.entry_points:
         key = "engine.url" if engine is servers.front else "engine.workers"
         try:
@@ -199,28 +204,33 @@ async def _check_logprobs(engine: HttpEngine) -> str:
     return f"{len(items)} tokens"
 
 
-async def _check_versions(engines: Sequence[HttpEngine]) -> str:
-    versions = await check_each(engines, _check_version)
-    if ";" in versions:
+async def _check_same_weights(engines: Sequence[HttpEngine]) -> str:
+    versions = {str(await _ask_version(engine)): None for engine in engines}
+    if len(versions) > 1:
         raise CheckFailed(
-            f"the servers have weights of several versions ({versions}), and the older ones would "
-            "be treated as lost: restart them all with --weight-version 0"
+            f"the servers have weights of several versions ({'; '.join(versions)}), and the older "
+            "ones would be treated as lost: restart them all with --weight-version 0"
         )
-    return versions
+    return "one version"
 
 
 async def _check_version(engine: HttpEngine) -> str:
-    version = (await _generate(engine, _new_rid(), 1)).get("weight_version")
+    version = await _ask_version(engine)
     if version is None:
         raise CheckFailed(
-            "answers do not say which weights sampled them (meta_info.weight_version): it needs a "
-            "newer SGLang"
+            "answers do not say which weights sampled them (meta_info.weight_version), which "
+            "training must know: it needs a newer SGLang, or a router that passes it on"
         )
     if version != UNNUMBERED_VERSION and not str(version).isdigit():
         raise CheckFailed(
-            f"weight_version={version!r} is no number: start the server with --weight-version 0"
+            f"weight_version={version!r} is no number, so training could not tell which weights "
+            "sampled a token: start the server with --weight-version 0"
         )
     return "0, never updated" if version == UNNUMBERED_VERSION else str(version)
+
+
+async def _ask_version(engine: HttpEngine) -> object:
+    return (await _generate(engine, _new_rid(), 1)).get("weight_version")
 
 
 async def _check_loads(servers: EngineServers) -> str:
@@ -302,7 +312,8 @@ async def _read_limit(server: HttpEngine) -> int | None:
     return None
 
 
-async def _check_context(server: HttpEngine, wanted: int) -> str:
+async def check_context(server: HttpEngine, wanted: int) -> str:
+    """Return the longest sequence that the server takes; raises CheckFailed if it is too short."""
     limit = await _read_limit(server)
     if limit is None:
         return "the server does not report it"

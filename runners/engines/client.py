@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,8 @@ from runners.concurrency.limits import backoff_s
 from runners.engines.connection import (
     Connection,
     HttpConnection,
-    late_error,
+    request_bytes,
+    request_json,
     unreadable_error,
 )
 from runners.engines.contract import (
@@ -30,6 +32,7 @@ from runners.engines.contract import (
     SamplingParams,
     session_id_of,
 )
+from runners.trajectory.record import UNKNOWN_VERSION
 
 ABORT_DEADLINE_S = 5.0
 """Short, because an abort is only a hint: closing the connection already aborts the request."""
@@ -100,6 +103,7 @@ class HttpEngine:
         if params.routing_start is not None:
             body["return_routed_experts"] = True
             body["routed_experts_start_len"] = params.routing_start
+        began = time.perf_counter()
         try:
             answer = await self.request_json(
                 "/generate", body, deadline_s=self._deadline_s, headers=routing_key(rid)
@@ -112,7 +116,7 @@ class HttpEngine:
             if not refused:  # the reply is lost or late: the request may still run there
                 self._abort_in_background(rid)
             raise
-        return self._parse_generation(answer)
+        return self._parse_generation(answer, time.perf_counter() - began)
 
     async def update_weights(self, path: Path, version: int) -> None:
         """Load safetensors weights from a directory; see ``Engine.update_weights``.
@@ -183,15 +187,9 @@ class HttpEngine:
 
         Raises EngineError, also for an answer that is no JSON object.
         """
-        method, data = ("GET", None) if body is None else ("POST", orjson.dumps(body))
-        raw = await self._request(method, path, data, deadline_s, headers)
-        try:
-            answer = orjson.loads(raw)
-            if not isinstance(answer, dict):
-                raise TypeError("not a JSON object")
-        except (orjson.JSONDecodeError, TypeError) as error:
-            raise unreadable_error(self.name, path, error) from error
-        return answer
+        return await request_json(
+            self.connection, self.name, path, body, deadline_s=deadline_s, headers=headers
+        )
 
     async def healthy(self) -> bool:
         """Return whether it answers."""
@@ -212,35 +210,33 @@ class HttpEngine:
         await self.connection.close()
 
     async def _request(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        deadline_s: float,
-        headers: Mapping[str, str] | None = None,
+        self, method: str, path: str, body: bytes | None, deadline_s: float
     ) -> bytes:
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await self.connection.request(method, path, body, headers)
-        except TimeoutError as error:
-            raise late_error(self.name, path, deadline_s) from error
+        return await request_bytes(
+            self.connection, self.name, path, body, method=method, deadline_s=deadline_s
+        )
 
-    def _parse_generation(self, answer: dict[str, Any]) -> Generation:
+    def _parse_generation(self, answer: dict[str, Any], waited_s: float) -> Generation:
+        """Return the generation; ``waited_s`` is its time where the answer does not report one.
+
+        Servers differ in what they report beside ids and logprobs: old ones and routers leave out
+        times, weight versions and cache hits, or send null.
+        """
         try:
             meta = answer["meta_info"]
             finish = meta["finish_reason"]
             # not ``output_ids``: old servers trim the stop token there, and its logprob stays
             items = meta["output_token_logprobs"]
-            version = meta.get("weight_version")
+            reported_s = meta.get("e2e_latency")
             return Generation(
                 output_ids=np.asarray([item[1] for item in items], dtype=np.int32),
                 logprobs=np.asarray([item[0] for item in items], dtype=np.float32),
                 finish_reason=finish["type"],
                 matched=finish.get("matched"),
                 prompt_tokens=meta["prompt_tokens"],
-                cached_tokens=meta["cached_tokens"],
-                weight_version=0 if version in (None, UNNUMBERED_VERSION) else int(version),
-                engine_s=float(meta["e2e_latency"]),
+                cached_tokens=meta.get("cached_tokens") or 0,
+                weight_version=_read_version(meta.get("weight_version")),
+                engine_s=waited_s if reported_s is None else float(reported_s),
                 routing=_decode_routing(meta.get("routed_experts")),
                 queue_s=float(meta.get("queue_time") or 0.0),
             )
@@ -277,6 +273,17 @@ def _sampling_body(params: SamplingParams) -> dict[str, Any]:
     if params.sampling_seed is not None:
         body["sampling_seed"] = params.sampling_seed
     return body
+
+
+def _read_version(reported: object) -> int:
+    """Return a weight version as a number; ``UNKNOWN_VERSION`` if none is reported.
+
+    A server whose weights come from elsewhere may name them ("step-12", a hash).
+    """
+    if reported == UNNUMBERED_VERSION:
+        return 0
+    text = str(reported)
+    return int(text) if text.isascii() and text.isdigit() else UNKNOWN_VERSION
 
 
 def _decode_routing(encoded: str | None) -> NDArray[np.int32] | None:

@@ -6,19 +6,27 @@ else reads a status code or an exception of the HTTP library.
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 import orjson
 
+from conf.sections.section import ENGINE_KEY
 from runners.engines.contract import EngineError
 
 RETRYABLE_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 PUSHED_BACK_STATUS = frozenset({429, 503})
 """Statuses that say: too much to do, come later."""
+FIXES = {
+    401: f"Set {ENGINE_KEY} in the environment to a key that it accepts",
+    403: f"Set {ENGINE_KEY} in the environment to a key that may use this model",
+}
+"""Fixes by status, where the own message of an answer seldom says it."""
 _DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
 
 
@@ -88,17 +96,68 @@ class HttpConnection:
             connector = aiohttp.TCPConnector(limit=0)
         # trust_env=False: proxies of the environment are for the outside world, not for an engine.
         # timeout: the caller has a deadline for each call; aiohttp's own default is five minutes.
+        key = os.environ.get(ENGINE_KEY)
         return aiohttp.ClientSession(
-            connector=connector, trust_env=False, timeout=aiohttp.ClientTimeout(total=None)
+            headers={"Authorization": f"Bearer {key}"} if key else None,
+            connector=connector,
+            trust_env=False,
+            timeout=aiohttp.ClientTimeout(total=None),
         )
+
+
+async def request_bytes(
+    connection: Connection,
+    name: str,
+    path: str,
+    body: bytes | None,
+    *,
+    method: str,
+    deadline_s: float,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return the body of the answer; raises EngineError, also after ``deadline_s``."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await connection.request(method, path, body, headers)
+    except TimeoutError as error:
+        raise late_error(name, path, deadline_s) from error
+
+
+async def request_json(
+    connection: Connection,
+    name: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    deadline_s: float,
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """POST ``body``, or GET without one, and return the JSON object that answers it.
+
+    Raises EngineError, also for an answer that is no JSON object.
+    """
+    method, data = ("GET", None) if body is None else ("POST", orjson.dumps(body))
+    raw = await request_bytes(
+        connection, name, path, data, method=method, deadline_s=deadline_s, headers=headers
+    )
+    try:
+        answer = orjson.loads(raw)
+        if not isinstance(answer, dict):
+            raise TypeError("not a JSON object")
+    except (orjson.JSONDecodeError, TypeError) as error:
+        raise unreadable_error(name, path, error) from error
+    return answer
 
 
 def status_error(
     name: str, path: str, status: int, raw: bytes, headers: Mapping[str, str]
 ) -> EngineError:
     """Classify an answer with a status other than 200; ``raw`` is its body."""
+    message = f"engine {name} {path}: HTTP {status}: {_read_message(raw)}"
+    if status in FIXES:
+        message = f"{message.rstrip('.')}. {FIXES[status]}"
     return EngineError(
-        f"engine {name} {path}: HTTP {status}: {_read_message(raw)}",
+        message,
         status=status,
         retryable=status in RETRYABLE_STATUS,
         pushed_back=status in PUSHED_BACK_STATUS,

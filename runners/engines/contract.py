@@ -77,9 +77,11 @@ class Generation:
     """Stop token or stop string that ended it; None for other reasons."""
     prompt_tokens: int
     cached_tokens: int
+    """Prompt tokens that were in its cache; 0 if the engine does not report them."""
     weight_version: int
+    """``UNKNOWN_VERSION`` if the engine does not report a number; then nothing may be trained."""
     engine_s: float
-    """Seconds at the engine, queueing included."""
+    """Seconds at the engine, queueing included; the client's wait if the engine reports none."""
     routing: NDArray[np.int32] | None = None
     """int32 [rows · layers · top_k]: chosen experts of the positions from ``routing_start`` on.
 

@@ -11,9 +11,14 @@ from dataclasses import dataclass
 
 from conf.errors import AgentrlError, ExitCode
 from runners.engines.client import HttpEngine
+from runners.engines.contract import EngineError
 
 REQUEST_DEADLINE_S = 30.0
 """For one request of a check: a healthy server answers such short prompts within a second."""
+
+
+ANSWERS = "answers"
+"""Name of the first check; an engine that fails it gets no other."""
 
 
 class EngineUnfit(AgentrlError):
@@ -90,6 +95,16 @@ async def check_each(
             name = f"{engine.name}: " if len(engines) > 1 else ""
             raise CheckFailed(f"{name}{error}") from error
     return "; ".join(details)
+
+
+def require_checks(results: Sequence[CheckResult], unneeded: Sequence[str] = ()) -> None:
+    """Raise EngineError if the engine does not answer; EngineUnfit for other failures.
+
+    ``unneeded``: names of checks whose failure does not matter.
+    """
+    if results[0].name == ANSWERS and not results[0].ok:
+        raise EngineError(results[0].detail, retryable=True, unreachable=True)
+    raise_on_failures(result for result in results if result.name not in unneeded)
 
 
 def raise_on_failures(results: Iterable[CheckResult]) -> None:

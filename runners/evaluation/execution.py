@@ -53,6 +53,8 @@ def execute(
     Raises AgentrlError only if it cannot start; later errors are part of the end.
     """
     with open_run(config, run_dir, resume=resume) as store:
+        if resume:
+            store.verify_arrays()
         progress = Progress(store.run_dir.name, steps=0)
         driver = RunDriver(config, store, progress, benchmark=benchmark.name)
         measurement = make(Execution(benchmark, config, store, driver, progress))

@@ -215,7 +215,7 @@ class _Regrade:
             replace(
                 record,
                 counts=True,
-                outcome=_agent_outcome(record),
+                outcome=_find_outcome(record, verdict),
                 solved=solved,
                 reward=compute_reward(self._config.reward, verdict, totals),
                 verdict=verdict_to_dict(verdict),
@@ -223,9 +223,12 @@ class _Regrade:
         )
 
 
-def _agent_outcome(record: RolloutRecord) -> Outcome:
-    """Return the outcome of the agent itself, which a failed grading has replaced."""
-    if record.outcome.meaning.reward_counts:
+def _find_outcome(record: RolloutRecord, verdict: Verdict) -> Outcome:
+    """Return the outcome of the agent itself, which a failed grading or tampering has replaced."""
+    if verdict.tampered:
+        return Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, verdict.tampered)
+    replaced = record.outcome.code is OutcomeCode.POLICY_TAMPERED
+    if record.outcome.meaning.reward_counts and not replaced:
         return record.outcome
     return Outcome(
         OutcomeCode(record.extra.get("agent_code", OutcomeCode.POLICY_FINISHED)),

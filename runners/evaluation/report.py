@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-REPORT_VERSION: Literal[1] = 1
+REPORT_VERSION: Literal[2] = 2
 
 
 class ReportModel(BaseModel):
@@ -151,7 +151,7 @@ class EvaluationReport(OfficialCounts):
 
     schema_version: Literal[2]
     """Version of the fields above, which are SWE-bench's own."""
-    report_version: Literal[1]
+    report_version: Literal[2]
     """Version of the fields below."""
     benchmark: str
     model_name_or_path: str
@@ -164,9 +164,25 @@ class EvaluationReport(OfficialCounts):
     """Tasks whose first rollout ended in an infrastructure failure: after its patch was captured
     (also in ``error_ids``), or before (also in ``incomplete_ids``).
     """
-    tampered: dict[str, list[str]]
-    """Rollouts that changed files which decide about their tests, with these files; grading
-    restored them.
+    tampered: dict[str, str]
+    """Rollouts whose patch made the tests pass without doing what they ask, with the evidence; they
+    are unsolved.
+    """
+    protected_touched: dict[str, list[str]]
+    """Rollouts that changed files which decide about their tests, with these files. Often innocent:
+    grading restored them.
+    """
+    egress: dict[str, list[str]]
+    """Rollouts whose agent tried to reach hosts besides the gateway, with these: ``denied
+    HOST:PORT`` or ``allowed HOST:PORT``. Seen by sandbox=docker only.
+    """
+    unverified: dict[str, str]
+    """Solved rollouts that no canary could check, with the reason."""
+    signs: dict[str, list[str]]
+    """Rollouts whose patch has static signs of tampering, for review; signs decide nothing."""
+    official_resolved: dict[str, bool]
+    """Rollouts that the ``swebench`` package judged, with its own verdict: whether they resolve
+    their task. Nothing of ours changes it.
     """
     tasks_without_verdict: list[str]
     """Tasks without a valid rollout; they are not in the rates."""

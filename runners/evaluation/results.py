@@ -32,10 +32,11 @@ from runners.evaluation.statistics import (
     wilson_interval,
 )
 from runners.evaluation.swebench_files import Submission, classify_failures, render_instances
+from runners.sandboxes.contract import EGRESS
 from runners.store.json_text import dumps
 from runners.store.run_store import RunStore
-from runners.tasks.patch import decode_patch
-from runners.trajectory.outcome import Stage
+from runners.tasks.patch import TOUCHED, decode_patch
+from runners.trajectory.outcome import OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 
 NAME_LENGTH = 200
@@ -117,6 +118,7 @@ class Results:
         first, *further = (
             self._official(sample) for sample in range(self._config.eval.attempts_per_task)
         )
+        valid = [record for row in self._rows for record in row.valid]
         return EvaluationReport(
             **first.model_dump(),
             schema_version=2,
@@ -133,10 +135,37 @@ class Results:
                 if result_column(row.records[0]) == "error"
             ),
             tampered={
-                record.rollout_id: list(record.extra["tampered"])
-                for row in self._rows
-                for record in row.valid
-                if record.extra.get("tampered")
+                record.rollout_id: record.outcome.message
+                for record in valid
+                if record.outcome.code is OutcomeCode.POLICY_TAMPERED
+            },
+            unverified={
+                record.rollout_id: record.verdict["unverified"]
+                for record in valid
+                if record.verdict and record.verdict.get("unverified")
+            },
+            signs={
+                record.rollout_id: list(record.verdict["signs"])
+                for record in valid
+                if record.verdict and record.verdict.get("signs")
+            },
+            protected_touched={
+                record.rollout_id: list(record.extra[TOUCHED])
+                for record in valid
+                if record.extra.get(TOUCHED)
+            },
+            egress={
+                record.rollout_id: [
+                    f"{'allowed' if each['allowed'] else 'denied'} {each['host']}:{each['port']}"
+                    for each in record.extra[EGRESS]
+                ]
+                for record in valid
+                if record.extra.get(EGRESS)
+            },
+            official_resolved={
+                record.rollout_id: record.verdict["official"]
+                for record in valid
+                if record.verdict and record.verdict.get("official") is not None
             },
             tasks_without_verdict=self.tasks_without_verdict(),
             set_aside=self._set_aside,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
-from conf.sections.engine import EmbeddedEngineConfig
+from conf.sections.engine import EmbeddedEngineConfig, SglangEngineConfig
 from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.calibration import load_unfit
 from runners.evaluation.execution import Execution, execute
@@ -127,15 +127,16 @@ class Evaluation:
             return await pool.run(specs)
 
     async def _policy(self) -> tuple[Path | None, Path]:
-        """Return weights and tokenizer; None as weights if a running engine has them already."""
-        model = self._execution.config.model
-        if (
-            isinstance(self._execution.config.engine, EmbeddedEngineConfig)
-            or model.tokenizer is None
-        ):
+        """Return weights and tokenizer; None as weights if a running engine has them already and
+        keeps them.
+        """
+        config = self._execution.config
+        model = config.model
+        served = isinstance(config.engine, SglangEngineConfig) and not config.eval.update_weights
+        if isinstance(config.engine, EmbeddedEngineConfig) or model.tokenizer is None:
             policy = await self._execution.driver.policy()
-            return policy.weights, policy.tokenizer
-        return model.path, model.tokenizer
+            return None if served else policy.weights, policy.tokenizer
+        return None if served else model.path, model.tokenizer
 
     def _rollout_done(self, record: RolloutRecord) -> None:
         progress = self._execution.progress

@@ -35,8 +35,21 @@ def render_report(report: EvaluationReport, run_dir: Path) -> Table:
         table.add_row("not run", f"{rollouts.not_run:,}")
     if report.tasks_without_verdict:
         table.add_row("tasks without a verdict", f"{len(report.tasks_without_verdict):,}")
-    if report.tampered:
-        table.add_row("tampered with tests", Text(f"{len(report.tampered):,}", style="yellow"))
+    if report.official_resolved:
+        official = sum(report.official_resolved.values())
+        table.add_row("  resolved for swebench", f"{official:,}")
+    if report.protected_touched:
+        table.add_row("touched protected files", f"{len(report.protected_touched):,}")
+    if report.egress:
+        table.add_row("tried other hosts", f"{len(report.egress):,}")
+    if report.unverified:
+        table.add_row("solved, not verified", f"{len(report.unverified):,}")
+    if report.signs:
+        table.add_row("signs of tampering, to review", f"{len(report.signs):,}")
+    for name, evidence in list(report.tampered.items())[:_NAMED]:
+        table.add_row(f"tampered: {name}", Text(make_printable(evidence), style="red"))
+    if (more := len(report.tampered) - _NAMED) > 0:
+        table.add_row("", f"{more:,} more in report.json")
     if report.set_aside:
         table.add_row("set aside", f"{len(report.set_aside):,}")
     parts = list(report.breakdown.parts.items())

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from conf.sections.faults import FaultsConfig
 from runners.engines.client import HttpEngine
-from runners.engines.contract import Engine
+from runners.engines.contract import Engine, ServedEngine
 from runners.engines.sglang.workers import WorkerEngine
 from runners.faults.boundaries import (
     CountTurns,
@@ -51,13 +51,16 @@ class FaultWiring:
         """Wrap the sandboxes; before a grader takes its own from them."""
         return wrap_backend(real, self._injection, self._count_turns)
 
-    def wrap_engine(self, real: HttpEngine | WorkerEngine) -> HttpEngine | WorkerEngine:
-        """Wrap the driver's client of the engine, or that of each of its workers."""
+    def wrap_engine(self, real: ServedEngine) -> ServedEngine:
+        """Wrap the driver's client of the engine, or that of each of its workers.
+
+        Its faults are those of weight updates: an engine with fixed weights has none.
+        """
         if not self._injection.plan:
             return real
-        if isinstance(real, HttpEngine):
-            return wrap_updates(real, self._injection)
-        return real.wrap_workers(lambda worker: wrap_updates(worker, self._injection))
+        if isinstance(real, WorkerEngine):
+            return real.wrap_workers(lambda worker: wrap_updates(worker, self._injection))
+        return wrap_updates(real, self._injection) if isinstance(real, HttpEngine) else real
 
     def wrap_context(self, real: AttemptContext) -> AttemptContext:
         """Wrap everything that attempts work with except the sandboxes."""

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from runners.gateway.conversation import Answer, IssuedCall, TurnRequest, group_messages
+from runners.gateway.conversation import Answer, IssuedCall, TurnRequest
 from runners.gateway.prefix_matching import (
     AssistantPart,
     HistoryBreak,
     Part,
+    PathMatcher,
     PrefixMatch,
     PreparedRequest,
     RequestPart,
-    match_prefix,
 )
 from runners.gateway.recognition import (
     asks_for_summary,
@@ -32,8 +32,8 @@ from runners.gateway.recognition import (
     starts_subagent,
     task_of,
 )
-from runners.gateway.refusal import RefusalKind, Refused
-from runners.gateway.tokenizer import Renderer, Tokenizer
+from runners.gateway.texts import Texts
+from runners.gateway.tokenizer import Tokenizer
 from runners.trajectory.graph import TurnGraph, TurnNode
 from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import MAIN_THREAD, BranchKind, Turn
@@ -109,9 +109,12 @@ class _Continuation:
 class Branches:
     """The turn tree of a session as its requests see it; grows by ``add_turn`` only."""
 
-    def __init__(self, renderer: Renderer, tokenizer: Tokenizer) -> None:
+    def __init__(self, session_id: str, texts: Texts, tokenizer: Tokenizer) -> None:
         self.graph = TurnGraph()
-        self._renderer = renderer
+        self.pieces = 0
+        """Parts that the tree holds."""
+        self._session_id = session_id
+        self._texts = texts
         self._tokenizer = tokenizer
         self._nodes: list[PathNode] = []
         """By turn index."""
@@ -127,18 +130,21 @@ class Branches:
                 return state.response, tip.prompt_length
         return None
 
-    def find_placement(self, prepared: PreparedRequest) -> Placement:
-        """Return the place of a request; raises Refused if the model's template refuses it."""
+    async def find_placement(self, prepared: PreparedRequest) -> Placement:
+        """Return the place of a request; raises Refused if the model's template refuses it.
+
+        Turns that are added while a long text is at work are not looked at.
+        """
         request = prepared.request
         thread, parent_thread = request.attribution.thread, request.attribution.parent
         tips = [tip for tip in reversed(self._tips) if _may_continue(tip, thread)]
-        found = self._find_continuation(tips, prepared)
+        found = await self._find_continuation(tips, prepared)
         if not tips and thread != MAIN_THREAD:
             # A new thread may be a fork, which repeats the history of the thread that started it.
             # What it does not repeat is no break: that history goes on in its own thread.
             origin = parent_thread or MAIN_THREAD
             forked = [tip for tip in reversed(self._tips) if tip.node.thread == origin]
-            found = self._find_continuation(forked, prepared)
+            found = await self._find_continuation(forked, prepared)
             found = _Continuation(found.parent, found.first_new_piece, found.prompt, None, None)
         ambiguous = False
         if found.parent is None and thread == MAIN_THREAD and tips:
@@ -147,7 +153,7 @@ class Branches:
         elif found.parent is not None and thread == MAIN_THREAD:
             thread, parent_thread = found.parent.node.thread, found.parent.node.parent_thread
         branch = self._classify_branch(request, thread, found.parent, tips)
-        prompt = found.prompt or self._render(request)
+        prompt = found.prompt or await self._texts.render(self._session_id, request)
         history_break, tip = self._find_break(request, branch, thread, found), found.tip
         return Placement(
             parent=found.parent,
@@ -190,71 +196,53 @@ class Branches:
             tools=prepared.request.tools if parent is None or place.tools_changed else parent.tools,
         )
         self._nodes.append(added)
+        self.pieces += len(added.parts)
         if parent is not None and parent in self._tips and _same_line(parent.node, place):
             del self._tips[parent]
         self._tips[added] = TipState(prepared.fingerprint, response, answer.calls)
 
     # --- the turn that a request continues, and its prompt --------------------------------------
 
-    def _find_continuation(
+    async def _find_continuation(
         self, tips: Sequence[PathNode], prepared: PreparedRequest
     ) -> _Continuation:
         """Return the deepest turn that a request repeats; the first of ``tips`` wins a tie."""
         request = prepared.request
-        best: tuple[PathNode, list[PathNode], PrefixMatch] | None = None
+        matcher = PathMatcher(prepared.parts, request.pieces)
+        best: tuple[PathNode, PrefixMatch] | None = None
         for tip in tips:
-            path = [self._nodes[node.index] for node in tip.node.path()]
-            match = match_prefix([entry.parts for entry in path], prepared.parts, request.pieces)
-            if best is None or match.depth > best[2].depth or match.mismatch is None:
-                best = tip, path, match
+            match = matcher.match(tip.node, self._parts_of)
+            if best is None or match.depth > best[1].depth or match.mismatch is None:
+                best = tip, match
             if match.mismatch is None:
                 break
         if best is None:
             return _Continuation(None, 0, None, None, None)
-        tip, path, match = best
+        tip, match = best
         mismatch = match.mismatch
         if match.next_part is not None:
-            parent = path[match.depth - 1]
-            prompt = self._bridge(parent, request, match.next_part)
+            parent = self._nodes[tip.node.ancestor(match.depth).index]
+            prompt = await self._bridge(parent, request, match.next_part)
             if isinstance(prompt, list):
                 return _Continuation(parent, match.next_part.first_piece, prompt, mismatch, tip)
             mismatch = mismatch or prompt
         return _Continuation(None, 0, None, mismatch, tip)
 
-    def _bridge(
+    def _parts_of(self, node: TurnNode) -> tuple[Part, ...]:
+        return self._nodes[node.index].parts
+
+    async def _bridge(
         self, parent: PathNode, request: TurnRequest, next_part: RequestPart
     ) -> list[int] | HistoryBreak:
-        """Return the prompt that continues a turn token by token, or the reason why there is none.
-
-        Checks that the prompt begins with the parent's prompt and sampled output as they were,
-        whatever the renderer returns: the first promise of docs/architecture.md.
-        """
-        path = parent.node.tokens().tolist()
-        bridged = self._renderer.bridge_to_next_turn(
-            path[: parent.prompt_length],
-            path[parent.prompt_length :],
-            group_messages(request.pieces[next_part.first_piece :]),
-            tools=request.tools or None,
+        """Return the prompt that continues a turn token by token, or why there is none."""
+        path: list[int] = parent.node.tokens().tolist()
+        added = await self._texts.extend(
+            self._session_id, path, parent.prompt_length, request, next_part.first_piece
         )
-        if bridged is None:
-            return HistoryBreak("renderer", "the renderer cannot continue after this output")
-        if bridged.token_ids[: len(path)] != path:
-            return HistoryBreak(
-                "renderer", "the renderer's continuation changes tokens already seen"
-            )
-        return bridged.token_ids
-
-    def _render(self, request: TurnRequest) -> list[int]:
-        try:
-            return self._renderer.render_ids(
-                group_messages(request.pieces),
-                tools=request.tools or None,
-                add_generation_prompt=True,
-            )
-        except ValueError as error:
-            raise Refused(
-                RefusalKind.INVALID, f"messages: the model's template refuses them: {error}"
-            ) from error
+        if isinstance(added, str):
+            return HistoryBreak("renderer", added)
+        path += added
+        return path
 
     # --- thread and branch of a request ---------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """The control socket: it takes the listening sockets of sandboxes that have no network.
 
 The launcher in a sandbox opens a listening TCP socket in the sandbox's own network namespace and
-hands it to the driver. The driver connects here and writes ``{"session_key": KEY}`` and a newline,
-with that socket (SCM_RIGHTS). The gateway serves it for that session alone, answers ``1``, and
+hands it to the driver. The driver connects here and writes a line, ``{"session_key": KEY,
+"launcher": PID}``, with that socket (SCM_RIGHTS); with a PID only the agent program is served, and
+not the commands that it starts. The gateway serves it for that session alone, answers ``1``, and
 closes it when the session ends. The sandbox never gets a connection to the control socket; and
 nothing is taken but one line and one descriptor, checked to be a listening TCP socket.
 """
@@ -11,16 +12,20 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import shutil
 import socket
+import stat
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from runners.gateway.refusal import Refused
+from runners.sandboxes.agent_process import AgentProcess, can_tell
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +37,32 @@ LINE_BYTES = 4096
 BACKLOG = 1024
 """Connections that wait to be accepted: a step's sandboxes may all boot at once."""
 
-ServeListener = Callable[[str, socket.socket], Awaitable[None]]
-"""Serves a listening socket for a session's key, or raises OSError, ValueError or Refused."""
+PREFIX = "agentrl-gateway-"
+"""Of the name of a control socket's directory."""
+STALE_S = 60.0
+"""Age from which a socket that nobody listens on belongs to no gateway that is just starting."""
+
+ServeListener = Callable[[str, socket.socket, AgentProcess | None], Awaitable[None]]
+"""Serves a listening socket for a session's key, or raises OSError, ValueError or Refused.
+
+With an agent program, what other processes send is refused; who serves the socket closes it.
+"""
+
+
+def remove_stale_directories(place: Path) -> None:
+    """Remove the directories of gateways that were killed: nobody listens on their sockets."""
+    for directory in place.glob(f"{PREFIX}*"):
+        control = directory / "control"
+        with contextlib.suppress(OSError):  # another user's, or removed meanwhile
+            info = control.lstat()
+            old = time.time() - info.st_mtime > STALE_S
+            if stat.S_ISSOCK(info.st_mode) and info.st_uid == os.geteuid() and old:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                    probe.setblocking(False)
+                    try:
+                        probe.connect(str(control))
+                    except ConnectionRefusedError:
+                        shutil.rmtree(directory)
 
 
 class ControlSocket:
@@ -42,7 +71,9 @@ class ControlSocket:
     def __init__(self, serve: ServeListener, place: Path | None = None) -> None:
         """``place``: parent of its directory; None: the temporary files."""
         self._serve_listener = serve
-        self._directory = Path(tempfile.mkdtemp(prefix="agentrl-gateway-", dir=place))
+        place = place or Path(tempfile.gettempdir())
+        remove_stale_directories(place)
+        self._directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         self.path = self._directory / "control"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._deliveries: set[asyncio.Task[None]] = set()
@@ -88,18 +119,26 @@ class ControlSocket:
                 logger.warning("control socket: a delivery failed: %s", error)
 
     async def _serve(self, connection: socket.socket) -> None:
-        key, listener = await _receive(connection)
+        key, listener, launcher = await _receive(connection)
+        agent = None
         # From here on the descriptor is this process's: it leaks unless a server takes it over.
         try:
-            await self._serve_listener(key, listener)
+            if launcher is not None and can_tell():
+                agent = AgentProcess(launcher)
+            await self._serve_listener(key, listener, agent)
         except BaseException:
             listener.close()
+            if agent is not None:
+                agent.close()
             raise
         await asyncio.get_running_loop().sock_sendall(connection, b"1")
 
 
-async def _receive(connection: socket.socket) -> tuple[str, socket.socket]:
-    """Return the session key and the listener; raises ValueError or OSError for anything else."""
+async def _receive(connection: socket.socket) -> tuple[str, socket.socket, int | None]:
+    """Return the session key, the listener and the pid of the sandbox's launcher, if it came.
+
+    Raises ValueError or OSError for anything else.
+    """
     text = bytearray()
     handles: list[int] = []
     try:
@@ -127,13 +166,16 @@ async def _receive(connection: socket.socket) -> tuple[str, socket.socket]:
         key = line.get("session_key") if isinstance(line, dict) else None
         if not isinstance(key, str):
             raise ValueError("no session_key in the driver's line")
+        launcher = line.get("launcher")
+        if launcher is not None and (type(launcher) is not int or launcher <= 0):
+            raise ValueError("launcher is no process id")
         listener = socket.socket(fileno=handles[0])
         handles.clear()  # the socket owns it now
     except BaseException:  # descriptors that arrived are open in this process, wanted or not
         for handle in handles:
             os.close(handle)
         raise
-    return key, _check_listener(listener)
+    return key, _check_listener(listener), launcher
 
 
 def _check_listener(listener: socket.socket) -> socket.socket:

@@ -16,9 +16,10 @@ from typing import Any
 class InFlightTurn:
     """A turn from its request to its answer; changed by its session, and by those that wait."""
 
-    def __init__(self, message_id: str, prompt_tokens: int) -> None:
+    def __init__(self, message_id: str) -> None:
         self.message_id = message_id
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = 0
+        """Known when the turn is placed."""
         self.outcome: asyncio.Future[dict[str, Any]]
         """The body that answers; raises Refused, or is cancelled."""
         self.abandoned = False
@@ -26,6 +27,20 @@ class InFlightTurn:
         self.sampled = False
         """The engine has answered: from here on nothing aborts the turn."""
         self._waiting = 0
+        self._placed = asyncio.Event()
+
+    def set_placed(self, prompt_tokens: int) -> None:
+        """Let the turn's clients know that it is not refused, and the length of its prompt."""
+        self.prompt_tokens = prompt_tokens
+        self._placed.set()
+
+    async def wait_until_placed(self) -> bool:
+        """Wait until the turn is placed; False if it ended before, by a refusal."""
+        if not self._placed.is_set():
+            placed: asyncio.Future[Any] = asyncio.ensure_future(self._placed.wait())
+            await asyncio.wait({placed, self.outcome}, return_when=asyncio.FIRST_COMPLETED)
+            placed.cancel()
+        return self._placed.is_set()
 
     @contextmanager
     def waiting(self) -> Iterator[asyncio.Future[dict[str, Any]]]:
@@ -51,7 +66,8 @@ class InFlightTurn:
 
 def completed_turn(response: dict[str, Any], prompt_tokens: int) -> InFlightTurn:
     """Return an earlier turn as one whose outcome is there: a retry is answered from it."""
-    turn = InFlightTurn(response["id"], prompt_tokens)
+    turn = InFlightTurn(response["id"])
+    turn.set_placed(prompt_tokens)
     turn.sampled = True
     turn.outcome = asyncio.get_running_loop().create_future()
     turn.outcome.set_result(response)

@@ -7,11 +7,12 @@ they were sampled. Everything else must come back unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece, TurnRequest, fingerprint
+from runners.trajectory.graph import TurnNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,30 +124,91 @@ def match_prefix(
     ``path``: for each turn the parts that its request added, then its answer; ``pieces``: those of
     the request, for the words of a mismatch.
     """
-    at = 0
-    reached = PrefixMatch(0, None, None)
-    for depth, turn in enumerate(path, start=1):
-        for known in turn:
-            came = parts[at] if at < len(parts) else None
-            if came is not None and _matches(known, came.part):
-                at += 1
-            elif not (isinstance(known, AssistantPart) and known.may_vanish):
-                # the request ends where the last turn was answered: it is that turn's request
-                is_repeat = came is None and known is turn[-1] and depth == len(path)
-                mismatch = _explain_mismatch(known, came, pieces, is_repeat)
-                return PrefixMatch(reached.depth, reached.next_part, mismatch)
-        # a turn can be continued only by input: after its answer nothing more was sampled
-        if at < len(parts) and isinstance(parts[at].part, InputPart):
-            reached = PrefixMatch(depth, parts[at], None)
-    if reached.depth == len(path):
-        return reached
-    if at == len(parts):
+    state = _START
+    for turn in path:
+        state = _match_turn(state, turn, parts)
+    return _conclude(state, len(path), parts, pieces)
+
+
+class PathMatcher:
+    """Compares one request with many paths of a tree; each turn is compared once."""
+
+    def __init__(self, parts: Sequence[RequestPart], pieces: Sequence[Piece]) -> None:
+        self._parts = parts
+        self._pieces = pieces
+        self._states: dict[int, tuple[int, _State]] = {}
+        """By turn: the length of its path, and the comparison up to its end."""
+
+    def match(self, tip: TurnNode, parts_of: Callable[[TurnNode], Sequence[Part]]) -> PrefixMatch:
+        """Return what ``match_prefix`` returns for the path that ends at ``tip``."""
+        unknown: list[TurnNode] = []
+        node: TurnNode | None = tip
+        while node is not None and node.index not in self._states:
+            unknown.append(node)
+            node = node.parent
+        length, state = (0, _START) if node is None else self._states[node.index]
+        for node in reversed(unknown):
+            length, state = length + 1, _match_turn(state, parts_of(node), self._parts)
+            self._states[node.index] = length, state
+        return _conclude(state, length, self._parts, self._pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A comparison up to the end of some turn."""
+
+    depth: int
+    """Turns that were compared."""
+    at: int
+    """Parts of the request that they repeat."""
+    reached: int = 0
+    """Turns of these that the request can continue, the last one that can counted."""
+    next_part: RequestPart | None = None
+    """First part after them."""
+    known: Part | None = None
+    """The part of turn ``depth`` that did not come; from there on nothing is compared."""
+    is_last: bool = False
+    """It is the last one of that turn."""
+
+
+_START = _State(0, 0)
+
+
+def _match_turn(state: _State, turn: Sequence[Part], parts: Sequence[RequestPart]) -> _State:
+    if state.known is not None:
+        return state
+    at, depth = state.at, state.depth + 1
+    for known in turn:
+        came = parts[at] if at < len(parts) else None
+        if came is not None and _matches(known, came.part):
+            at += 1
+        elif not (isinstance(known, AssistantPart) and known.may_vanish):
+            return _State(depth, at, state.reached, state.next_part, known, known is turn[-1])
+    # a turn can be continued only by input: after its answer nothing more was sampled
+    if at < len(parts) and isinstance(parts[at].part, InputPart):
+        return _State(depth, at, depth, parts[at])
+    return _State(depth, at, state.reached, state.next_part)
+
+
+def _conclude(
+    state: _State, length: int, parts: Sequence[RequestPart], pieces: Sequence[Piece]
+) -> PrefixMatch:
+    """Return the match of a whole path of ``length`` turns."""
+    came = parts[state.at] if state.at < len(parts) else None
+    if state.known is not None:
+        # the request ends where the last turn was answered: it is that turn's request
+        is_repeat = came is None and state.is_last and state.depth == length
+        mismatch = _explain_mismatch(state.known, came, pieces, is_repeat)
+    elif state.reached == length:
+        return PrefixMatch(length, state.next_part, None)
+    elif came is None:
         mismatch = HistoryBreak("repeat", _REPEATED)
     else:
-        place = _describe(parts[at], pieces)
-        message = _message_index(parts[at], pieces)
-        mismatch = HistoryBreak("rewrite", f"{place} was not sampled here", message)
-    return PrefixMatch(reached.depth, reached.next_part, mismatch)
+        place = _describe(came, pieces)
+        mismatch = HistoryBreak(
+            "rewrite", f"{place} was not sampled here", _message_index(came, pieces)
+        )
+    return PrefixMatch(state.reached, state.next_part, mismatch)
 
 
 _REPEATED = "the last turn was asked for again, with other parameters"

@@ -16,6 +16,7 @@ class RefusalKind(StrEnum):
     UNKNOWN = "not_found_error"
     CONFLICT = "conflict_error"
     TOO_LARGE = "request_too_large"
+    RATE_LIMITED = "rate_limit_error"
     BROKEN = "api_error"
     OVERLOADED = "overloaded_error"
 
@@ -27,10 +28,12 @@ STATUS: dict[RefusalKind, int] = {
     RefusalKind.UNKNOWN: 404,
     RefusalKind.CONFLICT: 409,
     RefusalKind.TOO_LARGE: 413,
+    RefusalKind.RATE_LIMITED: 429,
     RefusalKind.BROKEN: 500,
     RefusalKind.OVERLOADED: 529,
 }
-"""HTTP status of each. Agent programs retry after 500 and 529, and give up after the others."""
+"""HTTP status of each. Agent programs retry after 429, 500 and 529, and give up after the others.
+"""
 
 PROMPT_TOO_LONG = "prompt is too long"
 """Beginning of the refusal as Anthropic's API writes it: Claude Code compacts its context when it
@@ -42,15 +45,27 @@ TURNS_SPENT = "the session has had its turns"
 program's output. Its status is 403, which no program retries.
 """
 
+MESSAGE_LENGTH = 2000
+"""A refusal may quote the request, whose parts have any length."""
+
 
 class Refused(Exception):
     """Raised for a request that is answered with an error; its message is for the client's user."""
 
-    def __init__(self, kind: RefusalKind, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: RefusalKind,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
         self.kind = kind
-        self.param = param
+        self.param = _printable(param) if param else None
         """The field of the body that is wrong."""
-        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """Header ``retry-after``; None: there is none."""
+        super().__init__(_printable(message))
 
     @property
     def status(self) -> int:
@@ -61,6 +76,19 @@ class Refused(Exception):
     def is_too_long(self) -> bool:
         """True if the prompt exceeds the model's context."""
         return self.kind is RefusalKind.INVALID and str(self).startswith(PROMPT_TOO_LONG)
+
+
+class OverLimit(Refused):
+    """Raised for a request that asks for more than one session may have.
+
+    Sessions count these. An honest agent program never meets one, so a rollout that fails after one
+    has failed by what its policy did (``policy.request_limits``).
+    """
+
+
+def _printable(text: str) -> str:
+    """Return a text that JSON can hold, at most ``MESSAGE_LENGTH`` characters of it."""
+    return text[:MESSAGE_LENGTH].encode("utf-8", "replace").decode()
 
 
 def refuse_for_engine(error: EngineError) -> Refused:

@@ -19,13 +19,14 @@ from conf.sections.scenario import ScenarioKind
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.session import Session, SessionServices
 from runners.gateway.settings import SessionSampling
+from runners.sandboxes.agent_process import AgentProcess
 from runners.trajectory.graph import build_segments
 
 
 class SamplingChanges(BaseModel):
     """Sampling settings in which a session differs from the campaign."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -36,7 +37,7 @@ class SamplingChanges(BaseModel):
 class SessionRequest(BaseModel):
     """Body of ``POST /admin/sessions``."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     session_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")] | None = None
     max_context_tokens: PositiveInt | None = None
@@ -49,7 +50,7 @@ class SessionRequest(BaseModel):
 class FinishRequest(BaseModel):
     """Body of ``POST /admin/sessions/{id}/finish``."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     reward: float | None = None
     """Stored as an event; the last one counts."""
@@ -72,6 +73,8 @@ class SessionEntry:
     """Of the request that created it; "" if it had none."""
     reward: float | None = None
     """The last one reported."""
+    agents: list[AgentProcess] = field(default_factory=list)
+    """The programs that are served on its listeners; none: whatever connects there."""
     close_callbacks: list[CloseCallback] = field(default_factory=list)
     """Close the listeners that were opened for this session alone."""
 
@@ -146,7 +149,7 @@ class SessionRegistry:
             self._services,
             sampling,
             max_context_tokens=limit,
-            max_turns=wanted.max_turns,
+            max_turns=wanted.max_turns or self._services.limits.turns,
             seed=wanted.seed,
         )
         entry = SessionEntry(session, secrets.token_urlsafe(32), idempotency_key)

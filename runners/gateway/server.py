@@ -11,47 +11,36 @@ import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
 from conf.errors import AgentrlError
+from conf.sections.gateway import GatewayLimitsConfig
 from runners.engines.resilient import ResilientEngine
+from runners.gateway.connections import ClientConnection, ConnectionTable, make_server
 from runners.gateway.control import BACKLOG
-from runners.gateway.dialects import (
-    anthropic,
-    anthropic_reply,
-    openai,
-    openai_chat,
-    openai_responses,
-)
-from runners.gateway.dialects.attribution import read_claude_code
+from runners.gateway.dialects import anthropic, openai
 from runners.gateway.dialects.body import parse_body
-from runners.gateway.dialects.contract import ParsedRequest, ParseRequest, Vendor
+from runners.gateway.dialects.contract import ParsedRequest, Vendor
+from runners.gateway.dialects.endpoints import COUNT, TURNS
 from runners.gateway.in_flight import InFlightTurn
-from runners.gateway.refusal import RefusalKind, Refused
+from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.registry import FinishRequest, SessionEntry, SessionRegistry, SessionRequest
+from runners.gateway.request_limits import RequestBudget, check_body_size
 from runners.gateway.session import Session
+from runners.sandboxes.agent_process import AgentProcess
 
 logger = logging.getLogger(__name__)
 
-BODY_BYTES = 32 << 20
-"""Anthropic's own limit."""
-
-HEADER_BYTES = 64 << 10
-"""Of one header: Codex sends the metadata of its turn in one."""
-
-PARSERS: dict[str, ParseRequest] = {
-    "/v1/messages": anthropic.parse_request,
-    "/v1/chat/completions": openai_chat.parse_request,
-    "/v1/responses": openai_responses.parse_request,
-}
-"""By the endpoint that takes a turn."""
+AnswerRequest = Callable[[web.BaseRequest, Session, RequestBudget], Awaitable[web.StreamResponse]]
+"""Answers a request of a session; raises Refused."""
 
 OPENAI_ENDPOINTS = ("/v1/chat/completions", "/v1/responses")
 
@@ -73,7 +62,7 @@ long.
 class PauseRequest(BaseModel):
     """Body of ``POST /admin/pause``."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     deadline_s: NonNegativeFloat
     """Time for the generations in flight to finish."""
@@ -89,7 +78,7 @@ class GatewayServer:
         *,
         admin_key: str,
         ping_s: float,
-        io_s: float,
+        limits: GatewayLimitsConfig,
     ) -> None:
         self.registry = registry
         self._engine = engine
@@ -97,8 +86,12 @@ class GatewayServer:
         self._instance = secrets.token_hex(8)
         """Tells this process from another gateway that answers under its address."""
         self._ping_s = ping_s
-        self._io_s = io_s
-        """Deadline for a client to send its body, or to take a write."""
+        self._limits = limits
+        self._client_s = limits.client_s
+        """Deadline for a client to send a request, or to take a write."""
+        self._known_agents: WeakSet[asyncio.BaseTransport] = WeakSet()
+        """Connections that were found to be an agent program's."""
+        self._connections = ConnectionTable(client_s=limits.client_s)
 
     def make_http_server(self, only: SessionEntry | None = None) -> web.Server:
         """Return a protocol factory for a listener; ``only``: the session that it belongs to."""
@@ -106,20 +99,13 @@ class GatewayServer:
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await self._handle(request, only)
 
-        return web.Server(
-            handle,
-            request_factory=partial(
-                web.BaseRequest, loop=asyncio.get_running_loop(), client_max_size=BODY_BYTES
-            ),
-            # off by default in aiohttp; with it a client that disconnects aborts its generation
-            handler_cancellation=True,
-            access_log=None,
-            max_field_size=HEADER_BYTES,
-        )
+        return make_server(handle, self._connections, only.session.budget if only else None)
 
-    async def serve_listener(self, key: str, listener: socket.socket) -> None:
+    async def serve_listener(
+        self, key: str, listener: socket.socket, agent: AgentProcess | None = None
+    ) -> None:
         """Serve a listening socket for the session of a key, until the session ends; raises
-        Refused, or ValueError if the session is finished.
+        Refused, or ValueError if the session is finished. ``agent``: serve this program alone.
         """
         entry = self.registry.find_by_key(key)
         if entry.session.finished:
@@ -133,7 +119,11 @@ class GatewayServer:
             accepting.close()
             http.pre_shutdown()  # ends idle keep-alive connections, which shutdown would wait for
             await http.shutdown(timeout=CLOSE_S)
+            if agent is not None:
+                agent.close()
 
+        if agent is not None:
+            entry.agents.append(agent)
         entry.close_callbacks.append(close)
 
     async def _handle(
@@ -149,8 +139,7 @@ class GatewayServer:
                 request.transport.abort()
             raise ConnectionResetError("the client left") from error
         except Exception as error:
-            status, body = _vendor(request).error_response(_refuse_for(error))
-            return _json(body, status)
+            return _error(_vendor(request), _refuse_for(error))
 
     async def _route(
         self, request: web.BaseRequest, only: SessionEntry | None
@@ -162,27 +151,57 @@ class GatewayServer:
             )
         if path.startswith("/admin/") and only is None:
             return await self._admin(request, method, path)
-        if path in PARSERS and method == "POST":
-            session = self._session(request, only)
-            parsed = PARSERS[path](await self._read(request), request.headers)
-            turn = session.start_turn(parsed.request, parsed.builder)
-            if parsed.stream:
-                return await self._stream(request, parsed, turn)
-            with turn.waiting() as outcome:
-                await asyncio.wait({outcome})  # not ``await outcome``: see ``waiting``
-            return _json(_body(outcome))
-        if path == "/v1/messages/count_tokens" and method == "POST":
-            session = self._session(request, only)
-            body = parse_body(anthropic.CountRequest, await self._read(request))
-            counted = anthropic.to_turn_request(body, read_claude_code(request.headers))
-            return _json({"input_tokens": session.count_tokens(counted, anthropic_reply)})
+        answer = self._find_answer(method, path)
+        if answer is None:
+            raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
+        session = self._session(request, only)
+        if only is not None and only.agents:
+            await self._require_agent(request, only)
+        try:
+            with session.budget.request() as budget:
+                _connection(request).accept(session.budget)
+                response = await answer(request, session, budget)
+                await self._send(request, response)
+                return response
+        except (OverLimit, TimeoutError):  # the latter: it does not take what it is sent
+            session.budget.over_limit += 1
+            raise
+
+    def _find_answer(self, method: str, path: str) -> AnswerRequest | None:
+        """Return what answers a session's requests to an endpoint, None if there is no such one."""
+        if path in TURNS and method == "POST":
+            return partial(self._answer_turn, path)
+        if path == COUNT and method == "POST":
+            return self._answer_count
         if path == "/v1/models" and method == "GET":
-            self._session(request, only)
-            return _json(_vendor(request).list_models(MODEL))
+            return self._answer_models
         if path.startswith("/v1/models/") and method == "GET":
-            self._session(request, only)
-            return _json(_vendor(request).describe_model(path.removeprefix("/v1/models/")))
-        raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
+            return self._answer_models
+        return None
+
+    async def _answer_turn(
+        self, path: str, request: web.BaseRequest, session: Session, budget: RequestBudget
+    ) -> web.StreamResponse:
+        parsed = await session.parse(path, await self._read(request, budget), request.headers)
+        turn = session.start_turn(parsed.request, parsed.builder)
+        if parsed.stream:
+            return await self._stream(request, parsed, turn)
+        with turn.waiting() as outcome:
+            await asyncio.wait({outcome})  # not ``await outcome``: see ``waiting``
+        return _json(_body(outcome))
+
+    async def _answer_count(
+        self, request: web.BaseRequest, session: Session, budget: RequestBudget
+    ) -> web.StreamResponse:
+        parsed = await session.parse(COUNT, await self._read(request, budget), request.headers)
+        return _json({"input_tokens": await session.count_tokens(parsed)})
+
+    async def _answer_models(
+        self, request: web.BaseRequest, session: Session, budget: RequestBudget
+    ) -> web.StreamResponse:
+        name = request.path.rstrip("/").removeprefix("/v1/models").removeprefix("/")
+        vendor = _vendor(request)
+        return _json(vendor.describe_model(name) if name else vendor.list_models(MODEL))
 
     def _session(self, request: web.BaseRequest, only: SessionEntry | None) -> Session:
         entry = self.registry.find_by_key(_key(request.headers))
@@ -192,14 +211,63 @@ class GatewayServer:
             )
         return entry.session
 
-    async def _read(self, request: web.BaseRequest) -> bytes:
-        try:
-            async with asyncio.timeout(self._io_s):
-                return await request.read()
-        except TimeoutError:
+    async def _require_agent(self, request: web.BaseRequest, only: SessionEntry) -> None:
+        """Raise Refused unless the connection is one of the session's agent program.
+
+        The commands that the program starts may have found its key.
+        """
+        transport = request.transport
+        if transport is None or transport in self._known_agents:
+            return
+        ends = [transport.get_extra_info(name)[:2] for name in ("peername", "sockname")]
+        # The latest is the command that runs now; others of this session are rarely alive.
+        for agent in reversed(only.agents):
+            if await agent.owns(*ends):
+                self._known_agents.add(transport)
+                return
+        logger.warning("session %s: a command in its sandbox was refused", only.session.id)
+        raise Refused(
+            RefusalKind.FORBIDDEN,
+            "this address serves the agent program alone, not the commands that it starts",
+        )
+
+    async def _send(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        """Send a whole answer; aiohttp, which would do it, has no deadline for the client."""
+        async with asyncio.timeout(self._client_s):
+            await response.prepare(request)
+            await response.write_eof()
+
+    async def _read(
+        self, request: web.BaseRequest, budget: RequestBudget | None = None
+    ) -> list[bytes]:
+        """Return the body in the pieces in which it came, since one of megabytes costs milliseconds
+        to join; raises Refused. ``budget`` counts its bytes while it comes.
+        """
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
             raise Refused(
-                RefusalKind.INVALID, f"the request body did not arrive within {self._io_s:g} s"
+                RefusalKind.INVALID,
+                f"content-encoding: {encoding!r} is not served: send the body uncompressed",
+            )
+        check_body_size(request.content_length or 0, self._limits)
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._client_s):
+                while chunk := await request.content.readany():
+                    size += len(chunk)
+                    check_body_size(size, self._limits)
+                    if budget is not None:
+                        budget.grow(size)
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise OverLimit(
+                RefusalKind.INVALID, f"the request body did not arrive within {self._client_s:g} s"
             ) from None
+        return chunks
+
+    async def _read_admin(self, request: web.BaseRequest) -> bytes:
+        return b"".join(await self._read(request)) or b"{}"
 
     async def _stream(
         self,
@@ -222,35 +290,40 @@ class GatewayServer:
         )
         builder = parsed.builder
         with turn.waiting() as outcome:
+            if not await turn.wait_until_placed():  # refused before anything was sent
+                return _json(_body(outcome))
             opening = builder.open_stream(parsed.request, turn.message_id, turn.prompt_tokens)
-            async with asyncio.timeout(self._io_s):
+            async with asyncio.timeout(self._client_s):
                 await response.prepare(request)
                 await response.write(opening)
             while not (await asyncio.wait({outcome}, timeout=self._ping_s))[0]:
                 # a write to a client that is gone raises here and so ends the waiting
-                async with asyncio.timeout(self._io_s):
+                async with asyncio.timeout(self._client_s):
                     await response.write(builder.PING)
         try:
             frames = builder.complete_stream(_body(outcome))
         except Exception as error:
             frames = builder.fail_stream(_refuse_for(error), parsed.request, turn.message_id)
-        async with asyncio.timeout(self._io_s):
+        async with asyncio.timeout(self._client_s):
             await response.write_eof(frames)
         return response
 
     async def _admin(self, request: web.BaseRequest, method: str, path: str) -> web.StreamResponse:
         # in constant time, so that the duration of the comparison reveals nothing of the key
-        if not hmac.compare_digest(_key(request.headers).encode(), self._admin_key):
+        # surrogateescape: aiohttp decodes headers that are no UTF-8 in this way
+        key = _key(request.headers).encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(key, self._admin_key):
             raise Refused(RefusalKind.UNAUTHENTICATED, "wrong admin key")
+        _connection(request).accept(None)
         match (method, path.removeprefix("/admin/").split("/")):
             case ("POST", ["pause"]):
-                pause = parse_body(PauseRequest, await self._read(request) or b"{}")
+                pause = parse_body(PauseRequest, await self._read_admin(request))
                 return _json(asdict(await self._engine.pause(pause.deadline_s)))
             case ("POST", ["resume"]):
                 self._engine.resume()
                 return _json({})
             case ("POST", ["sessions"]):
-                wanted = parse_body(SessionRequest, await self._read(request) or b"{}")
+                wanted = parse_body(SessionRequest, await self._read_admin(request))
                 entry = await self.registry.create(wanted, request.headers.get(IDEMPOTENCY, ""))
                 return _json({"session_id": entry.session.id, "api_key": entry.key})
             case ("GET", ["sessions", session_id]):
@@ -259,7 +332,7 @@ class GatewayServer:
                 await self.registry.delete(session_id)
                 return _json({"session_id": session_id, "deleted": True})
             case ("POST", ["sessions", session_id, "finish"]):
-                ending = parse_body(FinishRequest, await self._read(request) or b"{}")
+                ending = parse_body(FinishRequest, await self._read_admin(request))
                 return _json(await self.registry.finish(session_id, ending))
         raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
 
@@ -268,8 +341,8 @@ def _refuse_for(error: Exception) -> Refused:
     """Return the refusal that answers a request that met an error; unforeseen ones are logged."""
     if isinstance(error, Refused):
         return error
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return Refused(RefusalKind.TOO_LARGE, f"the request body exceeds {BODY_BYTES} bytes")
+    if isinstance(error, web.RequestPayloadError):
+        return Refused(RefusalKind.INVALID, f"the request body cannot be read: {error}")
     if isinstance(error, AgentrlError):
         logger.error("a request failed: %s", error)
         return Refused(RefusalKind.BROKEN, str(error))
@@ -301,6 +374,20 @@ def _request_id() -> dict[str, str]:
     """Return the headers that name an answer, Anthropic's and OpenAI's."""
     name = f"req_{secrets.token_hex(12)}"
     return {"request-id": name, "x-request-id": name}
+
+
+def _connection(request: web.BaseRequest) -> ClientConnection:
+    connection = request.protocol
+    assert isinstance(connection, ClientConnection)  # every listener's server makes these
+    return connection
+
+
+def _error(vendor: Vendor, refused: Refused) -> web.Response:
+    status, body = vendor.error_response(refused)
+    response = _json(body, status)
+    if refused.retry_after_s is not None:
+        response.headers["retry-after"] = str(refused.retry_after_s)
+    return response
 
 
 def _json(body: object, status: int = 200) -> web.Response:

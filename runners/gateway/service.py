@@ -24,14 +24,19 @@ from conf.sections.model import CHAT_TEMPLATE
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine
+from runners.engines.fixed_engines import connect_fixed_engine
 from runners.engines.resilient import ResilientEngine
 from runners.engines.sglang.workers import connect_engine
 from runners.gateway.chat_template import ServerParsers, make_renderer
+from runners.gateway.connections import raise_descriptor_limit
 from runners.gateway.control import ControlSocket
 from runners.gateway.registry import SessionRegistry
 from runners.gateway.server import GatewayServer
 from runners.gateway.session import SessionServices
 from runners.gateway.settings import GatewaySettings
+from runners.gateway.text_pool import TextPool
+from runners.gateway.text_work import TextWork
+from runners.gateway.texts import Texts
 from runners.gateway.tokenizer import load_tokenizer
 from runners.gateway.turn_log import AsyncTurnLog, TurnLog
 from runners.processes.ports import BACKLOG, listen, port_of
@@ -84,13 +89,18 @@ async def serve(
     parser = _server_parsers(settings) if settings.renderer == CHAT_TEMPLATE else None
     turn_log = AsyncTurnLog()
     engine = _engine(settings, hooks, turn_log)
-    services = SessionServices(engine, tokenizer, renderer, turn_log, settings.routing, parser)
+    pool = TextPool(settings.tokenizer, settings.renderer, settings.limits)
+    texts = Texts(TextWork(tokenizer, renderer), settings.limits, pool)
+    services = SessionServices(
+        engine, tokenizer, renderer, texts, turn_log, settings.limits, settings.routing, parser
+    )
     registry = SessionRegistry(
         services, settings.sampling, max_context_tokens=settings.max_context_tokens
     )
+    raise_descriptor_limit()
     admin_key = secrets.token_urlsafe(32)
     server = hooks.server_class(
-        registry, engine, admin_key=admin_key, ping_s=settings.ping_s, io_s=settings.turn_s
+        registry, engine, admin_key=admin_key, ping_s=settings.ping_s, limits=settings.limits
     )
     try:
         await turn_log.open(partial(_open_store, settings.run_dir, settings.store_patience_s))
@@ -105,6 +115,7 @@ async def serve(
             # while the listeners are still open, so that running turns can be answered
             await registry.close()
     finally:
+        await texts.close()
         if parser is not None:
             await parser.close()
         await engine.close()
@@ -150,11 +161,12 @@ async def _wait_for_any(*events: asyncio.Event) -> None:
 def _engine(
     settings: GatewaySettings, hooks: GatewayHooks, turn_log: AsyncTurnLog
 ) -> ResilientEngine:
-    client = connect_engine(
-        settings.engine_url,
-        settings.engine_workers,
-        deadline_s=settings.turn_s + ENGINE_GRACE_S,
-    )
+    deadline_s = settings.turn_s + ENGINE_GRACE_S
+    client: Engine
+    if settings.fixed_engine is not None:
+        client = connect_fixed_engine(settings.fixed_engine, deadline_s=deadline_s)
+    else:
+        client = connect_engine(settings.engine_url, settings.engine_workers, deadline_s=deadline_s)
     return ResilientEngine(
         hooks.wrap_engine(client, turn_log),
         attempts=settings.engine_attempts,

@@ -11,12 +11,14 @@ import asyncio
 import time
 import uuid
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
+from conf.sections.gateway import GatewayLimitsConfig
 from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.branches import Branches, Placement
@@ -29,22 +31,29 @@ from runners.gateway.conversation import (
     read_answer,
 )
 from runners.gateway.counters import SessionCounters
-from runners.gateway.dialects.contract import ResponseBuilder
+from runners.gateway.dialects.contract import ParsedRequest, ResponseBuilder
 from runners.gateway.in_flight import InFlightTurn, completed_turn
 from runners.gateway.prefix_matching import PreparedRequest, prepare_request
 from runners.gateway.refusal import (
     PROMPT_TOO_LONG,
     TURNS_SPENT,
+    OverLimit,
     RefusalKind,
     Refused,
     refuse_for_engine,
 )
+from runners.gateway.request_limits import MB, SessionBudget
 from runners.gateway.routing_capture import RoutingCapture
 from runners.gateway.settings import SessionSampling
-from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer, ToolCall
+from runners.gateway.text_work import count_characters
+from runners.gateway.texts import Texts
+from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer
 from runners.gateway.turn_log import AsyncTurnLog
 from runners.trajectory.record import MAIN_THREAD, Turn
-from runners.trajectory.routing import RoutingShape
+from runners.trajectory.routing import RoutingShape, TurnRouting
+
+MAX_IGNORED = 100
+"""Names of ignored settings that a session counts apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,9 @@ class SessionServices:
     engine: ResilientEngine
     tokenizer: Tokenizer
     renderer: Renderer
+    texts: Texts
     turn_log: AsyncTurnLog
+    limits: GatewayLimitsConfig
     routing: RoutingShape | None = None
     """Shape of the policy's routing; None: it is not captured."""
     output_parser: ServerParsers | None = None
@@ -71,12 +82,13 @@ class Session:
         sampling: SessionSampling,
         *,
         max_context_tokens: int,
-        max_turns: int | None,
+        max_turns: int,
         seed: int | None,
     ) -> None:
         self.id = session_id
         self.finished = False
         self.counters = SessionCounters()
+        self.budget = SessionBudget(services.limits)
         self._services = services
         self._sampling = sampling
         self._max_context_tokens = max_context_tokens
@@ -84,7 +96,9 @@ class Session:
         self._started = 0
         """Turns taken or in flight."""
         self._seed = seed
-        self._branches = Branches(services.renderer, services.tokenizer)
+        self._branches = self._make_branches()
+        self._stored_bytes = 0
+        """Size of what clients have added to the history, about."""
         self._by_fingerprint: dict[bytes, InFlightTurn] = {}
         """Turns in flight that a retry can join."""
         self._in_flight: set[InFlightTurn] = set()
@@ -105,14 +119,24 @@ class Session:
             **asdict(self.counters),
             "branches": dict(self.counters.branches),
             "ignored": dict(self.counters.ignored),
+            "over_limit": self.budget.over_limit,
             "routing_missing": self._routing.missing,
             "routing_fault": self._routing.fault,
         }
 
+    async def parse(
+        self, path: str, body: Sequence[bytes], headers: Mapping[str, str]
+    ) -> ParsedRequest:
+        """Parse a request to an endpoint; ``body`` is in pieces. Raises Refused."""
+        return await self._services.texts.parse(
+            self.id, path, body, headers, self._max_context_tokens
+        )
+
     def start_turn(self, request: TurnRequest, builder: ResponseBuilder) -> InFlightTurn:
         """Begin a turn, or join the one that answers the same request.
 
-        Raises Refused if the session is finished, its turns are spent, or the prompt is too long.
+        Raises Refused if the session is finished or its turns are spent. A prompt that is refused
+        ends the turn (``InFlightTurn.wait_until_placed``).
         """
         prepared = self._prepare(request, builder)
         running = self._by_fingerprint.get(prepared.fingerprint)
@@ -125,25 +149,27 @@ class Session:
             return completed_turn(*earlier)
         if self._started == self._max_turns:
             raise Refused(RefusalKind.FORBIDDEN, f"{TURNS_SPENT}: {self._max_turns} of them")
-        place = self._find_placement(prepared)
-        taken = self._turns_of[request.attribution.thread]
-        turn = InFlightTurn(builder.new_message_id(), len(place.prompt))
+        self._check_history(prepared)
+        thread = request.attribution.thread
+        # at once, because a turn's seed depends on the order in which the threads came
+        self._locks.setdefault(thread, asyncio.Lock())
+        turn = InFlightTurn(builder.new_message_id())
         # A task of its own, not the HTTP handler's: it must outlive a client that disconnects after
         # the sampling, and several clients can wait for it.
         task = asyncio.get_running_loop().create_task(
-            self._run_turn(turn, prepared, builder, place, taken), name=f"turn-{self.id}"
+            self._run_turn(turn, prepared, builder), name=f"turn-{self.id}"
         )
         task.add_done_callback(lambda _: self._on_turn_done(turn, prepared.fingerprint))
         turn.outcome = task
         self._by_fingerprint[prepared.fingerprint] = turn
         self._in_flight.add(turn)
         self._started += 1
-        self.counters.ignored.update(request.ignored)
         return turn
 
-    def count_tokens(self, request: TurnRequest, builder: ResponseBuilder) -> int:
+    async def count_tokens(self, parsed: ParsedRequest) -> int:
         """Return the number of tokens that the prompt of this request would have."""
-        return len(self._branches.find_placement(self._prepare(request, builder)).prompt)
+        prepared = self._prepare(parsed.request, parsed.builder)
+        return len((await self._branches.find_placement(prepared)).prompt)
 
     async def finish(self) -> None:
         """Refuse further turns, abort those that are being sampled, wait until the others are
@@ -155,7 +181,23 @@ class Session:
             turn.abort()
         if in_flight:
             await asyncio.wait([turn.outcome for turn in in_flight])
-        self._branches = Branches(self._services.renderer, self._services.tokenizer)
+        self._branches = self._make_branches()
+
+    def _make_branches(self) -> Branches:
+        return Branches(self.id, self._services.texts, self._services.tokenizer)
+
+    def _check_history(self, prepared: PreparedRequest) -> None:
+        """Raise OverLimit if the session holds as much as it may, or would with this request."""
+        limits, thread = self._services.limits, prepared.request.attribution.thread
+        if thread not in self._locks and len(self._locks) >= limits.threads:
+            what = f"{limits.threads} threads (sub-agents)"
+        elif self._branches.pieces + len(prepared.parts) > limits.history_pieces:
+            what = f"{limits.history_pieces} pieces of history"
+        elif self._stored_bytes > limits.history_mb * MB:
+            what = f"{limits.history_mb} MB of history"
+        else:
+            return
+        raise OverLimit(RefusalKind.FORBIDDEN, f"{TURNS_SPENT}: it has {what}")
 
     def _prepare(self, request: TurnRequest, builder: ResponseBuilder) -> PreparedRequest:
         if self.finished:
@@ -173,8 +215,8 @@ class Session:
         if turn.outcome.cancelled() or turn.outcome.exception() is not None:
             self._started -= 1
 
-    def _find_placement(self, prepared: PreparedRequest) -> Placement:
-        place = self._branches.find_placement(prepared)
+    async def _find_placement(self, prepared: PreparedRequest) -> Placement:
+        place = await self._branches.find_placement(prepared)
         length, limit = len(place.prompt), self._max_context_tokens
         if length + 1 > limit:
             raise Refused(
@@ -187,21 +229,23 @@ class Session:
         turn: InFlightTurn,
         prepared: PreparedRequest,
         builder: ResponseBuilder,
-        place: Placement,
-        taken: int,
     ) -> dict[str, Any]:
-        """Sample, parse and store a turn; return the body that answers it.
+        """Place, sample, parse and store a turn; return the body that answers it.
 
-        ``place`` was found when the turn's thread had ``taken`` turns.
+        Raises Refused if the prompt is, before the turn is placed.
         """
         arrived, thread = time.perf_counter(), prepared.request.attribution.thread
-        async with self._locks.setdefault(thread, asyncio.Lock()):
+        taken = self._turns_of[thread]
+        place = await self._find_placement(prepared)
+        turn.set_placed(len(place.prompt))
+        self._count_ignored(prepared.request)
+        async with self._locks[thread]:
             if taken != self._turns_of[thread]:  # another turn came in between
-                place = self._find_placement(prepared)
+                place = await self._find_placement(prepared)
             started_at = time.time()
             generation = await self._generate(prepared.request, place)
             turn.sampled = True
-            parsed = await self._parse(prepared.request, place.prompt, generation)
+            parsed, retokenizes = await self._parse(prepared.request, place.prompt, generation)
             answer = read_answer(parsed, generation, builder.CALL_ID_PREFIX)
             response = builder.build_response(answer, prepared.request, turn.message_id)
             # One at a time: index and segment are those of the next turn, and they are taken only
@@ -211,12 +255,12 @@ class Session:
                 record = self._make_record(
                     prepared.request, place, generation, answer, started_at, total_s
                 )
-                path = [*place.prompt, *generation.output_ids.tolist()]
-                routing = self._routing.add_turn(record, path, generation.routing)
+                routing = self._capture_routing(record, place.prompt, generation)
                 # Durable before answered: whoever waits gets ``response`` only after this. If it
                 # fails, the branches do not have the turn either, and the client gets an error.
                 await self._services.turn_log.add_turn(record, routing)
                 self._add_turn(record, place, prepared, answer, response)
+                self.counters.retokenization_mismatches += not retokenizes
             return response
 
     def _make_record(
@@ -299,20 +343,34 @@ class Session:
 
     async def _parse(
         self, request: TurnRequest, prompt: list[int], generation: Generation
-    ) -> ParsedResponse:
+    ) -> tuple[ParsedResponse, bool]:
+        """Return the sampled tokens parsed, and whether their text gives the same tokens."""
         ids, services = generation.output_ids.tolist(), self._services
-        tools = request.tools or None
+        read = await services.texts.read_output(self.id, ids, request.tools, prompt)
+        if services.output_parser is None:
+            return read.parsed, read.retokenizes
         try:
-            parsed = services.renderer.parse_response(ids, tools=tools, prompt_ids=prompt)
-            if services.output_parser is not None:
-                parsed = await services.output_parser.parse(parsed.content, request.tools)
-            return parsed
+            parsed = await services.output_parser.parse(read.parsed.content, request.tools)
         except EngineError:  # the sampled tokens are kept; the agent gets their text as it is
             self.counters.parser_fallbacks += 1
-            return parsed
+            parsed = read.parsed
         except (RecursionError, ValueError):  # a policy can write JSON that no parser takes
-            raw = services.tokenizer.decode(ids, skip_special_tokens=True)
-            return ParsedResponse("", tool_calls=[ToolCall(raw, status="unparsed")])
+            parsed = services.texts.read_unparsed(ids)
+        return parsed, read.retokenizes
+
+    def _capture_routing(
+        self, turn: Turn, prompt: list[int], generation: Generation
+    ) -> TurnRouting | None:
+        if self._services.routing is None:
+            return None
+        path = [*prompt, *generation.output_ids.tolist()]
+        return self._routing.add_turn(turn, path, generation.routing)
+
+    def _count_ignored(self, request: TurnRequest) -> None:
+        """Count the settings that the client asked for; it makes up the names of some of them."""
+        ignored = self.counters.ignored
+        for name in request.ignored:
+            ignored[name if name in ignored or len(ignored) < MAX_IGNORED else "others"] += 1
 
     def _add_turn(
         self,
@@ -324,6 +382,7 @@ class Session:
     ) -> None:
         """Add a durable turn to the branches and the counters."""
         counters = self.counters
+        self._stored_bytes += _size(prepared.request, place)
         counters.branches[turn.branch] += turn.segment == self._branches.graph.chains
         self._branches.add_turn(turn, place, prepared, answer, response)
         counters.ambiguous += place.ambiguous
@@ -332,15 +391,17 @@ class Session:
         counters.sampled_tokens += len(turn.output_ids)
         counters.malformed_calls += turn.malformed_calls
         counters.tools_changed += place.tools_changed
-        counters.retokenization_mismatches += not self._retokenizes(turn.output_ids.tolist())
         if place.history_break is not None:
             broken = asdict(place.history_break) | place.difference
             counters.breaks.append({"turn": turn.index, "thread": turn.thread, **broken})
 
-    def _retokenizes(self, ids: list[int]) -> bool:
-        """Return whether encoding the text of sampled tokens gives the same tokens."""
-        tokenizer = self._services.tokenizer
-        return tokenizer.encode(tokenizer.decode(ids)) == ids
+
+def _size(request: TurnRequest, place: Placement) -> int:
+    """Return the characters that a request adds to the session's history, about."""
+    size = sum(len(piece.text) for piece in request.pieces[place.first_new_piece :])
+    if place.parent is None or place.tools_changed:
+        size += count_characters([request.tools, *(piece.arguments for piece in request.pieces)])
+    return size
 
 
 def _stored_request(request: TurnRequest, place: Placement) -> dict[str, Any]:

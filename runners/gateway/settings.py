@@ -21,7 +21,12 @@ from pydantic import (
 )
 
 from conf.schema import Config
-from conf.sections.engine import EmbeddedEngineConfig, SglangEngineConfig
+from conf.sections.engine import (
+    SglangEngineConfig,
+    SglangLaunchEngineConfig,
+    VllmEngineConfig,
+)
+from conf.sections.gateway import GatewayLimitsConfig
 from runners.processes.ports import PATIENCE_S
 from runners.trajectory.routing import RoutingShape
 
@@ -52,6 +57,8 @@ class GatewaySettings(BaseModel):
     engine_url: str
     engine_workers: tuple[str, ...] = ()
     """As ``engine.workers``."""
+    fixed_engine: VllmEngineConfig | None = None
+    """The section of an engine with another API than SGLang's; None: it is at ``engine_url``."""
     tool_call_parser: str | None = None
     """Set if the renderer is the chat template: then the engine's servers parse what is sampled."""
     reasoning_parser: str | None = None
@@ -65,7 +72,9 @@ class GatewaySettings(BaseModel):
     ping_s: PositiveFloat
     """Seconds of silence after which a stream gets a ping."""
     turn_s: PositiveFloat
-    """Deadline of a generation, and of a client that sends or takes a body."""
+    """Deadline of a generation."""
+    limits: GatewayLimitsConfig
+    """Bounds on one session."""
     engine_attempts: PositiveInt
     engine_calls_per_s: PositiveFloat | None
     adaptive: bool
@@ -94,13 +103,15 @@ class GatewaySettings(BaseModel):
         ``routing``: the shape to capture, None to capture none.
         """
         engine, limits, sampling = config.engine, config.rollout.limits, config.sampling
-        parsers = None if isinstance(engine, EmbeddedEngineConfig) else engine
+        own_parsers = SglangEngineConfig | SglangLaunchEngineConfig
+        parsers = engine if isinstance(engine, own_parsers) else None
         return cls(
             run_dir=run_dir,
             host=config.gateway.host,
             port=config.gateway.port,
             engine_url=engine_url,
             engine_workers=tuple(engine.workers) if isinstance(engine, SglangEngineConfig) else (),
+            fixed_engine=engine if isinstance(engine, VllmEngineConfig) else None,
             tool_call_parser=parsers.tool_call_parser if parsers else None,
             reasoning_parser=parsers.reasoning_parser if parsers else None,
             tokenizer=tokenizer,
@@ -110,6 +121,7 @@ class GatewaySettings(BaseModel):
                 sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens
             ),
             ping_s=config.gateway.ping_s,
+            limits=config.gateway.limits,
             turn_s=config.rollout.deadlines.turn_s,
             engine_attempts=limits.engine_attempts,
             engine_calls_per_s=limits.engine_calls_per_s,

@@ -180,16 +180,8 @@ def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
     """
     import renderers  # late: it takes half a second, which --help must not pay
 
-    configs = _families()
-    if family not in configs:
-        hint = suggest(family, configs, " Did you mean {!r}?")
-        raise ConfigError(
-            [
-                f"model.renderer={family!r} is unknown.{hint} Known: {', '.join(sorted(configs))}; "
-                f"or {CHAT_TEMPLATE}, whose replies SGLang's parsers read"
-            ]
-        )
-    config = configs[family](thinking_retention="all")
+    check_family(family)
+    config = _families()[family](thinking_retention="all")
     try:
         renderer: Renderer = renderers.create_renderer(tokenizer, config)
     except (AssertionError, TypeError, ValueError) as error:
@@ -201,6 +193,19 @@ def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
             ]
         ) from error
     return renderer
+
+
+def check_family(family: str) -> None:
+    """Raise ConfigError unless there is a renderer of that name."""
+    if family == CHAT_TEMPLATE or family in (configs := _families()):
+        return
+    hint = suggest(family, configs, " Did you mean {!r}?")
+    raise ConfigError(
+        [
+            f"model.renderer={family!r} is unknown.{hint} Known: {', '.join(sorted(configs))}; "
+            f"or {CHAT_TEMPLATE}, whose replies SGLang's parsers read"
+        ]
+    )
 
 
 def _families() -> Mapping[str, Any]:

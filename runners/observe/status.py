@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ KILLED = "killed"
 """State shown for a run whose stored state is running but whose driver is dead."""
 _LEAKS_SHOWN = 5
 _DIAGNOSES_SHOWN = 3
+_TAMPERED_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class Status:
     """Resources that a dead driver left, which a resume ends, and sandboxes and sessions that
     outlived their attempt.
     """
+    tampered: dict[str, str] = field(default_factory=dict)
+    """The last rollouts whose patch tampered with its tests, with the evidence, newest first."""
 
     @property
     def resume_command(self) -> str | None:
@@ -108,6 +111,11 @@ def render(status: Status) -> Table:
             table.add_row(name, f"{value:.3f}")
     for code, count in status.outcomes.items():
         table.add_row(code, f"{count:,}")
+    for name, evidence in status.tampered.items():
+        table.add_row(f"tampered: {name}", Text(make_printable(evidence), style="red"))
+    for name in ("signs", "unverified"):
+        if found := status.metrics.get(f"cheating/{name}"):
+            table.add_row(f"cheating/{name}", f"{found:,} in the last step")
     table.add_row("tokens sampled", f"{status.sampled_tokens:,}")
     for leak in status.leaks[:_LEAKS_SHOWN]:
         table.add_row("leak", f"{leak.kind} {leak.name}, {format_duration(leak.age_s)} old")
@@ -134,6 +142,10 @@ def read_store_status(store: RunStore) -> Status:
     done = [row for row in store.steps() if row.state == "done"]
     outcomes = store.query(
         "SELECT code, count(*) FROM rollout WHERE counts GROUP BY code ORDER BY 2 DESC, 1"
+    )
+    tampered = store.query(
+        "SELECT rollout_id, message FROM rollout WHERE counts AND code = 'policy.tampered' "
+        f"ORDER BY step DESC, rollout_id DESC LIMIT {_TAMPERED_SHOWN}"
     )
     ((sampled, attempts),) = store.query(
         "SELECT coalesce(sum(sampled_tokens), 0), count(*) FROM rollout"
@@ -167,6 +179,7 @@ def read_store_status(store: RunStore) -> Status:
         attempts=attempts,
         diagnoses=[str(path) for path in newest_diagnoses(store.run_dir, _DIAGNOSES_SHOWN)],
         leaks=_leaks(store, config.get("rollout", {}).get("deadlines", {})),
+        tampered={name: message for name, message in tampered},
     )
 
 

@@ -10,8 +10,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from conf.schema import Config
-from conf.sections.engine import EmbeddedEngineConfig
+from conf.sections.engine import EmbeddedEngineConfig, FixedEngineConfig
 from conf.sections.moe import MoeModel
+from runners.engines.fixed_engines import check_fixed_engine
 from runners.engines.server_check import CheckResult, raise_on_failures
 from runners.gateway.chat_template import make_renderer
 from runners.gateway.tokenizer import load_tokenizer
@@ -50,6 +51,8 @@ async def check_run(
 
 async def check_engine(config: Config, policy: PolicyFiles, url: str) -> list[CheckResult]:
     """Check everything that a run of ``config`` needs of the engine at ``url``."""
+    if isinstance(config.engine, FixedEngineConfig):
+        return await check_fixed_engine(config, config.engine)
     return await probe_server(
         url,
         list_workers(config.engine),

@@ -123,9 +123,7 @@ async def _check_format(
     ) -> CheckResult:
         return await run_check(name, lambda: check_each(servers, check), fatal=fatal)
 
-    results = [
-        await everywhere("tokenizer", partial(_check_tokenizer, policy_format=policy_format))
-    ]
+    results = [await everywhere("tokenizer", partial(check_tokenizer, policy_format=policy_format))]
     # the chat-template renderer is the model's own template: nothing to compare
     if not isinstance(policy_format.renderer, ChatTemplate):
         results.append(await run_check("chat template", template, fatal=False))
@@ -139,7 +137,7 @@ async def _check_format(
     return results
 
 
-async def _check_tokenizer(server: HttpEngine, policy_format: PolicyFormat) -> str:
+async def check_tokenizer(server: HttpEngine, policy_format: PolicyFormat) -> str:
     """Compare our ids of a templated conversation with the server's ids of the same text."""
     ids = policy_format.renderer.render_ids(MESSAGES, tools=TOOLS, add_generation_prompt=True)
     body = {"prompt": policy_format.tokenizer.decode(ids), "add_special_tokens": False}

@@ -42,7 +42,7 @@ PACKAGES = str(Path(__file__).parents[2])
 """The directory that holds our top-level packages."""
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return a child's environment, in which it finds our packages.
 
     The child runs with ``-P``, so the current directory is not searched: a user's ``rich.py`` there
@@ -209,7 +209,7 @@ class Service:
             scratch.mkdir(mode=0o700)
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", module,
-                env={**_environment(), SERVICE_TAG: tag, "TMPDIR": str(scratch)},
+                env={**child_environment(), SERVICE_TAG: tag, "TMPDIR": str(scratch)},
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=sink,
                 limit=READY_LINE_BYTES,
                 start_new_session=True,  # a ctrl-C at the terminal is the driver's to handle

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from runners.gateway.control import BACKLOG, ControlSocket
+from runners.sandboxes.agent_process import AgentProcess
 
 CONNECT_S = 10.0
 CHUNK_BYTES = 1 << 16
@@ -36,19 +37,28 @@ class Relay:
     async def control(self) -> AsyncIterator[Path]:
         """Yield the path of a control socket; the listeners that it took are closed with it."""
         servers: list[asyncio.Server] = []
+        agents: list[AgentProcess] = []
         connections: set[asyncio.Task[None]] = set()
 
-        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            connections.add(task)
-            task.add_done_callback(connections.discard)
-            await self._forward(reader, writer)
+        async def take_listener(
+            key: str, listener: socket.socket, agent: AgentProcess | None
+        ) -> None:
+            async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                task = asyncio.current_task()
+                assert task is not None
+                connections.add(task)
+                task.add_done_callback(connections.discard)
+                ends = [writer.get_extra_info(name)[:2] for name in ("peername", "sockname")]
+                if agent is not None and not await agent.owns(*ends):
+                    writer.transport.abort()  # a command of the agent's, which may have its key
+                    return
+                await self._forward(reader, writer)
 
-        async def take_listener(key: str, listener: socket.socket) -> None:
             await self._check_key(key)
             server = await asyncio.start_server(forward, sock=listener, backlog=BACKLOG)
             servers.append(server)
+            if agent is not None:
+                agents.append(agent)
 
         control = ControlSocket(take_listener, self._directory)
         control.start()
@@ -58,6 +68,8 @@ class Relay:
             await control.close()
             for server in servers:
                 server.close()
+            for agent in agents:
+                agent.close()
             for task in connections:  # closing a server leaves its connections open
                 task.cancel()
 

@@ -40,6 +40,7 @@ from runners.rollouts.context import AttemptContext, AttemptResult
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.wrappers import RegisteredBackend
+from runners.tasks.capture_limits import CaptureLimits
 from runners.tasks.grading import make_grader
 from runners.tasks.task_repositories import TaskRepositories
 from runners.trajectory import ids
@@ -163,6 +164,7 @@ class Worker:
                 gateway_url=settings.sandbox_gateway_url,
                 gateway_control=root,  # each attempt has its own
                 deadlines=config.rollout.deadlines,
+                capture=CaptureLimits.of(config.rollout.capture),
                 reward=config.reward,
                 scenario=config.scenario.kind,
                 sandbox_starts=TokenBucket(None),  # the driver counts those of all nodes

@@ -141,6 +141,8 @@ def build_curves(facts: ReportData) -> Element | None:
             "rollouts per step",
             {end: (colour, _counts(facts.sums.ends, end)) for end, colour in _ENDS.items()},
         ),
+        draw_line_chart("Tampered", "rollouts per step, by canaries", _cheating(facts, "tampered")),
+        draw_line_chart("Signs of cheating", "rollouts per step", _cheating(facts, "signs")),
         draw_stacked_chart("Trained tokens", "per step, by kind of segment", _trained(facts)),
         draw_line_chart("Sampling speed", "tokens/s while rolling out", speed),
         draw_stacked_chart("Time of a step", "seconds, by phase", _phases(facts)),
@@ -154,6 +156,12 @@ def build_curves(facts: ReportData) -> Element | None:
     ]
     shown = [chart for chart in charts if chart is not None]
     return make_section("Curves", make("div", *shown, class_="charts")) if shown else None
+
+
+def _cheating(facts: ReportData, name: str) -> list[ChartLine]:
+    """Return a curve of the rollouts that cheat; nothing if none did."""
+    points = metric_points(facts.steps, f"cheating/{name}")
+    return [ChartLine(name, points, "vermillion")] if any(value for _, value in points) else []
 
 
 def _held_out(rates: list[SolveRate]) -> ChartLine:

@@ -21,6 +21,7 @@ from runners.report.rollouts import (
     build_configuration,
     build_failures,
     build_rollouts,
+    build_tampering,
 )
 from runners.report.routing import build_routing
 from runners.report.swimlane import read_attempts
@@ -74,6 +75,7 @@ def render_report(store: RunStore, path: Path) -> str:
         build_routing(facts),
         build_branches(facts),
         build_rollouts(facts, list(_lanes(store, facts)), links),
+        build_tampering(facts, links),
         build_failures(facts, links),
         build_configuration(facts, config),
     ]

@@ -15,7 +15,7 @@ from runners.evaluation.statistics import bootstrap_interval, pass_at_k, wilson_
 from runners.observe.status import Status, read_store_status
 from runners.observe.swimlane import name_end, without_texts
 from runners.store.run_store import EventRow, RunStore
-from runners.trajectory.outcome import OutcomeClass
+from runners.trajectory.outcome import OutcomeClass, OutcomeCode
 from runners.trajectory.record import RolloutRecord
 
 SLOWEST = 12
@@ -64,6 +64,8 @@ class Sums:
     tokens: Counter[str] = field(default_factory=Counter)
     """Sampled tokens by their use (graded, ungraded, replaced, evaluation); and ``trained``."""
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
+    tampered: list[RolloutRecord] = field(default_factory=list)
+    """Rollouts whose patch tampered with its grading."""
     tasks: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Group of an evaluation → its graded rollouts, and how many of them are solved."""
     slow: list[tuple[float, str, RolloutRecord]] = field(default_factory=list)
@@ -78,6 +80,8 @@ class Sums:
             self.tokens["replaced"] += record.sampled_tokens
             return
         self.outcomes[record.split][record.outcome.code.value] += 1
+        if record.outcome.code is OutcomeCode.POLICY_TAMPERED:
+            self.tampered.append(without_texts(record))
         end = name_end(record) if graded else UNGRADED
         if record.split == "train":
             self.ends[record.step][end] += 1

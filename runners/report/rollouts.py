@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from pathlib import Path
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
@@ -166,6 +167,29 @@ def _slowest(records: list[RolloutRecord], links: Links) -> Element:
             for record in records
         ],
         numbers=range(2, 5 + len(STAGES)),
+    )
+
+
+def build_tampering(facts: ReportData, links: Links) -> Element | None:
+    """Return the rollouts whose patch tampered with its grading, with the evidence."""
+    found = facts.sums.tampered
+    if not found:
+        return None
+    rows: list[list[Child]] = [
+        [
+            links.to(record.rollout_id),
+            str(record.step),
+            record.task_id,
+            make("span", record.outcome.message, class_="message"),
+        ]
+        for record in found[-_FAILURES:]
+    ]
+    steps = Counter(record.step for record in found if record.split == "train")
+    most = ", ".join(f"{count:,} in step {step}" for step, count in steps.most_common(5))
+    count = f"{len(found):,} rollouts; they count as unsolved. "
+    note = make("p", count + (f"In training, most: {most}." if most else ""), class_="dim")
+    return make_section(
+        "Tampering", note, make_table(["rollout", "step", "task", "evidence"], rows, numbers=(1,))
     )
 
 

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from conf.errors import error_text
@@ -24,10 +24,17 @@ from runners.rollouts.attempt_record import classify_error, make_record, verdict
 from runners.rollouts.context import AttemptContext, AttemptResult, Execute
 from runners.rollouts.reward import compute_reward
 from runners.rollouts.spec import RolloutSpec
-from runners.sandboxes.contract import Sandbox, SandboxSpec
+from runners.sandboxes.contract import EGRESS, OversizedError, Sandbox, SandboxSpec
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Patch, Verdict, VerdictKind
-from runners.tasks.patch import capture_patch, encode_patch_extra, encode_patch_text
+from runners.tasks.denied_hosts import denied_hosts
+from runners.tasks.patch import (
+    TOUCHED,
+    capture_patch,
+    encode_patch_extra,
+    encode_patch_text,
+    make_refused_patch,
+)
 from runners.tasks.pytest_mounts import agent_environment, agent_mounts
 from runners.trajectory import ids
 from runners.trajectory.counters import STORED_COUNTERS
@@ -37,6 +44,17 @@ from runners.trajectory.turn_totals import TurnTotals
 
 _GUARD_CODES = {Stage.GRADE: OutcomeCode.GRADER_TIMEOUT}
 """Outcome of an attempt that the guard ends in a stage; in any other it is our own fault."""
+
+
+_AGENTS_OWN = (OutcomeClass.POLICY, OutcomeClass.BUDGET)
+_CREDIBLE = frozenset(
+    {
+        *(code for code in OutcomeCode if code.outcome_class in _AGENTS_OWN),
+        OutcomeCode.INFRA_MODEL,
+        OutcomeCode.INFRA_GATEWAY,
+    }
+)
+"""Codes that an agent program may report after its first turn."""
 
 
 class _AttemptEnded(Exception):
@@ -133,19 +151,19 @@ class Attempt:
                 # does not.
                 late_s = deadlines.harness_s + deadlines.teardown_s
                 async with self._in_stage(Stage.HARNESS, late_s, OutcomeCode.INFRA_HARNESS):
-                    self._harness = await context.harness.run(
-                        sandbox, self._harness_context(api_key)
-                    )
+                    self._harness = await self._run_agent(sandbox, api_key)
+                if attempts := sandbox.egress_attempts():
+                    self._extra[EGRESS] = [asdict(each) for each in attempts]
                 if self._harness.facts:
                     self._extra["harness"] = self._harness.facts
                 if self._harness.code.outcome_class is not OutcomeClass.POLICY:
                     self._extra["output"] = self._harness.output
-                async with self._in_stage(
-                    Stage.PATCH, deadlines.patch_s, OutcomeCode.INFRA_SANDBOX_LOST
-                ):
-                    self._patch = await capture_patch(self._task, sandbox)
-                    if self._patch.tampered:
-                        self._extra["tampered"] = list(self._patch.tampered)
+                # The capture's own deadline begins when it need not wait for those of others.
+                late_s = 4 * deadlines.patch_s
+                async with self._in_stage(Stage.PATCH, late_s, OutcomeCode.INFRA_SANDBOX_LOST):
+                    self._patch = await self._capture(sandbox, self._harness)
+                    if self._patch.protected_touched:
+                        self._extra[TOUCHED] = list(self._patch.protected_touched)
             async with self._in_stage(Stage.FINISH, deadlines.turn_s, OutcomeCode.INFRA_GATEWAY):
                 await self._finish_session()
         outcome = self._agent_outcome(self._harness)
@@ -165,7 +183,31 @@ class Attempt:
             )
         if self._verdict.kind is VerdictKind.INFRA:
             return Outcome(OutcomeCode.GRADER_ERROR, Stage.GRADE, self._verdict.reason)
+        if self._verdict.tampered:
+            return Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, self._verdict.tampered)
         return outcome
+
+    async def _run_agent(self, sandbox: Sandbox, api_key: str) -> HarnessResult:
+        """Run the agent to its end; what it does to the sandbox is its own doing."""
+        context = self._harness_context(api_key)
+        try:
+            return await self._context.harness.run(sandbox, context)
+        except OversizedError as error:
+            return HarnessResult(
+                code=OutcomeCode.POLICY_FILLED_DISK,
+                final_message=str(error),
+                raw_finish_reason=None,
+                exit_code=-9,
+                duration_s=0.0,
+                output=str(error),
+            )
+
+    async def _capture(self, sandbox: Sandbox, agent: HarnessResult) -> Patch:
+        if agent.code is OutcomeCode.POLICY_FILLED_DISK:
+            return make_refused_patch(agent.output, code=agent.code)
+        context = self._context
+        deadline_s = context.deadlines.patch_s
+        return await capture_patch(self._task, sandbox, context.capture, deadline_s=deadline_s)
 
     @asynccontextmanager
     async def _open_session(self) -> AsyncIterator[str]:
@@ -211,6 +253,7 @@ class Attempt:
             env=agent_environment(self._task),
             image=self._task.image,
             workdir=self._task.workdir,
+            denied_hosts=denied_hosts(self._spec.task),
         )
         async with self._in_stage(
             Stage.BOOT, context.deadlines.boot_s, OutcomeCode.INFRA_SANDBOX_START
@@ -245,15 +288,28 @@ class Attempt:
             if code.outcome_class is OutcomeClass.POLICY
             else result.output[-512:]
         )
-        ended_by_policy = code.outcome_class in (OutcomeClass.POLICY, OutcomeClass.BUDGET)
+        ended_by_policy = code.outcome_class in _AGENTS_OWN
         if not self._totals.turns and ended_by_policy:
             code, message = (
                 OutcomeCode.INFRA_HARNESS,
                 f"the agent ended without a model call: {result.output[-300:]}",
             )
+        elif code.outcome_class is OutcomeClass.INFRA and self._session_counter("over_limit"):
+            # The agent program fails on refusals that its own sandbox's other requests have caused.
+            code = OutcomeCode.POLICY_REQUEST_LIMITS
         elif code is OutcomeCode.POLICY_GAVE_UP and self._totals.ends_malformed:
             code = OutcomeCode.POLICY_FORMAT_ERROR
+        elif self._totals.turns and code not in _CREDIBLE:
+            # Its commands share the agent's sandbox: they can kill it, or print in its name. Were
+            # that a failure of the infrastructure, a policy could choose it instead of reward 0.
+            code = OutcomeCode.POLICY_AGENT_ENDED
+        if self._patch is not None and self._patch.refused and code.outcome_class in _AGENTS_OWN:
+            code = OutcomeCode(self._patch.refused_as or OutcomeCode.POLICY_OVERSIZED_PATCH)
+            message = self._patch.refused
         return Outcome(code, Stage.HARNESS, message, result.raw_finish_reason)
+
+    def _session_counter(self, name: str) -> int:
+        return int(self._extra["session"][name])
 
     @asynccontextmanager
     async def _in_stage(

@@ -71,7 +71,23 @@ def verdict_to_dict(verdict: Verdict | None) -> dict[str, object] | None:
         "reason": verdict.reason,
         "fail_to_pass": [verdict.fail_to_pass_passed, verdict.fail_to_pass_total],
         "pass_to_pass": [verdict.pass_to_pass_passed, verdict.pass_to_pass_total],
+        "tests": _results_to_dict(verdict),
         "timed_out": verdict.timed_out,
+        "tampered": verdict.tampered,
+        "official": verdict.official,
+        "unverified": verdict.unverified,
+        "signs": list(verdict.signs),
         "duration_s": verdict.duration_s,
         "log": verdict.log,
     }
+
+
+def _results_to_dict(verdict: Verdict) -> dict[str, list[str]]:
+    """Return the tests by their result; a pass-to-pass test that passed, of which a task may have
+    thousands, is left out.
+    """
+    results: dict[str, list[str]] = {}
+    for test in verdict.tests:
+        if test.test_set == "fail_to_pass" or test.result != "passed":
+            results.setdefault(test.result, []).append(test.name)
+    return results

@@ -14,6 +14,7 @@ from runners.gateway.client import GatewayAdmin
 from runners.harnesses.contract import Harness
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import SandboxBackend
+from runners.tasks.capture_limits import DEFAULT_LIMITS, CaptureLimits
 from runners.tasks.contract import Grader, Task
 from runners.tasks.task_repositories import use_repository_as_is
 from runners.trajectory.record import RolloutRecord
@@ -37,6 +38,8 @@ class AttemptContext:
     """The scenario's kind; stored with each session."""
     sandbox_starts: TokenBucket
     watch: AttemptWatch
+    capture: CaptureLimits = DEFAULT_LIMITS
+    """Sizes beyond which a patch is refused."""
     max_turns: int | None = None
     """Limit of model calls per attempt, over all its agents; None: no limit."""
     ready: Callable[[Task], Awaitable[Task]] = use_repository_as_is

@@ -12,13 +12,16 @@ from conf.schema import Config
 from conf.sections.engine import (
     EmbeddedEngineConfig,
     EngineConfig,
+    FixedEngineConfig,
     SglangEngineConfig,
     SglangLaunchEngineConfig,
 )
 from runners.engines.capabilities import probe_routing, require_capabilities
-from runners.engines.client import HttpEngine
+from runners.engines.contract import ServedEngine
+from runners.engines.fixed_engines import check_fixed_engine, connect_fixed_engine
+from runners.engines.server_check import require_checks
 from runners.engines.sglang.launch import make_server_settings
-from runners.engines.sglang.workers import WorkerEngine, connect_engine
+from runners.engines.sglang.workers import connect_engine
 from runners.processes.ledger import Ledger
 from runners.processes.service import Service, ServiceError
 from runners.trajectory.routing import RoutingShape
@@ -42,11 +45,12 @@ async def start_engine(
 ) -> str:
     """Start the engine that the configuration names; return its URL.
 
-    An engine that is already running (engine=sglang) is not started. ``weights`` of ``version``
-    are loaded; ``exits`` stops the engine. Raises ServiceError if it does not become ready.
+    An engine that is already running (engine=sglang, vllm) is not started. ``weights`` of
+    ``version`` are loaded; ``exits`` stops the engine. Raises ServiceError if it does not become
+    ready.
     """
     engine = config.engine
-    if isinstance(engine, SglangEngineConfig):
+    if isinstance(engine, SglangEngineConfig | FixedEngineConfig):
         return engine.url
     if isinstance(engine, SglangLaunchEngineConfig):
         module, start_s = "runners.engines.sglang", engine.start_s
@@ -106,12 +110,17 @@ async def connect_to_engine(
     weights: Path | None,
     version: int,
     routing: RoutingShape | None,
-) -> HttpEngine | WorkerEngine:
+) -> ServedEngine:
     """Return a client of the engine, after it has the weights and everything that the run needs.
 
-    ``weights``: None if the engine has them already. Raises EngineError for a capability that the
-    engine lacks.
+    ``weights``: None if the engine has them already; those of vLLM are always its own. Raises
+    EngineError if the engine does not answer, EngineUnfit for a capability that it lacks.
     """
+    if isinstance(config.engine, FixedEngineConfig):
+        require_checks(await check_fixed_engine(config, config.engine))
+        served = connect_fixed_engine(config.engine, deadline_s=config.rollout.deadlines.turn_s)
+        exits.push_async_callback(served.close)
+        return served
     workers = list_workers(config.engine)
     engine = connect_engine(url, workers, deadline_s=config.rollout.deadlines.turn_s)
     exits.push_async_callback(engine.close)

@@ -45,6 +45,7 @@ from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
 from runners.sandboxes.wrappers import RegisteredBackend
 from runners.store.run_store import RunStore
+from runners.tasks.capture_limits import CaptureLimits
 from runners.tasks.contract import Grader
 from runners.tasks.grading import make_grader
 from runners.tasks.task_repositories import TaskRepositories
@@ -159,6 +160,7 @@ def _make_context(
         gateway_url=config.gateway.public_url or gateway["url"],
         gateway_control=Path(gateway["control"]),
         deadlines=config.rollout.deadlines,
+        capture=CaptureLimits.of(config.rollout.capture),
         reward=config.reward,
         scenario=config.scenario.kind,
         sandbox_starts=TokenBucket(config.rollout.limits.sandbox_starts_per_s),

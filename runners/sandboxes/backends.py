@@ -13,10 +13,10 @@ from runners.sandboxes.remote.docker import DockerBackend
 
 
 def _e2b(config: E2bSandboxConfig, root: Path) -> SandboxBackend:
-    try:  # the SDK is an optional extra, and slow to import
+    try:  # slow to import; missing where agentrl was installed without its dependencies
         from runners.sandboxes.remote.e2b import E2bBackend
     except ModuleNotFoundError as error:
-        fix = "pip install 'agentrl[e2b]'"
+        fix = "pip install 'e2b>=2.63,<3'"
         raise SandboxError(f"sandbox=e2b needs {error.name}, which is missing: {fix}") from error
     return E2bBackend(config, root)
 

@@ -7,6 +7,7 @@ of this says so in ``guarantees``.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -27,8 +28,15 @@ class SandboxError(AgentrlError):
         super().__init__(message)
 
 
+def describe_os_error(what: str, path: Path, error: OSError) -> str:
+    """Return the message of an operation on ``path`` that failed, and the fix for a full disk."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{what}: the disk of {path} is full; free some space there"
+    return f"{what}: {error}"
+
+
 class OversizedError(SandboxError):
-    """A workspace is larger than what is copied back from it, which is the agent's fault."""
+    """A workspace is larger than what is copied back, or fills the disk: its agent's doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,24 @@ class SandboxSpec:
     """Path of the workspace in the image; None: the backend's own. Files that git tracks there are
     replaced by ``source``; others, such as built extensions, stay.
     """
+    denied_hosts: tuple[str, ...] = ()
+    """Hosts, with their subdomains, that it must not reach whatever the configuration allows: there
+    the task's fix can be had.
+    """
+
+
+EGRESS = "egress"
+"""Entry of a rollout's ``extra``: its agent's ``EgressAttempt``s, as JSON objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class EgressAttempt:
+    """A host that something in a sandbox tried to reach, besides the gateway."""
+
+    host: str
+    port: int
+    allowed: bool
+    count: int
 
 
 TIMED_OUT = 124
@@ -122,7 +148,8 @@ class Sandbox(Protocol):
         """Run ``argv`` in ``workdir``; of two concurrent commands, one may have to wait.
 
         At the deadline everything that it started is killed and ``timed_out`` is set. Cancellation
-        kills everything too. Raises SandboxError if the sandbox could not run the command at all.
+        kills everything too. Raises SandboxError if the sandbox could not run the command at all,
+        and OversizedError if it was ended because it fills the disk.
         """
         ...
 
@@ -133,6 +160,10 @@ class Sandbox(Protocol):
         ``leave_out`` may be missing. Raises SandboxError, and OversizedError if the workspace is
         too large to be copied.
         """
+        ...
+
+    def egress_attempts(self) -> tuple[EgressAttempt, ...]:
+        """Return what it tried to reach, as far as the backend sees it (``guarantees``)."""
         ...
 
     async def close(self) -> None:

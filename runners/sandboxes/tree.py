@@ -1,4 +1,4 @@
-"""Copy and remove directory trees that an agent will write, or has written.
+"""Copy directory trees that an agent will write.
 
 Invariant: nothing is shared with the source, and no symbolic link is followed. Hard links would be
 cheaper, but the agent could write through them to the source; ``copy_file_range`` shares blocks
@@ -8,11 +8,8 @@ where the file system can (btrfs, xfs), and copies a block when it is first writ
 from __future__ import annotations
 
 import os
-import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 CHUNK = 1 << 30
 """Bytes copied at once."""
@@ -68,26 +65,3 @@ def _copy_range(reader: int, writer: int, count: int) -> int:
         return os.copy_file_range(reader, writer, count)
     except OSError:  # across file systems before Linux 5.19, or a file system without it
         return os.write(writer, os.read(reader, min(count, 1 << 20)))
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a tree whatever modes its directories have; a path that is gone is no error.
-
-    Raises OSError.
-    """
-
-    def retry(function: Callable[..., Any], name: str, error: object) -> None:
-        if not os.path.lexists(name):  # a process that just ends removed it
-            return
-        Path(name).parent.chmod(0o700)
-        if not Path(name).is_symlink():
-            Path(name).chmod(0o700)
-        if function in (os.open, os.scandir, os.lstat):  # it failed to enter, not to remove
-            remove_tree(Path(name))
-        else:
-            function(name)
-
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, onerror=retry)
-    else:
-        path.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from typing import Any
 from runners.processes.recorder import ResourceRegistry
 from runners.sandboxes.contract import (
     CommandResult,
+    EgressAttempt,
     Sandbox,
     SandboxBackend,
     SandboxError,
@@ -36,6 +37,10 @@ class ForwardingSandbox:
     def on_host(self, *, leave_out: Collection[str] = ()) -> AbstractAsyncContextManager[Path]:
         """Yield the workspace as a directory of the host; see the contract."""
         return self.real.on_host(leave_out=leave_out)
+
+    def egress_attempts(self) -> tuple[EgressAttempt, ...]:
+        """Return what it tried to reach; see the contract."""
+        return self.real.egress_attempts()
 
     async def close(self) -> None:
         """Kill whatever is left and remove the workspace."""

@@ -101,7 +101,8 @@ def _to_sample(
     sample = copy.copy(base)
     outcome_class = record.outcome.code.outcome_class
     out_of_budget = outcome_class is OutcomeClass.BUDGET
-    truncated = own_turns[-1].finish_reason == "length" or out_of_budget
+    cut = len(row.tokens) < len(segment.tokens)
+    truncated = cut or own_turns[-1].finish_reason == "length" or out_of_budget
     sample.status = _status(base, "truncated" if truncated else "completed")
     sample.response = config.decode(row.tokens[start:].tolist())
     sample.reward = record.reward

@@ -86,7 +86,7 @@ class RunStore:
     def create(cls, run_dir: Path, config: dict[str, Any]) -> Self:
         """Begin a run in ``run_dir`` (made if missing); refuses one that already holds a run."""
         try:
-            run_dir.mkdir(parents=True, exist_ok=True)
+            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise to_store_error(error, run_dir) from error
         store, now = cls(run_dir, Database(run_dir / STORE_FILE, "rwc")), time.time()
@@ -139,6 +139,38 @@ class RunStore:
         """Close the database and the array files."""
         self._arrays.close()
         self._db.close()
+
+    @property
+    def run_id(self) -> str:
+        """The run's id, by which its checkpoints know it: the time of its creation."""
+        created: float = self._db.rows("SELECT created_at FROM run")[0][0]
+        return f"{created:.6f}"
+
+    def verify_arrays(self) -> None:
+        """Raise StoreError if the array files lack what the store's rows refer to, or are another
+        run's.
+
+        Read are the first and the last turns of each file, and the turns of final rollouts whose
+        step is not finished, since those are trained when the run continues.
+        """
+        sessions = {
+            row[0]
+            for row in self._db.rows(
+                "SELECT session_id FROM rollout WHERE counts AND split = 'train' AND NOT EXISTS "
+                "(SELECT 1 FROM step WHERE step.step = rollout.step AND finished_at IS NOT NULL)"
+            )
+        }
+        for table in ("turn", "routing") if self._holds_routing() else ("turn",):
+            for order in ("ASC", "DESC"):
+                sessions.update(
+                    row[0]
+                    for row in self._db.rows(
+                        f"SELECT session_id FROM {table} ORDER BY array_offset {order} LIMIT 1"
+                    )
+                )
+        for session_id in sessions:
+            self.turns(session_id)
+            self.routing(session_id)
 
     def config(self) -> dict[str, Any]:
         """Return the run's resolved configuration."""

@@ -118,12 +118,16 @@ class Patch:
     """
     sha256: str
     files: tuple[str, ...]
-    tampered: tuple[str, ...]
-    """Protected paths that the agent changed; grading restores them, the record reports them."""
+    protected_touched: tuple[str, ...]
+    """Protected paths that the agent changed; grading restores them, the record reports them. Often
+    innocent: an agent may well edit the tests that it runs.
+    """
     refused: str = ""
     """Reason why the change is not graded (too large), else ""; such a patch has an empty ``diff``
     and the verdict unsolved.
     """
+    refused_as: str = ""
+    """Outcome of an attempt whose patch is refused (a value of ``OutcomeCode``), else ""."""
 
 
 class VerdictKind(StrEnum):
@@ -132,6 +136,20 @@ class VerdictKind(StrEnum):
     SOLVED = "solved"
     UNSOLVED = "unsolved"
     INFRA = "infra"
+
+
+TestSet = Literal["fail_to_pass", "pass_to_pass"]
+TestResult = Literal["passed", "failed", "missing"]
+"""``missing``: no result of this test was reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecidingTest:
+    """Result of one test that decides about a task."""
+
+    name: str
+    test_set: TestSet
+    result: TestResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +167,20 @@ class Verdict:
     """Tail of the test output."""
     duration_s: float
     timed_out: bool = False
+    tests: tuple[DecidingTest, ...] = ()
+    """Every test of the task, in its order; empty where only an exit code decides, and where no
+    tests were run.
+    """
+    tampered: str = ""
+    """Evidence that the patch made the tests pass without doing what they ask, in one line; else
+    "". Such a verdict is unsolved, and the outcome of its rollout is ``policy.tampered``.
+    """
+    official: bool | None = None
+    """Verdict of the ``swebench`` package alone, where it was asked; nothing of ours changes it."""
+    unverified: str = ""
+    """Reason why no canary checked a solved verdict (``canaries/``), else ""."""
+    signs: tuple[str, ...] = ()
+    """Static signs of tampering in the patch, for review; they decide nothing."""
 
 
 class Grader(Protocol):

@@ -18,6 +18,9 @@ Rows = Iterator[tuple["RowLocation", dict[str, Any] | str]]
 """Every row with its location, or its problem as text."""
 
 
+NESTED = "brackets in brackets, deeper than can be read"
+
+
 class DatasetError(AgentrlError):
     """A dataset cannot be read, or has malformed rows; the message names all of them."""
 
@@ -71,14 +74,17 @@ def _read_jsonl(file: Path) -> Rows:
                 row = f"not JSON: {error.msg} at column {error.colno}"
             except ValueError as error:
                 row = f"not JSON: {error}"
+            except RecursionError:
+                row = NESTED
             yield RowLocation(file.name, number), row
 
 
 def _read_json(file: Path) -> Rows:
     try:
         rows = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise DatasetError(f"task.path={file}: not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        reason = NESTED if isinstance(error, RecursionError) else f"not JSON: {error}"
+        raise DatasetError(f"task.path={file}: {reason}") from error
     if not isinstance(rows, list):
         raise DatasetError(f"task.path={file} is not a list of rows")
     for number, row in enumerate(rows, 1):

@@ -61,6 +61,23 @@ def load_tasks(config: Config) -> list[Task]:
     )
 
 
+def check_counts(config: Config, path: str, rows: int) -> None:
+    """Raise DatasetError or ConfigError if so many rows are too few for the run."""
+    if not isinstance(config.task, BugfixTaskConfig):
+        _check_enough(config, _count_train_rows(config.task, rows, path))
+
+
+def _count_train_rows(family: FileTask, rows: int, path: str) -> int:
+    """Return the number of rows that are trained; raises DatasetError."""
+    held_out = family.held_out_tasks if isinstance(family, JsonlTaskConfig) else rows
+    if held_out > rows:
+        raise DatasetError(
+            f"task.held_out_tasks={held_out} is more than the {rows} rows of {path}: lower it (its "
+            "default is run.eval_tasks)"
+        )
+    return rows - held_out
+
+
 def _check_enough(config: Config, found: int) -> None:
     """Raise ConfigError if a step would need a task twice; a file's length is known only now."""
     wanted = config.run.tasks_per_step if config.run.steps else 0
@@ -142,14 +159,7 @@ def load_dataset(config: FileTask, path: str) -> list[Task]:
     report = read_dataset(config, path)
     raise_for_faults(report, shown=SHOWN)
     pytest_mounts()  # raises now rather than in every sandbox
-    train = 0
-    if isinstance(config, JsonlTaskConfig):
-        train = len(report.tasks) - config.held_out_tasks
-    if train < 0:
-        raise DatasetError(
-            f"task.held_out_tasks={len(report.tasks) - train} is more than the "
-            f"{len(report.tasks)} rows of {path}"
-        )
+    train = _count_train_rows(config, len(report.tasks), path)
     return [
         task if number < train else replace(task, split="held_out")
         for number, task in enumerate(report.tasks)
@@ -227,7 +237,13 @@ def _choose_grading(row: AnyRow, config: FileTask, beside: Path) -> Grading:
 def _read_script(text: str, path: str, beside: Path, name: str) -> str:
     if not text and not path:
         raise ValueError(f"{name} and {name}_path are missing")
-    return text or (beside / path).read_text()
+    if text:
+        return text
+    file, folder = (beside / path).resolve(), beside.resolve()
+    if not file.is_relative_to(folder):
+        # A dataset may come from anywhere, and what it names goes into a sandbox.
+        raise ValueError(f"{name}_path={path} leads out of {folder}")
+    return file.read_text()
 
 
 def _protected_paths(row: AnyRow) -> tuple[str, ...]:

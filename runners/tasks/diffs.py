@@ -46,6 +46,27 @@ def read_paths(diff: str) -> DiffPaths:
     return DiffPaths(frozenset(before | after), frozenset(before))
 
 
+def read_added_lines(diff: str) -> dict[str, list[str]]:
+    """Return the lines that a diff in git's format adds, by the path after it."""
+    found: dict[str, list[str]] = {}
+    path, left = "", [0, 0]
+    for line in diff.split("\n"):
+        if left[0] > 0 or left[1] > 0:
+            left[0] -= line[:1] in ("", " ", "-")
+            left[1] -= line[:1] in ("", " ", "+")
+            if line[:1] == "+":
+                found[path].append(line[1:])
+        elif hunk := _HUNK.match(line):
+            left = [int(count) for count in hunk.groups(default="1")]
+        elif line.startswith("diff --git "):
+            path = _header_path(line)
+            found.setdefault(path, [])
+        elif (name := _NAME.match(line)) and name[1] != "---" and name[2] != "/dev/null":
+            path = _path(name[2])
+            found.setdefault(path, [])
+    return found
+
+
 def unquote_path(name: str) -> str:
     """Return a path without quotes: git writes unusual paths as C strings."""
     if not name.startswith('"'):

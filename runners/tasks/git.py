@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 GIT_S = 60.0
@@ -20,6 +21,13 @@ fsmonitor = false
 untrackedCache = false
 looseCompression = 0
 fsync = none
+protectHFS = false
+protectNTFS = false
+packedGitWindowSize = 32m
+packedGitLimit = 256m
+"""
+"""``protect…``: such names are ordinary here, and an agent's ``git~1`` must not make git fail.
+``packedGit…``: of a large pack, git keeps little in memory at once.
 """
 ATTRIBUTES = "* -text !eol !filter !ident !working-tree-encoding !diff !whitespace\n"
 """No conversion of any byte: info/attributes overrides the work tree's .gitattributes."""
@@ -63,9 +71,18 @@ def commit_identity(time_s: int) -> dict[str, str]:
 
 
 def run_git(
-    environment: dict[str, str], *arguments: str, stdin: bytes = b"", deadline_s: float = GIT_S
+    environment: dict[str, str],
+    *arguments: str,
+    stdin: bytes = b"",
+    deadline_s: float = GIT_S,
+    output_limit: int | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git in the work tree of ``environment``; raises OSError and SubprocessError."""
+    """Run git in the work tree of ``environment``; raises OSError and SubprocessError.
+
+    With ``output_limit``, git is killed as soon as it has printed more bytes.
+    """
+    if output_limit is not None:
+        return _run_limited(environment, arguments, output_limit)
     return subprocess.run(
         ["git", *arguments],
         input=stdin,
@@ -75,6 +92,31 @@ def run_git(
         timeout=deadline_s,
         check=False,
     )
+
+
+def _run_limited(
+    environment: dict[str, str], arguments: tuple[str, ...], output_limit: int
+) -> subprocess.CompletedProcess[bytes]:
+    """Run git without input; what it prints is read as it comes, and no further than the limit."""
+    command = ["git", *arguments]
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            cwd=environment["GIT_WORK_TREE"],
+        ) as process,
+    ):
+        assert process.stdout is not None
+        output = process.stdout.read(output_limit + 1)
+        if len(output) > output_limit:
+            process.kill()
+        code = process.wait()
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, code, output, errors.read(65536))
 
 
 def describe_failure(done: subprocess.CompletedProcess[bytes]) -> str:

@@ -11,20 +11,25 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from conf.errors import AgentrlError
 from conf.sections.task import BugfixTaskConfig, SwebenchTaskConfig, TaskConfig
-from runners.sandboxes.contract import SandboxBackend, SandboxSpec
-from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.sandboxes.contract import OversizedError, SandboxBackend, SandboxSpec
+from runners.sandboxes.discard import remove_tree
+from runners.sandboxes.tree import copy_tree
 from runners.sandboxes.wrappers import open_sandbox
+from runners.tasks.canaries.verification import Verification
+from runners.tasks.capture_limits import RefusedError
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
 from runners.tasks.git import git_environment, init_git_dir, run_git
 from runners.tasks.graders import JUDGES
 from runners.tasks.graders.task_grader import EnsureRepository, TaskGrader
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY, make_verdict
-from runners.tasks.protection import find_tampered
+from runners.tasks.install_metadata import find_metadata
+from runners.tasks.protection import find_touched
 from runners.tasks.pytest_mounts import filter_mounts
 
 
@@ -35,10 +40,14 @@ def make_grader(
     run_dir: Path,
 ) -> TaskGrader:
     """Return the grader of a configuration's tasks; a benchmark's logs are kept in ``run_dir``."""
+    run_tests = SandboxGrader(backend)
+    flaky_reruns = 0 if isinstance(task, BugfixTaskConfig) else task.flaky_reruns
     return TaskGrader(
-        SandboxGrader(backend),
+        run_tests,
         ensure_repository,
-        flaky_reruns=0 if isinstance(task, BugfixTaskConfig) else task.flaky_reruns,
+        flaky_reruns=flaky_reruns,
+        # A flaky test may fail its contrary by chance: several gradings have to agree.
+        verification=Verification(run_tests, task.canaries, runs=1 + flaky_reruns),
         log_dir=run_dir if isinstance(task, SwebenchTaskConfig) else None,
     )
 
@@ -49,24 +58,43 @@ class SandboxGrader:
     def __init__(self, backend: SandboxBackend) -> None:
         self._backend = backend
 
-    async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
-        """Grade a patch; ``name`` names the sandbox."""
+    async def grade(
+        self,
+        task: Task,
+        patch: Patch,
+        *,
+        name: str,
+        deadline_s: float,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Verdict:
+        """Grade a patch; ``name`` names the sandbox, ``files`` replace test files by path."""
         started = time.monotonic()
         if patch.refused:
             return make_verdict(task, VerdictKind.UNSOLVED, patch.refused)
         try:
-            verdict = await self._run_judge(task, patch, name, deadline_s)
+            verdict = await self._run_judge(task, patch, name, deadline_s, files or {})
+        except OversizedError as error:  # the tests run the agent's code
+            verdict = make_verdict(task, VerdictKind.UNSOLVED, str(error))
         except (AgentrlError, OSError, subprocess.SubprocessError) as error:
             verdict = make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
         return replace(verdict, duration_s=time.monotonic() - started)
 
-    async def _run_judge(self, task: Task, patch: Patch, name: str, deadline_s: float) -> Verdict:
+    async def _run_judge(
+        self,
+        task: Task,
+        patch: Patch,
+        name: str,
+        deadline_s: float,
+        files: Mapping[str, bytes],
+    ) -> Verdict:
         judge = JUDGES[task.grading.kind]
 
         def change(workspace: Path) -> None:
             refusal = apply_patch(task, patch, workspace)
             if refusal:
                 raise _DoesNotApplyError(refusal)
+            for path, content in files.items():
+                replace_file(workspace / path, content)
 
         spec = SandboxSpec(
             name,
@@ -105,9 +133,20 @@ def apply_patch(task: Task, patch: Patch, workspace: Path) -> str:
             raise OSError(f"git apply ended with {done.returncode}: {output[-400:]}")
         if done.returncode:
             return output or f"git apply ended with {done.returncode}"
-    for path in find_tampered(task, workspace):
+    try:
+        touched = find_touched(task, workspace)
+    except RefusedError as refusal:
+        return str(refusal)
+    for path in (*touched, *find_metadata(task, patch)):
         restore_path(task.repo, workspace, path)
     return ""
+
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Write a file in place of whatever is there; follows no link."""
+    remove_tree(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(content)
 
 
 def restore_path(pristine: Path, workspace: Path, relative: str) -> None:

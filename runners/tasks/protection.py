@@ -9,6 +9,7 @@ changes is not protected.
 from __future__ import annotations
 
 import configparser
+import hashlib
 import os
 import stat
 import sys
@@ -16,11 +17,15 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from runners.tasks.capture_limits import (
+    DEPTH_LIMIT,
+    FILE_LIMIT,
+    PATH_LIMIT,
+    workspace_error,
+)
 from runners.tasks.contract import Task, UnittestIds
 from runners.tasks.diffs import read_paths
 
-FILE_LIMIT = 8 << 20
-"""Bytes; a larger changed file is refused before git reads it."""
 PLUGINS = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
 """Files that pytest or Python runs without being asked to."""
 SETTINGS = frozenset({"pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml"})
@@ -30,11 +35,14 @@ SHARED: dict[str, tuple[str, ...]] = {
     "pyproject.toml": ("tool", "pytest"),
 }
 """Files of which pytest reads one part: INI sections, or the path of a TOML table."""
+SETTINGS_LIMIT = 256 << 10
+"""Bytes; a larger shared file counts as changed instead of being parsed."""
 PLUGIN = "agentrl_report"
 """Our pytest plugin."""
 TOOLS = frozenset(
     {
         *(PLUGIN, "pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"),
+        *("agentrl_channel", "agentrl_guard", "sitecustomize", "usercustomize"),
         # parts and dependencies of the pytest that an image may have, from 3.6 on
         *("atomicwrites", "attr", "attrs", "exceptiongroup", "funcsigs", "importlib_metadata"),
         *("more_itertools", "pathlib2", "pkg_resources", "pyparsing", "setuptools", "six", "toml"),
@@ -46,7 +54,7 @@ TOOLS = frozenset(
 SKIPPED = frozenset({".git", "__pycache__"})
 
 
-def find_tampered(task: Task, workspace: Path) -> tuple[str, ...]:
+def find_touched(task: Task, workspace: Path) -> tuple[str, ...]:
     """Return the protected paths that were changed or added, sorted."""
     others = set(_shadows(task, workspace))
     if not isinstance(task.grading, UnittestIds):  # unittest reads none of these
@@ -60,19 +68,34 @@ def escape_path(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def walk_entries(root: str, relative: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+def walk_entries(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield every entry below ``root`` except the top ``.git``, Python's caches and the contents of
     nested ``.git`` directories; makes directories readable on the way.
+
+    Raises OSError, and RefusedError for directories deeper than git can walk.
     """
-    os.chmod(root, os.stat(root).st_mode | stat.S_IRWXU)  # noqa: PTH101, PTH116
-    with os.scandir(root) as found:
-        for entry in found:
-            path = f"{relative}/{entry.name}" if relative else entry.name
-            if path == ".git" or entry.name == "__pycache__":
-                continue
-            yield path, entry
-            if entry.is_dir(follow_symlinks=False) and entry.name.lower() != ".git":
-                yield from walk_entries(entry.path, path)
+    waiting = [("", 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        _make_readable(f"{root}/{folder}")
+        with os.scandir(f"{root}/{folder}") as found:
+            for entry in found:
+                path = f"{folder}{entry.name}"
+                if path == ".git" or entry.name == "__pycache__":
+                    continue
+                if depth >= DEPTH_LIMIT or len(os.fsencode(path)) > PATH_LIMIT:
+                    shown = f"{escape_path(path)[:60]}…"
+                    raise workspace_error(f"{shown} is deeper than {DEPTH_LIMIT} directories")
+                yield path, entry
+                if entry.is_dir(follow_symlinks=False) and entry.name.lower() != ".git":
+                    waiting.append((f"{path}/", depth + 1))
+
+
+def _make_readable(folder: str) -> None:
+    """Make a directory readable for us, whatever mode an agent gave it; raises OSError."""
+    mode = os.stat(folder, follow_symlinks=False).st_mode  # noqa: PTH116
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(folder, stat.S_IMODE(mode) | stat.S_IRWXU)  # noqa: PTH101
 
 
 def _tests(task: Task, workspace: Path) -> Iterator[str]:
@@ -109,7 +132,8 @@ def _section(path: Path) -> object:
     """
     if not os.path.lexists(path):
         return None
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > FILE_LIMIT:
+    info = path.lstat()
+    if not stat.S_ISREG(info.st_mode) or info.st_size > SETTINGS_LIMIT:
         return object()
     sections = SHARED[path.name]
     try:
@@ -119,8 +143,8 @@ def _section(path: Path) -> object:
         parser = configparser.RawConfigParser(strict=False)
         parser.read_string(text)
         return {name: dict(parser[name]) for name in sections if parser.has_section(name)} or None
-    except (OSError, ValueError, AttributeError, configparser.Error):
-        return object()
+    except (OSError, ValueError, AttributeError, RecursionError, configparser.Error):
+        return object()  # RecursionError: brackets in brackets
 
 
 def _shadows(task: Task, workspace: Path) -> Iterator[str]:
@@ -132,7 +156,7 @@ def _shadows(task: Task, workspace: Path) -> Iterator[str]:
     for protected in task.protected:
         folder = ""
         for part in protected.rstrip("/").split("/"):
-            if (workspace / folder).is_symlink():
+            if not _is_directory(workspace / folder):
                 break
             for name in _importable(workspace / folder):
                 path = f"{folder}{name}"
@@ -144,13 +168,16 @@ def _shadows(task: Task, workspace: Path) -> Iterator[str]:
 
 def _importable(folder: Path) -> list[str]:
     """Return the names in a directory that ``import`` considers."""
-    if not folder.is_dir():
+    if not _is_directory(folder):
         return []
     with os.scandir(folder) as found:
         return [
             entry.name
             for entry in found
-            if entry.name.endswith((".py", ".pyc", ".so")) or entry.is_dir(follow_symlinks=True)
+            if entry.name.endswith((".py", ".pyc", ".so"))
+            # Any link: what it leads to is the host's, not what it would be in a sandbox.
+            or entry.is_symlink()
+            or entry.is_dir(follow_symlinks=False)
         ]
 
 
@@ -167,8 +194,8 @@ def _contents(root: Path, relative: str) -> Iterator[tuple[str, tuple[str, bytes
         yield relative, ("link", os.fsencode(path.readlink()))
     elif stat.S_ISREG(mode):
         executable = "x" if mode & stat.S_IXUSR else "-"
-        small = path.stat().st_size <= FILE_LIMIT
-        yield relative, (f"file{executable}", path.read_bytes() if small else b"too large")
+        # A digest, not the content: an agent decides how many such files there are.
+        yield relative, (f"file{executable}", _digest(path))
     elif stat.S_ISDIR(mode):
         for name in sorted(os.listdir(path)):  # noqa: PTH208 (names, not paths)
             if name not in SKIPPED and not name.endswith(".pyc"):
@@ -182,6 +209,23 @@ def _parent_is_no_directory(root: Path, relative: str) -> bool:
     at = root
     for part in relative.split("/")[:-1]:
         at = at / part
-        if at.is_symlink() or not at.is_dir():
+        if not _is_directory(at):
             return True
     return False
+
+
+def _is_directory(path: Path) -> bool:
+    """Return whether a path is a directory itself, not a link to one."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _digest(path: Path) -> bytes:
+    """Return the digest of a regular file; a file beyond the limit is like any other such file."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if os.fstat(handle).st_size > FILE_LIMIT:
+            return b"too large"
+        return hashlib.file_digest(file, "sha256").digest()

@@ -47,6 +47,15 @@ def pytest_environment() -> dict[str, str]:
     return {"PYTHONPATH": SITE}
 
 
+def plugin_environment(image: str | None) -> dict[str, str]:
+    """Return the variables by which a grading's pytest loads no plugin of the work tree.
+
+    An image's pytest may need the plugins that are installed in it, so there pytest goes on loading
+    what is installed; ``protection.py`` leaves out what a patch would install.
+    """
+    return {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} if image is None else {}
+
+
 def agent_mounts(task: Task) -> dict[str, Path]:
     """Return the mounts an agent needs to run the task's tests; raises PytestMissingError."""
     return {} if isinstance(task.grading, UnittestIds) or task.image else pytest_mounts()

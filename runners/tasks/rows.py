@@ -29,8 +29,8 @@ def _parse_literal(text: str) -> object:
     for read in (json.loads, ast.literal_eval):
         try:
             return read(text)
-        except (ValueError, SyntaxError):
-            continue
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue  # the last two: brackets in brackets
     raise ValueError("is neither a list nor the JSON text of one")
 
 

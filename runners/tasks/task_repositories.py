@@ -18,7 +18,8 @@ from pathlib import Path
 
 from runners.processes.atomic_write import atomic_directory
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxError, SandboxSpec
-from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.sandboxes.discard import remove_tree
+from runners.sandboxes.tree import copy_tree
 from runners.sandboxes.wrappers import open_sandbox
 from runners.tasks.contract import Origin, Task
 from runners.tasks.pinned_repositories import SourceError, commit_all, make_pinned_repository

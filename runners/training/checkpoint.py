@@ -1,5 +1,5 @@
-"""Save and restore the local trainer: weights that an engine can load, optimizer state, random
-state, and the step's metrics.
+"""Save and restore the local trainer: weights that an engine can load, their tokenizer, optimizer
+state, random state, and the step's metrics.
 
 ``<run>/checkpoints/step-000012/`` holds the policy *after* twelve steps. Invariant: a directory of
 that name is complete. It is written under another name, flushed to disk and renamed, and renamed
@@ -23,8 +23,15 @@ if TYPE_CHECKING:  # a run looks for its checkpoint before torch is imported, wh
 
     from runners.training.local import LocalTrainer
 
+CHECKPOINTS = "checkpoints"
+"""Directory of a run's checkpoints, in its run directory."""
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer_state.json"
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
+)
+"""Files of a tokenizer and its chat template in the Hugging Face layout; copied where present."""
 _PARTIAL = ".partial"
 
 
@@ -46,22 +53,44 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """Return the ``state`` that ``save`` was given; raises CheckpointError."""
-        try:
-            state: dict[str, Any] = json.loads((self.path / STATE).read_text())["state"]
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"checkpoint {self.path} is damaged ({error}): remove it and resume"
-            ) from error
+        state: dict[str, Any] = self._document()["state"]
         return state
+
+    def run_id(self) -> str | None:
+        """Return the id of the run that wrote it, None if it is older than ids of runs; raises
+        CheckpointError.
+        """
+        run_id: str | None = self._document().get("run")
+        return run_id
+
+    def _document(self) -> dict[str, Any]:
+        try:
+            document: dict[str, Any] = json.loads((self.path / STATE).read_text())
+            document["state"]["metrics"]  # the first thing that a resumed run reads
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"checkpoint {self.path} is damaged ({error}): restore it from a copy, or "
+                "remove it and add --rewind"
+            ) from error
+        return document
 
 
 def save(
-    trainer: LocalTrainer, root: Path, *, step: int, state: dict[str, Any], keep: int
+    trainer: LocalTrainer,
+    root: Path,
+    *,
+    step: int,
+    state: dict[str, Any],
+    keep: int,
+    run_id: str | None = None,
+    tokenizer: Path | None = None,
 ) -> Checkpoint:
     """Write the checkpoint of ``step`` below ``root`` and delete all but the newest ``keep``.
 
-    ``state``: anything JSON can hold. Raises CheckpointError if the disk refuses; earlier
-    checkpoints are then untouched.
+    ``state``: anything JSON can hold, with the step's ``metrics``. ``tokenizer``: the directory of
+    the policy's tokenizer, whose files go with the weights, so that
+    ``AutoTokenizer`` and ``AutoModelForCausalLM`` load the checkpoint. Raises CheckpointError if
+    the disk refuses; earlier checkpoints are then untouched.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -74,7 +103,11 @@ def save(
         partial.mkdir(parents=True)
         trainer.model.save_pretrained(partial)  # type: ignore[operator]
         save_file(_optimizer_tensors(trainer), partial / OPTIMIZER)
-        (partial / STATE).write_text(json.dumps({"step": step, "state": state}))
+        for name in TOKENIZER_FILES:
+            if tokenizer is not None and (tokenizer / name).is_file():
+                shutil.copyfile(tokenizer / name, partial / name)
+        document = {"run": run_id, "step": step, "state": state}
+        (partial / STATE).write_text(json.dumps(document))
         for file in partial.iterdir():
             _flush(file)
         _flush(partial)  # the names of its files
@@ -101,7 +134,7 @@ def find_latest(root: Path) -> Checkpoint | None:
 
 
 def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
-    """Load weights, optimizer and random state into a trainer of the same model.
+    """Load weights, optimizer, random state and step counter into a trainer of the same model.
 
     The trainer then continues bit for bit. Raises CheckpointError.
     """
@@ -117,14 +150,21 @@ def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
         tensors = load_file(checkpoint.path / OPTIMIZER)
         trainer.generator.set_state(tensors.pop("generator"))
         _load_optimizer(trainer, tensors)
+        trainer.steps = checkpoint.step
     except (OSError, SafetensorError, KeyError, RuntimeError, TrainingError) as error:
         raise CheckpointError(
-            f"checkpoint {checkpoint.path} cannot be read ({error}): remove it and resume"
+            f"checkpoint {checkpoint.path} cannot be read ({error}): restore it from a copy, or "
+            "remove it and add --rewind"
         ) from error
 
 
+def directory_name(step: int) -> str:
+    """Return the name of a step's checkpoint."""
+    return f"step-{step:06d}"
+
+
 def _directory(root: Path, step: int) -> Path:
-    return root / f"step-{step:06d}"
+    return root / directory_name(step)
 
 
 def _remove(place: Path) -> None:

@@ -2,15 +2,15 @@
 
 The advantage comes from the rollout's group, before any fan-out; the loss is averaged per rollout
 (``micro_batches.compute_token_weights``). Invariants: a sampled token is trained at most once over
-the samples of its rollout; a segment is kept or dropped whole; what is dropped is counted with its
-reason; an advantage of 0 stays exactly 0.
+the samples of its rollout; a segment is kept or dropped whole, except that a final one may lose its
+tail; what is dropped is counted with its reason; an advantage of 0 stays exactly 0.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from conf.sections.training import (
@@ -44,6 +44,8 @@ class FanOut:
     """Tokens of the samples that have a share of the advantage, whatever the advantage is."""
     dropped: Counter[DropReason]
     """Segments that did not become samples."""
+    cut_tokens: int = 0
+    """Tokens of the final segment beyond the cap (``fanout.long_final=cut``)."""
 
 
 def fan_out(
@@ -56,7 +58,7 @@ def fan_out(
     """Turn a rollout's segments, in order of their first turns, into samples.
 
     Each sample's advantage is ``advantage · share`` (see ``compute_shares``). ``routing`` returns a
-    segment's captured routing and is called once for each kept segment, in order.
+    segment's captured routing and is called once for each kept segment, in order and uncut.
 
     Tokens that a kept segment shares with a dropped one are context in the kept one: they were
     sampled in the dropped one and go with it.
@@ -64,7 +66,7 @@ def fan_out(
     dropped: Counter[DropReason] = Counter()
     kept = []
     for segment in segments:
-        reason = _unwanted(segment, config) or _unusable(segment, config.max_segment_tokens)
+        reason = _unwanted(segment, config) or _unusable(segment, config)
         if reason is None:
             kept.append(segment)
         else:
@@ -77,7 +79,8 @@ def fan_out(
         kept = capped
     samples = []
     trained: Counter[SegmentKind] = Counter()
-    for segment, share in zip(kept, compute_shares(kept, reward), strict=True):
+    fitting = [_cut(segment, config.max_segment_tokens) for segment in kept]
+    for segment, whole, share in zip(fitting, kept, compute_shares(fitting, reward), strict=True):
         credit = advantage * share if share else 0.0
         samples.append(
             Sample(
@@ -87,12 +90,14 @@ def fan_out(
                 logprobs=segment.logprobs,
                 advantage=credit,
                 weight_versions=segment.weight_versions,
-                routing=routing(segment),
+                routing=_cut_routing(routing(whole), len(segment.tokens)),
             )
         )
         if share:
             trained[segment.kind] += _sampled(segment)
-    return FanOut(samples, trained, dropped)
+    cut_tokens = sum(len(segment.tokens) for segment in kept)
+    cut_tokens -= sum(len(segment.tokens) for segment in fitting)
+    return FanOut(samples, trained, dropped, cut_tokens)
 
 
 def compute_shares(kept: Sequence[Segment], reward: RewardShare) -> list[float]:
@@ -131,10 +136,35 @@ def _unwanted(segment: Segment, config: FanoutConfig) -> DropReason | None:
     return None
 
 
-def _unusable(segment: Segment, longest: int | None) -> DropReason | None:
+def _unusable(segment: Segment, config: FanoutConfig) -> DropReason | None:
+    """Return the reason why no sample can be made of a segment; None if one can."""
     if not segment.loss_mask.any():
         return "empty"
-    return "long" if longest is not None and len(segment.tokens) > longest else None
+    longest = config.max_segment_tokens
+    if longest is None or len(segment.tokens) <= longest:
+        return None
+    # what is left of a cut segment must have something to train
+    may_cut = segment.kind == "final" and config.long_final == "cut"
+    return None if may_cut and segment.loss_mask[:longest].any() else "long"
+
+
+def _cut(segment: Segment, longest: int | None) -> Segment:
+    """Return the segment without its tokens beyond ``longest``."""
+    if longest is None or len(segment.tokens) <= longest:
+        return segment
+    return replace(
+        segment,
+        tokens=segment.tokens[:longest],
+        loss_mask=segment.loss_mask[:longest],
+        logprobs=segment.logprobs[:longest],
+        weight_versions=segment.weight_versions[:longest],
+    )
+
+
+def _cut_routing(routing: Routing | None, tokens: int) -> Routing | None:
+    if routing is None or len(routing.valid) == tokens:
+        return routing
+    return Routing(routing.experts[:tokens], routing.valid[:tokens])
 
 
 def _capped(kept: list[Segment], most: int | None) -> list[Segment]:

@@ -20,6 +20,7 @@ from runners.training.losses import (
     compute_importance_weights,
     compute_policy_loss,
     is_active,
+    replace_rounded,
 )
 from runners.training.micro_batches import (
     MicroBatch,
@@ -30,6 +31,7 @@ from runners.training.micro_batches import (
 )
 from runners.training.mismatch import Mismatch
 from runners.training.prefix import ForwardScope, compute_hidden_states, no_scope
+from runners.training.recompute import checkpoint_layers, compute_chosen_logprobs
 from runners.training.routing.shape import read_routing_shape
 from runners.training.routing.step import RoutingReplay
 from runners.training.sample import Sample
@@ -77,7 +79,8 @@ class LocalTrainer:
             foreach=True,
         )  # fmt: skip
         self.generator = torch.Generator().manual_seed(seed)
-        self._steps = 0
+        self.steps = 0
+        """Training steps done; a restored trainer goes on from its checkpoint's."""
         self.replay: RoutingReplay | None = None
         if not isinstance(routing, RoutingOffConfig):
             shape = read_routing_shape(weights)
@@ -86,6 +89,12 @@ class LocalTrainer:
                     f"{weights} is a dense policy: it has no routing; set routing_replay=off"
                 )
             self.replay = RoutingReplay(self.model, routing, shape)
+        self.recompute = config.recompute is True or (
+            config.recompute == "auto" and self.device.type == "cuda" and self.replay is None
+        )
+        """Activations are computed again in the backward pass instead of being kept."""
+        if self.recompute:
+            checkpoint_layers(self.model)
 
     def step(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Train on the samples of one campaign step's rollouts and return its metrics.
@@ -96,7 +105,7 @@ class LocalTrainer:
         exactly 0. Raises TrainingError and RoutingError.
         """
         started = time.perf_counter()
-        self._steps += 1
+        self.steps += 1
         totals = StepTotals()
         rollouts = self._prepare(rollouts, totals)
         for _ in range(self.config.epochs):
@@ -121,11 +130,11 @@ class LocalTrainer:
         with_gradient = [index for index, sample in enumerate(samples) if _has_gradient(sample)]
         several = self.config.minibatches * self.config.epochs > 1
         records = self.replay is not None and self.replay.records
-        if records or (several and is_active(self.config.correction)):
+        if records or several:
             observed = self._observe([samples[index] for index in with_gradient])
             for index, sample in zip(with_gradient, observed, strict=True):
                 samples[index] = sample
-        if self.replay is not None and self.replay.shadow_due(self._steps):
+        if self.replay is not None and self.replay.shadow_due(self.steps):
             self._measure_native([samples[index] for index in with_gradient], totals)
         remaining = iter(samples)
         return [[next(remaining) for _ in rollout] for rollout in rollouts]
@@ -195,14 +204,17 @@ class LocalTrainer:
     def _loss(self, batch: MicroBatch, logprobs: Tensor, totals: StepTotals) -> PolicyLoss:
         """Return a micro-batch's loss.
 
-        The ratio compares with the engine's logprobs; with a correction, with the trainer's own
-        before the step's first update, and the importance weights bridge the two.
+        The ratio compares with the engine's logprobs, or with the trainer's own before the step's
+        first update where the two differ by rounding alone; with a correction, always with the
+        trainer's own, and the importance weights bridge the two.
         """
-        old, weights = batch.rollout_logprobs, batch.weights
+        weights = batch.weights
         if totals.updates == 0:  # before the first update both sides have the same weights
             totals.mismatch.add(logprobs, batch.rollout_logprobs)
+        own = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        old = replace_rounded(own, batch.rollout_logprobs)
         if is_active(self.config.correction):
-            old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+            old = own
             importance = compute_importance_weights(
                 old, batch.rollout_logprobs, batch.rows, self.config.correction
             )
@@ -223,6 +235,7 @@ class LocalTrainer:
             weights or [0.0] * len(samples),
             tokens_per_microbatch=self.config.tokens_per_microbatch,
             device=self.device,
+            share=not self.recompute,
         )
 
     def _logprobs(self, batch: MicroBatch, scope: ForwardScope = no_scope) -> Tensor:
@@ -234,9 +247,9 @@ class LocalTrainer:
         policy: Any = self.model
         hidden = compute_hidden_states(policy.model, batch.input_ids, batch.shared, scope)
         trained = hidden[batch.rows, batch.positions - batch.shared]
-        logits = policy.lm_head(trained).float() / self.temperature
-        chosen: Tensor = logits.gather(1, batch.targets[:, None])[:, 0] - logits.logsumexp(dim=1)
-        return chosen
+        return compute_chosen_logprobs(
+            policy.lm_head, trained, batch.targets, self.temperature, chunked=self.recompute
+        )
 
     def _replay_metrics(self, totals: StepTotals) -> dict[str, Any]:
         if self.replay is None:

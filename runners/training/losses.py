@@ -56,6 +56,23 @@ def compute_policy_loss(
     return PolicyLoss(loss, float(removed), nll)
 
 
+ROUNDING = 1e-4
+"""Nats. Two float32 forward passes over the same tokens differ by 1e-7 to 1e-5, depending on how
+their rows were batched; engines of lower precision differ by 1e-3 and more.
+"""
+
+
+def replace_rounded(own_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
+    """Return the rollout's logprobs, replaced with the trainer's own where they are equal but for
+    ``ROUNDING``; all float32 [n].
+
+    An engine's last bits depend on which requests it happened to batch. Without this a resumed run,
+    which samples the same tokens in other batches, would train other weights.
+    """
+    same = (own_logprobs - rollout_logprobs).abs() < ROUNDING
+    return torch.where(same, own_logprobs, rollout_logprobs)
+
+
 def is_active(correction: CorrectionConfig) -> bool:
     """Return whether a correction changes anything."""
     return correction.truncate != "none" or correction.reject_outside is not None

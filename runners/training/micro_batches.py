@@ -92,17 +92,20 @@ def make_micro_batches(
     *,
     tokens_per_microbatch: int,
     device: torch.device,
+    share: bool = True,
 ) -> Iterator[MicroBatch]:
     """Yield padded micro-batches of at most ``tokens_per_microbatch`` tokens, padding included and
     a shared beginning counted once; a longer sample is a micro-batch of its own.
 
     Rows are grouped by their first tokens, so that they share much, and by length, so that little
-    is padding. ``weights``: of one trained token of each sample, see ``compute_token_weights``.
-    Raises ValueError for a sample whose first token is trained: nothing predicts it.
+    is padding; rows of one length are in the order of their tokens, since that of concurrent
+    sub-agents' segments is chance. ``weights``: of one trained token of each sample, see
+    ``compute_token_weights``. ``share``: false runs a shared beginning in every row. Raises
+    ValueError for a sample whose first token is trained: nothing predicts it.
     """
     for _, group in groupby(sorted(range(len(samples)), key=_place(samples)), _opening(samples)):
         order = list(group)
-        shared = _shared([samples[index] for index in order])
+        shared = _shared([samples[index] for index in order]) if share else 0
         start = 0
         while start < len(order):
             longest = len(samples[order[start]].tokens)
@@ -122,9 +125,14 @@ def _opening(samples: Sequence[Sample]) -> Callable[[int], bytes]:
     return lambda index: samples[index].tokens[:OPENING].tobytes()
 
 
-def _place(samples: Sequence[Sample]) -> Callable[[int], tuple[bytes, int]]:
+def _place(samples: Sequence[Sample]) -> Callable[[int], tuple[bytes, int, str, bytes]]:
     opening = _opening(samples)
-    return lambda index: (opening(index), -len(samples[index].tokens))
+
+    def place(index: int) -> tuple[bytes, int, str, bytes]:
+        sample = samples[index]
+        return opening(index), -len(sample.tokens), sample.rollout_id, sample.tokens.tobytes()
+
+    return place
 
 
 def _shared(samples: Sequence[Sample]) -> int:

@@ -12,14 +12,16 @@ import numpy as np
 
 from runners.training.step_samples import StepSamples
 from runners.trajectory.counters import SUMMED_COUNTERS
+from runners.trajectory.outcome import OutcomeCode
 from runners.trajectory.record import RolloutRecord, SegmentKind
 
 
 def step_metrics(step: StepSamples, rollout_s: float) -> dict[str, Any]:
     """Return the metrics of a step's rollouts; where a grade is needed, of the graded ones.
 
-    ``rollout_s``: seconds that the step's rollouts took. ``fanout/`` counts segments, ``tokens/``
-    sampled tokens.
+    ``rollout_s``: seconds that the step's rollouts took. ``cheating/`` counts rollouts that
+    canaries accused, that have static signs, or that no canary could check;
+    ``fanout/`` counts segments, ``tokens/`` sampled tokens.
     """
     graded = [record for record in step.records if record.reward is not None]
     rewards = [record.reward for record in graded if record.reward is not None]
@@ -31,6 +33,11 @@ def step_metrics(step: StepSamples, rollout_s: float) -> dict[str, Any]:
         "rollout/turns_mean": mean([float(record.turns) for record in graded]),
         "rollout/turns_max": max((record.turns for record in graded), default=0),
         "rollout/ungraded": len(step.records) - len(graded),
+        "cheating/tampered": sum(
+            record.outcome.code is OutcomeCode.POLICY_TAMPERED for record in graded
+        ),
+        "cheating/signs": sum(bool(_finding(record, "signs")) for record in graded),
+        "cheating/unverified": sum(bool(_finding(record, "unverified")) for record in graded),
         "rollout/retried": sum(record.attempt > 0 for record in step.records),
         **{
             f"rollout/{name}": sum(_session_counter(record, name) for record in graded)
@@ -43,6 +50,7 @@ def step_metrics(step: StepSamples, rollout_s: float) -> dict[str, Any]:
         "fanout/segments_mean": mean([float(len(samples)) for samples in step.rollouts]),
         "fanout/dropped_long": step.dropped["long"],
         "fanout/dropped_many": step.dropped["many"],
+        "fanout/cut_tokens": step.cut_tokens,
         "fanout/untrained_side": step.dropped["side"],
         "fanout/untrained_unfinished": step.dropped["unfinished"],
         "tokens/sampled": sampled,
@@ -53,6 +61,11 @@ def step_metrics(step: StepSamples, rollout_s: float) -> dict[str, Any]:
         "tokens/per_s": sampled / max(rollout_s, 1e-9),
         "time/rollout_s": rollout_s,
     }
+
+
+def _finding(record: RolloutRecord, name: str) -> object:
+    """Return a part of a record's verdict; records of older versions do not have every part."""
+    return (record.verdict or {}).get(name)
 
 
 def _staleness(step: StepSamples) -> dict[str, float | None]:

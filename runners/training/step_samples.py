@@ -39,6 +39,8 @@ class StepSamples:
     """Trained tokens, by kind of their segment."""
     dropped: Counter[DropReason]
     """Segments of ``rollouts`` that did not become samples."""
+    cut_tokens: int = 0
+    """Tokens of final segments beyond ``fanout.max_segment_tokens``."""
 
 
 def build_samples(groups: StepGroups, load: LoadRollout, config: Config) -> StepSamples:
@@ -64,6 +66,7 @@ def build_samples(groups: StepGroups, load: LoadRollout, config: Config) -> Step
         unbuilt=unbuilt,
         trained=sum((fan.trained for fan in fans), Counter()),
         dropped=sum((fan.dropped for fan in fans), Counter()),
+        cut_tokens=sum(fan.cut_tokens for fan in fans),
     )
 
 

@@ -16,7 +16,10 @@ SUMMED_COUNTERS = (
 )
 """Their sum over a step's rollouts (``rollout/NAME`` of its metrics) is 0 when all is well."""
 
-STORED_COUNTERS = (*SUMMED_COUNTERS, "branches", "breaks", "retries", "tools_changed", "ignored")
+STORED_COUNTERS = (
+    *SUMMED_COUNTERS,
+    *("branches", "breaks", "retries", "tools_changed", "ignored", "over_limit"),
+)
 """Part of a rollout's record: they cannot be computed from its stored turns, or only at a cost."""
 
 EARLIER_NAMES = {

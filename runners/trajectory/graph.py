@@ -58,6 +58,10 @@ class TurnNode:
             node = node.parent
         return nodes[::-1]
 
+    def ancestor(self, depth: int) -> TurnNode:
+        """Return the node that is the ``depth``-th of this one's path, the root being the first."""
+        return self.path()[depth - 1]
+
     def tokens(self) -> IdArray:
         """Return prompt + output, exactly as the model saw them, int32 [length]."""
         return np.concatenate(

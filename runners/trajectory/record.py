@@ -19,6 +19,8 @@ from runners.trajectory.outcome import Outcome
 IdArray = NDArray[np.int32]
 LogprobArray = NDArray[np.float32]
 
+UNKNOWN_VERSION = -1
+"""Weight version of a turn whose engine does not report a number."""
 MAIN_THREAD = "main"
 """Thread of every request that names none."""
 
@@ -61,7 +63,7 @@ class Turn:
     output_logprobs: Annotated[LogprobArray, IN_ARRAYS, NOT_EXPORTED]
     """Log-probability of each sampled token after temperature, float32 [m]."""
     weight_version: int
-    """Version of the weights that sampled the output."""
+    """Version of the weights that sampled the output; -1 if the engine does not report a number."""
     finish_reason: str
     """The engine's: stop, length or abort."""
     break_reason: str | None
@@ -120,7 +122,7 @@ class Segment:
     logprobs: LogprobArray
     """[T]; 0.0 where the mask is False."""
     weight_versions: NDArray[np.int32]
-    """[T]; -1 where the mask is False."""
+    """[T]; -1 where the mask is False, or the version is not known."""
     turns: tuple[int, ...]
     """Indices of the turns on its path, from the root."""
     own_turns: tuple[int, ...]

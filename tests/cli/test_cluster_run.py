@@ -51,15 +51,15 @@ def test_a_failed_job_gives_its_reason_and_a_resumed_one_continues(
     assert "its last output: step 0 done" in said(done)
     assert f"continue with: agentrl run --resume {cluster.job}" in said(done)
     monkeypatch.setenv("FAKE_TRAIN_EXIT", "0")
-    again = agentrl("run", "--resume", str(cluster.job), "run.steps=70", "--json")
+    again = agentrl("run", "--resume", str(cluster.job), "run.steps=170", "--json")
     assert again.code == 0, again.stderr
     document = json.loads(again.stdout)
     assert (document["run_dir"], document["exit_code"]) == (str(cluster.job), 0)
     assert (document["launch"], document["message"]) == ("ray", "")
     first, second = cluster.calls("python -u train.py")
-    assert "--num-rollout 60" in first
-    assert "--num-rollout 70" in second
-    assert json.loads((cluster.job / "config.json").read_text())["run"]["steps"] == 70
+    assert "--num-rollout 100" in first
+    assert "--num-rollout 170" in second
+    assert json.loads((cluster.job / "config.json").read_text())["run"]["steps"] == 170
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_job_survives_its_terminal_and_is_followed_again(
     assert first.returncode == -signal.SIGHUP
     settings = (cluster.job / "launch" / "settings.sh").read_text()
     for mode in ([], ["--dry-run"]):
-        refused = agentrl("run", "--resume", str(cluster.job), "run.steps=70", *mode)
+        refused = agentrl("run", "--resume", str(cluster.job), "run.steps=170", *mode)
         assert refused.code == 2
         assert "runs with the configuration that it was started with" in said(refused)
     assert (cluster.job / "launch" / "settings.sh").read_text() == settings
@@ -231,7 +231,7 @@ def test_another_run_s_directory_is_refused_with_both_fixes(
     (cluster.job / "config.json").write_text(shown)
     done = agentrl("run", *overrides, "run.steps=70", "scenario=mixed")
     assert done.code == 2
-    assert "run.steps=60, not 70" in said(done)
+    assert "run.steps=100, not 70" in said(done)
     assert f"agentrl run --resume {cluster.job}" in said(done)
     assert "choose another launch.name" in said(done)
     refused = agentrl("run", "--resume", str(cluster.job), "scenario=mixed")

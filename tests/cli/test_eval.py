@@ -13,6 +13,7 @@ from conf.errors import ExitCode
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
+from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 
@@ -66,13 +67,17 @@ def test_status_shows_how_to_continue_an_evaluation(agentrl: Agentrl, evaluation
     assert "evaluation of" in agentrl("status", str(evaluation)).stdout
 
 
-def test_a_served_model_is_evaluated_without_weights(agentrl: Agentrl, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer").mkdir()
-    served = ["model=local", "model.tokenizer=tokenizer", "model.renderer=qwen3"]
-    nobody = ["engine=sglang", "engine.url=http://127.0.0.1:9", "eval.ids=none"]
-    done = agentrl("eval", "bugfix", *served, *nobody, "task.held_out_tasks=1")
+def test_a_served_model_is_evaluated_without_weights_and_refused_before_anything_is_made(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
+    write_tiny_tokenizer(tmp_path / "tokenizer")
+    nobody = ["engine=sglang", "engine.url=http://127.0.0.1:9"]
+    served = [*nobody, "model.tokenizer=tokenizer", "model.renderer=qwen3"]
+    done = agentrl("eval", "bugfix", *served)
     assert "model.path" not in done.stderr
-    assert "select no task" in done.stderr
+    assert "Start the server that engine.url names" in done.stderr
+    assert done.code == ExitCode.SERVICE_GONE
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
 
 
 def test_nothing_to_regrade_is_not_a_failure(agentrl: Agentrl, evaluation: Path) -> None:

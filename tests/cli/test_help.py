@@ -52,8 +52,10 @@ def test_show_is_unchanged(agentrl: Agentrl, golden: Golden) -> None:
 
 
 def test_show_json_is_the_resolved_configuration(agentrl: Agentrl) -> None:
-    done = agentrl("show", "seed=3", "engine=sglang", "engine.url=http://h:1", "--json")
-    wanted = compose(["seed=3", "engine=sglang", "engine.url=http://h:1"])
+    done = agentrl(
+        "show", "seed=3", "model=tiny", "engine=sglang", "engine.url=http://h:1", "--json"
+    )
+    wanted = compose(["seed=3", "model=tiny", "engine=sglang", "engine.url=http://h:1"])
     assert json.loads(done.stdout) == wanted.model_dump(mode="json")
     assert done.stderr == ""
 

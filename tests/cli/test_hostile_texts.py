@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.invocation import Invocation, print_json, report_error, report_run_dir, report_warning
+from cli.invocation import Invocation, print_json, report_error, report_head, report_warning
 from cli.tables import render_comparison
+from conf.compose import compose
 from conf.errors import AgentrlError
 from tests.cli.conftest import Agentrl
 from tests.fakes.hostile import STEERING, TEXTS, Unreadable, exceptions, shown
+
+CONFIG = compose([])
 
 each_text = pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 each_exception = pytest.mark.parametrize("error", exceptions().values(), ids=exceptions())
@@ -23,7 +26,7 @@ def test_errors_and_warnings_are_printed_as_they_are(
 ) -> None:
     report_error(f"<{text}>")
     report_warning(f"<{text}>")
-    report_run_dir(Path("runs") / text.replace("\0", ""))
+    report_head(CONFIG, Path("runs") / text.replace("\0", ""))
     said = capsys.readouterr().err
     assert STEERING.search(said) is None
     if text.isprintable():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from conf.errors import ExitCode
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from tests.cli.conftest import REPOSITORY, Agentrl
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
@@ -38,32 +40,49 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [f"model.path={directory}", f"model.tokenizer={directory}"]
 
 
-def test_a_run_that_fails_does_not_stop_the_sweep(
-    agentrl: Agentrl, policy: list[str], tmp_path: Path
+async def test_a_run_that_fails_does_not_stop_the_sweep(
+    agentrl_process: Agentrl, policy: list[str], tmp_path: Path
 ) -> None:
-    nobody = ["engine=sglang", "engine.url=http://127.0.0.1:9"]
-    done = agentrl("run", *SMALL, *policy, *nobody, "run.dir=all", "seed=0,1", "--json")
-    assert done.code == ExitCode.SERVICE_GONE
+    async with ScriptedEngine() as engine:
+        served = ["engine=sglang", f"engine.url={engine.url}", "model=tiny", *policy]
+        engine.always = Completion("ab<|im_end|>", weight_version="abc")
+        sweep = [*SMALL, *served, "run.dir=all", "seed=0,1", "--json"]
+        done = await asyncio.to_thread(agentrl_process, "run", *sweep)
+    assert done.code == ExitCode.PREFLIGHT, done.stderr
     runs = json.loads(done.stdout)["runs"]
-    assert [(run["label"], run["exit_code"]) for run in runs] == [("seed=0", 4), ("seed=1", 4)]
-    assert ["127.0.0.1:9" in run["message"] for run in runs] == [True, True], [
-        run["message"] for run in runs
-    ]
-    assert "service gone" in done.stderr
+    assert [(run["label"], run["exit_code"]) for run in runs] == [("seed=0", 3), ("seed=1", 3)]
+    assert all("--weight-version 0" in run["message"] for run in runs)
+    assert "continue with" not in done.stderr, "it would be refused again"
     for run, seed in zip(runs, (0, 1), strict=True):
         stored = json.loads((tmp_path / run["run_dir"] / "config.json").read_text())
         assert stored["seed"] == seed
 
 
-def test_a_run_that_cannot_start_does_not_stop_the_sweep(
-    agentrl: Agentrl, policy: list[str], tmp_path: Path
+async def test_a_run_that_cannot_start_does_not_stop_the_sweep(
+    agentrl_process: Agentrl, policy: list[str], tmp_path: Path
 ) -> None:
     RunStore.create(tmp_path / "all" / "000-seed=0", {}).close()
-    nobody = ["engine=sglang", "engine.url=http://127.0.0.1:9"]
-    done = agentrl("run", *SMALL, *policy, *nobody, "run.dir=all", "seed=0,1")
-    assert done.code == ExitCode.SERVICE_GONE
+    async with ScriptedEngine() as engine:
+        served = ["engine=sglang", f"engine.url={engine.url}", "model=tiny", *policy]
+        engine.always = Completion("ab<|im_end|>", weight_version="abc")
+        sweep = [*SMALL, *served, "run.dir=all", "seed=0,1"]
+        done = await asyncio.to_thread(agentrl_process, "run", *sweep)
+    assert done.code == ExitCode.PREFLIGHT
     assert "already holds a run" in done.stderr
     assert done.stdout.splitlines() == ["all/000-seed=0", "all/001-seed=1"]
+
+
+def test_a_dead_engine_is_refused_before_anything_is_made(
+    agentrl: Agentrl, policy: list[str]
+) -> None:
+    nobody = ["engine=sglang", "engine.url=http://127.0.0.1:9", "model=tiny", *policy]
+    for options in ([], ["--dry-run"]):
+        done = agentrl("run", *SMALL, *nobody, "run.dir=all", "seed=0,1", *options)
+        assert done.code == ExitCode.SERVICE_GONE
+        said = " ".join((done.stderr + done.stdout).split())
+        assert "Start the server that engine.url names" in said
+        assert "--resume" not in said
+        assert list(Path.cwd().iterdir()) == []
 
 
 def test_the_first_ctrl_c_drains_the_run_and_ends_the_sweep(

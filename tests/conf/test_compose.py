@@ -24,7 +24,14 @@ SLIME = [
 ]
 NEEDED = {
     ("faults", "file"): [f"faults.path={CONF_DIR / 'faults' / 'slow.yaml'}"],
-    ("engine", "sglang"): ["engine.url=http://127.0.0.1:30000"],
+    ("engine", "sglang"): [
+        *("engine.url=http://127.0.0.1:30000", "model.tokenizer=tok", "model.renderer=qwen3")
+    ],
+    ("engine", "vllm"): [
+        *("engine.url=http://127.0.0.1:8000", "model.tokenizer=tok", "model.renderer=qwen3"),
+        "run.steps=0",
+    ],
+    ("engine", "sglang_launch"): ["model.tokenizer=tok", "model.renderer=qwen3"],
     ("task", "jsonl"): ["task.path=tasks.jsonl"],
     ("model", "local"): ["model.path=weights", "model.tokenizer=tok", "model.renderer=qwen3"],
     ("sandbox", "e2b"): ["gateway.public_url=https://g.example", "gateway.port=8080"],
@@ -65,7 +72,8 @@ def test_every_yaml_composes(group: str, choice: str) -> None:
 def test_every_key_without_a_default_is_named(group: str, choice: str) -> None:
     found = faults(f"{group}={choice}")
     wanted = [line.partition("=")[0] for line in NEEDED[group, choice]]
-    assert [fault for key in wanted for fault in found if fault.startswith(f"{key}")] == found
+    named = [fault for key in wanted for fault in found if fault.startswith(f"{key}")]
+    assert sorted(named) == sorted(found)
 
 
 def test_a_choice_of_one_group_composes_with_each_of_another() -> None:
@@ -106,7 +114,7 @@ def test_all_faults_are_reported_at_once() -> None:
         "run.stepz is not a key: did you mean run.steps?",
         "egine is not a key: did you mean engine?",
         "engine=sglan is not a choice: did you mean engine=sglang? "
-        "(choices: embedded, sglang, sglang_launch)",
+        "(choices: embedded, sglang, sglang_launch, vllm)",
         "scenario=lineal is not a choice: did you mean scenario=linear?",
         "run.steps=abc must be a whole number",
         "sampling.temperature=-1 must be greater than 0",
@@ -180,8 +188,27 @@ def test_a_fault_names_its_key_and_its_fix(override: str, fault: str) -> None:
 
 
 def test_an_engine_url_without_a_scheme_is_refused() -> None:
-    (found,) = faults("engine=sglang", "engine.url=localhost")
+    (found,) = faults("engine=sglang", "engine.url=localhost", "model=tiny")
     assert found == "engine.url=localhost must be a base URL such as http://127.0.0.1:30000"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://user:secret@127.0.0.1:30000", "http://***@127.0.0.1:30000"),
+        ("http://127.0.0.1:30000/?key=secret", "http://127.0.0.1:30000/?***"),
+        ("http://127.0.0.1:30000/v1#secret", "http://127.0.0.1:30000/v1#***"),
+    ],
+)
+@pytest.mark.parametrize("key", ["engine.url", "engine.workers"])
+def test_a_secret_in_a_url_is_refused_and_not_repeated(key: str, url: str, shown: str) -> None:
+    good = "engine.url=http://127.0.0.1:30000"
+    given = f"'{url}'" if key == "engine.url" else f"['{url}']"
+    (found,) = faults("engine=sglang", "model=tiny", good, f"{key}={given}")
+    assert found.startswith(key)
+    assert f"={shown} must hold no user, password or query" in found
+    assert "AGENTRL_ENGINE_KEY" in found
+    assert "secret" not in found.replace("secrets belong", "")
 
 
 def test_the_embedded_engine_needs_weights() -> None:
@@ -234,7 +261,7 @@ def test_json_is_accepted_back() -> None:
 
 
 def test_json_with_another_choice_is_accepted_back() -> None:
-    config = compose(["engine=sglang", "engine.url=https://h/v1"])
+    config = compose(["engine=sglang", "engine.url=https://h/v1", "model=tiny"])
     assert from_json(to_json(config), source="test") == config
 
 

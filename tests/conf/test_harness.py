@@ -18,7 +18,7 @@ def limits(*overrides: str) -> tuple[int, int]:
 
 def test_a_sandbox_has_the_limits_that_its_agent_program_needs() -> None:
     assert limits() == (1024, 60)
-    assert limits("harness=claude_code") == (16384, 600)
+    assert limits("harness=claude_code") == (16384, 1800)
     assert limits("harness=claude_code", "sandbox.memory_mb=20000")[0] == 20000
     assert limits("sandbox.memory_mb=512")[0] == 512, "our own agent needs little"
 

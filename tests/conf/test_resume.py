@@ -46,8 +46,8 @@ def test_a_stored_configuration_with_an_unknown_key_is_refused() -> None:
 def test_every_changeable_key_exists(key: str) -> None:
     trees = [
         STORED,
-        compose(["engine=sglang", "engine.url=http://h"]).model_dump(mode="json"),
-        compose(["engine=sglang_launch", "task=swebench"]).model_dump(mode="json"),
+        compose(["engine=sglang", "engine.url=http://h", "model=tiny"]).model_dump(mode="json"),
+        compose(["engine=sglang_launch", "model=tiny", "task=swebench"]).model_dump(mode="json"),
     ]
     assert any(lookup(tree, key.rstrip("."))[0] for tree in trees)
     assert any(leaf.startswith(key) for tree in trees for leaf, _ in flatten(tree))

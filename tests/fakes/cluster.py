@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from launch.job_files import write_job
 from launch.plan import plan_job
 from runners.processes.ports import free_port
 from tests.fakes.cluster_config import LAUNCHERS, a_config
+from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 BIN = Path(__file__).with_name("bin")
@@ -24,6 +26,15 @@ SECRET = "e2b_do-not-write-this"
 def _on_a_terminal() -> None:
     """Restore SIGINT, which a shell makes its background processes ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+ROW = {
+    "problem_statement": "Fix it.",
+    "repo_path": "https://git.example/shop.git",
+    "base_commit": "0" * 40,
+    "eval_cmd": "true",
+}
+"""A task of the job; nothing fetches its repository."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +158,10 @@ def make_cluster(root: Path) -> Cluster:
     (root / "slime" / "tools").mkdir(parents=True)
     (root / "slime" / "train.py").touch()
     (root / "shared" / "weights").mkdir(parents=True)
-    (root / "shared" / "weights" / "config.json").write_text("{}")
-    (root / "shared" / "tasks.jsonl").touch()
+    (root / "shared" / "weights" / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    write_tiny_tokenizer(root / "shared" / "weights")
+    rows = [json.dumps({**ROW, "instance_id": f"t{number}"}) for number in range(16)]
+    (root / "shared" / "tasks.jsonl").write_text("".join(f"{row}\n" for row in rows))
     (root / "hosts").write_text("# the job's nodes\n" + "\n".join(HOSTS) + "\n")
     return Cluster(root)
 

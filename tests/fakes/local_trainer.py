@@ -23,7 +23,7 @@ def make_trainer(
         "weight_decay": 0.0, "clip_low": 0.2,
         "clip_high": 0.28, "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
         "tokens_per_microbatch": 512, "normalize_std": True, "min_group": 2, "threads": 1,
-        "train_unfinished": True,
+        "train_unfinished": True, "recompute": "auto",
         "correction": {"truncate": "none", "cap": 2.0, "reject_outside": None},
     } | changes  # fmt: skip
     return LocalTrainer(

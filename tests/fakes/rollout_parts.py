@@ -18,7 +18,13 @@ from typing import Any
 import aiohttp
 
 from runners.harnesses.contract import HarnessContext, HarnessResult
-from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError, SandboxSpec
+from runners.sandboxes.contract import (
+    CommandResult,
+    EgressAttempt,
+    Sandbox,
+    SandboxError,
+    SandboxSpec,
+)
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
 from runners.trajectory.outcome import OutcomeCode
 
@@ -57,6 +63,10 @@ class FolderSandbox:
         """Yield the folder."""
         yield self.workspace
 
+    def egress_attempts(self) -> tuple[EgressAttempt, ...]:
+        """Return one attempt that was refused."""
+        return (EgressAttempt("pypi.org", 443, False, 2),) if self.backend.tries_hosts else ()
+
     async def close(self) -> None:
         """Remove the folder, or fail if the backend is configured to."""
         shutil.rmtree(self.workspace, ignore_errors=True)
@@ -77,6 +87,8 @@ class FolderBackend:
     alive: set[str] = field(default_factory=set)
     made: list[str] = field(default_factory=list)
     has_images: bool = True
+    tries_hosts: bool = False
+    """Its sandboxes report an attempt to reach another host."""
     images: list[tuple[str | None, str | None]] = field(default_factory=list)
     """Image and work directory of each sandbox that was requested."""
 
@@ -172,7 +184,7 @@ def make_result(code: OutcomeCode, message: str = "") -> HarnessResult:
 class ListedGrader:
     """Returns the next verdict of a list, and the last one again when the list is used up."""
 
-    verdicts: list[VerdictKind | BaseException] = field(
+    verdicts: list[Verdict | VerdictKind | BaseException] = field(
         default_factory=lambda: [VerdictKind.SOLVED]
     )
     graded: Counter[str] = field(default_factory=Counter)
@@ -184,5 +196,7 @@ class ListedGrader:
         verdict = self.verdicts[index]
         if isinstance(verdict, BaseException):
             raise verdict
+        if isinstance(verdict, Verdict):
+            return verdict
         passed = int(verdict is VerdictKind.SOLVED)
         return Verdict(verdict, passed, 1, 1, 1, f"it is {verdict}", "", 0.01)

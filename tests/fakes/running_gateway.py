@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import NO_HOOKS, GatewayHooks, serve_inline
 from runners.gateway.settings import GatewaySettings
@@ -27,6 +28,31 @@ TOOLS: list[dict[str, Any]] = [
         "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}},
     }
 ]
+
+
+LIMITS: dict[str, Any] = {
+    "body_mb": 32,
+    "json_depth": 100,
+    "json_values": 200_000,
+    "bytes_per_token": 16,
+    "requests": 32,
+    "requests_mb": 64,
+    "connections": 64,
+    "turns": 5000,
+    "threads": 256,
+    "history_pieces": 50_000,
+    "history_mb": 256,
+    "client_s": 60.0,
+    "text_s": 60.0,
+    "text_workers": 2,
+    "text_mb": 1024,
+}
+"""``gateway.limits`` as in ``conf/config.yaml``, with fewer processes for a busy machine."""
+
+
+def make_limits(**changes: Any) -> GatewayLimitsConfig:
+    """Return limits of a session that differ from the defaults by ``changes``."""
+    return GatewayLimitsConfig.model_validate({**LIMITS, **changes})
 
 
 def settings_for(
@@ -44,6 +70,7 @@ def settings_for(
         "sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_new_tokens": 4096},
         "ping_s": 0.05,
         "turn_s": 20.0,
+        "limits": LIMITS,
         "engine_attempts": 1,
         "engine_calls_per_s": None,
         "adaptive": True,

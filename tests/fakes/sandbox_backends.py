@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -70,16 +71,19 @@ def e2b_settings(server: E2bServer, **changes: object) -> E2bSandboxConfig:
     values = {
         **{"kind": "e2b", "template": "base", "image_key": None, "size": None, "boots": 64},
         **{"lifetime_s": 3600, "attempts": 3, "api_url": server.url, "sandbox_url": server.url},
+        **{"egress": "none", "egress_hosts": ()},
         **changes,
     }
     return E2bSandboxConfig.model_validate(values)
 
 
-def docker_settings() -> DockerSandboxConfig:
+def docker_settings(**changes: object) -> DockerSandboxConfig:
     """Return a configuration for an engine on this machine."""
-    return DockerSandboxConfig(
-        kind="docker", image="python:3.11", network="bridge", memory_mb=512, processes=64, cpus=1.0
-    )
+    values = {
+        **{"kind": "docker", "image": "python:3.11", "network": "bridge", "memory_mb": 512},
+        **{"processes": 64, "cpus": 1.0, "egress": "open", "egress_hosts": (), **changes},
+    }
+    return DockerSandboxConfig.model_validate(values)
 
 
 @asynccontextmanager
@@ -128,6 +132,11 @@ def api_key() -> Iterator[None]:
         del os.environ["E2B_API_KEY"]
         if before is not None:
             os.environ["E2B_API_KEY"] = before
+
+
+def unique_number() -> str:
+    """Return an argument for ``sleep`` by which it is found in /proc."""
+    return f"1{secrets.randbelow(10**8):08}"
 
 
 def find_processes(word: str) -> list[str]:

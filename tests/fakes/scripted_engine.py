@@ -13,6 +13,7 @@ import base64
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import aiohttp
@@ -28,6 +29,9 @@ from tests.fakes.sglang_text import parse_tool_calls, separate_reasoning
 from tests.fakes.tiny_tokenizer import tiny_tokenizer
 
 END = "<|im_end|>"
+BODY_BYTES = 64 << 20
+"""Of a request: a prompt of a million ids has 7 MB."""
+
 LONG_TOKENS = 1000
 """A request for more tokens takes ``ScriptedEngine.long_s``, if that is set."""
 
@@ -187,7 +191,16 @@ class ScriptedEngine:
 
     async def __aenter__(self) -> Self:
         self._runner = web.ServerRunner(
-            web.Server(self._handle, handler_cancellation=True), shutdown_timeout=0.1
+            web.Server(
+                self._handle,
+                handler_cancellation=True,
+                request_factory=partial(
+                    web.BaseRequest,
+                    loop=asyncio.get_running_loop(),
+                    client_max_size=BODY_BYTES,
+                ),
+            ),
+            shutdown_timeout=0.1,
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)

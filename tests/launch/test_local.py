@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import struct
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -58,7 +60,8 @@ def test_the_plan_counts_every_rollout(
 
 def test_an_engine_that_runs_elsewhere_is_not_a_process_of_the_run(tmp_path: Path) -> None:
     here = plan_local_run(compose([]), tmp_path)
-    elsewhere = plan_local_run(compose(["engine=sglang", "engine.url=http://h"]), tmp_path)
+    served = compose(["engine=sglang", "engine.url=http://h", "model=tiny"])
+    elsewhere = plan_local_run(served, tmp_path)
     assert [p.name for p in here.processes] == [
         "driver and trainer",
         "engine",
@@ -78,8 +81,9 @@ def test_threads_are_the_cores_unless_given(config: Config, tmp_path: Path) -> N
 
 
 def test_a_model_on_disk_is_planned_by_its_weights(config: Config, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    os.truncate(tmp_path / "model.safetensors", 1 << 30)
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [1 << 14, 1 << 14]}}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
     big = plan_local_run(changed(config, "model", path=tmp_path), tmp_path)
     small = plan_local_run(config, tmp_path)
     assert big.memory_mb - small.memory_mb > 4 * 1024

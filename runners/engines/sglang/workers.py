@@ -7,7 +7,7 @@ With a router in front, generations go to the router. Control (weights, loads, a
 to the workers themselves, because a router has no ``/abort_request`` and no ``/v1/loads``.
 
 Invariant: no generation is returned whose weights are older than those of an earlier one: a worker
-that missed an update counts as lost.
+that missed an update counts as lost. Versions that are not known are not compared.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from runners.engines.contract import (
     SamplingParams,
     session_id_of,
 )
+from runners.trajectory.record import UNKNOWN_VERSION
 
 REVISIT_S = 10.0
 """A lost worker is asked last for this long; then it gets its sessions back."""
@@ -84,12 +85,13 @@ class WorkerEngine:
                     raise
                 failure = error
             else:
-                if generation.weight_version >= self._newest:
-                    self._newest = generation.weight_version
+                version = generation.weight_version
+                if version == UNKNOWN_VERSION or version >= self._newest:
+                    self._newest = max(version, self._newest)
                     self._lost.pop(worker, None)
                     return generation
                 failure = EngineError(
-                    f"engine {worker.name} has weights {generation.weight_version}, others have "
+                    f"engine {worker.name} has weights {version}, others have "
                     f"{self._newest}: it missed an update; restart it with the newest",
                     retryable=True,
                 )

@@ -22,7 +22,9 @@ from runners.gateway.conversation import (
 from runners.gateway.dialects import anthropic_reply
 from runners.gateway.dialects.attribution import read_claude_code
 from runners.gateway.dialects.body import (
+    ModelName,
     Name,
+    StopSequences,
     Typed,
     WireModel,
     check_conversation,
@@ -105,7 +107,7 @@ class CountRequest(WireModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str
+    model: ModelName
     messages: Annotated[list[_Message], Field(min_length=1)]
     system: Annotated[list[_Text], text_as_list("text")] | None = None
     tools: list[_Tool] | None = None
@@ -129,7 +131,7 @@ class MessagesRequest(CountRequest):
 
     max_tokens: PositiveInt
     stream: bool = False
-    stop_sequences: list[Name] | None = None
+    stop_sequences: StopSequences | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -147,6 +149,12 @@ def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     messages = parse_body(MessagesRequest, body)
     request = to_turn_request(messages, read_claude_code(headers))
     return ParsedRequest(request, anthropic_reply, messages.stream)
+
+
+def parse_count(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    """Parse a ``POST /v1/messages/count_tokens``."""
+    counted = to_turn_request(parse_body(CountRequest, body), read_claude_code(headers))
+    return ParsedRequest(counted, anthropic_reply, stream=False)
 
 
 def to_turn_request(body: CountRequest, attribution: RequestAttribution = UNNAMED) -> TurnRequest:

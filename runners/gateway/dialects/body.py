@@ -26,10 +26,17 @@ class WireModel(BaseModel):
 class Typed(WireModel):
     """An object of which only the type counts."""
 
-    type: str
+    type: Annotated[str, Field(max_length=100)]
+    """Counted by name if it is ignored."""
 
 
-Name = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+
+ModelName = Annotated[str, Field(max_length=1000)]
+"""Every event of an answer repeats it."""
+
+StopSequences = Annotated[list[Name], Field(max_length=64)]
+"""The engine looks for each after every token."""
 
 
 def text_as_list(kind: str) -> BeforeValidator:

@@ -136,6 +136,8 @@ def error_response(refused: Refused) -> tuple[int, dict[str, Any]]:
         code = "context_length_exceeded"
     elif refused.kind is RefusalKind.UNAUTHENTICATED:
         code = "invalid_api_key"
+    elif refused.kind is RefusalKind.RATE_LIMITED:
+        kind, code = "requests", "rate_limit_exceeded"
     error = {"message": str(refused), "type": kind, "param": refused.param, "code": code}
     return status, {"error": error}
 

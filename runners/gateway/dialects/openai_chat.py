@@ -10,7 +10,9 @@ from pydantic import ConfigDict, Discriminator, Field, PositiveInt, Tag
 from runners.gateway.conversation import Piece, Role, TurnRequest
 from runners.gateway.dialects import openai
 from runners.gateway.dialects.body import (
+    ModelName,
     Name,
+    StopSequences,
     Typed,
     WireModel,
     check_conversation,
@@ -96,7 +98,7 @@ class ChatRequest(WireModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str
+    model: ModelName
     messages: Annotated[list[_Message], Field(min_length=1)]
     tools: list[_Tool] | None = None
     tool_choice: str | Typed | None = None
@@ -104,7 +106,7 @@ class ChatRequest(WireModel):
     max_completion_tokens: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
     """The limit's older name."""
-    stop: str | list[Name] | None = None
+    stop: Name | StopSequences | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     response_format: Typed | None = None

@@ -14,6 +14,7 @@ from runners.gateway.conversation import SYSTEM_PROMPT, Piece, Role, TurnRequest
 from runners.gateway.dialects import openai, openai_tools
 from runners.gateway.dialects.attribution import read_codex
 from runners.gateway.dialects.body import (
+    ModelName,
     Name,
     Typed,
     WireModel,
@@ -118,7 +119,7 @@ class ResponsesRequest(WireModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str
+    model: ModelName
     input: Annotated[list[_Item], BeforeValidator(_as_items), Field(min_length=1)]
     instructions: str | None = None
     tools: list[Tool] | None = None

@@ -7,6 +7,7 @@ it on the path of the repository's programs too.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -15,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 KEY = "AGENTRL_API_KEY"
+PR_SET_DUMPABLE = 4
 
 
 def main(packages: str, settings: list[str]) -> int:
     """Work on the task; return the exit code."""
     sys.path.append(packages)
-    key = os.environ.pop(KEY)  # the commands that it runs need none
+    key = os.environ.pop(KEY)  # the commands that it runs need none, nor find it in /proc
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     from minisweagent import __version__
     from minisweagent.run.mini import main as mini
 

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,21 +25,16 @@ from conf.sections.sandbox import LocalSandboxConfig
 from runners.processes.process_names import PREFIX, is_stale, make_unique_name
 from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
 from runners.sandboxes.contract import SandboxError, SandboxSpec
+from runners.sandboxes.discard import clear_directory, discard_tree
 from runners.sandboxes.local.confinement import (
     PidsControlGroup,
     remove_stale_groups,
     write_filter,
 )
 from runners.sandboxes.local.isolation import ISOLATIONS, Interior, SandboxHome
-from runners.sandboxes.local.probe import (
-    PROBE,
-    ProbeFindings,
-    describe_guarantees,
-    probe_isolation,
-)
+from runners.sandboxes.local.probe import MOUNTS, describe_guarantees, probe_isolation
 from runners.sandboxes.local.sandbox import LocalSandbox
 from runners.sandboxes.local.warm_pool import SlotFactory, SlotKey, WarmSandboxPool
-from runners.sandboxes.tree import remove_tree
 
 PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
 HINTS = {
@@ -59,10 +54,15 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 
 def remove_stale_resources() -> None:
     """Kill the processes that killed drivers left in sandboxes, whichever run they belonged to,
-    and remove their control groups and directories; raises OSError if a process does not die.
+    and remove their control groups and directories.
+
+    What cannot be ended or removed is reported, and is no error: a later run must start.
     """
     remove_stale_groups()  # first: a process can clear its environment, but not leave its group
-    kill_tagged(SANDBOX_TAG, lambda tag: is_stale(tag.partition("/")[0]))
+    try:
+        kill_tagged(SANDBOX_TAG, lambda tag: is_stale(tag.partition("/")[0]))
+    except TimeoutError as error:
+        print(f"WARNING: of an earlier run's sandboxes, {error}", file=sys.stderr, flush=True)
     remove_stale_directories()
 
 
@@ -99,7 +99,7 @@ def remove_stale_directories() -> None:
     for directory in SHARED_MEMORY.glob(f"{PREFIX}*"):
         if is_stale(directory.name):
             with suppress(OSError):  # another user's
-                remove_tree(directory)
+                discard_tree(directory, SHARED_MEMORY)
 
 
 class LocalBackend:
@@ -120,19 +120,18 @@ class LocalBackend:
         self._name = make_unique_name()
         try:
             remove_stale_resources()
-            remove_tree(self._root)
-            self._root.mkdir(parents=True)
+            self._root = clear_directory(self._root)
             self._interior = Interior.make(self._root / "shared")
         except OSError as error:
             with suppress(OSError):  # on a full disk: free what the half-made one takes
-                remove_tree(self._root)
+                discard_tree(self._root, self._root.parent)
             reasons = error.args[0] if isinstance(error, shutil.Error) else [error]
             raise SandboxError(f"cannot prepare {self._root}: {reasons[0]}") from error
         self._memory = claim_directory(self._name)
         self._groups = PidsControlGroup.create(self._name, config.processes)
         self._seccomp = write_filter(self._interior.root / "seccomp.bpf")
         try:
-            self._factory, self._findings = self._choose()
+            self._factory, self._held = self._choose()
         except BaseException:
             self._remove()
             raise
@@ -167,7 +166,7 @@ class LocalBackend:
     def guarantees(self) -> dict[str, str]:
         """Return what holds here, as the probe found it."""
         found = describe_guarantees(
-            self._factory.isolation.name, self._findings, self._config, groups=bool(self._groups)
+            self._factory.isolation.name, self._held, self._config, groups=bool(self._groups)
         )
         small = f"in memory up to {LARGEST_SOURCE >> 20} MB, else "
         return {**found, "workspaces": f"{small if self._memory else ''}below {self._root}"}
@@ -186,7 +185,14 @@ class LocalBackend:
             self._groups.close()
         for directory in (self._root, self._memory):
             if directory is not None:
-                remove_tree(directory)
+                discard_tree(directory, directory.parent)
+
+    def _asides(self) -> dict[Path, Path]:
+        """Return where to put what cannot be removed, by the parent of a sandbox's directory."""
+        asides = {self._root / "open": self._root.parent}
+        if self._memory is not None:
+            asides[self._memory] = self._memory.parent
+        return asides
 
     def _directory(self, spec: SandboxSpec) -> Path:
         """Return the private directory of a sandbox: in memory if its source is small."""
@@ -204,7 +210,7 @@ class LocalBackend:
 
     # --- choosing ------------------------------------------------------------------------------
 
-    def _choose(self) -> tuple[SlotFactory, ProbeFindings]:
+    def _choose(self) -> tuple[SlotFactory, dict[str, bool]]:
         """Return the strongest isolation that works and what it holds; raises SandboxError."""
         wanted = self._config.isolation
         failures = []
@@ -212,45 +218,50 @@ class LocalBackend:
             if wanted not in ("auto", name):
                 continue
             factory = SlotFactory(
-                make(self._interior), self._config, self._groups, self._seccomp, self._name
+                make(self._interior),
+                self._config,
+                self._groups,
+                self._seccomp,
+                self._name,
+                self._asides(),
             )
             try:
-                findings = self._probe(factory)
+                held = self._probe(factory)
             except SandboxError as error:
                 failures.append(f"{name}: {error}")
                 continue
             if name == "none":
                 _warn(failures)
-            return factory, findings
+            return factory, held
         hint = HINTS.get(wanted, "see the reasons")
         raise SandboxError(
             f"sandbox.isolation={wanted} does not work here: {'; '.join(failures)}; {hint}"
         )
 
-    def _probe(self, factory: SlotFactory) -> ProbeFindings:
+    def _probe(self, factory: SlotFactory) -> dict[str, bool]:
         isolation = factory.isolation
         if isolation.namespaced and shutil.which(PROGRAMS[isolation.name]) is None:
             raise SandboxError("not installed")
 
-        async def run_probe() -> ProbeFindings:
+        async def run_probe() -> dict[str, bool]:
             source = self._root / "probe"
             source.mkdir(exist_ok=True)
-            spec = SandboxSpec("probe", source, "none", mounts={"/opt/probe/probe.py": PROBE})
+            spec = SandboxSpec("probe", source, "none", mounts=MOUNTS)
             home = SandboxHome(self._root / "open" / spec.name, spec.mounts)
             sandbox = LocalSandbox(factory, spec, home, None, self._forget)
             await sandbox.open()
             try:
-                return await probe_isolation(sandbox, self._root, isolation, self._config.processes)
+                return await probe_isolation(
+                    sandbox,
+                    self._root,
+                    self._config.processes,
+                    namespaced=isolation.namespaced,
+                )
             finally:
                 await sandbox.close()
 
-        return _run_in_thread(run_probe)
-
-
-def _run_in_thread(work: Callable[[], Coroutine[None, None, ProbeFindings]]) -> ProbeFindings:
-    """Run a coroutine to its end in a thread of its own: the caller may have a running loop."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(work())).result()
+        with ThreadPoolExecutor(1) as thread:  # the caller may have a running loop
+            return thread.submit(lambda: asyncio.run(run_probe())).result()
 
 
 def _warn(failures: list[str]) -> None:

@@ -2,7 +2,9 @@
 
 A BPF program (seccomp(2)) refuses system calls that nothing in a sandbox needs. This makes less of
 the kernel reachable for hostile code, and keeps the processes of one sandbox out of each other's
-memory; in a grading, one of them is the grader's own. Refused calls fail with EPERM. ``clone3`` and
+memory (with ``launcher.prepare``, which closes /proc); in a grading, one of them is the grader's
+own. Refused calls fail with EPERM, sockets of other families than the usual with EAFNOSUPPORT: a
+network namespace does not contain AF_VSOCK, which reaches the machine's hypervisor. ``clone3`` and
 io_uring fail with ENOSYS, as on an old kernel, so that libraries fall back to calls that a filter
 can check: BPF sees the registers only, and these two pass their arguments in memory.
 
@@ -27,12 +29,12 @@ from pathlib import Path
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.processes.process_names import PREFIX, is_stale
 
-EPERM, ENOSYS = 1, 38
+EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 """SECCOMP_RET_*; an errno goes into the low 16 bits."""
 LOAD_WORD, JUMP_EQUAL, JUMP_GE, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """Classic BPF: load a word of seccomp_data, compare it with a constant, return."""
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, THIRD_ARGUMENT = 0, 4, 16, 32
 """Offsets in struct seccomp_data (little endian)."""
 NEW_NAMESPACES = 0x7E020080
 """CLONE_NEW* flags of clone(2)."""
@@ -41,6 +43,11 @@ X32 = 0x40000000
 
 AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
+SOCKET = {"x86_64": 41, "aarch64": 198}
+SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
+NETLINK_ROUTE = 0
+"""The one protocol of netlink that programs need, to list their interfaces (getifaddrs)."""
 REFUSED = {
     "x86_64": {
         "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "pidfd_getfd": 438,
@@ -51,6 +58,8 @@ REFUSED = {
         "request_key": 249, "kexec_load": 246, "kexec_file_load": 320, "init_module": 175,
         "finit_module": 313, "delete_module": 176, "open_by_handle_at": 304, "syslog": 103,
         "swapon": 167, "swapoff": 168, "reboot": 169, "acct": 163, "quotactl": 179,
+        "process_madvise": 440, "fanotify_init": 300, "quotactl_fd": 443, "vhangup": 153,
+        "lookup_dcookie": 212, "modify_ldt": 154, "iopl": 172, "ioperm": 173,
     },
     "aarch64": {
         "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "pidfd_getfd": 438,
@@ -61,6 +70,8 @@ REFUSED = {
         "request_key": 218, "kexec_load": 104, "kexec_file_load": 294, "init_module": 105,
         "finit_module": 273, "delete_module": 106, "open_by_handle_at": 265, "syslog": 116,
         "swapon": 224, "swapoff": 225, "reboot": 142, "acct": 89, "quotactl": 60,
+        "process_madvise": 440, "fanotify_init": 262, "quotactl_fd": 443, "vhangup": 58,
+        "lookup_dcookie": 18,
     },
 }  # fmt: skip
 MISSING = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
@@ -85,6 +96,24 @@ def build_filter(machine: str) -> bytes:
     for numbers, error in ((MISSING, ENOSYS), (REFUSED[machine], EPERM)):
         for number in numbers.values():
             steps += [step(JUMP_EQUAL, number, otherwise=1), step(RETURN, ERRNO | error)]
+    # Sockets: the usual families; of netlink one protocol, of socketpair(2) AF_UNIX alone.
+    steps += [
+        step(JUMP_EQUAL, SOCKET[machine], otherwise=9),
+        step(LOAD_WORD, FIRST_ARGUMENT),
+        step(JUMP_EQUAL, AF_UNIX, then=6),
+        step(JUMP_EQUAL, AF_INET, then=5),
+        step(JUMP_EQUAL, AF_INET6, then=4),
+        step(JUMP_EQUAL, AF_NETLINK, otherwise=2),
+        step(LOAD_WORD, THIRD_ARGUMENT),
+        step(JUMP_EQUAL, NETLINK_ROUTE, then=1),
+        step(RETURN, ERRNO | EAFNOSUPPORT),
+        step(RETURN, ALLOW),
+        step(JUMP_EQUAL, SOCKETPAIR[machine], otherwise=4),
+        step(LOAD_WORD, FIRST_ARGUMENT),
+        step(JUMP_EQUAL, AF_UNIX, otherwise=1),
+        step(RETURN, ALLOW),
+        step(RETURN, ERRNO | EAFNOSUPPORT),
+    ]
     # clone is how threads and children start: refused only with a flag for a new namespace.
     steps += [
         step(JUMP_EQUAL, CLONE[machine], otherwise=3),
@@ -196,7 +225,8 @@ class PidsControlGroup:
         (self._parent / name / "cgroup.procs").write_text(str(pid))
 
     def remove(self, name: str) -> None:
-        """Remove a group whose processes are gone."""
+        """Kill what is left in a group, and remove it."""
+        _kill_members(self._parent / name)
         with contextlib.suppress(OSError):
             (self._parent / name).rmdir()
 
@@ -217,26 +247,26 @@ def remove_stale_groups() -> None:
     for hierarchy in HIERARCHIES:
         for parent in Path(hierarchy).glob(f"{PREFIX}*"):
             if is_stale(parent.name):
-                _kill_members(parent)
                 PidsControlGroup(parent, 0).close()
 
 
-def _kill_members(parent: Path) -> None:
+def _kill_members(group: Path) -> None:
     """Kill until a look finds none: a member may fork between being listed and being killed."""
     until = time.monotonic() + KILL_S
-    while (pids := _members(parent)) and time.monotonic() < until:
+    while (pids := _members(group)) and time.monotonic() < until:
         for pid in pids:
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(pid)
                 try:
-                    if pid in _members(parent):  # still: the pid was not reused before pidfd_open
+                    if pid in _members(group):  # still: the pid was not reused before pidfd_open
                         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 finally:
                     os.close(pidfd)
         time.sleep(0.01)
 
 
-def _members(parent: Path) -> set[int]:
-    return {
-        int(pid) for group in parent.glob("*/cgroup.procs") for pid in group.read_text().split()
-    }
+def _members(group: Path) -> set[int]:
+    try:
+        return {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
+    except OSError:  # removed already
+        return set()

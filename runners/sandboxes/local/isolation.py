@@ -19,6 +19,8 @@ from pathlib import Path
 from runners.sandboxes.contract import BASE_ENVIRONMENT
 from runners.sandboxes.program import compile_program
 
+PROGRAMS = Path(__file__).resolve().with_name("inside")
+"""Programs of ours that run in sandboxes."""
 AGENT_ID = 1000
 """User and group id of commands inside."""
 WORKDIR = "/workspace"
@@ -61,8 +63,7 @@ class Interior:
                 shutil.copytree(found, etc / name, symlinks=True)
             elif found.exists():
                 shutil.copy2(found, etc / name)
-        launcher = Path(__file__).resolve().with_name("launcher.py")
-        return cls(root, prefix, compile_program(launcher))
+        return cls(root, prefix, compile_program(PROGRAMS / "launcher.py"))
 
     def environment(self, binaries: str) -> dict[str, str]:
         """Return the environment of commands; ``python`` inside is in ``binaries``."""
@@ -200,7 +201,7 @@ class Unshare(Isolation):
     def __init__(self, interior: Interior) -> None:
         super().__init__(interior)
         self._program = shutil.which("unshare") or "unshare"
-        self._setup = str(Path(__file__).with_name("unshare_setup.py"))
+        self._setup = str(PROGRAMS / "unshare_setup.py")
 
     def prepare(self, home: SandboxHome) -> None:
         """Make the directory on which the new root is mounted."""
@@ -234,8 +235,8 @@ class NoIsolation(Isolation):
     """A process of the host with resource limits, for machines where nothing else works.
 
     A command can write wherever the user can, use the network and see all processes. What it leaves
-    running is found by its tag; a process that clears its environment escapes. Mounts are symbolic
-    links below the sandbox's directory, and arguments that name one are rewritten.
+    running its launcher kills. Mounts are symbolic links below the sandbox's directory, and
+    arguments that name one are rewritten.
     """
 
     name = "none"

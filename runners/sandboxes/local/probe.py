@@ -1,8 +1,8 @@
 """Find out what an isolation really holds on this machine, by trying to break out of it.
 
-``probe_isolation`` runs ``probe_inside.py`` in a sandbox, and compares what that program reports
-with what the host sees. A kernel, a container or a security module may refuse or weaken a namespace
-without an error, so version checks would prove nothing.
+A kernel, a container or a security module may refuse or weaken a namespace without an error, so
+version checks would prove nothing. ``inside/probe.py`` tries; what it reports is compared with what
+the host sees.
 """
 
 from __future__ import annotations
@@ -11,50 +11,56 @@ import asyncio
 import json
 import secrets
 import socket
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from conf.sections.sandbox import LocalSandboxConfig
+from runners.sandboxes.agent_process import can_tell
 from runners.sandboxes.contract import Sandbox, SandboxError
-from runners.sandboxes.local.isolation import Isolation
+from runners.sandboxes.local.isolation import PROGRAMS
 
-PROBE = Path(__file__).with_name("probe_inside.py")
+MOUNTS = {"/opt/probe/probe.py": PROGRAMS / "probe.py"}
+"""Mounts of the probe's sandbox."""
 PROBE_S = 20.0
 FEW_PROCESSES = 8
 """More pids than the probe itself can have inside; fewer than any host shows."""
 
-
-@dataclass(frozen=True, slots=True)
-class ProbeFindings:
-    """The results of a probe; True: the sandbox held."""
-
-    writes_confined: bool
-    network_cut: bool
-    processes_hidden: bool
-    kill_complete: bool
-    processes_limited: bool
-    rootless: bool
+WRITES, NETWORK = "no writes outside the workspace", "no network but the gateway"
+HIDDEN, KILL, ROOTLESS = "host processes invisible", "complete kill", "no root rights inside"
+FAMILIES = "no sockets past the network namespace"
+MEMORY = "launcher's memory closed to commands"
+LIMITED = "processes"
+BREACHES = {
+    WRITES: "a file outside the workspace was written",
+    NETWORK: "the host's network was reached",
+    HIDDEN: "processes of the host were seen",
+    KILL: "a process outlived its sandbox",
+}
+"""Without these, namespaces are of no use."""
+UNCERTAIN_KILL = (
+    "its launcher adopts and kills all descendants, whatever their session and environment; if a "
+    "command kills the launcher first, only what carries its tag or is in its control group"
+)
 
 
 async def probe_isolation(
-    sandbox: Sandbox, root: Path, isolation: Isolation, processes: int
-) -> ProbeFindings:
-    """Try an isolation; raises SandboxError if it does not run, or has namespaces that leak.
+    sandbox: Sandbox, root: Path, processes: int, *, namespaced: bool
+) -> dict[str, bool]:
+    """Try an isolation; return whether each promise held.
 
     ``root`` is a directory of the host that the sandbox must not reach, ``processes`` its limit.
+    Raises SandboxError if it does not run, or has namespaces that leak.
     """
     canary = root / f"canary-{secrets.token_hex(8)}"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         most = str(processes + FEW_PROCESSES)
-        result = await sandbox.run(
-            ["python", "-I", "-S", "/opt/probe/probe.py", str(canary), port, most],
-            deadline_s=PROBE_S,
-        )
+        argv = ["python", "-I", "-S", *MOUNTS, str(canary), port, most]
+        result = await sandbox.run(argv, deadline_s=PROBE_S)
     try:
-        seen = json.loads(result.stdout)
+        seen: dict[str, Any] = json.loads(result.stdout)
     except ValueError:
         printed = (result.stderr or result.stdout)[-300:].decode(errors="replace")
         raise SandboxError(f"the probe failed with code {result.exit_code}: {printed}") from None
@@ -62,31 +68,21 @@ async def probe_isolation(
         raise SandboxError("the workspace cannot be written from inside")
     # The probe left a process behind, under a name that is found from the host.
     left = await asyncio.to_thread(_find_processes, f"agentrl-probe-{canary.name}")
-    findings = ProbeFindings(
-        writes_confined=not seen["writes_host"] and not canary.exists(),
-        network_cut=not seen["reaches_host"],
-        processes_hidden=len(seen["pids"]) < FEW_PROCESSES and 1 in seen["pids"],
-        kill_complete=not left,
-        processes_limited=seen["forks"] < processes,
-        rootless=seen["uid"] != 0 and seen["capabilities"] == 0,
-    )
-    canary.unlink(missing_ok=True)
-    if isolation.namespaced:
-        _require_isolation(findings)
-    return findings
-
-
-def _require_isolation(findings: ProbeFindings) -> None:
-    """Raise SandboxError if namespaces do not hold what they are for."""
-    kept = {
-        "a file outside the workspace was written": findings.writes_confined,
-        "the host's network was reached": findings.network_cut,
-        "processes of the host were seen": findings.processes_hidden,
-        "a process outlived its sandbox": findings.kill_complete,
+    held = {
+        WRITES: not (seen["writes_host"] or seen["writable_mounts"] or canary.exists()),
+        NETWORK: not seen["reaches_host"],
+        HIDDEN: len(seen["pids"]) < FEW_PROCESSES and 1 in seen["pids"],
+        KILL: not left,
+        ROOTLESS: seen["uid"] != 0 and seen["capabilities"] == 0,
+        FAMILIES: not seen["families"],
+        MEMORY: not seen["reads_launcher"],
+        LIMITED: seen["forks"] < processes,
     }
-    broken = [what for what, holds in kept.items() if not holds]
-    if broken:
-        raise SandboxError(f"it does not isolate: {', '.join(broken)}")
+    canary.unlink(missing_ok=True)
+    breaches = [breach for promise, breach in BREACHES.items() if not held[promise]]
+    if namespaced and breaches:
+        raise SandboxError(f"it does not isolate: {', '.join(breaches)}")
+    return held
 
 
 def _find_processes(name: str) -> list[int]:
@@ -96,30 +92,36 @@ def _find_processes(name: str) -> list[int]:
 
 
 def describe_guarantees(
-    isolation: str, findings: ProbeFindings, limits: LocalSandboxConfig, *, groups: bool
+    isolation: str, held: dict[str, bool], limits: LocalSandboxConfig, *, groups: bool
 ) -> dict[str, str]:
     """Return the findings for the user: promise → how it is kept, or why it is not.
 
     ``groups``: a control group limits the number of processes, and not only RLIMIT_NPROC.
     """
     how = f"{isolation}, tried at start"
+    kept = {promise: how if holds else "NOT KEPT" for promise, holds in held.items()}
+    if isolation == "none":
+        kept[KILL] = UNCERTAIN_KILL
     by = "control group" if groups else "RLIMIT_NPROC"
-    processes = f"{limits.processes} per sandbox ({by})"
     return {
         "isolation": isolation,
-        "no writes outside the workspace": _held(findings.writes_confined, how),
-        "no network but the gateway": _held(findings.network_cut, how),
-        "host processes invisible": _held(findings.processes_hidden, how),
-        "complete kill": how
-        if isolation != "none"
-        else "by tag only: a process that clears its environment escapes",
-        "no root rights inside": _held(findings.rootless, how),
-        "processes": processes if findings.processes_limited else "NOT LIMITED",
+        **kept,
+        LIMITED: f"{limits.processes} per sandbox ({by})" if held[LIMITED] else "NOT LIMITED",
+        "gateway closed to the agent's commands": _describe_key(isolation),
         "memory": f"{limits.memory_mb} MB of address space per process, not per sandbox",
         "files": f"{limits.file_mb} MB per file, no quota on the sum",
         "cpu": f"{limits.cpu_s} s per process",
     }
 
 
-def _held(holds: bool, how: str) -> str:
-    return how if holds else "NOT KEPT"
+def _describe_key(isolation: str) -> str:
+    """Return who can take turns at the gateway."""
+    if isolation == "none":
+        return "NOT KEPT"
+    known = "native and mini_swe_agent keep the session's key to themselves"
+    if not can_tell():
+        return f"{known}; NOT KEPT for claude_code and codex: this kernel lists no children"
+    return (
+        f"{known}; whoever has it, only the agent program's own connections are served. Commands "
+        "can read and change the memory of claude_code and codex"
+    )

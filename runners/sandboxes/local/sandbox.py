@@ -12,10 +12,18 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from runners.sandboxes.contract import CommandResult, SandboxError, SandboxSpec
+from runners.sandboxes.contract import (
+    CommandResult,
+    EgressAttempt,
+    OversizedError,
+    SandboxError,
+    SandboxSpec,
+    describe_os_error,
+)
+from runners.sandboxes.local.command import LocalCommand, run_command
+from runners.sandboxes.local.disk_watch import wait_overfull
 from runners.sandboxes.local.isolation import SandboxHome
-from runners.sandboxes.local.launch import CLOSED, Launcher, LocalCommand, end, run_command
-from runners.sandboxes.local.sandbox_processes import track_sandbox
+from runners.sandboxes.local.launch import CLOSED, Launcher, end
 from runners.sandboxes.local.warm_pool import SlotFactory
 from runners.sandboxes.tree import copy_tree
 
@@ -23,6 +31,8 @@ GATEWAY_URL = "http://127.0.0.1:8080"
 """The gateway inside: every sandbox has a loopback, and so a port 8080, of its own."""
 CONTROL_S = 10.0
 """To reach the gateway's control socket."""
+RUNNING: dict[int, str] = {}
+"""Pid → name of the sandbox, for the processes that were spawned for a command that runs now."""
 
 
 class LocalSandbox:
@@ -63,7 +73,9 @@ class LocalSandbox:
         try:
             await asyncio.to_thread(self._make)
         except OSError as error:
-            raise SandboxError(f"cannot make the workspace: {error}") from error
+            place = self._home.directory.parent
+            text = describe_os_error("cannot make the workspace", place, error)
+            raise SandboxError(text) from error
 
     def _make(self) -> None:
         if not self._warm:
@@ -106,19 +118,43 @@ class LocalSandbox:
             launcher = None
         if launcher is None:
             launcher = await self._factory.boot(self._home, listens=listens)
-        with track_sandbox(launcher.popen.pid, self.spec.name):
+        RUNNING[launcher.popen.pid] = self.spec.name
+        try:
             try:
                 if launcher.listener != CLOSED:
-                    await self._connect_gateway(launcher.listener)
+                    await self._connect_gateway(launcher)
             except BaseException:
                 await end(launcher)
                 raise
-            return await run_command(launcher, command)
+            return await self._run_watched(launcher, command)
+        finally:
+            del RUNNING[launcher.popen.pid]
+
+    async def _run_watched(self, launcher: Launcher, command: LocalCommand) -> CommandResult:
+        """Run a command unless the sandbox fills the disk; raises OversizedError if it does."""
+        assert self.spec.source is not None
+        full = asyncio.ensure_future(
+            wait_overfull(self.workspace, self.spec.source, launcher.popen.pid)
+        )
+        work = asyncio.ensure_future(run_command(launcher, command))
+        try:
+            await asyncio.wait([full, work], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise OversizedError(full.result())
+            return work.result()
+        finally:
+            full.cancel()
+            work.cancel()
+            await asyncio.wait([work])
 
     @asynccontextmanager
     async def on_host(self, *, leave_out: Collection[str] = ()) -> AsyncIterator[Path]:
         """Yield the workspace itself."""
         yield self.workspace
+
+    def egress_attempts(self) -> tuple[EgressAttempt, ...]:
+        """Return nothing: no network leads out, so nobody sees what a command tries."""
+        return ()
 
     async def close(self) -> None:
         """Kill whatever is left and remove the workspace; raises SandboxError."""
@@ -128,33 +164,32 @@ class LocalSandbox:
         if self._running:
             await asyncio.wait(self._running)
         try:
-            await asyncio.to_thread(self._remove)
+            launcher, self._launcher = self._launcher, None
+            if launcher is not None:
+                await asyncio.to_thread(launcher.discard)
+            await self._factory.remove_home(self._home)
         except OSError as error:
             raise SandboxError(f"cannot remove {self._home.directory}: {error}") from error
         finally:
             self._on_close(self.spec.name)
 
-    def _remove(self) -> None:
-        launcher, self._launcher = self._launcher, None
-        if launcher is not None:
-            launcher.discard()
-        self._factory.remove_home(self._home)
-
-    async def _connect_gateway(self, listener: int) -> None:
+    async def _connect_gateway(self, launcher: Launcher) -> None:
         """Have the gateway serve the sandbox's listening socket; raises SandboxError.
 
         The socket itself is handed over (SCM_RIGHTS). It belongs to the sandbox's network
         namespace, so this is the only way in or out of it, and it leads to one session: the gateway
-        accepts the socket only with that session's key.
+        accepts the socket only with that session's key, and serves on it only the program that the
+        launcher starts (``AgentProcess``).
         """
         path, loop = self.spec.gateway_control, asyncio.get_running_loop()
-        hello = json.dumps({"session_key": self.spec.session_key}).encode() + b"\n"
+        facts = {"session_key": self.spec.session_key, "launcher": launcher.pid}
+        hello = json.dumps(facts).encode() + b"\n"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.setblocking(False)
             try:
                 async with asyncio.timeout(CONTROL_S):
                     await loop.sock_connect(connection, str(path))
-                    socket.send_fds(connection, [hello], [listener])
+                    socket.send_fds(connection, [hello], [launcher.listener])
                     answer = await loop.sock_recv(connection, 1)
             except (OSError, TimeoutError) as error:
                 raise SandboxError(f"the gateway does not answer on {path}: {error}") from error

@@ -11,17 +11,17 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.processes.process_tags import SANDBOX_TAG
 from runners.sandboxes.contract import SandboxError, SandboxSpec
+from runners.sandboxes.discard import discard, discard_tree
 from runners.sandboxes.local.confinement import PidsControlGroup, open_filter, set_limits
 from runners.sandboxes.local.isolation import Isolation, SandboxHome
 from runners.sandboxes.local.launch import Launcher, LaunchPlan, boot
-from runners.sandboxes.tree import remove_tree
 
 REFILL_DELAY_S = 0.05
 """Until a slot that was taken is replaced: the sandbox that took it needs the CPU first."""
@@ -39,31 +39,46 @@ class SlotFactory:
         groups: PidsControlGroup | None,
         seccomp: Path | None,
         name: str,
+        asides: Mapping[Path, Path],
     ) -> None:
         """``seccomp`` is the filter's file, if there is one (``write_filter``).
 
-        ``name`` is the backend's process-unique name; every process is tagged with it.
+        ``name`` is the backend's process-unique name; every process is tagged with it. ``asides``:
+        where to put what cannot be removed, by the parent of the sandboxes' directories.
         """
         self.isolation = isolation
         self._config = config
         self._groups = groups
         self._seccomp = seccomp
         self._name = name
+        self._asides = asides
         self._numbers = itertools.count()
 
     def make_home(self, home: SandboxHome) -> None:
         """Make a sandbox's directories with an empty workspace; blocks, and raises OSError."""
-        home.directory.mkdir(parents=True)
+        home.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home.directory.mkdir(mode=0o700)
         home.workspace.mkdir()
         self.isolation.prepare(home)
         if self._groups is not None:
             self._groups.add(home.directory.name)
 
-    def remove_home(self, home: SandboxHome) -> None:
-        """Remove them when nothing runs there any more; blocks, and raises OSError."""
+    def remove_unused(self, home: SandboxHome) -> None:
+        """Remove those of a slot that nobody took; blocks, and raises OSError."""
+        self._remove_group(home)
+        discard_tree(home.directory, self._asides[home.directory.parent])
+
+    async def remove_home(self, home: SandboxHome) -> None:
+        """Remove them when nothing runs there any more; raises OSError.
+
+        What cannot be removed is set aside with a warning.
+        """
+        await asyncio.to_thread(self._remove_group, home)
+        await discard(home.directory, self._asides[home.directory.parent])
+
+    def _remove_group(self, home: SandboxHome) -> None:
         if self._groups is not None:
             self._groups.remove(home.directory.name)
-        remove_tree(home.directory)
 
     async def boot(self, home: SandboxHome, *, listens: bool) -> Launcher:
         """Return namespaces for one command; raises SandboxError."""
@@ -194,4 +209,4 @@ class WarmSandboxPool:
 
     def _remove(self, home: SandboxHome) -> None:
         with contextlib.suppress(OSError):  # removed with the backend's directory later
-            self._factory.remove_home(home)
+            self._factory.remove_unused(home)

@@ -7,17 +7,22 @@ made.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from runners.sandboxes.contract import OversizedError, SandboxError
+from runners.sandboxes.contract import OversizedError, SandboxError, describe_os_error
 from runners.sandboxes.remote.machine import AGENT_ID
 
 UNPACKED_LIMIT = 1 << 30
 """Largest workspace that is copied back, in bytes of the uncompressed tar file."""
+
+
+MEMBERS = 200_000
+"""Most files and directories that are copied back."""
 
 
 class ArchiveWriter:
@@ -73,17 +78,25 @@ def unpack(archive: Path, target: Path) -> None:
         # A stream: members are made as they are read, and the size is checked on the way, so a
         # small archive that unpacks to terabytes stops at the limit.
         with tarfile.open(archive, "r|gz") as tar:
-            for member in tar:
-                if tar.offset >= UNPACKED_LIMIT:
+            for number, member in enumerate(tar):
+                if tar.offset >= UNPACKED_LIMIT or number >= MEMBERS:
                     raise oversized_error()
+                tar.members = []  # type: ignore[attr-defined]  # else all stay in memory
                 _make_member(tar, member, target)
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # an agent's directories
+            raise OversizedError(f"the workspace has {error.strerror}") from error
+        text = describe_os_error("the workspace cannot be unpacked", target, error)
+        raise SandboxError(text) from error
+    except (tarfile.TarError, EOFError) as error:
         raise SandboxError(f"the workspace cannot be unpacked: {error}") from error
 
 
 def oversized_error() -> OversizedError:
     """Return the error for a workspace beyond the limit."""
-    return OversizedError(f"the workspace has more than {UNPACKED_LIMIT >> 20} MB")
+    return OversizedError(
+        f"the workspace has more than {UNPACKED_LIMIT >> 20} MB or {MEMBERS} files"
+    )
 
 
 def _make_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:

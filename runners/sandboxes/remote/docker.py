@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from conf.sections.sandbox import DockerSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
+from runners.sandboxes.remote.egress import (
+    EgressAccount,
+    EgressPolicy,
+    EgressProxy,
+    find_gateway_host,
+)
 from runners.sandboxes.remote.sandbox import RemoteBackend, RemoteSandbox
 
 RUN_LABEL = "agentrl_run"
@@ -25,6 +32,20 @@ CALL_S = 60.0
 COPY_S = 300.0
 NOT_FOUND = "No such container"
 """In the error for a container that is gone; ``docker`` has no exit code of its own for it."""
+
+
+INTERNAL = (
+    ", by a proxy that records attempts; what listens on this machine at the address of docker's "
+    "network {config.network} is reached too; graders have no network"
+)
+EGRESS = {
+    "none": f"no other host{INTERNAL}",
+    "allow": f"and {{config.egress_hosts}}{INTERNAL}",
+    "log": f"NOT KEPT: all public hosts but the task's own{INTERNAL}",
+    "open": "NOT KEPT for agents: what docker's network {config.network} leads to, unrecorded; "
+    "graders have no network",
+}
+"""The part of the promise that is kept, by ``sandbox.egress``."""
 
 
 def run_argv(config: DockerSandboxConfig, spec: SandboxSpec, tag: str) -> list[str]:
@@ -50,6 +71,11 @@ def exec_argv(name: str, script: str, *, stdin: bool = False) -> list[str]:
     return ["docker", "exec", *interactive, "--user", "0", name, "sh", "-c", script]
 
 
+def inspect_argv(network: str) -> list[str]:
+    """Return the command that prints whether a network is internal: ``true`` or ``false``."""
+    return ["docker", "network", "inspect", "--format", "{{.Internal}}", network]
+
+
 def list_argv(tag: str) -> list[str]:
     """Return the command that lists a run's containers: id and sandbox name, a line each."""
     line = f'{{{{.ID}}}} {{{{.Label "{NAME_LABEL}"}}}}'
@@ -73,11 +99,23 @@ class DockerBackend(RemoteBackend):
         """``root`` keeps the run's tag, and archives in transfer."""
         super().__init__(root)
         self._config = config
+        self._proxy = EgressProxy()
+        self._closed_network = False
 
     async def create(self, spec: SandboxSpec) -> RemoteSandbox:
         """Start a container and copy the workspace there; see the contract."""
         container = _Container(container_name(self._tag, spec.name))
-        sandbox = RemoteSandbox(spec, container, self._scratch)
+        if spec.network == "gateway" and self._config.egress != "open":
+            account, spec = await self._control_egress(spec)
+            sandbox = RemoteSandbox(
+                spec,
+                container,
+                self._scratch,
+                lambda name: self._proxy.close_account(account),
+                account.attempts,
+            )
+        else:
+            sandbox = RemoteSandbox(spec, container, self._scratch)
         try:
             await run_docker(run_argv(self._config, spec, self._tag), deadline_s=PULL_S)
             await sandbox.open()
@@ -86,13 +124,35 @@ class DockerBackend(RemoteBackend):
             raise
         return sandbox
 
+    async def _control_egress(self, spec: SandboxSpec) -> tuple[EgressAccount, SandboxSpec]:
+        """Open an agent's account with the proxy; raises SandboxError if it could go around it."""
+        config, host = self._config, find_gateway_host(spec.gateway_url)
+        if not self._closed_network:
+            printed = await run_docker(inspect_argv(config.network), deadline_s=CALL_S)
+            if printed.strip() != b"true":
+                raise SandboxError(
+                    f"sandbox.egress={config.egress} needs a docker network that leads to this "
+                    f"machine alone, and sandbox.network={config.network} leads further: `docker "
+                    "network create --internal NAME`, sandbox.network=NAME and gateway.public_url "
+                    "at that network's gateway address; or sandbox.egress=open"
+                )
+            self._closed_network = True
+        await self._proxy.start(host)
+        hosts = {"none": (), "allow": config.egress_hosts, "log": None}[config.egress]
+        account = self._proxy.open_account(EgressPolicy(hosts, spec.denied_hosts))
+        env = {**spec.env, **self._proxy.environment(account, host)}
+        return account, replace(spec, env=env)
+
+    async def close(self) -> None:
+        """End every container of this run, and the proxy."""
+        await self._proxy.close()
+        await super().close()
+
     def guarantees(self) -> dict[str, str]:
         """Return the promises of containers; none of them is probed."""
-        network = self._config.network
         return {
             "isolation": "a container each, on the engine's kernel",
-            "no network but the gateway": f"NOT KEPT for agents, unless docker's network {network} "
-            "is --internal; graders have none",
+            "no network but the gateway": EGRESS[self._config.egress].format(config=self._config),
             "complete kill": "by user id, and with the container",
             "no root rights inside": "a user of our own, with no-new-privileges",
             "processes": f"{self._config.processes} per sandbox",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import time
 import uuid
@@ -25,6 +26,7 @@ from e2b.sandbox.sandbox_api import SandboxNetworkOpts
 from conf.sections.sandbox import E2bSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.remote.e2b_calls import E2bCalls, SandboxGoneError
+from runners.sandboxes.remote.egress import is_below
 from runners.sandboxes.remote.sandbox import RemoteBackend, RemoteSandbox
 
 API_KEY = "E2B_API_KEY"
@@ -93,7 +95,7 @@ class E2bBackend(RemoteBackend):
             metadata={RUN_KEY: self._tag, NAME_KEY: spec.name, **self._image_metadata(spec)},
             template=config.template if config.image_key else spec.image or config.template,
             timeout=config.lifetime_s,
-            network=egress(spec),
+            network=egress(spec, config.egress_hosts),
             # An answer may be lost: for the same key, E2B returns the same sandbox again.
             idempotency_key=str(uuid.uuid4()),
             **self._api,
@@ -119,9 +121,12 @@ class E2bBackend(RemoteBackend):
 
     def guarantees(self) -> dict[str, str]:
         """Return the promises of E2B; none of them is probed."""
+        config = self._config
         return {
             "isolation": "a virtual machine each, at E2B",
-            "no network but the gateway": "requested from E2B, not tried",
+            "no network but the gateway": f"and {list(config.egress_hosts)}: requested from E2B, "
+            "not tried; it checks names in HTTP on port 80 and TLS on port 443, lets its name "
+            "server (8.8.8.8) through where a name is allowed, and reports no attempts",
             "complete kill": "by user id, and with the machine",
             "no root rights inside": "a user of our own, with no_new_privs",
             "end": f"at most {self._config.lifetime_s} s after its last use, also without us",
@@ -216,11 +221,31 @@ class E2bMachine:
         self._ends_at = time.monotonic() + self._lifetime_s
 
 
-def egress(spec: SandboxSpec) -> SandboxNetworkOpts:
-    """Return the network rules for E2B: to the gateway's host alone, or to nothing."""
-    host = urlsplit(spec.gateway_url or "").hostname
+def egress(spec: SandboxSpec, hosts: tuple[str, ...] = ()) -> SandboxNetworkOpts:
+    """Return the network rules for E2B: to the gateway's host and ``hosts``, or to nothing.
+
+    In E2B's rules an allowed host wins over a denied one, and only an address can be denied; so a
+    host that the task denies is left out here. Raises SandboxError.
+    """
     if spec.network == "none":
         return {"deny_out": [EVERYTHING]}
+    url = urlsplit(spec.gateway_url or "")
+    host = url.hostname
     if host is None:
         raise SandboxError("network='gateway' needs gateway_url")
-    return {"allow_out": [host], "deny_out": [EVERYTHING]}
+    port = url.port or (443 if url.scheme == "https" else 80)
+    if port != (443 if url.scheme == "https" else 80) and not _is_address(host):
+        raise SandboxError(
+            f"E2B lets nobody reach {host} on port {port}: it checks a name in HTTP on port 80 and "
+            "TLS on port 443 alone; set gateway.public_url to such a port, or to an IP address"
+        )
+    allowed = [each for each in hosts if not is_below(each, spec.denied_hosts)]
+    return {"allow_out": [host, *allowed], "deny_out": [EVERYTHING]}
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -16,12 +16,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from runners.sandboxes.contract import BASE_ENVIRONMENT, CommandResult, SandboxError, SandboxSpec
+from runners.sandboxes.contract import (
+    BASE_ENVIRONMENT,
+    CommandResult,
+    EgressAttempt,
+    SandboxError,
+    SandboxSpec,
+    describe_os_error,
+)
+from runners.sandboxes.discard import clear_directory, discard, discard_tree
 from runners.sandboxes.program import find_source
 from runners.sandboxes.remote import detached
 from runners.sandboxes.remote.archive import UNPACKED_LIMIT, ArchiveWriter, oversized_error, unpack
 from runners.sandboxes.remote.machine import AGENT, AGENT_ID, STATE, Machine
-from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.sandboxes.tree import copy_tree
 
 WORKDIR = "/workspace"
 HOME = f"/home/{AGENT}"
@@ -99,10 +107,12 @@ class RemoteSandbox:
         machine: Machine,
         scratch: Path,
         on_close: Callable[[str], None] = lambda name: None,
+        egress: Callable[[], tuple[EgressAttempt, ...]] = tuple,
     ) -> None:
         """``scratch`` is a directory of the host for archives in transfer.
 
-        ``on_close`` is called with the sandbox's name when its machine has ended.
+        ``on_close`` is called with the sandbox's name when its machine has ended; ``egress``
+        returns what it tried to reach.
         """
         self.spec = spec
         self.workdir = spec.workdir or WORKDIR
@@ -110,6 +120,7 @@ class RemoteSandbox:
         self._machine = machine
         self._scratch = scratch
         self._on_close = on_close
+        self.egress_attempts = egress
         self._mounts = {mount: _with_source(mount, host) for mount, host in spec.mounts.items()}
         """By a mount's path in the spec: its path inside, and its path on the host."""
         self._lock = asyncio.Lock()
@@ -124,7 +135,8 @@ class RemoteSandbox:
             try:
                 await asyncio.to_thread(self._pack, archive)
             except OSError as error:
-                raise SandboxError(f"cannot pack {self.spec.source}: {error}") from error
+                text = describe_os_error(f"cannot pack {self.spec.source}", self._scratch, error)
+                raise SandboxError(text) from error
             await self._machine.write_file(ARCHIVE, archive)
         script = SETUP.format(
             state=STATE,
@@ -204,7 +216,7 @@ class RemoteSandbox:
             await asyncio.to_thread(unpack, home / "workspace.tar.gz", workspace)
             yield workspace
         finally:
-            await asyncio.to_thread(remove_tree, home)
+            await discard(home, self._scratch.parent)
 
     async def close(self) -> None:
         """End the machine and everything that runs there; raises SandboxError."""
@@ -229,13 +241,12 @@ class RemoteBackend(ABC):
         resumed run finds what an earlier driver left.
         """
         file = root / "mark"
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists():
             file.write_text(secrets.token_hex(16))
         self._tag = file.read_text()
         self._scratch = root / "transit"
-        remove_tree(self._scratch)
-        self._scratch.mkdir(parents=True)
+        self._scratch = clear_directory(self._scratch)
 
     async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:
         """End the machines of a dead driver of this run."""
@@ -244,7 +255,7 @@ class RemoteBackend(ABC):
     async def close(self) -> None:
         """End every machine of this run."""
         await self._end(None)
-        await asyncio.to_thread(remove_tree, self._scratch)
+        await asyncio.to_thread(discard_tree, self._scratch, self._scratch.parent)
 
     @abstractmethod
     async def _end(self, names: set[str] | None) -> None:

@@ -12,7 +12,6 @@ from runners.tasks.graders.commands import judge_command, judge_f2p_script, judg
 from runners.tasks.graders.eval_script import judge_pytest, script_mounts
 from runners.tasks.graders.official import judge_official
 from runners.tasks.graders.unittest_ids import judge_unittest, unittest_mounts
-from runners.tasks.pytest_mounts import pytest_mounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ JUDGES = {
     "pytest": Judge(script_mounts, judge_pytest),
     "swebench": Judge(script_mounts, judge_official),
     "swebench_pro": Judge(pro_mounts, judge_pro),
-    "eval_cmd": Judge(pytest_mounts, judge_command),
-    "f2p_script": Judge(pytest_mounts, judge_f2p_script),
+    "eval_cmd": Judge(script_mounts, judge_command),
+    "f2p_script": Judge(script_mounts, judge_f2p_script),
 }
 """By the ``kind`` of a task's grading."""

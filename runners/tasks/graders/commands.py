@@ -1,8 +1,9 @@
 """Judges that run a row's own commands: by their exit code, or by the row's parser.
 
-``eval_cmd`` and ``f2p_script`` are solved by exit code 0. The code under test can end its process
-with any exit code, so these are the weakest judges. Only pytest's configuration and the paths that
-the command names are protected; more is not possible.
+``eval_cmd`` and ``f2p_script`` are solved by exit code 0, if it is proven that the Python processes
+which the command started came to their end (``inside/end_proof.py``): the code under test can end
+its process with any exit code. Of other programs the exit code alone is known, and only pytest's
+configuration and the paths that the row names are protected: these are the weakest judges.
 
 SWE-bench-Pro is solved if the row's parser reports all its fail-to-pass and pass-to-pass tests as
 PASSED; a task without tests is never solved. The parser runs after the tests' processes are gone,
@@ -12,32 +13,46 @@ outside the work tree.
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compile_program
-from runners.tasks.contract import EvalCommand, F2PScript, ProScripts, Task, Verdict, VerdictKind
+from runners.tasks.contract import (
+    EvalCommand,
+    F2PScript,
+    ProScripts,
+    Task,
+    TestResult,
+    Verdict,
+    VerdictKind,
+)
+from runners.tasks.graders.eval_script import (
+    PASSING,
+    PROGRAM_INSIDE,
+    ScriptRun,
+    run_script,
+    script_mounts,
+)
 from runners.tasks.graders.verdicts import (
     INSIDE,
     OUTPUT_LIMIT,
-    PassedCounts,
-    judge_counts,
     judge_exit_code,
-    killed_after_s,
+    judge_tests,
+    list_results,
     make_verdict,
 )
 from runners.tasks.inside import pro_parser
-from runners.tasks.pytest_mounts import pytest_environment, pytest_mounts, rewrite_paths
 
-LOG_LIMIT = 1 << 20
-RUN_STDIN = """\
+RUN_PROGRAM = """\
 set -e
 folder=$(mktemp -d)
-cat > "$folder/f2p.py"
+printf %s {program} > "$folder/f2p.py"
 export PYTHONPATH="$PYTHONPATH:$PWD"
-exec python "$folder/f2p.py"
+export AGENTRL_PROGRAM="$folder/f2p.py"
+exec python {runner} "$folder/f2p.py"
 """
-"""Runs the program on stdin from a file, because such programs pass ``__file__`` to pytest."""
+"""Runs the program from a file, because such programs pass ``__file__`` to pytest."""
 PARSER = compile_program(Path(pro_parser.__file__))
 PARSER_INSIDE = f"{INSIDE}/pro_parser{PARSER.suffix}"
 PARSE_S = 120.0
@@ -46,42 +61,46 @@ PARSE_S = 120.0
 async def judge_command(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
     """Run a shell command in the work tree (``eval_cmd``)."""
     assert isinstance(task.grading, EvalCommand)
-    command = rewrite_paths(task.grading.command, task.grading.workdir, sandbox.workdir)
-    return await _run(task, sandbox, ["bash", "-c", command], deadline_s)
+    grading = task.grading
+    run = await run_script(grading.workdir, grading.command, sandbox, deadline_s, image=task.image)
+    return judge_end(task, run)
 
 
 async def judge_f2p_script(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
     """Run a Python program that the work tree cannot change, with the work tree importable."""
     assert isinstance(task.grading, F2PScript)
-    script = rewrite_paths(task.grading.script, task.grading.workdir, sandbox.workdir)
-    return await _run(task, sandbox, ["bash", "-c", RUN_STDIN], deadline_s, script.encode())
+    grading = task.grading
+    script = RUN_PROGRAM.format(program=shlex.quote(grading.script), runner=PROGRAM_INSIDE)
+    run = await run_script(grading.workdir, script, sandbox, deadline_s, image=task.image)
+    return judge_end(task, run, is_program=True)
 
 
-async def _run(
-    task: Task, sandbox: Sandbox, argv: list[str], deadline_s: float, stdin: bytes = b""
-) -> Verdict:
-    result = await sandbox.run(
-        argv, deadline_s=deadline_s, env=pytest_environment(), stdin=stdin, output_limit=LOG_LIMIT
-    )
-    log = result.stdout + result.stderr
-    return judge_exit_code(task, result.exit_code, log=log, late_s=killed_after_s(result))
+def judge_end(task: Task, run: ScriptRun, *, is_program: bool = False) -> Verdict:
+    """Return solved for exit code 0 of a command whose processes came to their end."""
+    if not run.started and run.late_s is None:
+        return make_verdict(task, VerdictKind.INFRA, "the command was not started", log=run.log)
+    code = -9 if run.exit_code is None else run.exit_code
+    verdict = judge_exit_code(task, code, log=run.log, late_s=run.late_s)
+    doubts = list(run.unproven.values())
+    if is_program and not run.reached:
+        doubts.append("the program did not come to its end")
+    if verdict.kind is VerdictKind.SOLVED and doubts:
+        return make_verdict(task, VerdictKind.UNSOLVED, doubts[0], log=run.log)
+    return verdict
 
 
 def pro_mounts() -> dict[str, Path]:
-    """Return pytest and the program that runs the parser; raises PytestMissingError."""
-    return {**pytest_mounts(), PARSER_INSIDE: PARSER}
+    """Return ``script_mounts`` and the program that runs the parser; raises PytestMissingError."""
+    return {**script_mounts(), PARSER_INSIDE: PARSER}
 
 
 async def judge_pro(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
     """Run the selected tests by SWE-bench-Pro's script, then the parser."""
     grading = task.grading
     assert isinstance(grading, ProScripts)
-    script = rewrite_paths(grading.run_script, grading.workdir, sandbox.workdir)
-    tests = await sandbox.run(
-        ["bash", "-c", script, "run_script.sh", ",".join(grading.selected)],
-        deadline_s=deadline_s,
-        env=pytest_environment(),
-        output_limit=OUTPUT_LIMIT,
+    script = f"set -- {shlex.quote(','.join(grading.selected))}\n{grading.run_script}"
+    tests = await run_script(
+        grading.workdir, script, sandbox, deadline_s, image=task.image, apart=True
     )
     parsed = await sandbox.run(
         ["python", "-I", "-S", PARSER_INSIDE],
@@ -89,33 +108,38 @@ async def judge_pro(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
         stdin=_encode_request(grading.parser, tests),
         output_limit=OUTPUT_LIMIT,
     )
-    log = tests.stdout + tests.stderr
-    passed = _passed_tests(parsed)
-    if passed is None:
+    log = tests.stdout + tests.log
+    found = _read_results(parsed)
+    if found is None:
         output = parsed.stderr[-400:].decode(errors="replace").strip()
         reason = f"the parser failed: {output}"
         return make_verdict(task, VerdictKind.UNSOLVED, reason, log=log)
-    tally = PassedCounts(
-        sum(name in passed for name in task.fail_to_pass),
-        sum(name in passed for name in task.pass_to_pass),
-    )
-    if not task.fail_to_pass and not task.pass_to_pass:
-        return make_verdict(task, VerdictKind.UNSOLVED, "the task names no test", log=log)
-    return judge_counts(task, tally, log=log, late_s=killed_after_s(tests))
+    for name, outcome in tests.outcomes.items():
+        if name in found and outcome not in PASSING:
+            found[name] = "failed"
+    results = list_results(task, lambda name: found.get(name, "missing"))
+    unproven = next(iter(tests.unproven.values()), "")
+    return judge_tests(task, results, log=log, late_s=tests.late_s, unproven=unproven)
 
 
-def _encode_request(parser: str, tests: CommandResult) -> bytes:
-    texts = {"stdout": tests.stdout, "stderr": tests.stderr}
+def _encode_request(parser: str, tests: ScriptRun) -> bytes:
+    texts = {"stdout": tests.stdout, "stderr": tests.log}
     printed = {name: text.decode(errors="replace") for name, text in texts.items()}
     return json.dumps({"parser": parser, **printed}).encode()
 
 
-def _passed_tests(parsed: CommandResult) -> set[str] | None:
-    """Return the tests that the parser reports as passed; None if it gave no result."""
+def _read_results(parsed: CommandResult) -> dict[str, TestResult] | None:
+    """Return the tests that the parser reports; None if it gave no result.
+
+    A test that is reported twice, once as failed, has failed.
+    """
     if parsed.exit_code:
         return None
     try:
-        tests = json.loads(parsed.stdout)["tests"]
-        return {test["name"] for test in tests if test["status"] == "PASSED"}
+        found: dict[str, TestResult] = {}
+        for test in json.loads(parsed.stdout)["tests"]:
+            passed = test["status"] == "PASSED" and found.get(test["name"]) != "failed"
+            found[test["name"]] = "passed" if passed else "failed"
+        return found
     except (ValueError, KeyError, TypeError):
         return None

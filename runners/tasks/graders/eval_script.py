@@ -16,24 +16,36 @@ from pathlib import Path
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.sandboxes.program import compile_program
 from runners.tasks import protection
-from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
+from runners.tasks.contract import EvalScript, Task, TestResult, Verdict, VerdictKind
 from runners.tasks.graders.verdicts import (
     INSIDE,
     OUTPUT_LIMIT,
-    PassedCounts,
-    judge_counts,
+    judge_tests,
     killed_after_s,
+    list_results,
     make_verdict,
 )
 from runners.tasks.inside import script_runner
-from runners.tasks.pytest_mounts import SITE, pytest_mounts, rewrite_paths
+from runners.tasks.pytest_mounts import SITE, plugin_environment, pytest_mounts, rewrite_paths
 from runners.tasks.swebench import id_normalizer
 
 _FOLDER = Path(script_runner.__file__).parent
 RUNNER = compile_program(_FOLDER / "script_runner.py")
 RUNNER_INSIDE = f"{INSIDE}/script_runner{RUNNER.suffix}"
+RELAY = compile_program(_FOLDER / "relay.py")
 PLUGIN = _FOLDER / f"{protection.PLUGIN}.py"
 PLUGIN_FOLDER = f"{INSIDE}/report"
+PROGRAM_INSIDE = f"{PLUGIN_FOLDER}/f2p_program.py"
+TESTED = {
+    PLUGIN.name: PLUGIN,
+    "agentrl_channel.py": _FOLDER / "agentrl_channel.py",
+    "agentrl_guard.py": _FOLDER / "agentrl_guard.py",
+    "sitecustomize.py": _FOLDER / "end_proof.py",
+    "f2p_program.py": _FOLDER / "f2p_program.py",
+}
+"""Modules of ours in the processes under test, by their names there. As source, because the
+project's Python may be an old one.
+"""
 PASSING = frozenset({"passed", "xfailed"})
 
 
@@ -50,26 +62,46 @@ class ScriptRun:
     exit_code: int | None = None
     """Exit code of the script; None if it did not end."""
     log: bytes = b""
-    """Everything the script printed."""
+    """Everything the script printed; with ``apart``, to stderr."""
+    stdout: bytes = b""
+    """With ``apart``: what it printed to stdout."""
+    unproven: Mapping[str, str] = field(default_factory=dict)
+    """Kind of process (pytest, unittest, python, program) → why it is not proven that one of them
+    came to its end.
+    """
+    reached: bool = False
+    """The program of a ``f2p_script`` came to its end."""
     late_s: float | None = None
     """Seconds after which the deadline killed it; None if it ended by itself."""
 
 
 def script_mounts() -> dict[str, Path]:
     """Return the mounts that ``run_script`` needs; raises PytestMissingError."""
-    plugin = f"{PLUGIN_FOLDER}/{PLUGIN.name}"
-    return {**pytest_mounts(), RUNNER_INSIDE: RUNNER, plugin: PLUGIN}
+    relay = f"{INSIDE}/relay{RELAY.suffix}"
+    tested = {f"{PLUGIN_FOLDER}/{name}": host for name, host in TESTED.items()}
+    return {**pytest_mounts(), RUNNER_INSIDE: RUNNER, relay: RELAY, **tested}
 
 
 async def run_script(
-    grading: EvalScript, script: str, sandbox: Sandbox, deadline_s: float
+    workdir: str,
+    script: str,
+    sandbox: Sandbox,
+    deadline_s: float,
+    *,
+    image: str | None = None,
+    apart: bool = False,
 ) -> ScriptRun:
-    """Run a script in the work tree; raises SandboxError."""
+    """Run a script, in which the repository is at ``workdir``, in the work tree.
+
+    ``apart`` keeps its stdout apart from its stderr. Raises SandboxError.
+    """
     nonce = secrets.token_hex(16)
-    text = rewrite_paths(script, grading.workdir, sandbox.workdir)
+    text = rewrite_paths(script, workdir, sandbox.workdir)
+    options = ["apart"] if apart else []
     result = await sandbox.run(
-        ["python", "-I", "-S", RUNNER_INSIDE, SITE, PLUGIN_FOLDER],
+        ["python", "-I", "-S", RUNNER_INSIDE, SITE, PLUGIN_FOLDER, *options],
         deadline_s=deadline_s,
+        env=plugin_environment(image),
         stdin=f"{nonce}\n{text}".encode(errors="surrogateescape"),
         output_limit=OUTPUT_LIMIT,
     )
@@ -78,23 +110,37 @@ async def run_script(
 
 def parse_run(nonce: str, result: CommandResult) -> ScriptRun:
     """Return the result from the runner's lines; only lines with the nonce count."""
-    started, began, exit_code = False, False, None
+    exit_code = None
+    words: set[str] = set()
     outcomes: dict[str, str] = {}
-    for line in result.stdout.decode(errors="replace").split("\n"):
-        prefix, _, message = line.partition(" ")
-        word, _, rest = message.partition(" ")
-        if prefix != nonce:
+    unproven: dict[str, str] = {}
+    printed: list[bytes] = []
+    for line in result.stdout.split(b"\n"):
+        if not line.startswith(f"{nonce} ".encode()):
+            printed.append(line)
             continue
-        if word == "start":
-            started = True
-        elif word == "begin":
-            began = True
-        elif word == "exit":
+        word, _, rest = line.decode(errors="replace").partition(" ")[2].partition(" ")
+        if word == "exit":
             exit_code = int(rest)
-        else:
+        elif word == "unproven":
+            kind, _, reason = rest.partition(" ")
+            unproven.setdefault(kind, reason)
+        elif rest:
             name = str(json.loads(rest))
             outcomes[name] = worse_outcome(outcomes.get(name), word)
-    return ScriptRun(started, began, outcomes, exit_code, result.stderr, killed_after_s(result))
+        else:
+            words.add(word)
+    return ScriptRun(
+        started="start" in words,
+        began="begin" in words,
+        outcomes=outcomes,
+        exit_code=exit_code,
+        log=result.stderr,
+        late_s=killed_after_s(result),
+        stdout=b"\n".join(printed),
+        unproven=unproven,
+        reached="reached" in words,
+    )
 
 
 _ORDER = ("xpassed", "passed", "xfailed", "skipped", "failed", "error")
@@ -108,7 +154,8 @@ def worse_outcome(one: str | None, other: str) -> str:
 async def judge_pytest(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdict:
     """Run the tests; the outcomes that our plugin reported decide."""
     assert isinstance(task.grading, EvalScript)
-    run = await run_script(task.grading, task.grading.script, sandbox, deadline_s)
+    grading = task.grading
+    run = await run_script(grading.workdir, grading.script, sandbox, deadline_s, image=task.image)
     return judge_run(task, run)
 
 
@@ -119,11 +166,10 @@ def judge_run(task: Task, run: ScriptRun) -> Verdict:
     if not run.began and run.late_s is None:  # a patch can cause it; calibration finds rows that do
         return make_verdict(task, VerdictKind.UNSOLVED, "pytest did not start", log=run.log)
     outcomes = normalize_ids(task, run.outcomes)
-    tally = PassedCounts(
-        sum(has_passed(name, outcomes) for name in task.fail_to_pass),
-        sum(has_passed(name, outcomes) for name in task.pass_to_pass),
+    tests = list_results(task, lambda name: find_result(name, outcomes))
+    return judge_tests(
+        task, tests, log=run.log, late_s=run.late_s, unproven=run.unproven.get("pytest", "")
     )
-    return judge_counts(task, tally, log=run.log, late_s=run.late_s)
 
 
 def normalize_ids(task: Task, outcomes: Mapping[str, str]) -> dict[str, str]:
@@ -136,11 +182,13 @@ def normalize_ids(task: Task, outcomes: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def has_passed(name: str, outcomes: Mapping[str, str], passing: frozenset[str] = PASSING) -> bool:
-    """Return whether a test passed."""
-    if name in outcomes:
-        return outcomes[name] in passing
-    if name.count("[") <= name.count("]"):
-        return False
-    alike = {outcome in passing for known, outcome in outcomes.items() if known.startswith(name)}
-    return alike == {True}
+def find_result(
+    name: str, outcomes: Mapping[str, str], passing: frozenset[str] = PASSING
+) -> TestResult:
+    """Return the result of a test."""
+    found = {outcomes[name]} if name in outcomes else set()
+    if not found and name.count("[") > name.count("]"):
+        found = {outcome for known, outcome in outcomes.items() if known.startswith(name)}
+    if not found:
+        return "missing"
+    return "passed" if found <= passing else "failed"

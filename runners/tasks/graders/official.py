@@ -11,21 +11,22 @@ import asyncio
 import importlib.util
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
 from conf.suggestions import suggest
 from runners.sandboxes.contract import Sandbox
-from runners.tasks.contract import EvalScript, Task, Verdict, VerdictKind
+from runners.tasks.contract import EvalScript, Task, TestResult, Verdict, VerdictKind
 from runners.tasks.graders.eval_script import (
     PASSING,
     ScriptRun,
-    has_passed,
+    find_result,
     normalize_ids,
     run_script,
 )
-from runners.tasks.graders.verdicts import PassedCounts, judge_counts, make_verdict
+from runners.tasks.graders.verdicts import judge_tests, list_results, make_verdict
 from runners.tasks.swebench import PYTEST_PARSERS
 
 MISSING = (
@@ -74,7 +75,9 @@ async def judge_official(task: Task, sandbox: Sandbox, deadline_s: float) -> Ver
     """Run the tests; the package's reading of the log decides. Raises OfficialError."""
     assert isinstance(task.grading, EvalScript)
     spec = await asyncio.to_thread(build_spec, task)
-    run = await run_script(task.grading, spec.eval_script, sandbox, deadline_s)
+    run = await run_script(
+        task.grading.workdir, spec.eval_script, sandbox, deadline_s, image=task.image
+    )
     return await asyncio.to_thread(judge_log, task, spec, run)
 
 
@@ -111,13 +114,24 @@ def judge_log(task: Task, spec: Any, run: ScriptRun) -> Verdict:
         reason = f"the tests did not run: {cause}"
         if run.late_s is None:  # a patch can cause it; calibration finds rows that do
             return make_verdict(task, VerdictKind.UNSOLVED, reason, log=run.log)
-        return judge_counts(task, PassedCounts(), log=run.log, late_s=run.late_s)
-    fixed, kept = status["FAIL_TO_PASS"]["success"], status["PASS_TO_PASS"]["success"]
-    if run.began:
-        outcomes = normalize_ids(task, run.outcomes)
-        fixed = [name for name in fixed if has_passed(name, outcomes)]
-        kept = [name for name in kept if has_passed(name, outcomes, PASSING_OR_SKIPPED)]
-    return judge_counts(task, PassedCounts(len(fixed), len(kept)), log=run.log, late_s=run.late_s)
+        tests = list_results(task, lambda _: "missing")
+        return judge_tests(task, tests, log=run.log, late_s=run.late_s)
+    outcomes = normalize_ids(task, run.outcomes) if run.began else None
+
+    def read_result(name: str, test_set: str, passing: frozenset[str]) -> TestResult:
+        if name not in status[test_set]["success"]:
+            return "failed"
+        return "passed" if outcomes is None else find_result(name, outcomes, passing)
+
+    tests = list_results(
+        task,
+        lambda name: read_result(name, "FAIL_TO_PASS", PASSING),
+        lambda name: read_result(name, "PASS_TO_PASS", PASSING_OR_SKIPPED),
+    )
+    verdict = judge_tests(
+        task, tests, log=run.log, late_s=run.late_s, unproven=run.unproven.get("pytest", "")
+    )
+    return replace(verdict, official=bool(report["resolved"]))
 
 
 def read_report(task: Task, spec: Any, log: Path) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from conf.errors import AgentrlError, error_text
 from runners.processes.atomic_write import atomic_file
+from runners.tasks.canaries.scan import find_signs
+from runners.tasks.canaries.verification import Verification
 from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
 from runners.tasks.graders.verdicts import make_verdict
 
@@ -22,14 +24,15 @@ TAIL = 4000
 
 
 class TaskGrader:
-    """Grades a patch in four steps around ``run_tests``, which grades once.
+    """Grades a patch in five steps around ``run_tests``, which grades once.
 
     From the outside in:
 
     1. VerdictCache: an identical patch of a task is graded once; infra verdicts are not cached.
     2. GradingLog: the whole log goes to a file below ``log_dir``, its end stays in the verdict.
     3. EnsureRepository: the task's repository is made first; failing that, the verdict is infra.
-    4. FlakyRetry: if only pass-to-pass tests fail, grade again, up to ``flaky_reruns`` times. They
+    4. Verification: canaries check a solved verdict; signs of tampering are noted.
+    5. FlakyRetry: if only pass-to-pass tests fail, grade again, up to ``flaky_reruns`` times. They
        passed at the base commit, so it may be chance, and one good run decides.
     """
 
@@ -39,11 +42,13 @@ class TaskGrader:
         ensure_repository: EnsureRepository,
         *,
         flaky_reruns: int = 0,
+        verification: Verification | None = None,
         log_dir: Path | None = None,
     ) -> None:
         self._run_tests = run_tests
         self._ensure_repository = ensure_repository
         self._flaky_reruns = flaky_reruns
+        self._verification = verification
         self._log_dir = log_dir
         self._verdicts: dict[tuple[str, str, str], Verdict] = {}
         self._in_progress: dict[tuple[str, str, str], asyncio.Event] = {}
@@ -75,10 +80,20 @@ class TaskGrader:
             reason = f"{type(error).__name__}: {error_text(error)}"
             verdict = make_verdict(task, VerdictKind.INFRA, reason)
         else:
-            verdict = await self._grade_with_retries(task, patch, name, deadline_s)
+            verdict = await self._grade_and_verify(task, patch, name, deadline_s)
         if self._log_dir is not None:
             await keep_log(self._log_dir, task.id, patch, verdict)
         return replace(verdict, log=verdict.log[-TAIL:])
+
+    async def _grade_and_verify(
+        self, task: Task, patch: Patch, name: str, deadline_s: float
+    ) -> Verdict:
+        verdict = await self._grade_with_retries(task, patch, name, deadline_s)
+        if self._verification is not None:
+            verdict = await self._verification.verify(
+                task, patch, verdict, name=name, deadline_s=deadline_s
+            )
+        return replace(verdict, signs=await asyncio.to_thread(find_signs, patch.diff))
 
     async def _grade_with_retries(
         self, task: Task, patch: Patch, name: str, deadline_s: float

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from runners.sandboxes.contract import CommandResult
-from runners.tasks.contract import Task, Verdict, VerdictKind
+from runners.tasks.contract import (
+    DecidingTest,
+    Task,
+    TestResult,
+    TestSet,
+    Verdict,
+    VerdictKind,
+)
 
 DOES_NOT_APPLY = "patch does not apply"
 """Reason of the verdict on a patch that git refuses."""
@@ -15,30 +23,51 @@ INSIDE = "/opt/agentrl/grading"
 """Folder of the judges' programs in the sandbox."""
 
 
-@dataclass(frozen=True, slots=True)
-class PassedCounts:
-    """Numbers of passed tests."""
-
-    fail_to_pass: int = 0
-    pass_to_pass: int = 0
-
-
 def killed_after_s(result: CommandResult) -> float | None:
     """Return the seconds after which its deadline killed a command; None if it ended by itself."""
     return result.duration_s if result.timed_out else None
 
 
-def judge_counts(
-    task: Task, tally: PassedCounts, *, log: bytes, late_s: float | None = None
+def list_results(
+    task: Task,
+    result_of: Callable[[str], TestResult],
+    result_of_kept: Callable[[str], TestResult] | None = None,
+) -> tuple[DecidingTest, ...]:
+    """Return the results of a task's tests; ``result_of_kept`` is of pass-to-pass tests."""
+    kept = result_of_kept or result_of
+    fixed = [DecidingTest(name, "fail_to_pass", result_of(name)) for name in task.fail_to_pass]
+    return (*fixed, *(DecidingTest(n, "pass_to_pass", kept(n)) for n in task.pass_to_pass))
+
+
+def judge_tests(
+    task: Task,
+    tests: Sequence[DecidingTest],
+    *,
+    log: bytes,
+    late_s: float | None = None,
+    unproven: str = "",
 ) -> Verdict:
-    """Return solved if every test passed; ``late_s``: seconds until the deadline ended them."""
-    first, second = len(task.fail_to_pass), len(task.pass_to_pass)
-    solved = (tally.fail_to_pass, tally.pass_to_pass) == (first, second) and late_s is None
-    reason = _reason(task, tally)
+    """Return solved if every test passed; ``late_s``: seconds until the deadline ended them.
+
+    ``unproven`` says why the results are no proof, else it is "".
+
+    A task without tests is never solved.
+    """
+    if not tests:
+        return make_verdict(task, VerdictKind.UNSOLVED, "the task names no test", log=log)
+    passed = all(test.result == "passed" for test in tests)
+    solved = passed and late_s is None and not unproven
+    reason = unproven if passed and unproven else _reason(tests)
     if late_s is not None:
         reason = f"the tests did not end within {late_s:.0f} s"
     kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
-    return make_verdict(task, kind, reason, tally=tally, log=log, timed_out=late_s is not None)
+    verdict = make_verdict(task, kind, reason, log=log, timed_out=late_s is not None)
+    return replace(
+        verdict,
+        tests=tuple(tests),
+        fail_to_pass_passed=count_results(tests, "fail_to_pass", "passed"),
+        pass_to_pass_passed=count_results(tests, "pass_to_pass", "passed"),
+    )
 
 
 def judge_exit_code(task: Task, code: int, *, log: bytes, late_s: float | None) -> Verdict:
@@ -49,9 +78,14 @@ def judge_exit_code(task: Task, code: int, *, log: bytes, late_s: float | None) 
     if late:
         reason = f"the command did not end within {late_s:.0f} s"
     kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
-    every = PassedCounts(len(task.fail_to_pass), len(task.pass_to_pass))
-    tally = every if solved else PassedCounts()
-    return make_verdict(task, kind, reason, tally=tally, log=log, timed_out=late)
+    verdict = make_verdict(task, kind, reason, log=log, timed_out=late)
+    if not solved:
+        return verdict
+    return replace(
+        verdict,
+        fail_to_pass_passed=len(task.fail_to_pass),
+        pass_to_pass_passed=len(task.pass_to_pass),
+    )
 
 
 def make_verdict(
@@ -59,17 +93,15 @@ def make_verdict(
     kind: VerdictKind,
     reason: str,
     *,
-    tally: PassedCounts | None = None,
     log: bytes = b"",
     timed_out: bool = False,
 ) -> Verdict:
-    """Return a verdict whose duration is not known yet."""
-    tally = tally or PassedCounts()
+    """Return a verdict without passed tests, whose duration is not known yet."""
     return Verdict(
         kind=kind,
-        fail_to_pass_passed=tally.fail_to_pass,
+        fail_to_pass_passed=0,
         fail_to_pass_total=len(task.fail_to_pass),
-        pass_to_pass_passed=tally.pass_to_pass,
+        pass_to_pass_passed=0,
         pass_to_pass_total=len(task.pass_to_pass),
         reason=reason,
         log=log.decode(errors="replace"),
@@ -78,13 +110,19 @@ def make_verdict(
     )
 
 
-def _reason(task: Task, tally: PassedCounts) -> str:
-    failing = [
-        f"{total - passed} of {total} {name} tests fail"
-        for name, passed, total in (
-            ("fail-to-pass", tally.fail_to_pass, len(task.fail_to_pass)),
-            ("pass-to-pass", tally.pass_to_pass, len(task.pass_to_pass)),
-        )
-        if passed < total
-    ]
+def count_results(
+    tests: Iterable[DecidingTest], test_set: TestSet, result: TestResult | None = None
+) -> int:
+    """Return the number of tests in a set, or of those with a result."""
+    return sum(t.test_set == test_set and result in (None, t.result) for t in tests)
+
+
+def _reason(tests: Sequence[DecidingTest]) -> str:
+    failing = []
+    sets: tuple[TestSet, TestSet] = ("fail_to_pass", "pass_to_pass")
+    for name in sets:
+        total = count_results(tests, name)
+        passed = count_results(tests, name, "passed")
+        if passed < total:
+            failing.append(f"{total - passed} of {total} {name.replace('_', '-')} tests fail")
     return ", ".join(failing) or "all tests pass"

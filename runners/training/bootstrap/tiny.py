@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import tokenizers
 
     from runners.gateway.tokenizer import Renderer, Tokenizer
+    from runners.tasks.bugfix.project import Project
+    from runners.training.bootstrap.demonstrations import Chain
 
 VERSION = 1
 """Raised whenever the same inputs give another policy."""
@@ -115,6 +117,23 @@ def _make(
     progress: Progress,
 ) -> None:
     # Imported here: torch and transformers take seconds, and a cached policy needs neither.
+    from runners.training.bootstrap.demonstrations import draw_episodes
+
+    drawn = draw_episodes(seed, right=recipe.right, scenario=scenario)
+    nll = make_policy(directory, model, drawn, seed, recipe, progress)
+    record = {"inputs": _inputs(model, scenario, seed, recipe), "nll": nll}
+    (directory / "bootstrap.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def make_policy(
+    directory: Path,
+    model: TinyModelConfig,
+    drawn: Iterator[tuple[Project, list[Chain]]],
+    seed: int,
+    recipe: Recipe,
+    progress: Progress,
+) -> dict[str, float]:
+    """Write a policy that imitates episodes; return its negative log-likelihoods."""
     from transformers.utils import logging
 
     from runners.gateway.tokenizer import load_renderer, load_tokenizer
@@ -127,7 +146,6 @@ def _make(
         loaded = load_tokenizer(directory)
         return loaded, load_renderer(loaded, model.renderer)
 
-    drawn = demonstrations.draw_episodes(seed, right=recipe.right, scenario=scenario)
     projects, episodes = zip(*islice(drawn, recipe.demonstrations), strict=True)
     tokenizer, renderer = load(vocabulary.train_tokenizer([], size=vocabulary.BYTES_ONLY))
     # The renderer needs a tokenizer to render the prompts that the tokenizer is trained on: one of
@@ -160,8 +178,4 @@ def _make(
         report=lambda step: progress("warm-up", recipe.copying_steps + step, total),
     )
     policy.save_pretrained(directory)
-    record = {
-        "inputs": _inputs(model, scenario, seed, recipe),
-        "nll": {"sampled": final.sampled, "read": final.read},
-    }
-    (directory / "bootstrap.json").write_text(json.dumps(record, indent=2) + "\n")
+    return {"sampled": final.sampled, "read": final.read}

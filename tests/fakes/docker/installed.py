@@ -19,8 +19,11 @@ def can_stand_in() -> bool:
 
 
 @contextmanager
-def docker_program(directory: Path, *, image: str = "") -> Iterator[None]:
-    """Put the stand-in on PATH; ``image`` is a script that makes the files of its image."""
+def docker_program(directory: Path, *, image: str = "", internal: str = "") -> Iterator[None]:
+    """Put the stand-in on PATH; ``image`` is a script that makes the files of its image.
+
+    ``internal`` names a network that was made with ``--internal``.
+    """
     directory.mkdir()
     program = directory / "docker"
     text = Path(__file__).with_name("program.py").read_text()
@@ -28,6 +31,7 @@ def docker_program(directory: Path, *, image: str = "") -> Iterator[None]:
     program.chmod(0o755)
     if image:
         (directory / "image").write_text(image)
+    (directory / "internal").write_text(internal)
     before = os.environ["PATH"]
     os.environ["PATH"] = f"{directory}:{before}"
     try:

@@ -3,7 +3,8 @@ root of its own, and real processes with the rights that ``--cap-add`` names.
 
 It accepts the flags of docker's documentation that it knows, and refuses all others. It does not
 pull images (every name is the same image, which the test's script made), does not limit memory,
-processes and CPU time, and has no networks but this machine's and none. Only root can enter a
+processes and CPU time, and has no networks but this machine's and none: one that is named in the
+file ``internal`` is said to be internal, and is this machine's all the same. Only root can enter a
 container. Its state lies beside the program.
 """
 
@@ -189,6 +190,21 @@ def execute(words: list[str]) -> None:
     os._exit(process.wait())
 
 
+def inspect_network(words: list[str]) -> None:
+    """Print whether a network is internal, in the format of the one caller."""
+    verb, *rest = words
+    flags, names = parse(rest, {"--format": 1})
+    if verb != "inspect" or flags != {"--format": ["{{.Internal}}"]}:
+        refuse(f"the stand-in knows no network {' '.join(words)}")
+    file = STATE.parent / "internal"
+    internal = file.read_text().split() if file.exists() else []
+    for name in names:
+        if name not in ("bridge", "host", "none", *internal):
+            print(f"Error response from daemon: network {name} not found", file=sys.stderr)
+            sys.exit(1)
+        print(str(name in internal).lower())
+
+
 def remove(words: list[str]) -> None:
     """End a container."""
     flags, words = parse(words, REMOVE)
@@ -222,4 +238,6 @@ def show(words: list[str]) -> None:
 if __name__ == "__main__":
     STATE.mkdir(exist_ok=True)
     command, *rest = sys.argv[1:]
-    {"run": run, "exec": execute, "rm": remove, "ps": show}[command](rest)
+    {"run": run, "exec": execute, "rm": remove, "ps": show, "network": inspect_network}[command](
+        rest
+    )

@@ -29,6 +29,11 @@ KEY = "e2b_0123456789abcdef"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+def is_name(rule: str) -> bool:
+    """Return whether a rule is a host name, and not an address or a block of them."""
+    return rule.rpartition(".")[2].isalpha()
+
+
 @dataclass
 class Machine:
     """A sandbox in the control plane."""
@@ -92,6 +97,11 @@ class E2bServer:
 
     async def _create(self, request: web.Request) -> web.Response:
         body = await request.json()
+        network = body.get("network") or {}
+        # As E2B: names can only be allowed, and only if all else is denied.
+        names = [any(map(is_name, network.get(rules) or [])) for rules in ("allowOut", "denyOut")]
+        if names[1] or (names[0] and "0.0.0.0/0" not in (network.get("denyOut") or [])):
+            return envd.error_response(400, "400", "invalid network rules")
         key = request.headers.get("Idempotency-Key") or str(next(self._numbers))
         if key not in self._keys:
             self._keys[key] = asyncio.create_task(self._boot(body))

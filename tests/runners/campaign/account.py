@@ -22,7 +22,7 @@ _TIMED = (
 )
 """Metrics that depend on the clock, or on the number of attempts."""
 _CLOSE = ("loss/", "policy/")
-"""Metrics of the trainer: sums of floats, whose last bits depend on how requests were batched."""
+"""Metrics that compare with the engine's logprobs, whose last bits depend on how it batched."""
 _DIGITS = 6
 
 
@@ -42,7 +42,9 @@ def account(store: RunStore) -> dict[str, Any]:
             for rollout_id, count in Counter(record.rollout_id for record in records).items()
             if count > 1
         ],
-        "checkpoints": sorted(path.name for path in (store.run_dir / "checkpoints").iterdir()),
+        "checkpoints": {
+            path.name: _digests(path) for path in (store.run_dir / "checkpoints").iterdir()
+        },
         "integrity": store.query("PRAGMA integrity_check")[0][0],
         "broken": broken(store, store.run_dir / "dump"),
     }
@@ -79,6 +81,14 @@ def _differ(where: str, wanted: Any, found: Any) -> list[str]:
             for line in _differ(f"{where}/{key}", wanted.get(key, "?"), found.get(key, "?"))
         ]
     return [] if wanted == found else [f"{where[1:]}: {found!r}, not {wanted!r}"]
+
+
+def _digests(checkpoint: Path) -> dict[str, str]:
+    """Return the digest of each tensor file: weights and optimizer state are equal bit for bit."""
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+        for file in sorted(checkpoint.glob("*.safetensors"))
+    }
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, Any]:

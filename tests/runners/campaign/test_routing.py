@@ -48,7 +48,7 @@ async def test_an_engine_that_returns_no_routing_ends_the_campaign_before_its_fi
     async with ScriptedEngine() as engine:
         engine.always = Completion("ab<|im_end|>")
         process = miniature.begin(
-            "engine=sglang", f"engine.url={engine.url}", "routing_replay=rollout"
+            "model=tiny", "engine=sglang", f"engine.url={engine.url}", "routing_replay=rollout"
         )
         out, err = await asyncio.to_thread(process.communicate, timeout=600)
         assert process.returncode == ExitCode.PREFLIGHT, err.decode()

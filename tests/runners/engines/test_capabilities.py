@@ -111,8 +111,8 @@ async def test_every_server_is_checked_and_the_failing_one_is_named(
     servers[1].shape = None
     servers[1].weight_version = "2"
     found = failures(await run_check(urls[0], urls))
-    assert set(found) == {"weight version", "routing"}
-    assert "weights of several versions (1; 2)" in found["weight version"]
+    assert set(found) == {"same weights", "routing"}
+    assert "weights of several versions (1; 2)" in found["same weights"]
     assert found["routing"].startswith(f"{urls[1]}: ")
 
 
@@ -179,6 +179,24 @@ async def test_a_run_starts_only_with_the_capabilities_that_it_needs(
     assert unfit.value.exit_code == ExitCode.PREFLIGHT
     with pytest.raises(EngineError, match=r"Start the server that engine\.url names"):
         await begins(NOBODY, new_weights=True)
+
+
+@pytest.mark.parametrize("version", [None, "nightly"])
+async def test_only_training_refuses_a_weight_version_that_is_not_known(
+    server: ScriptedEngine, version: str | None
+) -> None:
+    logprobs = {"output_token_logprobs": [[-1.0, 1, None]], "weight_version": version}
+    server.always = Completion("", raw=orjson.dumps({"meta_info": logprobs}))
+    server.deaf = True  # what is answered at once cannot be aborted
+
+    async def begins(*, new_weights: bool) -> None:
+        await require_capabilities(
+            server.url, [], context_tokens=32768, routing=None, new_weights=new_weights
+        )
+
+    await begins(new_weights=False)
+    with pytest.raises(EngineUnfit, match=r"engine: weight version: .*training"):
+        await begins(new_weights=True)
 
 
 # --- routing ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine, EngineError, EngineLoad, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
+from runners.trajectory.record import UNKNOWN_VERSION
 from tests.fakes.scripted_engine import Completion, Reply, ScriptedEngine
 
 Json = dict[str, Any]
@@ -170,6 +171,19 @@ async def test_ids_come_with_their_logprobs_and_default_is_version_0(
     assert answer.weight_version == 0
 
 
+@pytest.mark.parametrize("version", [None, "nightly", "1.5", ""])
+async def test_what_a_server_does_not_report_is_unknown_or_measured(
+    scripted: ScriptedEngine, engine: HttpEngine, version: str | None
+) -> None:
+    answer = sglang_answer(weight_version=version, cached_tokens=None)
+    del answer["meta_info"]["e2e_latency"]
+    scripted.always_reply = Reply(orjson.dumps(answer), delay_s=0.05)
+    generation = await engine.generate([1, 2, 3], SamplingParams(2), rid="a")
+    assert generation.weight_version == UNKNOWN_VERSION
+    assert generation.cached_tokens == 0
+    assert generation.engine_s >= 0.05
+
+
 @pytest.mark.parametrize(
     ("status", "body", "text", "retryable"),
     [
@@ -257,7 +271,6 @@ async def test_a_kept_connection_that_the_server_closed_is_dropped() -> None:
         b'{"text": "no meta"}',
         b"null",
         sglang_answer(output_token_logprobs=None),
-        sglang_answer(weight_version="nightly"),
     ],
 )
 async def test_an_unreadable_answer_is_an_engine_error(

@@ -105,7 +105,12 @@ def test_a_dead_engine_ends_the_evaluation_with_code_4_and_a_report(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     policy = [f"model.path={untrained_policy}", f"model.tokenizer={untrained_policy}"]
-    nobody = ["engine=sglang", "engine.url=http://127.0.0.1:9", "observe.dashboard=off"]
+    nobody = [
+        "model=tiny",
+        "engine=sglang",
+        "engine.url=http://127.0.0.1:9",
+        "observe.dashboard=off",
+    ]
     config = a_config(*SMALL, "run.eval_tasks=0", *policy, *nobody)
     result = run_evaluation(BENCHMARKS["bugfix"], config, tmp_path / "run")
     assert result.end.exit_code is ExitCode.SERVICE_GONE

@@ -107,6 +107,17 @@ def test_a_failed_grading_is_replaced_by_the_agent_s_outcome(
     assert event.data["before"]["code"] == "grader.timeout"
 
 
+def test_an_accusation_that_regrading_does_not_confirm_is_taken_back(
+    store: RunStore, tasks: list[Task]
+) -> None:
+    accused = Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, "canary: 2 of 3")
+    put(store, tasks[0], 0, outcome=accused, solved=False, counts=True)
+    assert again(store, everything=True).graded == 1
+    found = store.rollout(rollout_id(0, 0))
+    assert found is not None
+    assert (found.outcome.code, found.solved) == (OutcomeCode.POLICY_FINISHED, True)
+
+
 def test_an_ungraded_patch_replaces_the_failures_that_came_after_it(
     store: RunStore, tasks: list[Task]
 ) -> None:

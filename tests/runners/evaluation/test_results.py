@@ -159,9 +159,46 @@ def test_injected_faults_and_observed_failures_are_counted(store: RunStore) -> N
 
 
 def test_a_rollout_that_changed_the_tests_is_named_with_the_files(store: RunStore) -> None:
+    assert the_report(store).protected_touched == {}
+    store.put_rollout(
+        a_record(0, 1, "solved", turns=2, extra={"protected_touched": ["tests/a.py"]})
+    )
+    assert the_report(store).protected_touched == {rollout_id(0, 1): ["tests/a.py"]}
     assert the_report(store).tampered == {}
-    store.put_rollout(a_record(0, 1, "solved", turns=2, extra={"tampered": ["tests/a.py"]}))
-    assert the_report(store).tampered == {rollout_id(0, 1): ["tests/a.py"]}
+
+
+def test_attempts_to_reach_other_hosts_are_named(store: RunStore) -> None:
+    tried = [
+        {"host": "pypi.org", "port": 443, "allowed": False, "count": 3},
+        {"host": "mirror.example", "port": 80, "allowed": True, "count": 1},
+    ]
+    store.put_rollout(a_record(0, 1, "solved", turns=2, extra={"egress": tried}))
+    found = ["denied pypi.org:443", "allowed mirror.example:80"]
+    assert the_report(store).egress == {rollout_id(0, 1): found}
+
+
+def test_tampering_and_the_official_verdict_stand_apart_from_solved(store: RunStore) -> None:
+    accusation = Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, "canary: 2 of 3")
+    tampered = a_record(0, 1, "unsolved", verdict={"official": True}, outcome=accusation)
+    store.put_rollout(tampered)
+    store.put_rollout(a_record(0, 0, "solved", turns=1, verdict={"official": True}))
+    report = the_report(store)
+    assert report.tampered == {rollout_id(0, 1): "canary: 2 of 3"}
+    assert report.official_resolved == {rollout_id(0, 0): True, rollout_id(0, 1): True}
+    assert (report.rollouts.solved, report.rollouts.unsolved) == (2, 3)
+    assert report.rollouts.outcomes["policy.tampered"] == 1
+
+
+def test_unverified_rollouts_and_signs_of_tampering_are_named(
+    store: RunStore,
+) -> None:
+    assert (the_report(store).unverified, the_report(store).signs) == ({}, {})
+    verdict = {"unverified": "no assertion", "signs": ["frames"]}
+    store.put_rollout(a_record(0, 1, "solved", turns=2, verdict=verdict))
+    report = the_report(store)
+    assert report.unverified == {rollout_id(0, 1): "no assertion"}
+    assert report.signs == {rollout_id(0, 1): ["frames"]}
+    assert report.rollouts.solved == 3
 
 
 def test_a_task_set_aside_is_named_and_in_no_count(store: RunStore) -> None:

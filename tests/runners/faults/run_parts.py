@@ -36,7 +36,7 @@ from tests.fakes.scripted_engine import Completion, ScriptedEngine
 
 ROLLOUT = "train-000001-000-00"
 SESSION = f"{ROLLOUT}-a0"
-PATCH = Patch(diff=b"", sha256="", files=(), tampered=())
+PATCH = Patch(diff=b"", sha256="", files=(), protected_touched=())
 Hit = Callable[[], Awaitable[Any]]
 """Makes the call of a boundary once."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -22,8 +22,11 @@ from runners.gateway.conversation import (
     TurnRequest,
 )
 from runners.gateway.prefix_matching import prepare_request
+from runners.gateway.text_work import TextWork
+from runners.gateway.texts import Texts
 from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
 from runners.trajectory.record import MAIN_THREAD, Turn
+from tests.fakes.running_gateway import make_limits
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 SYSTEM = Piece(-1, "system", "text", "You fix bugs.")
@@ -39,6 +42,15 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Renderer, Tokenizer
     return load_renderer(tokenizer, "qwen3"), tokenizer
 
 
+def run_at_once(placement: Coroutine[Any, Any, Placement]) -> Placement:
+    """Return the result of a coroutine that waits for nothing, as short texts are placed."""
+    try:
+        placement.send(None)
+    except StopIteration as done:
+        return cast(Placement, done.value)
+    raise AssertionError("it waits")
+
+
 @dataclass
 class Gateway:
     """Takes turns as a session does, with a scripted policy."""
@@ -51,7 +63,8 @@ class Gateway:
     places: list[Placement] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.branches = Branches(self.renderer, self.tokenizer)
+        texts = Texts(TextWork(self.tokenizer, self.renderer), make_limits())
+        self.branches = Branches("s", texts, self.tokenizer)
 
     def ask(self, request: TurnRequest, *calls: IssuedCall, text: str = "") -> int:
         """Return the index of the turn that answers a request."""
@@ -59,7 +72,7 @@ class Gateway:
         earlier = self.branches.find_answer(asked.fingerprint)
         if earlier is not None:
             return int(earlier[0]["turn"])
-        place = self.branches.find_placement(asked)
+        place = run_at_once(self.branches.find_placement(asked))
         body = text + "".join(f"<tool_call>{call.id}</tool_call>" for call in calls)
         output = np.array(self.tokenizer.encode(body + "<|im_end|>"), np.int32)
         kept = place.parent.node.length if place.parent else 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import stat
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import orjson
 import psutil
 import pytest
 
+from runners.gateway.control import STALE_S, remove_stale_directories
 from tests.fakes.running_gateway import (
     Agent,
     Gateway,
@@ -210,3 +213,24 @@ async def test_the_descriptors_of_a_refused_delivery_are_closed(gateway: Gateway
         await refused(agent.key, not_listening())
         await refused("unknown key", [open_listener()])
     assert process.num_fds() == handles
+
+
+def test_directories_of_killed_gateways_are_removed_and_others_are_kept(tmp_path: Path) -> None:
+    long_ago = time.time() - 2 * STALE_S
+    listeners = []
+    for name in ("killed", "starting", "serving"):
+        directory = tmp_path / f"agentrl-gateway-{name}"
+        directory.mkdir(mode=0o700)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(directory / "control"))
+        listeners.append(listener)
+        if name != "starting":
+            os.utime(directory / "control", (long_ago, long_ago))
+    listeners[0].close()
+    listeners[2].listen()
+    (tmp_path / "agentrl-gateway-other").mkdir()
+    remove_stale_directories(tmp_path)
+    left = sorted(path.name.removeprefix("agentrl-gateway-") for path in tmp_path.iterdir())
+    assert left == ["other", "serving", "starting"]
+    for listener in listeners[1:]:
+        listener.close()

@@ -18,9 +18,12 @@ from runners.gateway.dialects.body import parse_body
 from runners.gateway.registry import SessionRegistry, SessionRequest
 from runners.gateway.session import Session, SessionServices
 from runners.gateway.settings import SessionSampling
+from runners.gateway.text_work import TextWork
+from runners.gateway.texts import Texts
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
 from runners.gateway.turn_log import AsyncTurnLog
 from runners.store.store_error import StoreError
+from tests.fakes.running_gateway import make_limits
 from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 from tests.fakes.turn_log import HeldTurnLog
 
@@ -46,10 +49,12 @@ async def bench(engine: ScriptedEngine, tokenizer_dir: Path) -> AsyncIterator[Be
         admission=Admission(8, adaptive=False),
     )
     await journal.open(lambda: log)
-    services = SessionServices(client, tokenizer, load_renderer(tokenizer, "qwen3"), journal)
+    renderer, limits = load_renderer(tokenizer, "qwen3"), make_limits()
+    texts = Texts(TextWork(tokenizer, renderer), limits)
+    services = SessionServices(client, tokenizer, renderer, texts, journal, limits)
     sampling = SessionSampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
     yield Bench(
-        Session("s", services, sampling, max_context_tokens=10_000, max_turns=None, seed=None),
+        Session("s", services, sampling, max_context_tokens=10_000, max_turns=100, seed=None),
         log,
         services,
     )

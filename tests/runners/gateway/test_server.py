@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.gateway.server import BODY_BYTES
-from tests.fakes.running_gateway import Agent, Gateway, user
+from tests.fakes.running_gateway import LIMITS, Agent, Gateway, user
 from tests.fakes.scripted_engine import END, ScriptedEngine
 
 
@@ -101,7 +100,7 @@ async def test_an_invalid_body_is_400(body: bytes, gateway: Gateway) -> None:
 
 async def test_a_body_beyond_the_limit_is_413(gateway: Gateway) -> None:
     agent = await gateway.session()
-    status, answer = await agent.post("/v1/messages", b" " * (BODY_BYTES + 1))
+    status, answer = await agent.post("/v1/messages", b" " * ((LIMITS["body_mb"] << 20) + 1))
     assert (status, answer["error"]["type"]) == (413, "request_too_large")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from runners.observe.summary import summary_table
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
+from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from tests.fakes.records import CONFIG, a_rollout, example_run
 
 
@@ -49,6 +51,16 @@ def test_the_status_of_a_running_run_shows_its_progress(store: RunStore) -> None
     shown = text(render(found))
     for part in ("1 of 3", "held-out after 1", "75.0%", f"process {os.getpid()}"):
         assert part in shown
+
+
+def test_tampering_is_shown_with_its_evidence(store: RunStore) -> None:
+    evidence = "canary: 1 of 2 tests that must fail were reported as passed (a.T.test)"
+    outcome = Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, evidence)
+    store.put_rollout(replace(a_rollout("train-000001-00-09"), outcome=outcome))
+    found = read_status(store.run_dir)
+    assert found.tampered == {"train-000001-00-09": evidence}
+    assert found.outcomes["policy.tampered"] == 1
+    assert "1 of 2 tests that must fail" in text(render(found))
 
 
 def test_a_run_whose_driver_is_gone_is_killed_and_can_be_resumed(store: RunStore) -> None:

@@ -26,7 +26,7 @@ SGLANG = Path(__file__).parents[2] / "fakes" / "sglang_package"
 def config_for(tmp_path: Path, *overrides: str) -> Config:
     """Return a configuration whose tokenizer is there."""
     tokenizer = write_tiny_tokenizer(tmp_path / "tokenizer")
-    return compose([f"model.tokenizer='{tokenizer}'", *overrides])
+    return compose(["model=tiny", f"model.tokenizer='{tokenizer}'", *overrides])
 
 
 async def take_agent_turn(config: Config, work: Path) -> AgentTurn:

@@ -92,6 +92,18 @@ def test_outcomes_failures_and_tokens_add_up(tmp_path: Path) -> None:
     assert "sampled by attempts that were retried 4" in tokens
 
 
+def test_tampering_is_shown_with_its_evidence(tmp_path: Path) -> None:
+    with example_run(tmp_path / "run") as store:
+        accused = Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, "canary: 2 of 3 <passed>")
+        store.put_rollout(a_rollout("train-000001-00-07", outcome=accused, solved=False))
+        page = page_of(store)
+    shown = page.sections["tampering"]
+    assert "1 rollouts; they count as unsolved. In training, most: 1 in step 1." in shown
+    assert "canary: 2 of 3 <passed>" in shown
+    assert "train-000001-00-07" in shown
+    assert "policy.tampered 1" in page.sections["outcomes"]
+
+
 def test_branches_and_breaks_are_listed_with_their_reasons(tmp_path: Path) -> None:
     with branched_run(tmp_path / "run", rollouts=2) as store:
         said = page_of(store).sections["branches-and-tokens"]

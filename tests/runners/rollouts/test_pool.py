@@ -6,21 +6,19 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from conf.errors import ExitCode
 from runners.concurrency.limits import Admission, TokenBucket
-from runners.harnesses.contract import HarnessResult
+from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.rollouts.pool import BreakerOpen
-from runners.sandboxes.contract import SandboxError
+from runners.sandboxes.contract import Sandbox, SandboxError
 from runners.store.store_error import StoreError
-from runners.tasks.contract import Task, VerdictKind
+from runners.tasks.contract import DecidingTest, Task, Verdict, VerdictKind
 from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import TRANSITIONS, OutcomeClass, OutcomeCode, Stage
-from tests.fakes.rollout_parts import (
-    HostileError,
-    make_result,
-)
+from tests.fakes.rollout_parts import CallingHarness, HostileError, make_result
 from tests.runners.rollouts.world import world
 
 
@@ -40,6 +38,76 @@ async def test_a_good_rollout_is_graded_rewarded_and_kept_token_for_token(
         chains = build_segments(here.store.turns(record.session_id))
         assert sum(int(chain.loss_mask.sum()) for chain in chains) == record.sampled_tokens > 0
         assert set(record.timings) == {*TRANSITIONS, "total"} - {Stage.END}
+
+
+TAMPERED = Verdict(
+    VerdictKind.UNSOLVED, 1, 1, 1, 1, "tampered", "", 0.1, tampered="canary: 2 of 3 passed"
+)
+
+
+async def test_a_tampered_patch_is_the_policy_s_doing_and_rewarded_as_unsolved(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.grader.verdicts = [TAMPERED]
+        reward = here.context.reward.model_copy(update={"partial": True, "turn_penalty": 0.0})
+        here.context = replace(here.context, reward=reward)
+        [record] = await here.pool().run(here.specs(1))
+        assert (record.outcome.code, record.outcome.message) == (
+            OutcomeCode.POLICY_TAMPERED,
+            "canary: 2 of 3 passed",
+        )
+        assert (record.solved, record.reward, record.attempt) == (False, 0.0, 0)
+        assert record.outcome.meaning.in_baseline
+        assert record.extra["agent_code"] == "policy.finished"
+        assert record.verdict is not None
+        assert record.verdict["tampered"] == "canary: 2 of 3 passed"
+
+
+class LimitedAgent(CallingHarness):
+    """Takes a turn; then the gateway refuses something as too deep, and the program fails."""
+
+    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessResult:
+        """End as a program does that cannot reach its gateway."""
+        await super().run(sandbox, context)
+        headers = {"x-api-key": context.api_key}
+        async with (
+            aiohttp.ClientSession(trust_env=False, headers=headers) as http,
+            http.post(f"{sandbox.gateway_url}/v1/messages", data=b"[" * 1000) as response,
+        ):
+            assert response.status == 400
+        return make_result(OutcomeCode.INFRA_GATEWAY)
+
+
+async def test_a_program_that_fails_after_its_sandbox_asked_for_too_much_is_not_retried(
+    tmp_path: Path, task: Task
+) -> None:
+    async with world(tmp_path, task) as here:
+        here.context = replace(here.context, harness=LimitedAgent())
+        here.grader.verdicts = [VerdictKind.UNSOLVED]
+        [record] = await here.pool().run(here.specs(1))
+        assert record.outcome.code is OutcomeCode.POLICY_REQUEST_LIMITS
+        assert (record.attempt, record.reward is not None, record.solved) == (0, True, False)
+        assert record.outcome.meaning.in_baseline
+        assert record.extra["session"]["over_limit"] == 1
+
+
+async def test_a_record_names_the_deciding_tests(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        tests = (
+            DecidingTest("t::a", "fail_to_pass", "passed"),
+            DecidingTest("t::b", "fail_to_pass", "missing"),
+            DecidingTest("t::c", "pass_to_pass", "passed"),
+            DecidingTest("t::d", "pass_to_pass", "failed"),
+        )
+        here.grader.verdicts = [replace(TAMPERED, tampered="", tests=tests)]
+        [record] = await here.pool().run(here.specs(1))
+        assert record.verdict is not None
+        assert record.verdict["tests"] == {
+            "passed": ["t::a"],
+            "missing": ["t::b"],
+            "failed": ["t::d"],
+        }
 
 
 @pytest.mark.parametrize(
@@ -310,6 +378,14 @@ async def test_what_the_agent_program_said_of_itself_is_kept(tmp_path: Path, tas
         [record] = await here.pool(attempts=1).run(here.specs(1))
         assert record.extra["harness"] == facts
         assert record.extra["output"] == "no model\n"
+
+
+async def test_what_the_agent_tried_to_reach_is_kept(tmp_path: Path, task: Task) -> None:
+    async with world(tmp_path, task) as here:
+        here.backend.tries_hosts = True
+        [record] = await here.pool(attempts=1).run(here.specs(1))
+        tried = {"host": "pypi.org", "port": 443, "allowed": False, "count": 2}
+        assert record.extra["egress"] == [tried]
 
 
 async def test_an_attempts_session_has_the_runs_turns(tmp_path: Path, task: Task) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from conf.sections.task import RewardConfig
@@ -11,8 +13,13 @@ from runners.trajectory.turn_totals import TurnTotals
 from tests.runners.tasks.pytest_tasks import scripted_verdict
 
 CONFIG = RewardConfig(
-    kind="tests", solved=1, unsolved=-1, partial=False, turn_penalty=0.02, malformed_penalty=0.25
-)
+    kind="tests", solved=1, unsolved=-1, partial=False, malformed_penalty=0.25,
+    turn_penalty=0.2, turn_budget=10, length_penalty=0.5, token_budget=1000,
+)  # fmt: skip
+UNSHAPED: dict[str, Any] = {
+    "turn_penalty": 0.0, "turn_budget": 1, "length_penalty": 0.0, "token_budget": 1,
+    "malformed_penalty": 0.0,
+}  # fmt: skip
 
 
 def make_verdict(kind: VerdictKind) -> Verdict:
@@ -28,9 +35,12 @@ def make_verdict(kind: VerdictKind) -> Verdict:
         (VerdictKind.SOLVED, TurnTotals(turns=3, malformed_turns=1), 0.69),
         (VerdictKind.SOLVED, TurnTotals(turns=3, malformed_turns=2), 0.69),
         (VerdictKind.UNSOLVED, TurnTotals(turns=1, malformed_turns=1), -1.27),
+        (VerdictKind.SOLVED, TurnTotals(sampled_tokens=100), 0.95),
+        (VerdictKind.SOLVED, TurnTotals(turns=10, sampled_tokens=1000), 0.3),
+        (VerdictKind.SOLVED, TurnTotals(turns=99, sampled_tokens=9999, malformed_turns=9), 0.05),
     ],
 )
-def test_turns_cost_each_and_malformed_calls_once(
+def test_turns_and_tokens_cost_by_their_budgets_and_malformed_calls_once(
     kind: VerdictKind, totals: TurnTotals, reward: float
 ) -> None:
     assert compute_reward(CONFIG, make_verdict(kind), totals) == pytest.approx(reward)
@@ -56,8 +66,6 @@ def test_the_totals_of_turns_count_malformed_turns_and_look_at_the_last() -> Non
 def test_partial_credit_is_the_share_of_fixed_tests(
     first: int, second: int, late: bool, partial: bool, expected: float
 ) -> None:
-    reward = RewardConfig(
-        kind="tests", solved=1, unsolved=-1, partial=partial, turn_penalty=0, malformed_penalty=0
-    )
+    reward = RewardConfig(kind="tests", solved=1, unsolved=-1, partial=partial, **UNSHAPED)
     verdict = scripted_verdict(first, second, timed_out=late)
     assert compute_reward(reward, verdict, TurnTotals()) == expected

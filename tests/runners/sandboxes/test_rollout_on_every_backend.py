@@ -76,7 +76,7 @@ async def test_a_patch_that_does_not_apply_is_unsolved(
 ) -> None:
     task = make_task(tmp_path / "task")
     diff = b"diff --git a/no b/no\n--- a/no\n+++ b/no\n@@ -1 +1 @@\n-x\n+y\n"
-    broken = Patch(diff, sha256="x", files=("no",), tampered=())
+    broken = Patch(diff, sha256="x", files=("no",), protected_touched=())
     verdict = await SandboxGrader(tested.backend).grade(task, broken, name="g", deadline_s=30)
     assert (verdict.kind, verdict.reason) == (VerdictKind.UNSOLVED, "patch does not apply")
     if tested.server is not None:

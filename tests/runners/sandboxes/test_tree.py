@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from runners.processes.process_names import PREFIX, make_unique_name
+from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local import backend
-from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.sandboxes.tree import copy_tree
 
 
 def test_a_copy_has_contents_modes_and_links(tmp_path: Path) -> None:

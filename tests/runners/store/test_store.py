@@ -378,3 +378,8 @@ def test_a_reader_writes_nothing(store: RunStore) -> None:
         for attempt in attempts:
             with pytest.raises(StoreError, match="cannot be written"):
                 attempt()
+
+
+def test_a_run_directory_is_its_users_alone(tmp_path: Path) -> None:
+    RunStore.create(tmp_path / "run", {}).close()
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700

@@ -31,7 +31,12 @@ def config(
 ) -> SwebenchTaskConfig:
     """Return the configuration of a dataset file."""
     return SwebenchTaskConfig(
-        kind="swebench", path=str(path), repositories=repositories, grader=grader, flaky_reruns=0
+        kind="swebench",
+        path=str(path),
+        repositories=repositories,
+        grader=grader,
+        flaky_reruns=0,
+        canaries=0,
     )
 
 

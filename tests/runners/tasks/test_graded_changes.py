@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local.backend import LocalBackend
-from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.sandboxes.tree import copy_tree
 from runners.tasks.contract import EvalCommand, Patch, Task, Verdict, VerdictKind
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import diff_workspace
@@ -168,7 +169,7 @@ async def test_a_change_reaches_the_verdict(
     change(workspace)
     patch, verdict = await graded(backend, task, workspace, test)
     assert verdict.kind is VerdictKind.SOLVED, verdict
-    assert patch.tampered == ()
+    assert patch.protected_touched == ()
     patch.diff.decode()
 
 
@@ -178,7 +179,7 @@ async def test_a_deleted_test_is_restored_and_reported(
     (workspace / "tests/test_cases.py").unlink()
     patch, verdict = await graded(backend, task, workspace, "fixed")
     assert verdict.reason == "1 of 1 fail-to-pass tests fail"
-    assert patch.tampered == ("tests/test_cases.py",)
+    assert patch.protected_touched == ("tests/test_cases.py",)
     fixed(workspace)
     _, verdict = await graded(backend, task, workspace, "fixed")
     assert verdict.kind is VerdictKind.SOLVED
@@ -205,7 +206,7 @@ async def test_an_edited_conftest_is_restored_and_reported(
     git(workspace, "add", "-A")
     git(workspace, "commit", "-q", "-m", "all green")
     patch = await diff_workspace(task, workspace)
-    assert patch.tampered == ("conftest.py", "setup.cfg")
+    assert patch.protected_touched == ("conftest.py", "setup.cfg")
     cheated = await SandboxGrader(backend).grade(task, patch, name="g", deadline_s=60)
     assert (cheated.kind, cheated.fail_to_pass_passed) == (VerdictKind.UNSOLVED, 0)
     fixed(workspace)
@@ -231,7 +232,7 @@ async def test_names_that_cannot_be_stored_are_escaped(task: Task, workspace: Pa
     task = replace(task, protected=("tests/",))
     (workspace / "tests" / os.fsdecode(b"\xff.py")).write_text("x")
     patch = await diff_workspace(task, workspace)
-    assert patch.tampered == ("tests/\\xff.py",)
+    assert patch.protected_touched == ("tests/\\xff.py",)
     remove_tree(workspace / "tests")
     with (workspace / os.fsdecode(b"\xfe")).open("wb") as file:
         file.truncate(9 << 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,7 @@ from runners.tasks.contract import (
 )
 from runners.tasks.graders.eval_script import (
     PLUGIN,
+    TESTED,
     judge_run,
     parse_run,
     run_script,
@@ -102,12 +103,13 @@ async def test_a_forgery_does_not_solve(backend: LocalBackend, task: Task, how: 
 
 IMPERSONATING = f"""\
 import json, os
-ask, tell = map(int, os.environ.pop("AGENTRL_REPORT").split(","))
-word = os.read(ask, 32).decode()
-os.write(tell, f"{{word}} begin\\n".encode())
+import agentrl_channel
+tell = agentrl_channel.get_teller()
+tell("begin")
 for name in "{NAMES}".splitlines():
-    name = name.partition(" ")[2]
-    os.write(tell, f"{{word}} passed {{json.dumps(name)}}\\n".encode())
+    tell(f"test passed {{json.dumps(name.partition(' ')[2])}}")
+tell("finish 0 6 0 -")
+tell("exit")
 os._exit(0)
 """
 
@@ -135,7 +137,7 @@ async def test_a_log_that_fools_the_official_judge_does_not_fool_ours(
         SandboxSpec("s", task.repo, "none", mounts=mounts, change=change)
     )
     try:
-        run = await run_script(grading, spec.eval_script, sandbox, 30)
+        run = await run_script(grading.workdir, spec.eval_script, sandbox, 30)
     finally:
         await sandbox.close()
     (tmp_path / "log").write_bytes(run.log)
@@ -149,31 +151,30 @@ async def test_a_loop_is_unsolved_at_the_deadline(backend: LocalBackend, task: T
     assert (verdict.kind, verdict.timed_out) == (VerdictKind.UNSOLVED, True)
 
 
-def test_the_plugin_can_be_read_by_the_oldest_python_of_swe_bench() -> None:
-    ast.parse(PLUGIN.read_text("utf-8"), feature_version=(3, 6))
-    assert "from __future__" not in PLUGIN.read_text("utf-8")
+@pytest.mark.parametrize("name", TESTED)
+def test_our_modules_can_be_read_by_the_oldest_python_of_swe_bench(name: str) -> None:
+    text = TESTED[name].read_text("utf-8")
+    ast.parse(text, feature_version=(3, 6))
+    assert "from __future__" not in text
 
 
 def test_an_unknown_pytest_runs_without_the_plugin(tmp_path: Path) -> None:
     (tmp_path / "pytest.py").write_text("def hookimpl(**_): return lambda function: function\n")
     (tmp_path / "_pytest").mkdir()
     (tmp_path / "_pytest/__init__.py").write_text("")
-    ask, word = os.pipe()
-    report_read, report_write = os.pipe()
-    os.write(word, b"w" * 32)
-    done = subprocess.run(
-        [sys.executable, "-c", "import agentrl_report; print(agentrl_report.REPORTER)"],
-        env={
-            "PYTHONPATH": f"{tmp_path}:{PLUGIN.parent}",
-            "AGENTRL_REPORT": f"{ask},{report_write}",
-        },
-        pass_fds=(ask, report_write),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for descriptor in (ask, word, report_read, report_write):
-        os.close(descriptor)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "relay"))
+        listener.listen()
+        done = subprocess.run(
+            [sys.executable, "-c", "import agentrl_report; print(agentrl_report.make_reporter())"],
+            env={
+                "PYTHONPATH": f"{tmp_path}:{PLUGIN.parent}",
+                "AGENTRL_CHANNEL": str(tmp_path / "relay"),
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     assert done.stdout == "None\n"
     assert "agentrl_report: ModuleNotFoundError" in done.stderr
 
@@ -336,7 +337,9 @@ async def test_the_log_is_what_the_script_printed(backend: LocalBackend, task: T
     mounts = script_mounts()
     sandbox = await backend.create(SandboxSpec("s", task.repo, "none", mounts=mounts))
     try:
-        run = await run_script(grading, "pwd; echo oops >&2; cd /testbed; exit 3", sandbox, 30)
+        run = await run_script(
+            grading.workdir, "pwd; echo oops >&2; cd /testbed; exit 3", sandbox, 30
+        )
     finally:
         await sandbox.close()
     assert (run.started, run.began, run.exit_code) == (True, False, 3)

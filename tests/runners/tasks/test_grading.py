@@ -247,3 +247,21 @@ def test_lines_without_the_nonce_are_ignored(task: Task) -> None:
     output = b"nonce start\nnonce 1 pass\nother 0 pass\nnonce 0 fail\n"
     verdict = read_verdict(task, "nonce", CommandResult(0, output, b"", 0.1))
     assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (0, 1)
+    assert [test.result for test in verdict.tests] == ["failed", "passed"]
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ("", "the test runner did not reach its end"),
+        ("nonce fault TestCase.run was replaced\n", "TestCase.run was replaced"),
+        ("nonce end\n", "all tests pass"),
+    ],
+)
+def test_results_without_the_runner_s_word_at_the_end_solve_nothing(
+    task: Task, last: str, reason: str
+) -> None:
+    output = f"nonce start\nnonce 0 pass\nnonce 1 pass\n{last}".encode()
+    verdict = read_verdict(task, "nonce", CommandResult(0, output, b"", 0.1))
+    assert verdict.reason == reason
+    assert (verdict.kind is VerdictKind.SOLVED) == (reason == "all tests pass")

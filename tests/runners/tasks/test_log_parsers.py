@@ -227,7 +227,10 @@ def test_our_plugin_and_the_log_agree_on_a_run(kind: str) -> None:
     for wanted, kept in ((passing, []), (passing, failing), (failing, passing)):
         task = classic_task(repo, wanted, kept)
         ours, theirs = eval_script.judge_run(task, run), judge_log(task, build_spec(task), run)
-        assert ours == theirs
+        assert replace(ours, tests=()) == replace(theirs, tests=(), official=None)
+        passed = [[t.name for t in v.tests if t.result == "passed"] for v in (ours, theirs)]
+        assert passed[0] == passed[1]
+        assert theirs.official is (theirs.kind is VerdictKind.SOLVED)
         alone = judge_log(task, build_spec(task), replace(run, began=False))
         assert alone == theirs, "the plugin takes nothing away from an honest run"
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.sandboxes.discard import remove_tree
+from runners.sandboxes.tree import copy_tree
+from runners.tasks.capture_limits import DEFAULT_LIMITS, FILE_LIMIT
 from runners.tasks.contract import Patch, Task
 from runners.tasks.grading import apply_patch
-from runners.tasks.patch import DIFF_LIMIT, diff_workspace
-from runners.tasks.protection import FILE_LIMIT
+from runners.tasks.patch import diff_workspace
 from tests.runners.tasks.repositories import FIX, git, make_task, patch_of
 
 
@@ -58,7 +59,7 @@ async def check(task: Task, workspace: Path, *files: str) -> Patch:
     patch = await diff_workspace(task, workspace)
     assert patch.files == tuple(sorted(files))
     assert apply_to_copy(task, patch, workspace.parent) == read_tree(workspace)
-    assert patch.tampered == ()
+    assert patch.protected_touched == ()
     return patch
 
 
@@ -224,7 +225,7 @@ async def test_changed_tests_are_left_out_and_reported(task: Task, workspace: Pa
     git(workspace, "commit", "-q", "-m", "cheat")
     patch = await diff_workspace(task, workspace)
     assert patch.files == ("calc/add.py", "tests/test_more.py")
-    assert patch.tampered == ("tests/__init__.py", "tests/test_add.py")
+    assert patch.protected_touched == ("tests/__init__.py", "tests/test_add.py")
 
 
 async def test_files_that_would_shadow_imports_are_left_out_and_reported(
@@ -239,7 +240,7 @@ async def test_files_that_would_shadow_imports_are_left_out_and_reported(
     (workspace / "calc/add.py").write_text(FIX)
     patch = await diff_workspace(task, workspace)
     assert patch.files == ("calc/add.py",)
-    assert patch.tampered == ("random.py", "tests.py", "tests/test_add", "unittest")
+    assert patch.protected_touched == ("random.py", "tests.py", "tests/test_add", "unittest")
 
 
 @pytest.mark.parametrize("replacement", ["link", "file", "nothing"])
@@ -256,7 +257,7 @@ async def test_a_replaced_test_directory_is_reported_and_restored(
     (workspace / "calc/add.py").write_text(FIX)
     patch = await diff_workspace(task, workspace)
     assert patch.files == ("calc/add.py",)
-    assert patch.tampered == ("tests/__init__.py", "tests/test_add.py")
+    assert patch.protected_touched == ("tests/__init__.py", "tests/test_add.py")
     graded = apply_to_copy(task, patch, tmp_path)
     assert graded["tests/test_add.py"] == read_tree(task.repo)["tests/test_add.py"]
 
@@ -267,7 +268,7 @@ async def test_new_files_in_a_protected_directory_are_left_out_and_reported(tmp_
     (tmp_path / "workspace/tests/conftest.py").write_text("cheat")
     patch = await diff_workspace(task, tmp_path / "workspace")
     assert patch.files == ()
-    assert patch.tampered == ("tests/conftest.py",)
+    assert patch.protected_touched == ("tests/conftest.py",)
 
 
 async def test_grading_restores_protected_files_from_any_patch(
@@ -288,8 +289,9 @@ async def test_a_change_that_is_too_large_is_refused_with_its_reason(
     patch = await diff_workspace(task, workspace)
     assert patch.refused == "huge has 8 MB, more than 8 MB"
     assert patch.diff == b""
-    (workspace / "huge").write_bytes(os.urandom(DIFF_LIMIT))
-    assert "bytes, more than" in (await diff_workspace(task, workspace)).refused
+    (workspace / "huge").write_bytes(os.urandom(DEFAULT_LIMITS.patch_bytes))
+    patch = await diff_workspace(task, workspace)
+    assert patch.refused == "the patch has more than 1048576 bytes"
 
 
 async def test_the_pristine_repository_is_never_written(task: Task, workspace: Path) -> None:

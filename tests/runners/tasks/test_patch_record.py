@@ -13,6 +13,7 @@ from runners.store.json_text import clean_text, dumps, loads
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Patch
 from runners.tasks.patch import (
+    TOUCHED,
     decode_patch,
     encode_patch_extra,
     encode_patch_text,
@@ -55,7 +56,7 @@ def test_the_refusal_and_the_tampered_paths_survive() -> None:
     patch = make_refused_patch("too large", ("tests/a.py",))
     assert (
         decode_patch(
-            encode_patch_text(patch), encode_patch_extra(patch) | {"tampered": ["tests/a.py"]}
+            encode_patch_text(patch), encode_patch_extra(patch) | {TOUCHED: ["tests/a.py"]}
         )
         == patch
     )

@@ -63,7 +63,7 @@ async def test_tampering_is_left_out_reported_and_restored(
     (workspace / "calc/add.py").write_text("fixed\n")
     reported = path.removesuffix("/__init__.py")
     patch = await diff_workspace(task, workspace)
-    assert patch.tampered == (reported,)
+    assert patch.protected_touched == (reported,)
     assert patch.files == ("calc/add.py",)
     # The same from somebody who wrote the patch by hand.
     git(workspace, "add", "-A", "-f")
@@ -90,7 +90,7 @@ async def test_other_changes_are_not_protected(task: Task, workspace: Path) -> N
     for path, text in HONEST.items():
         (workspace / path).write_text(text)
     patch = await diff_workspace(task, workspace)
-    assert patch.tampered == ()
+    assert patch.protected_touched == ()
     assert patch.files == tuple(sorted(HONEST))
 
 
@@ -101,13 +101,13 @@ async def test_a_configuration_file_that_became_unreadable_is_tampering(
     (workspace / "setup.cfg").unlink()
     (workspace / "setup.cfg").symlink_to("tox.ini")
     patch = await diff_workspace(task, workspace)
-    assert patch.tampered == ("pyproject.toml", "setup.cfg")
+    assert patch.protected_touched == ("pyproject.toml", "setup.cfg")
     assert patch.files == ()
 
 
 async def test_paths_of_the_reference_patch_are_not_protected(task: Task, workspace: Path) -> None:
     gold = "diff --git a/conftest.py b/conftest.py\n--- a/conftest.py\n+++ b/conftest.py\n"
     (workspace / "conftest.py").write_text("x = 1\n")
-    assert (await diff_workspace(task, workspace)).tampered == ("conftest.py",)
+    assert (await diff_workspace(task, workspace)).protected_touched == ("conftest.py",)
     patch = await diff_workspace(replace(task, gold_patch=gold), workspace)
-    assert (patch.tampered, patch.files) == ((), ("conftest.py",))
+    assert (patch.protected_touched, patch.files) == ((), ("conftest.py",))

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from runners.sandboxes.contract import SandboxError, SandboxSpec
+from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.local.backend import LocalBackend
-from runners.sandboxes.tree import copy_tree, remove_tree
+from runners.sandboxes.tree import copy_tree
 from runners.tasks.contract import EvalCommand, Origin, Task, VerdictKind
 from runners.tasks.graders.task_grader import TaskGrader
 from runners.tasks.grading import SandboxGrader

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from conf.sections.training import (
     CollapseFanoutConfig,
     FanoutConfig,
+    LongFinal,
     RewardShare,
     SegmentsFanoutConfig,
 )
@@ -21,6 +22,7 @@ from runners.training.fanout import FanOut, compute_shares, fan_out
 from runners.training.micro_batches import compute_token_weights
 from runners.trajectory.graph import build_segments
 from runners.trajectory.record import BranchKind, Segment, SegmentKind, Turn
+from runners.trajectory.routing import RoutingShape, make_unrouted
 from tests.fakes.records import a_turn
 
 REWARDS: list[RewardShare] = ["copy", "uniform", "token_share", "final_only", "root_only"]
@@ -39,15 +41,17 @@ def config(reward: RewardShare = "copy", **changes: object) -> SegmentsFanoutCon
     defaults = {
         "kind": "segments", "reward": reward, "max_segment_tokens": None, "max_segments": None,
         "train_compaction": True, "train_subagents": True, "train_side": False,
+        "long_final": "drop",
     }  # fmt: skip
     return SegmentsFanoutConfig.model_validate(defaults | changes)
 
 
-def collapse(longest: int | None) -> CollapseFanoutConfig:
-    """Return the default of ``fanout=collapse``."""
-    return CollapseFanoutConfig(kind="collapse", max_segment_tokens=longest)
+def collapse(longest: int | None, long_final: LongFinal = "drop") -> CollapseFanoutConfig:
+    """Return the default of ``fanout=collapse`` with such a cap."""
+    return CollapseFanoutConfig(kind="collapse", max_segment_tokens=longest, long_final=long_final)
 
 
+LONG_FINALS: st.SearchStrategy[LongFinal] = st.sampled_from(["cut", "drop"])
 CONFIGS: st.SearchStrategy[FanoutConfig] = st.builds(
     SegmentsFanoutConfig,
     kind=st.just("segments"),
@@ -57,7 +61,8 @@ CONFIGS: st.SearchStrategy[FanoutConfig] = st.builds(
     train_compaction=st.booleans(),
     train_subagents=st.booleans(),
     train_side=st.booleans(),
-) | st.builds(collapse, st.none() | st.integers(1, 40))
+    long_final=LONG_FINALS,
+) | st.builds(collapse, st.none() | st.integers(1, 40), LONG_FINALS)
 
 
 @st.composite
@@ -274,6 +279,43 @@ def test_every_dropped_segment_has_a_reason(
     fan = fan_out("r", ROLLOUT, 1.0, fanout)
     assert [c.index for c in ROLLOUT for s in fan.samples if s.tokens is c.tokens] == kept
     assert fan.dropped == dropped
+
+
+@pytest.mark.parametrize("fanout", [config(max_segment_tokens=6), collapse(6)])
+def test_a_long_final_segment_loses_its_tail_and_keeps_what_it_sampled_before(
+    fanout: FanoutConfig,
+) -> None:
+    final = chain(0, "final", "main", 8)
+    routing = make_unrouted(
+        RoutingShape(layers=2, top_k=1, experts=4, routed=(0, 1)), len(final.tokens)
+    )
+    cut = fanout.model_copy(update={"long_final": "cut"})
+    fan = fan_out("r", [final], 1.0, cut, lambda segment: routing if segment is final else None)
+    (sample,) = fan.samples
+    assert sample.tokens.tolist() == final.tokens[:6].tolist()
+    assert [len(a) for a in (sample.loss_mask, sample.logprobs)] == [6, 6]
+    assert sample.routing is not None
+    assert (len(sample.routing.experts), len(sample.routing.valid)) == (6, 6)
+    assert (fan.trained["final"], fan.cut_tokens, fan.dropped.total()) == (4, 4, 0)
+    assert fan_out("r", [final], 1.0, fanout).dropped["long"] == 1
+
+
+def test_a_long_segment_that_is_not_final_is_dropped_whole() -> None:
+    capped = config(max_segment_tokens=6, long_final="cut")
+    fan = fan_out("r", [chain(0, "wipe", "main", 8)], 1.0, capped)
+    assert (fan.samples, fan.dropped["long"], fan.cut_tokens) == ([], 1, 0)
+
+
+def test_a_final_segment_that_sampled_only_in_its_tail_is_dropped() -> None:
+    capped = config(max_segment_tokens=6, long_final="cut")
+    fan = fan_out("r", [chain(0, "final", "main", 3, prompt=6)], 1.0, capped)
+    assert (fan.samples, fan.dropped["long"]) == ([], 1)
+
+
+def test_the_share_of_a_cut_segment_counts_its_kept_tokens() -> None:
+    capped = config("token_share", max_segment_tokens=6, long_final="cut")
+    fan = fan_out("r", [chain(0, "wipe", "main", 4), chain(1, "final", "main", 9)], 1.0, capped)
+    assert [sample.advantage for sample in fan.samples] == [0.5, 0.5]
 
 
 def test_a_chain_that_sampled_nothing_takes_no_share() -> None:

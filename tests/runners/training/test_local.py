@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,9 @@ import torch
 from runners.training import checkpoint
 from runners.training.checkpoint import CheckpointError
 from runners.training.local import LocalTrainer, TrainingError
+from runners.training.losses import replace_rounded
+from runners.training.micro_batches import OPENING
+from runners.training.sample import Sample
 from tests.fakes.local_trainer import VOCAB, logprobs, make_rollouts, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -153,3 +158,77 @@ def test_weight_decay_is_decoupled_from_the_gradient(weights: Path) -> None:
     trained = zip(before, without.model.parameters(), decayed.model.parameters(), strict=True)
     for start, plain, shrunk in trained:
         torch.testing.assert_close(shrunk, plain - 1e-3 * 0.5 * start)
+
+
+@pytest.mark.parametrize("several", [{}, {"minibatches": 2, "epochs": 2}])
+def test_the_last_bits_of_the_engines_logprobs_do_not_reach_the_weights(
+    several: dict[str, Any], weights: Path
+) -> None:
+    one, other = make_trainer(weights, **several), make_trainer(weights, **several)
+    rollouts = make_rollouts(one, 8)
+    noise = np.random.default_rng(0)
+    shaken = [
+        [
+            replace(
+                sample,
+                logprobs=sample.logprobs
+                + sample.loss_mask * noise.normal(0, 1e-6, len(sample.tokens)).astype(np.float32),
+            )
+            for sample in rollout
+        ]
+        for rollout in rollouts
+    ]
+    one.step(rollouts)
+    other.step(shaken)
+    assert equal_weights(one, other)
+
+
+def test_a_difference_that_is_no_rounding_stays_in_the_ratio() -> None:
+    own, rollout = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.00001, -2.001, -2.5])
+    old = replace_rounded(own, rollout)
+    assert old.tolist() == [own[0].item(), rollout[1].item(), rollout[2].item()]
+
+
+def test_the_order_of_a_rollouts_segments_does_not_reach_the_weights(weights: Path) -> None:
+    one, other = make_trainer(weights), make_trainer(weights)
+    rollouts = make_rollouts(one, 6)
+    # concurrent sub-agents: segments of one length and one opening, in order of arrival
+    rng = np.random.default_rng(2)
+    opening = rng.integers(0, VOCAB, OPENING).astype(np.int32)
+    segments = []
+    for _ in range(4):
+        tokens = np.concatenate([opening, rng.integers(0, VOCAB, 8).astype(np.int32)])
+        mask = np.arange(len(tokens)) >= OPENING
+        segments.append(Sample("r0", tokens, mask, logprobs(one, tokens) * mask, 1.0))
+    one.step([segments, *rollouts[1:]])
+    other.step([segments[::-1], *rollouts[1:]])
+    assert equal_weights(one, other)
+
+
+def equal_weights(one: LocalTrainer, other: LocalTrainer) -> bool:
+    """Return whether two trainers' weights are equal bit for bit."""
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_restored_trainer_knows_how_many_steps_it_has_done(weights: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(weights)
+    trainer.step(make_rollouts(trainer, 4))
+    saved = checkpoint.save(trainer, tmp_path, step=7, state={"metrics": {}}, keep=1)
+    restored = make_trainer(weights)
+    checkpoint.restore(restored, saved)
+    assert restored.steps == 7  # the step counter decides when a shadow forward pass is due
+
+
+def test_a_checkpoint_holds_its_tokenizer_and_chat_template(weights: Path, tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for name in ("tokenizer.json", "chat_template.jinja", "notes.txt"):
+        (tokenizer / name).write_text(name)
+    trainer = make_trainer(weights)
+    saved = checkpoint.save(
+        trainer, tmp_path, step=1, state={"metrics": {}}, keep=1, tokenizer=tokenizer
+    )
+    names = {file.name for file in saved.path.iterdir()}
+    assert names >= {"tokenizer.json", "chat_template.jinja", "config.json"}
+    assert "notes.txt" not in names

@@ -31,7 +31,7 @@ CONFIGS = {
             for reward in ("copy", "uniform", "token_share", "final_only", "root_only")
         ),
         "fanout=collapse",
-        "fanout.max_segment_tokens=1000",
+        "fanout.max_segment_tokens=1000 fanout.long_final=drop",
         "fanout.max_segments=2",
         "rollout.replace_flat=true",
         "trainer.train_unfinished=false",
@@ -107,6 +107,7 @@ def test_trained_tokens_of_a_branched_step_are_counted_by_kind() -> None:
         "fanout/segments_mean": 4.0,
         "fanout/dropped_long": 0,
         "fanout/dropped_many": 0,
+        "fanout/cut_tokens": 0,
         "fanout/untrained_side": 2,
         "tokens/sampled": 20,
         "tokens/trained": 16,
@@ -142,7 +143,8 @@ def test_a_rollout_of_which_nothing_is_left_stays_in_its_baseline_and_in_the_ave
         long = "-02-" in session_id  # the third member
         return [chain(0, 1001 if long else 1000, session_id=session_id)]
 
-    batch = build(rollouts(1.0, 1.0, 0.0), turns, "fanout.max_segment_tokens=1000")
+    capped = "fanout.max_segment_tokens=1000 fanout.long_final=drop"
+    batch = build(rollouts(1.0, 1.0, 0.0), turns, capped)
     advantages = [record.advantage for record in batch.records]
     assert advantages == pytest.approx([2**-0.5, 2**-0.5, -(2**0.5)])
     assert [record.trained_tokens for record in batch.records] == [2, 2, 0]
@@ -176,6 +178,19 @@ def test_session_counters_are_summed_over_graded_rollouts_only() -> None:
     ]
     metrics = step_metrics(samples_of(records, LINEAR), 1.0)
     assert [metrics[f"rollout/{name}"] for name in SUMMED_COUNTERS] == [0, 0, 0, 5, 1, 0, 0]
+
+
+def test_cheating_is_counted_per_step() -> None:
+    accused = Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, "canary: 1 of 1")
+    honest, cheat, unclear = rollouts(1.0, 0.0, 1.0)
+    records = [
+        replace(honest, verdict={"signs": ["frames"], "unverified": ""}),
+        replace(cheat, outcome=accused, verdict={"signs": ["frames", "exits"]}),
+        replace(unclear, verdict={"unverified": "no assertion"}),
+    ]
+    metrics = step_metrics(samples_of(records, LINEAR), 1.0)
+    counts = [metrics[f"cheating/{name}"] for name in ("tampered", "signs", "unverified")]
+    assert counts == [1, 2, 1]
 
 
 @given(

@@ -30,7 +30,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_for(*overrides: str) -> Config:
-    return compose(["engine=sglang_launch", "seed=7", *overrides])
+    return compose(["model=tiny", "engine=sglang_launch", "seed=7", *overrides])
 
 
 def lives(pid: int) -> bool:

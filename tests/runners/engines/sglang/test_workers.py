@@ -19,6 +19,7 @@ from runners.engines.contract import EngineError, EngineLoad, SamplingParams
 from runners.engines.resilient import PauseResult, ResilientEngine
 from runners.engines.sglang.workers import WorkerEngine, connect_engine
 from runners.gateway.client import GatewayAdmin
+from runners.trajectory.record import UNKNOWN_VERSION
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.fakes.sglang_router import Router
 
@@ -131,6 +132,16 @@ async def test_a_generation_of_a_worker_that_missed_an_update_is_discarded(
     generation = await engine.generate([1], PARAMS, rid="s:main:1")
     assert generation.weight_version == 7
     assert sum(asked(servers)) == 3
+
+
+async def test_unknown_weight_versions_do_not_lose_a_worker(
+    servers: list[ScriptedEngine], engine: WorkerEngine
+) -> None:
+    first = await engine.generate([1], PARAMS, rid="s:main:0")
+    server_of(servers, "s").weight_version = "nightly"
+    second = await engine.generate([1], PARAMS, rid="s:main:1")
+    assert (first.weight_version, second.weight_version) == (1, UNKNOWN_VERSION)
+    assert max(asked(servers)) == sum(asked(servers)) == 2
 
 
 async def test_an_error_answer_is_not_retried_at_another_worker(

@@ -13,8 +13,8 @@ import pytest
 
 from runners.processes.process_tags import SANDBOX_TAG
 from runners.sandboxes.contract import SandboxError, SandboxSpec
-from runners.sandboxes.local import launcher
 from runners.sandboxes.local.backend import LocalBackend
+from runners.sandboxes.local.inside import launcher
 from runners.sandboxes.local.launch import LaunchPlan, boot, end
 
 pytestmark = pytest.mark.integration

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -91,10 +92,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("isolation", ["bubblewrap", "unshare"])
-def test_with_namespaces_everything_dies_with_its_driver(
-    tmp_path: Path, source: Path, isolation: str
-) -> None:
+@pytest.mark.parametrize("isolation", ["bubblewrap", "unshare", "none"])
+def test_everything_dies_with_its_driver(tmp_path: Path, source: Path, isolation: str) -> None:
     skip_without(isolation)
     name = kill_a_driver(tmp_path / "root", isolation, source)
     wait_until(lambda: not tagged_processes(name) and not group_members(name))
@@ -108,8 +107,6 @@ async def test_the_next_backend_removes_everything_of_a_killed_driver(
     root = tmp_path / "root"
     name = kill_a_driver(root, isolation, source)
     assert is_stale(name)
-    if isolation == "none":
-        assert tagged_processes(name), "a process that left the process group lives on"
     backend = LocalBackend(local_settings(isolation=isolation), root)  # as a resume makes it
     try:
         assert tagged_processes(name) == []
@@ -168,3 +165,31 @@ def test_only_processes_with_exactly_the_tag_are_killed() -> None:
         assert (longer.poll(), other.poll()) == (None, None)
         longer.kill()
         other.kill()
+
+
+def plant(place: Path) -> None:
+    """Leave directories deeper than any path, behind one that cannot be entered."""
+    (place / "shut").mkdir(parents=True)
+    handle = os.open(place / "shut", os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=handle)
+        inner = os.open("d", os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(handle)
+    (place / "shut").chmod(0)
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "unshare", "none"])
+async def test_leftovers_planted_by_hand_do_not_stop_the_next_start(
+    tmp_path: Path, isolation: str
+) -> None:
+    skip_without(isolation)
+    namespace, _, started, number = make_unique_name().removeprefix(PREFIX).split("-")
+    stale = SHARED_MEMORY / f"{PREFIX}{namespace}-{os.getpid()}-{int(started) - 1}-{number}"
+    root = tmp_path / "root"
+    for place in (stale, root / "open" / "work", root / "shared" / "bin"):
+        plant(place)
+    await LocalBackend(local_settings(isolation=isolation), root).close()
+    assert not stale.exists()
+    assert not any(tmp_path.iterdir())

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.sandboxes.contract import SandboxError
+from runners.sandboxes.contract import OversizedError, SandboxError
+from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.remote import archive
 from runners.sandboxes.remote.archive import ArchiveWriter, unpack
 from runners.sandboxes.remote.machine import AGENT_ID
@@ -113,3 +114,18 @@ def test_a_packed_tree_names_no_user_of_the_host(tmp_path: Path) -> None:
     assert found["workspace/program"].mode == 0o777
     assert found["opt/tree/program"].mode == 0o555
     assert found["opt/tree/locked"].mode == 0o444
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "d/" * 3000 + "x"])
+def test_names_that_are_too_long_here_are_the_agents_doing(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OversizedError, match="File name too long"):
+        unpack_members(tmp_path, member(name))
+    remove_tree(tmp_path / "target")  # pytest could not
+
+
+def test_a_workspace_of_too_many_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "MEMBERS", 3)
+    with pytest.raises(OversizedError, match="3 files"):
+        unpack_members(tmp_path, *(member(f"f{number}") for number in range(4)))

@@ -154,7 +154,7 @@ async def test_a_service_of_images_gets_image_and_size(
 async def test_the_network_rules_allow_the_gateway_alone(
     server: E2bServer, backend: E2bBackend, source: Path
 ) -> None:
-    agent = SandboxSpec("a", source, "gateway", gateway_url="https://gateway.example:8443/x")
+    agent = SandboxSpec("a", source, "gateway", gateway_url="https://gateway.example/x")
     for sandbox_spec, wanted in (
         (agent, {"allowOut": ["gateway.example"], "denyOut": ["0.0.0.0/0"]}),
         (spec(source), {"denyOut": ["0.0.0.0/0"]}),

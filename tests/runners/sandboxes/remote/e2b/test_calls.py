@@ -139,7 +139,10 @@ async def test_a_workspace_that_is_too_large_is_refused_and_not_fetched(
         async with sandbox.on_host():
             pass
     patch = await capture_patch(task, sandbox)
-    assert (patch.diff, patch.refused) == (b"", "the workspace has more than 1024 MB")
+    assert (patch.diff, patch.refused) == (
+        b"",
+        "the workspace has more than 1024 MB or 200000 files",
+    )
     assert "GET /files" not in server.requests, "nothing of it is fetched"
     await sandbox.run(["truncate", "-s", "500000", "big"], deadline_s=30)
     async with sandbox.on_host() as workspace:

@@ -1,0 +1,75 @@
+"""The five numbers that decide what a run can do: window, tokens per turn, turns, deadline, reward.
+
+They are printed at the head of every run and in every plan, so that a wrong one is seen before it
+costs anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conf.schema import Config
+from conf.sections.harness import CodexHarnessConfig
+from conf.sections.scenario import compaction_window
+from conf.sections.task import RewardConfig
+
+
+@dataclass(frozen=True, slots=True)
+class KeyNumbers:
+    """The deciding numbers of a configuration."""
+
+    window: int
+    """Tokens of the longest prompt and answer."""
+    summary_above: int | None
+    """Tokens above which a history is replaced by its summary; None: never."""
+    tokens_per_turn: int
+    """Most tokens sampled in one model call."""
+    turns: int
+    """Most model calls of an attempt."""
+    deadline_s: float
+    """Seconds of the agent program."""
+    reward: str
+    """The reward's formula."""
+
+    def describe(self) -> dict[str, str]:
+        """Return each number with its unit, for reading."""
+        above = self.summary_above
+        return {
+            "window": f"{self.window:,} tokens" + (f", summary above {above:,}" if above else ""),
+            "tokens per turn": f"{self.tokens_per_turn:,}",
+            "turns": f"{self.turns:,}",
+            "deadline": f"{self.deadline_s:,g} s",
+            "reward": self.reward,
+        }
+
+    def line(self) -> str:
+        """Return the numbers in one line."""
+        return " · ".join(f"{name} {value}" for name, value in self.describe().items())
+
+
+def find_key_numbers(config: Config) -> KeyNumbers:
+    """Return the deciding numbers of a configuration."""
+    per_turn = config.sampling.max_new_tokens
+    if not isinstance(config.harness, CodexHarnessConfig):  # its requests name no limit
+        per_turn = min(per_turn, config.harness.max_tokens)
+    return KeyNumbers(
+        window=config.model.max_context_tokens,
+        summary_above=compaction_window(config.scenario),
+        tokens_per_turn=per_turn,
+        turns=config.harness.max_turns,
+        deadline_s=config.rollout.deadlines.harness_s,
+        reward=_describe_reward(config.reward),
+    )
+
+
+def _describe_reward(reward: RewardConfig) -> str:
+    text = f"{reward.solved:g} or {reward.unsolved:g}"
+    if reward.partial:
+        text += " (in part for passed tests)"
+    if reward.turn_penalty:
+        text += f", − {reward.turn_penalty:g} for {reward.turn_budget:,} turns"
+    if reward.length_penalty:
+        text += f", − {reward.length_penalty:g} for {reward.token_budget:,} tokens"
+    if reward.malformed_penalty:
+        text += f", − {reward.malformed_penalty:g} for a malformed call"
+    return text

@@ -1,0 +1,69 @@
+"""The deciding numbers of every combination of agent program, model and launcher."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from conf.key_numbers import KeyNumbers, find_key_numbers
+from conf.keys import groups
+
+AXES = ("harness", "model", "launch")
+_PLACES = {
+    "ssh": ["launch.hosts_file=hosts"],
+    "slurm": [],
+    "ray": ["launch.head=head"],
+    "kubernetes": ["launch.image=image", "launch.claim=claim"],
+}
+"""Keys without a default, which do not change the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """One combination and its numbers."""
+
+    harness: str
+    model: str
+    launch: str
+    numbers: KeyNumbers | None
+    """None if it is refused."""
+    refused: tuple[str, ...] = ()
+    """Faults of a combination that cannot work."""
+
+
+def find_combinations(
+    only: Mapping[str, Sequence[str]], overrides: Sequence[str] = ()
+) -> Iterator[Combination]:
+    """Yield every combination with its numbers; ``only`` has the choices of an axis that has less
+    than all.
+
+    ``overrides`` hold for all of them. Keys without a default get a placeholder.
+    """
+    axes = [only.get(axis) or groups()[axis] for axis in AXES]
+    for harness, model, launch in itertools.product(*axes):
+        lines = [f"harness={harness}", f"model={model}", *_fill(model, launch), *overrides]
+        try:
+            numbers = find_key_numbers(compose(lines))
+        except ConfigError as error:
+            yield Combination(harness, model, launch, None, tuple(error.faults))
+        else:
+            yield Combination(harness, model, launch, numbers)
+
+
+def _fill(model: str, launch: str) -> Iterator[str]:
+    """Yield the rest of a configuration with this model and launcher."""
+    if launch != "local":
+        yield from (f"launch={launch}", "launch.shared_dir=shared", *_PLACES[launch])
+        yield "trainer=slime"
+    if model == "tiny" and launch == "local":
+        return  # the laptop campaign: its own engine, its own tasks
+    yield from ("task=jsonl", "task.path=tasks.jsonl")
+    if model != "tiny":
+        yield "model.path=weights"
+    if model == "local":
+        yield from ("model.tokenizer=weights", "model.renderer=qwen3")
+    if launch == "local":
+        yield from ("engine=sglang", "engine.url=http://127.0.0.1:30000")

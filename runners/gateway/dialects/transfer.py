@@ -1,0 +1,53 @@
+"""Parsed requests as plain values (dict, list, str, bytes, numbers), for another process."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from runners.gateway.conversation import Piece, RequestAttribution, TurnRequest
+from runners.gateway.dialects import anthropic_reply
+from runners.gateway.dialects.contract import ParsedRequest, ResponseBuilder
+from runners.gateway.dialects.openai_chat_reply import ChatReply
+from runners.gateway.dialects.openai_responses_reply import ResponsesReply
+from runners.gateway.dialects.openai_tools import PolicyTool
+
+_PIECE = tuple(field.name for field in fields(Piece))
+_REQUEST = tuple(
+    field.name for field in fields(TurnRequest) if field.name not in ("pieces", "attribution")
+)
+
+
+def to_plain(parsed: ParsedRequest) -> dict[str, Any]:
+    """Return a parsed request as plain values."""
+    request, builder = parsed.request, parsed.builder
+    plain: dict[str, Any] = {
+        "request": {name: getattr(request, name) for name in _REQUEST},
+        "attribution": asdict(request.attribution),
+        "pieces": [tuple(getattr(piece, name) for name in _PIECE) for piece in request.pieces],
+        "stream": parsed.stream,
+        "builder": builder.NAME,
+    }
+    match builder:
+        case ChatReply():
+            plain["with_usage"] = builder.with_usage
+        case ResponsesReply():
+            plain["tools"] = {name: asdict(tool) for name, tool in builder.tools.items()}
+    return plain
+
+
+def from_plain(plain: dict[str, Any]) -> ParsedRequest:
+    """Return the parsed request that ``to_plain`` was given."""
+    request = TurnRequest(
+        **plain["request"],
+        pieces=tuple(Piece(*values) for values in plain["pieces"]),
+        attribution=RequestAttribution(**plain["attribution"]),
+    )
+    builder: ResponseBuilder = anthropic_reply
+    match plain["builder"]:
+        case ChatReply.NAME:
+            builder = ChatReply(plain["with_usage"])
+        case ResponsesReply.NAME:
+            tools = {name: PolicyTool(**tool) for name, tool in plain["tools"].items()}
+            builder = ResponsesReply(tools)
+    return ParsedRequest(request, builder, plain["stream"])

@@ -1,0 +1,129 @@
+"""Bounds that are checked before any work is done: the size of a body, the shape of its JSON, the
+requests, bytes and connections that a session has at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from conf.sections.gateway import GatewayLimitsConfig
+from runners.gateway.refusal import OverLimit, RefusalKind
+
+MB = 1 << 20
+
+RETRY_AFTER_S = 1
+"""Header of a refusal for too much at once: a request takes a second or more."""
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+"""A JSON string. Possessive, so that it takes linear time on anything."""
+
+
+def check_body_size(size: int, limits: GatewayLimitsConfig) -> None:
+    """Raise OverLimit if a body of ``size`` bytes exceeds the limit."""
+    if size > limits.body_mb * MB:
+        raise OverLimit(
+            RefusalKind.TOO_LARGE, f"the request body exceeds {limits.body_mb * MB} bytes"
+        )
+
+
+def check_json_shape(body: bytes, limits: GatewayLimitsConfig) -> None:
+    """Raise OverLimit if a JSON text is nested too deeply or holds too many values.
+
+    It looks at brackets and commas outside of strings, in linear time and without recursion, and
+    accepts what is no JSON at all: the parser refuses that.
+    """
+    brackets = body.count(b"[") + body.count(b"{")
+    if brackets <= limits.json_depth and brackets + body.count(b",") <= limits.json_values:
+        return  # the rest counts more exactly: it leaves out those in strings
+    bare = np.frombuffer(_STRING.sub(b"", body), np.uint8)
+    opening = (bare == ord("[")) | (bare == ord("{"))
+    closing = (bare == ord("]")) | (bare == ord("}"))
+    depth = int(np.cumsum(opening.astype(np.int32) - closing, dtype=np.int32).max(initial=0))
+    if depth > limits.json_depth:
+        raise OverLimit(
+            RefusalKind.INVALID,
+            f"the body's JSON is nested {depth} deep: at most {limits.json_depth} is accepted",
+        )
+    values = int(opening.sum()) + int((bare == ord(",")).sum())
+    if values > limits.json_values:
+        raise OverLimit(
+            RefusalKind.INVALID,
+            f"the body's JSON has {values} values: at most {limits.json_values} are accepted",
+        )
+
+
+class SessionBudget:
+    """The requests of one session that are being answered, the bytes of their bodies, and the
+    session's open connections.
+    """
+
+    def __init__(self, limits: GatewayLimitsConfig) -> None:
+        self.over_limit = 0
+        """Requests refused, and connections ended, for asking more than a session may have."""
+        self._limits = limits
+        self._connections = 0
+        self._requests = 0
+        self._bytes = 0
+
+    @contextmanager
+    def request(self) -> Iterator[RequestBudget]:
+        """Count a request while the block runs; raises OverLimit if there are too many."""
+        if self._requests >= self._limits.requests:
+            raise OverLimit(
+                RefusalKind.RATE_LIMITED,
+                f"this session has {self._requests} requests in flight: "
+                f"at most {self._limits.requests} are answered at once",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._requests += 1
+        reserved = RequestBudget(self)
+        try:
+            yield reserved
+        finally:
+            self._requests -= 1
+            self._bytes -= reserved.size
+
+    def add_connection(self) -> None:
+        """Count a connection; raises OverLimit, and counts nothing, if there are too many."""
+        if self._connections >= self._limits.connections:
+            raise OverLimit(
+                RefusalKind.RATE_LIMITED,
+                f"this session has {self._connections} connections: "
+                f"at most {self._limits.connections} are served at once",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._connections += 1
+
+    def remove_connection(self) -> None:
+        """Uncount a connection that is closed."""
+        self._connections -= 1
+
+    def add_bytes(self, size: int) -> None:
+        """Count bytes of a body; raises OverLimit, and counts nothing, if there are too many."""
+        if self._bytes + size > self._limits.requests_mb * MB:
+            raise OverLimit(
+                RefusalKind.RATE_LIMITED,
+                f"the requests of this session that are in flight exceed "
+                f"{self._limits.requests_mb} MB together",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._bytes += size
+
+
+class RequestBudget:
+    """The part of a session's budget that one request holds."""
+
+    def __init__(self, session: SessionBudget) -> None:
+        self._session = session
+        self.size = 0
+        """Bytes counted for it."""
+
+    def grow(self, size: int) -> None:
+        """Count until ``size`` bytes in all are counted for this request; raises OverLimit."""
+        if size > self.size:
+            self._session.add_bytes(size - self.size)
+            self.size = size

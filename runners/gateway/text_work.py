@@ -1,0 +1,127 @@
+"""The work on texts whose length a policy decides: rendering, continuing and reading tokens.
+
+The same functions run in the gateway (short texts) and in a process of its own (long ones), so both
+give the same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conf.sections.gateway import GatewayLimitsConfig
+from runners.gateway.conversation import TurnRequest
+from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.dialects.endpoints import PARSERS
+from runners.gateway.refusal import PROMPT_TOO_LONG, RefusalKind, Refused
+from runners.gateway.request_limits import check_json_shape
+from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class OutputText:
+    """Sampled tokens, read."""
+
+    parsed: ParsedResponse
+    retokenizes: bool
+    """Encoding their text gives the same tokens."""
+
+
+class TextWork:
+    """The functions of one policy's tokenizer and renderer; it has no state."""
+
+    def __init__(self, tokenizer: Tokenizer, renderer: Renderer) -> None:
+        self._tokenizer = tokenizer
+        self._renderer = renderer
+
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+        """Return the ids of a whole conversation; raises Refused if the template refuses it."""
+        try:
+            return self._renderer.render_ids(
+                messages, tools=tools or None, add_generation_prompt=True
+            )
+        except ValueError as error:
+            raise Refused(
+                RefusalKind.INVALID, f"messages: the model's template refuses them: {error}"
+            ) from error
+
+    def extend(
+        self,
+        path: list[int],
+        prompt_length: int,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+    ) -> list[int] | str:
+        """Return the ids that continue a turn, after ``path``: its prompt (``prompt_length`` ids)
+        and its sampled output; or the reason why there are none.
+
+        Checks that the new prompt begins with the path as it was, whatever the renderer returns:
+        the first promise of docs/architecture.md.
+        """
+        bridged = self._renderer.bridge_to_next_turn(
+            path[:prompt_length], path[prompt_length:], messages, tools=tools or None
+        )
+        if bridged is None:
+            return "the renderer cannot continue after this output"
+        if bridged.token_ids[: len(path)] != path:
+            return "the renderer's continuation changes tokens already seen"
+        return bridged.token_ids[len(path) :]
+
+    def read_output(
+        self, ids: list[int], tools: list[dict[str, Any]], prompt: list[int]
+    ) -> OutputText:
+        """Parse sampled tokens; those that no parser takes become one malformed call."""
+        text = self._tokenizer.decode(ids)
+        try:
+            parsed = self._renderer.parse_response(ids, tools=tools or None, prompt_ids=prompt)
+        except (RecursionError, ValueError):  # a policy can write JSON that no parser takes
+            parsed = self.read_unparsed(ids)
+        return OutputText(parsed, self._tokenizer.encode(text) == ids)
+
+    def read_unparsed(self, ids: list[int]) -> ParsedResponse:
+        """Return sampled tokens as one call that cannot be parsed."""
+        raw = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return ParsedResponse("", tool_calls=[ToolCall(raw, status="unparsed")])
+
+
+def parse_request(
+    path: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    limits: GatewayLimitsConfig,
+    max_context_tokens: int,
+) -> ParsedRequest:
+    """Parse a request for a turn; raises Refused, also if it cannot fit into the context."""
+    check_json_shape(body, limits)
+    parsed = PARSERS[path](body, headers)
+    if len(body) > limits.bytes_per_token * max_context_tokens:
+        _check_fits(parsed.request, limits, max_context_tokens)
+    return parsed
+
+
+def _check_fits(request: TurnRequest, limits: GatewayLimitsConfig, max_context_tokens: int) -> None:
+    size = count_characters([request.tools, *(piece.arguments for piece in request.pieces)])
+    size += sum(len(piece.text) + len(piece.tool_id) + len(piece.name) for piece in request.pieces)
+    least = size // limits.bytes_per_token
+    if least >= max_context_tokens:
+        raise Refused(
+            RefusalKind.INVALID,
+            f"{PROMPT_TOO_LONG}: {least} tokens > {max_context_tokens} maximum "
+            f"(at least, by its {size} characters)",
+        )
+
+
+def count_characters(value: Any) -> int:
+    """Return the length of all texts in a JSON value, keys included."""
+    total, rest = 0, [value]
+    while rest:
+        match rest.pop():
+            case str() as text:
+                total += len(text)
+            case dict() as members:
+                total += sum(map(len, members))
+                rest.extend(members.values())
+            case list() as items:
+                rest.extend(items)
+    return total

@@ -1,0 +1,169 @@
+"""Work on texts: short ones at once, long ones in a process of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from conf.sections.gateway import GatewayLimitsConfig
+from runners.gateway.conversation import Piece, TurnRequest, group_messages
+from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.dialects.transfer import from_plain
+from runners.gateway.refusal import OverLimit, RefusalKind
+from runners.gateway.text_pool import TextFailed, TextPool
+from runners.gateway.text_work import OutputText, TextWork, count_characters, parse_request
+from runners.gateway.text_worker import pack_ids, unpack_ids
+from runners.gateway.tokenizer import ParsedResponse, ToolCall
+
+SHORT_TEXT = 16_000
+"""Characters that are tokenised at once: up to 10 ms."""
+
+SHORT_BODY = 1 << 20
+"""Bytes of JSON that are parsed at once: up to 5 ms."""
+
+FEW_VALUES = 20_000
+"""Brackets and commas of a body that is parsed at once; those in its texts count too."""
+
+FEW_PIECES = 200
+"""Pieces of a text that is rendered at once: each costs as much as a hundred characters."""
+
+SHORT_PATH = 65_536
+"""Tokens of a history that is continued at once."""
+
+SHORT_OUTPUT = 2048
+"""Tokens of an answer that is parsed at once."""
+
+_ATTRIBUTION = ("x-claude-code-", "x-codex-", "x-openai-", "session-id", "thread-id")
+"""Beginnings of the headers that parsers read; the key is not among them."""
+
+
+class Texts:
+    """The texts of one gateway."""
+
+    def __init__(
+        self, work: TextWork, limits: GatewayLimitsConfig, pool: TextPool | None = None
+    ) -> None:
+        """``pool`` None: all work is done at once."""
+        self._work = work
+        self._limits = limits
+        self._pool = pool
+
+    async def parse(
+        self,
+        session_id: str,
+        path: str,
+        body: Sequence[bytes],
+        headers: Mapping[str, str],
+        max_context_tokens: int,
+    ) -> ParsedRequest:
+        """Parse a request; ``body`` is in pieces. Raises Refused."""
+        if self._pool is None or sum(map(len, body)) <= SHORT_BODY:
+            whole = b"".join(body)
+            if self._pool is None or _has_few_values(whole):
+                return parse_request(path, whole, headers, self._limits, max_context_tokens)
+        plain = await self._run(
+            session_id,
+            {
+                "kind": "parse",
+                "path": path,
+                "headers": {
+                    name.lower(): value
+                    for name, value in headers.items()
+                    if name.lower().startswith(_ATTRIBUTION)
+                },
+                "max_context_tokens": max_context_tokens,
+            },
+            body,
+        )
+        return from_plain(plain)
+
+    async def render(self, session_id: str, request: TurnRequest) -> list[int]:
+        """Return the ids of a whole conversation; raises Refused."""
+        messages = group_messages(request.pieces)
+        size = _size(request.pieces) + _size_of_tools(request)
+        if self._pool is None or size <= SHORT_TEXT:
+            return self._work.render(messages, request.tools)
+        job = {"kind": "render", "messages": messages, "tools": request.tools}
+        return unpack_ids(await self._run(session_id, job))
+
+    async def extend(
+        self,
+        session_id: str,
+        path: list[int],
+        prompt_length: int,
+        request: TurnRequest,
+        first_new_piece: int,
+    ) -> list[int] | str:
+        """Return the ids that continue ``path``, or why there are none; see ``TextWork.extend``."""
+        pieces = request.pieces[first_new_piece:]
+        messages = group_messages(pieces)
+        if self._pool is None or (_size(pieces) <= SHORT_TEXT and len(path) <= SHORT_PATH):
+            return self._work.extend(path, prompt_length, messages, request.tools)
+        found = await self._run(
+            session_id,
+            {
+                "kind": "extend",
+                "path": pack_ids(path),
+                "prompt_length": prompt_length,
+                "messages": messages,
+                "tools": request.tools,
+            },
+        )
+        return found if isinstance(found, str) else unpack_ids(found)
+
+    async def read_output(
+        self, session_id: str, ids: list[int], tools: list[dict[str, Any]], prompt: list[int]
+    ) -> OutputText:
+        """Parse sampled tokens. Never raises Refused: the policy has sampled them, so they are a
+        turn, and one that no parser takes in time is one malformed call.
+        """
+        if self._pool is None or (len(ids) <= SHORT_OUTPUT and len(prompt) <= SHORT_PATH):
+            return self._work.read_output(ids, tools, prompt)
+        job = {
+            "kind": "read_output",
+            "ids": pack_ids(ids),
+            "prompt": pack_ids(prompt),
+            "tools": tools,
+        }
+        try:
+            content, reasoning, calls, retokenizes = await self._pool.run(session_id, job)
+        except TextFailed:
+            return OutputText(self.read_unparsed(ids), retokenizes=False)
+        tool_calls = [ToolCall(*call) for call in calls]
+        return OutputText(ParsedResponse(content, reasoning, tool_calls), retokenizes)
+
+    def read_unparsed(self, ids: list[int]) -> ParsedResponse:
+        """Return sampled tokens as one call that cannot be parsed."""
+        return self._work.read_unparsed(ids)
+
+    async def close(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def _run(self, session_id: str, job: dict[str, Any], body: Sequence[bytes] = ()) -> Any:
+        assert self._pool is not None
+        try:
+            return await self._pool.run(session_id, job, body)
+        except TextFailed as failed:
+            raise OverLimit(
+                RefusalKind.TOO_LARGE, f"the text of this request cannot be tokenised: {failed}"
+            ) from failed
+
+
+def _has_few_values(body: bytes) -> bool:
+    return body.count(b"[") + body.count(b"{") + body.count(b",") <= FEW_VALUES
+
+
+def _size(pieces: Sequence[Piece]) -> int:
+    return sum(len(piece.text) for piece in pieces) + len(pieces) * (SHORT_TEXT // FEW_PIECES)
+
+
+def _size_of_tools(request: TurnRequest) -> int:
+    """Return the characters of what is rendered beside the texts, as far as it is of interest."""
+    size = 0
+    for value in (*request.tools, *(piece.arguments for piece in request.pieces)):
+        size += count_characters(value)
+        if size > SHORT_TEXT:
+            break
+    return size

@@ -1,0 +1,214 @@
+"""Find what would refuse a run, before anything of it is made: tasks, policy files, engine.
+
+Nothing is written and nothing is generated; an engine that runs already is asked three short
+questions. Every fault is returned, with the exit code that it has when a run meets it later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+from conf.errors import AgentrlError, ConfigError, ExitCode
+from conf.schema import Config
+from conf.sections.cluster import ClusterLaunchConfig
+from conf.sections.engine import FixedEngineConfig, SglangEngineConfig
+from conf.sections.harness import PROMPT_TOKENS
+from conf.sections.model import TinyModelConfig
+from conf.sections.task import BugfixTaskConfig
+from runners.engines.capabilities import check_answers, check_context
+from runners.engines.contract import EngineError
+from runners.engines.fixed_engines import check_fixed_engine
+from runners.engines.server_check import (
+    EngineServers,
+    EngineUnfit,
+    check_each,
+    require_checks,
+    run_check,
+)
+from runners.gateway.chat_template import make_renderer
+from runners.gateway.tokenizer import check_family, load_tokenizer
+from runners.preflight.tokenizer_check import PolicyFormat, check_tokenizer
+from runners.runtime.engine_service import list_workers
+from runners.runtime.policy import find_captured_shape
+from runners.tasks.datasets import check_counts, check_dataset
+
+Errors = list[AgentrlError]
+
+
+def find_start_errors(
+    configs: Sequence[Config], *, benchmark: str | None = None, uses_policy: bool = True
+) -> Errors:
+    """Return what would refuse runs of ``configs``, each fault once; blocks.
+
+    ``benchmark``: the one that is measured; None for campaigns. ``uses_policy``: False for a
+    calibration, which needs tasks and sandboxes only.
+    """
+    checks: list[Callable[[Config, str | None], Iterable[AgentrlError]]] = [_find_task_errors]
+    if uses_policy:
+        checks += [_find_combination_errors, _find_policy_errors, _find_engine_errors]
+    found: dict[str, AgentrlError] = {}
+    for config in configs:
+        for check in checks:
+            for error in check(config, benchmark):
+                found.setdefault(str(error), error)
+    return list(found.values())
+
+
+def _find_task_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
+    """Read the tasks and compare their number with what the run needs."""
+    task, wanted = config.task, config.eval
+    if benchmark is not None and task.kind != benchmark:
+        yield ConfigError(
+            f"task={task.kind} is not what the benchmark {benchmark} measures: drop the override "
+            f"(it is task={benchmark})"
+        )
+        return
+    if isinstance(task, BugfixTaskConfig) or task.path is None:
+        return  # generated, or built in: as many as the configuration says
+    if isinstance(config.launch, ClusterLaunchConfig) and not Path(task.path).exists():
+        return  # on the nodes only
+    try:
+        report = check_dataset(task)
+        assert report is not None
+        check_counts(config, report.path, len(report.tasks))
+    except AgentrlError as error:
+        yield error
+        return
+    matching = sum(fnmatchcase(each.id, wanted.ids) for each in report.tasks)
+    if benchmark is not None and matching <= wanted.offset:
+        yield ConfigError(
+            f"eval.ids={wanted.ids} eval.offset={wanted.offset} select no task ({matching} of "
+            f"{len(report.tasks)} tasks of {report.path} match eval.ids): change one of them"
+        )
+
+
+def _find_combination_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
+    """Find choices that work each by itself, and never together."""
+    model, harness = config.model, config.harness
+    if isinstance(model, TinyModelConfig) and not isinstance(config.task, BugfixTaskConfig):
+        yield ConfigError(
+            f"model=tiny knows the words of task=bugfix only, and task={config.task.kind} is "
+            "chosen: it could solve none of them. Choose another model (e.g. model=local "
+            "engine=sglang engine.url=…), or task=bugfix"
+        )
+    if (
+        isinstance(model, TinyModelConfig)
+        and isinstance(config.engine, SglangEngineConfig)
+        and None in (model.path, model.tokenizer)
+    ):
+        yield ConfigError(
+            f"model=tiny is made on this machine, and engine.url={config.engine.url} serves "
+            "another: choose the model that it serves (model=local model.tokenizer=DIR "
+            "model.renderer=FAMILY); for a served tiny policy set model.path and model.tokenizer"
+        )
+    window, prompt = model.max_context_tokens, PROMPT_TOKENS.get(harness.kind, 0)
+    if window < prompt:
+        yield ConfigError(
+            f"model.max_context_tokens={window} is less than the first prompt of harness="
+            f"{harness.kind} (about {prompt} tokens): no rollout could take a turn; choose a model "
+            "with a longer window"
+        )
+
+
+def _find_policy_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
+    """Read the policy's config.json and tokenizer, as far as they exist."""
+    model = config.model
+    if model.path is not None and model.path.is_dir():
+        try:
+            _read_model_config(model.path)
+            find_captured_shape(config, model.path)
+        except AgentrlError as error:
+            yield error
+    try:
+        if model.tokenizer is not None and model.tokenizer.is_dir():
+            _load_format(config)
+        elif not isinstance(model, TinyModelConfig):  # whose tokenizer is made with its renderer
+            check_family(model.renderer)
+    except AgentrlError as error:
+        yield error
+
+
+def _read_model_config(directory: Path) -> None:
+    """Raise ConfigError unless ``config.json`` is an object that names an architecture."""
+    file = directory / "config.json"
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.path={directory}: {file.name} cannot be read ({error}): copy the checkpoint "
+            "again, or name another"
+        ) from error
+    if not isinstance(content, dict) or not {"model_type", "architectures"} & content.keys():
+        raise ConfigError(
+            f"model.path={directory}: {file.name} names neither model_type nor architectures: it "
+            "is no checkpoint's; copy it again, or name another"
+        )
+
+
+def _load_format(config: Config) -> PolicyFormat:
+    """Return the tokenizer and the renderer; raises ConfigError."""
+    model = config.model
+    assert model.tokenizer is not None
+    tokenizer = load_tokenizer(model.tokenizer)
+    renderer = make_renderer(tokenizer, model.renderer, model.tokenizer)
+    return PolicyFormat(tokenizer, renderer, model.renderer, model.tokenizer)
+
+
+def _find_engine_errors(config: Config, benchmark: str | None) -> Errors:
+    """Ask an engine that runs already whether it answers, and with the run's model."""
+    if isinstance(config.engine, FixedEngineConfig):
+        try:
+            require_checks(asyncio.run(check_fixed_engine(config, config.engine)))
+        except AgentrlError as error:
+            return [error]
+    if not isinstance(config.engine, SglangEngineConfig):
+        return []
+    policy_format = None
+    if config.model.tokenizer is not None and config.model.tokenizer.is_dir():
+        with suppress(AgentrlError):  # a fault of the policy's files, which is reported as such
+            policy_format = _load_format(config)
+    return asyncio.run(_look_at_engine(config, config.engine, policy_format))
+
+
+async def _look_at_engine(
+    config: Config, engine: SglangEngineConfig, policy_format: PolicyFormat | None
+) -> Errors:
+    servers = EngineServers(engine.url, list_workers(engine))
+    try:
+        answers = await run_check("answers", lambda: check_answers(servers))
+        if not answers.ok:
+            return [EngineError(answers.detail, retryable=True, unreachable=True)]
+        window = config.model.max_context_tokens
+        checks = {"context length": partial(check_context, wanted=window)}
+        if policy_format is not None:
+            checks["tokenizer"] = partial(check_tokenizer, policy_format=policy_format)
+        results = [
+            await run_check(name, partial(check_each, servers.servers, check))
+            for name, check in checks.items()
+        ]
+    finally:
+        await servers.close()
+    return [EngineUnfit(f"engine: {r.name}: {r.detail}") for r in results if not r.ok]
+
+
+def refuse(errors: Sequence[AgentrlError]) -> None:
+    """Raise all errors as one, with their exit code if it is the same; return if there is none."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise StartRefused(errors)
+
+
+class StartRefused(AgentrlError):
+    """Several things would refuse the run."""
+
+    def __init__(self, errors: Sequence[AgentrlError]) -> None:
+        codes = {error.exit_code for error in errors}
+        self.exit_code = codes.pop() if len(codes) == 1 else ExitCode.PREFLIGHT
+        super().__init__("\n".join(str(error) for error in errors))

@@ -1,0 +1,95 @@
+"""Remove a tree or, where that is impossible, set it aside: it must not hurt a later run.
+
+A large tree is removed by a process of its own, so that it takes no time of the driver's
+interpreter, and a caller on an event loop holds no thread meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+from runners.sandboxes import removal
+
+OWN_PROCESS = 20_000
+"""Entries after which a process of its own goes on: half a second of the driver's interpreter."""
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file or a tree; blocks. A path that is gone is no error.
+
+    Raises OSError for the first entry that stays; everything else is removed.
+    """
+    if not removal.Removal(path, OWN_PROCESS).run():
+        done = subprocess.run(_command(path), stderr=subprocess.PIPE, check=False)
+        _raise_failure(path, done.returncode, done.stderr)
+
+
+def discard_tree(path: Path, aside: Path) -> None:
+    """Remove a tree, or move what cannot be removed into ``aside``, with a warning; blocks.
+
+    ``aside`` is a directory of the same file system. Raises OSError if it cannot be moved either.
+    """
+    try:
+        remove_tree(path)
+    except OSError as error:
+        _set_aside(path, aside, error)
+
+
+def clear_directory(path: Path) -> Path:
+    """Return an empty directory for us alone at ``path``, without what was there; blocks.
+
+    If that can be neither removed nor moved, the directory gets another name. Raises OSError.
+    """
+    try:
+        discard_tree(path, path.parent)
+    except PermissionError as error:
+        print(f"WARNING: cannot remove or move {path} ({error.strerror})", file=sys.stderr)
+        path = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
+    path.mkdir(mode=0o700, parents=True)
+    return path
+
+
+async def discard(path: Path, aside: Path) -> None:
+    """Do the same as ``discard_tree`` without blocking."""
+    try:
+        if not await asyncio.to_thread(removal.Removal(path, OWN_PROCESS).run):
+            process = await asyncio.create_subprocess_exec(
+                *_command(path), stderr=asyncio.subprocess.PIPE
+            )
+            _, printed = await process.communicate()
+            _raise_failure(path, process.returncode or 0, printed)
+    except OSError as error:
+        await asyncio.to_thread(_set_aside, path, aside, error)
+
+
+def _command(path: Path) -> list[str]:
+    return [sys.executable, "-I", "-S", removal.__file__, os.fspath(path)]
+
+
+def _raise_failure(path: Path, code: int, printed: bytes) -> None:
+    """Raise OSError if the removing process ended with an exit code; it printed errno and text."""
+    if code:
+        number, _, text = printed.decode(errors="replace").strip().partition(" ")
+        known = int(number) if number.isdigit() else errno.EIO
+        raise OSError(known, text or f"the removal ended with exit code {code}", str(path))
+
+
+def _set_aside(path: Path, aside: Path, reason: OSError) -> None:
+    left = aside / f".agentrl-left-{secrets.token_hex(6)}"
+    try:
+        path.rename(left)
+    except FileNotFoundError:  # somebody else removed it meanwhile
+        return
+    print(
+        f"WARNING: cannot remove what a sandbox left ({reason.strerror}: {reason.filename}). It is "
+        f"set aside as {left}, where it disturbs nothing. To delete it, as root: umount what is "
+        "mounted below it, chattr -R -ia, rm -rf.",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,40 @@
+"""Tell from a row alone which tasks no canary can check; their repositories need not exist yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from runners.tasks.canaries.program_contraries import find_program_contraries
+from runners.tasks.canaries.source_file import SourceFile
+from runners.tasks.contract import EvalCommand, EvalScript, F2PScript, ProScripts, Task, UnittestIds
+from runners.tasks.diffs import read_paths
+
+NO_GOLD = "without a reference patch"
+NO_PYTHON = "without a Python test file"
+NO_CLAIM = "without a comparison in their program"
+
+
+def count_uncheckable(tasks: Iterable[Task]) -> dict[str, int]:
+    """Return the number of tasks that will be unverified, by reason.
+
+    Further ones may turn out when their tests are read.
+    """
+    return dict(Counter(reason for task in tasks if (reason := _find_obstacle(task))))
+
+
+def _find_obstacle(task: Task) -> str:
+    if not task.gold_patch:
+        return NO_GOLD
+    match task.grading:
+        case F2PScript(script=script):
+            file = SourceFile.parse(script.encode())
+            return "" if file and find_program_contraries(file) else NO_CLAIM
+        case EvalScript(script=script):
+            paths = read_paths(script).all
+        case ProScripts(selected=selected):
+            paths = frozenset(name.partition("::")[0] for name in selected)
+        case EvalCommand() | UnittestIds():
+            paths = frozenset(task.protected)
+    # A path without a suffix may be a directory of tests.
+    return "" if any(path.endswith(".py") or "." not in path for path in paths) else NO_PYTHON

@@ -1,0 +1,151 @@
+"""Read the test files of a task, and put other ones in their place.
+
+The paths, the command and the judge stay what they are: the code under test cannot tell a changed
+test from the real one without knowing the right answer.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from conf.errors import AgentrlError
+from runners.tasks.contract import (
+    EvalCommand,
+    EvalScript,
+    F2PScript,
+    ProScripts,
+    Task,
+    UnittestIds,
+)
+from runners.tasks.diffs import read_paths
+from runners.tasks.git import describe_failure, git_environment, init_git_dir, run_git
+
+PROGRAM = "program"
+"""Path that stands for the program of an ``f2p_script`` task, which is no file."""
+FILE_LIMIT = 1 << 20
+FILES_LIMIT = 200
+_HEREDOC = re.compile(r"^git apply [^\n]*<<\s*(['\"]?)(\w+)\1\n(.*?\n)\2$", re.S | re.M)
+
+
+class UnreadableTestsError(AgentrlError):
+    """The tests of a task cannot be read, so none can be changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTask:
+    """A task whose tests are other ones."""
+
+    task: Task
+    files: Mapping[str, bytes]
+    """Files to write into the work tree after the patch, in place of protected ones."""
+
+
+def read_tests(task: Task) -> dict[str, bytes]:
+    """Return the Python test files of a task as they are when its tests run, by path.
+
+    Blocks. Raises UnreadableTestsError.
+    """
+    match task.grading:
+        case F2PScript(script=script):
+            return {PROGRAM: script.encode()}
+        case EvalScript(script=script):
+            return _apply(task, _test_diff(script))
+        case UnittestIds():
+            return _read(task, task.protected)
+        case ProScripts(selected=selected):
+            return _read(task, tuple(name.partition("::")[0] for name in selected))
+        case EvalCommand():
+            return _read(task, task.protected)
+
+
+def place_tests(task: Task, files: Mapping[str, bytes]) -> PlacedTask:
+    """Return the task with changed test files; blocks, raises UnreadableTestsError."""
+    grading = task.grading
+    if isinstance(grading, F2PScript):
+        script = files[PROGRAM].decode()
+        return PlacedTask(replace(task, grading=replace(grading, script=script)), {})
+    if isinstance(grading, EvalScript):
+        old = _test_diff(grading.script)
+        script = grading.script.replace(old, _diff(task, old, files), 1)
+        return PlacedTask(replace(task, grading=replace(grading, script=script)), {})
+    return PlacedTask(task, files)
+
+
+def _read(task: Task, paths: tuple[str, ...]) -> dict[str, bytes]:
+    """Return the Python files at paths of the repository; a directory's are all below it."""
+    found: dict[str, bytes] = {}
+    for path in paths:
+        place = task.repo / path
+        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        for file in files[:FILES_LIMIT]:
+            if file.suffix == ".py" and file.is_file() and file.stat().st_size <= FILE_LIMIT:
+                found[file.relative_to(task.repo).as_posix()] = file.read_bytes()
+    return found
+
+
+def _test_diff(script: str) -> str:
+    found = _HEREDOC.search(script)
+    if found is None:
+        raise UnreadableTestsError("the eval script applies no test patch")
+    return found[3]
+
+
+def _apply(task: Task, diff: str) -> dict[str, bytes]:
+    """Return the Python files of a test patch after it is applied."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-tests-") as folder:
+        work = Path(folder)
+        environment = _start(task, diff, work)
+        _git(environment, "apply", "--whitespace=nowarn", "-", stdin=_encode(diff))
+        return {
+            path: (work / path).read_bytes()
+            for path in sorted(read_paths(diff).all)
+            if path.endswith(".py") and (work / path).is_file()
+        }
+
+
+def _diff(task: Task, old: str, files: Mapping[str, bytes]) -> str:
+    """Return the test patch that leads to changed files."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-tests-") as folder:
+        work = Path(folder)
+        environment = _start(task, old, work)
+        _git(environment, "add", "--all", "--force")
+        before = _git(environment, "write-tree").decode().strip()
+        _git(environment, "apply", "--whitespace=nowarn", "-", stdin=_encode(old))
+        for path, content in files.items():
+            (work / path).write_bytes(content)
+        _git(environment, "add", "--all", "--force")
+        options = ("--cached", "--binary", "--no-color", "--no-ext-diff", "--no-renames")
+        text = _git(environment, "diff", *options, before)
+        return text.decode("utf-8", "surrogateescape")
+
+
+def _start(task: Task, diff: str, work: Path) -> dict[str, str]:
+    """Copy the files that a test patch changes; return the environment of git there."""
+    for path in read_paths(diff).existing:
+        source, target = task.repo / path, work / path
+        if source.is_file() and ".." not in Path(path).parts:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(source.read_bytes())
+    git_dir = work / ".git"
+    git_dir.mkdir()
+    init_git_dir(git_dir)
+    return git_environment(git_dir, work)
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _git(environment: dict[str, str], *arguments: str, stdin: bytes = b"") -> bytes:
+    try:
+        done = run_git(environment, *arguments, stdin=stdin)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UnreadableTestsError(f"git cannot read the tests: {error}") from error
+    if done.returncode:
+        raise UnreadableTestsError(f"git cannot read the tests: {describe_failure(done)}")
+    return done.stdout

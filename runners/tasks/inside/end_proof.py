@@ -1,0 +1,100 @@
+"""Prove that a Python of the script ran to its end; Python imports it at start (``sitecustomize``).
+
+The relay learns of the process when it starts and, by ``atexit``, when it ends: a process that
+leaves by ``os._exit``, ``exec`` or a signal never says so. Of ``python -m unittest`` it also learns
+the result, because its exit code is 0 too if the code under test calls ``sys.exit``; of pytest the
+plugin tells (``agentrl_report.py``). Both are imported here, before the work tree can be imported.
+
+It runs in the Python of the project under test, from Python 3.6 on.
+"""
+
+import atexit
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from runners.tasks.inside import agentrl_channel, agentrl_guard
+else:
+    import agentrl_channel
+    import agentrl_guard
+
+
+def main() -> None:
+    """Tell the relay of this process, and arrange for its end to be told."""
+    words = read_command_line()
+    is_program = os.environ.get("AGENTRL_PROGRAM", "none") in words
+    tell = agentrl_channel.get_teller(keep_variable=is_program)
+    if tell is None:
+        return
+    kind = "program" if is_program else find_kind(words)
+    tell("process " + kind)
+    atexit.register(tell, "exit")
+    if kind in ("unittest", "program"):
+        observe_unittest(tell)
+    elif kind == "pytest":
+        import pytest  # noqa: F401
+
+
+def read_command_line() -> "list[str]":
+    """Return the command line; ``sys.argv`` is not set yet."""
+    try:
+        with open("/proc/self/cmdline", "rb") as file:  # noqa: PTH123
+            return file.read().decode("utf-8", "replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def find_kind(words: "list[str]") -> str:
+    """Return "pytest" or "unittest" for ``python -m`` of these, else "python".
+
+    >>> find_kind(["python", "-X", "dev", "-m", "pytest", "-q"])
+    'pytest'
+    """
+    rest = words[1:]
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
+    return rest[1] if rest[:1] == ["-m"] and rest[1] in ("pytest", "unittest") else "python"
+
+
+def observe_unittest(tell: "Callable[[str], None]") -> None:
+    """Tell the relay the result of unittest's main program."""
+    import unittest.main
+
+    should_stop = agentrl_guard.watch_should_stop()
+    runner = unittest.TextTestRunner
+    run = runner.run
+
+    def observed(self: "Any", test: "Any") -> "Any":
+        result = run(self, test)
+        bad = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
+        other = len(result.skipped) + len(result.expectedFailures)
+        good = 0 if should_stop() else result.testsRun - bad - other
+        status = 0 if result.wasSuccessful() else 1
+        tell(f"finish {status} {good} {bad} {find_replaced() or '-'}")
+        return result
+
+    runner.run = observed  # type: ignore[method-assign]
+    find_replaced = agentrl_guard.snapshot(("unittest", "contextlib", "builtins"))
+
+
+def run_next(name: str) -> None:
+    """Import the ``sitecustomize`` that ours stands before, if there is one."""
+    import importlib.machinery
+    import importlib.util
+
+    ours = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    others = [path for path in sys.path if os.path.abspath(path or ".") != ours]  # noqa: PTH100
+    found = importlib.machinery.PathFinder.find_spec(name, others)
+    if found is not None and found.loader is not None:
+        found.loader.exec_module(importlib.util.module_from_spec(found))
+
+
+if __name__ == "sitecustomize":
+    try:
+        main()
+    finally:
+        run_next("sitecustomize")

@@ -1,0 +1,284 @@
+"""How long other sessions wait for what one session sends to the gateway.
+
+    python -m tests.benchmarks.bench_gateway_fairness
+    python -m tests.benchmarks.bench_gateway_fairness --sessions 64 --seconds 15 --attack bodies
+
+The gateway runs in its own process. Sessions take turns of a usual size, with a pause between them;
+the engine answers at once. For each attack one more session sends what it can, from a process of
+its own, so that its own work is not in the way of the clients. A turn's wait is its wall time; the
+extra wait is how much it exceeds the turn's median wait without an attack. ``stall`` is how late
+a timer of the gateway's own loop would be: the wait of a request that needs no work (``/health``).
+On a machine with few cores all processes compete; run it with nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+import uvloop
+
+from runners.gateway.client import GatewayAdmin
+from runners.processes.service import Service
+from runners.store.run_store import RunStore
+from tests.fakes.running_gateway import (
+    LIMITS,
+    TOOLS,
+    assemble_message,
+    echo,
+    read_events,
+    results,
+    settings_for,
+    user,
+)
+from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
+from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+
+CALL = spoken(
+    [
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "name": "Bash", "input": {"command": "cat calc.py | head -40"}},
+    ]
+)
+OUTPUT = "def add(a, b):\n    return a - b\n" * 4
+CONTEXT_TOKENS = 400_000
+TURNS = 8
+"""Per conversation; then the session begins another one."""
+
+Send = Callable[[aiohttp.ClientSession, str, str], Awaitable[object]]
+"""One step of an attack: client, URL of the gateway, key."""
+
+
+def _messages(text: str, **more: Any) -> bytes:
+    return orjson.dumps({"model": "policy", "max_tokens": 500, "messages": [user(text)], **more})
+
+
+def _post(path: str, body: bytes) -> Send:
+    async def send(http: aiohttp.ClientSession, url: str, key: str) -> None:
+        async with http.post(url + path, data=body, headers={"x-api-key": key}) as response:
+            await response.read()
+
+    return send
+
+
+async def open_connections(http: aiohttp.ClientSession, url: str, key: str) -> None:
+    """Open many connections, with and without a key, and say nothing on them."""
+    host, port = url.removeprefix("http://").split(":")
+    line = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\n\r\n".encode()
+    opened = []
+    for number in range(300):
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(host, int(port))
+            if number % 2:
+                writer.write(line)
+            opened.append(writer)
+    await asyncio.sleep(1)
+    for writer in opened:
+        writer.close()
+
+
+async def read_slowly(http: aiohttp.ClientSession, url: str, key: str) -> None:
+    """Ask for more than the kernel's buffers hold, and read nothing."""
+    host, port = url.removeprefix("http://").split(":")
+    line = f"GET /v1/models/{'m' * 7000} HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\n\r\n"
+    writers = []
+    for _ in range(8):
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(line.encode() * 1000)
+            writers.append(writer)
+    await asyncio.sleep(2)
+    for writer in writers:
+        writer.transport.abort()
+
+
+def attacks() -> dict[str, Send]:
+    """Return the attacks, by name."""
+    long_text = OUTPUT * (800_000 // len(OUTPUT))  # about 200 000 tokens of a real tokenizer
+    return {
+        "bodies": _post("/v1/messages", _messages(OUTPUT * (8_000_000 // len(OUTPUT)))),
+        "spaces": _post("/v1/messages", _messages(" " * 6_000_000)),
+        "depth": _post("/v1/chat/completions", b'{"messages":' + b"[" * 8_000_000),
+        "values": _post("/v1/messages", b'{"messages":[' + b"[]," * 2_700_000 + b"1]}"),
+        "faults": _post("/v1/messages", b'{"messages":[' + b"1," * 90_000 + b"1]}"),
+        "prompts": _post("/v1/messages", _messages(long_text)),
+        "counts": _post(
+            "/v1/messages/count_tokens",
+            orjson.dumps({"model": "policy", "messages": [user(long_text)]}),
+        ),
+        "connections": open_connections,
+        "readers": read_slowly,
+    }
+
+
+def attack(name: str, url: str, key: str, width: int) -> None:
+    """Run one attack until the process is ended."""
+
+    async def run() -> None:
+        send = attacks()[name]
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as http:
+
+            async def repeat() -> None:
+                while True:
+                    with suppress(aiohttp.ClientError, OSError):
+                        await send(http, url, key)
+                    await asyncio.sleep(0.005)
+
+            await asyncio.gather(*(repeat() for _ in range(width)))
+
+    uvloop.run(run())
+
+
+async def work(
+    http: aiohttp.ClientSession, url: str, key: str, waits: list[float], pause_s: float
+) -> None:
+    """Take turns as an agent program does, and note how long each took."""
+    conversation = 0
+    await asyncio.sleep(random.uniform(0, pause_s))  # else all ask at the same moment
+    while True:
+        conversation += 1
+        messages: list[dict[str, Any]] = [user(f"Fix bug {conversation}. {OUTPUT}")]
+        for _ in range(TURNS):
+            await asyncio.sleep(random.uniform(0, 2 * pause_s))
+            body = {"model": "policy", "max_tokens": 500, "tools": TOOLS, "messages": messages}
+            began = time.perf_counter()
+            async with http.post(
+                f"{url}/v1/messages",
+                data=orjson.dumps({**body, "stream": True}),
+                headers={"x-api-key": key},
+            ) as response:
+                raw = await response.read()
+            waits.append(time.perf_counter() - began)
+            answer = assemble_message(read_events(raw))
+            messages += [echo(answer), results(answer, OUTPUT)]
+
+
+async def probe(http: aiohttp.ClientSession, url: str, stalls: list[float]) -> None:
+    """Note how long the gateway's loop takes to answer what needs no work."""
+    while True:
+        await asyncio.sleep(0.01)
+        began = time.perf_counter()
+        async with http.get(f"{url}/health") as response:
+            await response.read()
+        stalls.append(time.perf_counter() - began)
+
+
+async def measure(
+    url: str, keys: list[str], seconds: float, pause_s: float
+) -> tuple[list[float], list[float]]:
+    """Let the sessions work for a while; return the waits of their turns, and the stalls."""
+    waits: list[float] = []
+    stalls: list[float] = []
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        tasks = [asyncio.create_task(work(http, url, key, waits, pause_s)) for key in keys]
+        tasks.append(asyncio.create_task(probe(http, url, stalls)))
+        await asyncio.sleep(seconds)
+        for task in tasks:
+            task.cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+    failures = [error for error in found if not isinstance(error, asyncio.CancelledError)]
+    assert not failures, failures[0]
+    return waits, stalls
+
+
+def row(name: str, waits: list[float], stalls: list[float], median: float) -> str:
+    """Return a table's line; times are milliseconds."""
+    extra = sorted(1000 * (wait - median) for wait in waits)
+    late = sorted(1000 * stall for stall in stalls)
+
+    def at(values: list[float], share: float) -> float:
+        return values[min(len(values) - 1, int(share * len(values)))]
+
+    figures = [
+        *(at(extra, 0.5), at(extra, 0.99), extra[-1]),
+        *(at(late, 0.5), at(late, 0.99), late[-1]),
+    ]
+    return f"{name:>12} {len(waits):>6} " + " ".join(f"{figure:>9.1f}" for figure in figures)
+
+
+async def run(wanted: argparse.Namespace, directory: Path) -> None:
+    """Measure without and with each attack, and print a table."""
+    run_dir = directory / "run"
+    RunStore.create(run_dir, {}).close()
+    async with ScriptedEngine() as engine:
+        engine.always = Completion(CALL)
+        settings = settings_for(
+            engine.url, write_tiny_tokenizer(directory / "tokenizer"), run_dir,
+            ping_s=10.0, turn_s=600.0, max_context_tokens=CONTEXT_TOKENS,
+            limits={**LIMITS, "text_workers": 4},
+        )  # fmt: skip
+        gateway = await Service.start(
+            "gateway", "runners.gateway", settings.model_dump(mode="json"),
+            log=directory / "gateway.log", deadline_s=120,
+        )  # fmt: skip
+        url = gateway.info["url"]
+        admin = GatewayAdmin(url, gateway.info["admin_key"], deadline_s=600)
+        try:
+            keys = [
+                (await admin.create_session(f"s{number}"))[1] for number in range(wanted.sessions)
+            ]
+            _, warm = await admin.create_session("warm-up")
+            async with aiohttp.ClientSession() as http:  # starts the processes for long texts
+                await _post("/v1/messages", _messages(OUTPUT * 400))(http, url, warm)
+            calm, stalls = await measure(url, keys, wanted.seconds, wanted.pause)
+            median = statistics.median(calm)
+            print(f"{wanted.sessions} sessions; a turn's median wait is {1000 * median:.1f} ms")
+            print("                    |  extra wait of a turn, ms  |       /health, ms")
+            print("      attack  turns       p50       p99       max       p50       p99       max")
+            print(row("none", calm, stalls, median), flush=True)
+            for name in wanted.attack or attacks():
+                print(await measure_attack(name, admin, keys, wanted, median), flush=True)
+            print(f"gateway memory: {psutil.Process(gateway.pid).memory_info().rss >> 20} MB")
+        finally:
+            await admin.close()
+            await gateway.stop()
+
+
+async def measure_attack(
+    name: str, admin: GatewayAdmin, keys: list[str], wanted: argparse.Namespace, median: float
+) -> str:
+    """Measure while a session attacks; return a table's line."""
+    _, key = await admin.create_session(f"attacker-{name}")
+    process = multiprocessing.get_context("spawn").Process(
+        target=attack, args=(name, admin.url, key, wanted.width), daemon=True
+    )
+    process.start()
+    try:
+        await asyncio.sleep(3)  # it starts
+        waits, stalls = await measure(admin.url, keys, wanted.seconds, wanted.pause)
+    finally:
+        process.kill()
+        process.join()
+    await admin.delete(f"attacker-{name}")
+    return row(name, waits, stalls, median)
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sessions", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=8, help="per attack")
+    parser.add_argument("--pause", type=float, default=2, help="seconds between a session's turns")
+    parser.add_argument("--width", type=int, default=4, help="requests of the attacker at once")
+    parser.add_argument("--attack", action="append", choices=sorted(attacks()))
+    wanted = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        uvloop.run(run(wanted, Path(directory)))
+
+
+if __name__ == "__main__":
+    main()

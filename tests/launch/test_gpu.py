@@ -1,0 +1,161 @@
+"""GPU memory of the local trainer: counted in transformers' layers, and in the plan of a run."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from conf.compose import compose
+from conf.schema import Config
+from launch import gpu
+from launch.gpu import (
+    FLOAT,
+    activation_bytes,
+    count_parameters,
+    find_gpu_problems,
+    plan_gpu,
+    read_shape,
+)
+from launch.local import plan_local_run
+from runners.training.recompute import LOGITS_CHUNK
+from tests.fakes.one_gpu import write_qwen3_0_6b
+
+TOKENS = 256
+SIZES: dict[str, Any] = {"vocab_size": 64, "num_key_value_heads": 4, "head_dim": 16}
+
+
+def count_kept(config: PretrainedConfig, layers: int) -> int:
+    """Count the bytes that the layers keep for the backward pass, weights left out."""
+    config.num_hidden_layers = layers
+    config.layer_types = ["full_attention"] * layers
+    more = {"experts_implementation": "grouped_mm"} if "Moe" in type(config).__name__ else {}
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(config, **more).train()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in weights:
+            kept[place] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.model(input_ids=torch.zeros((1, TOKENS), dtype=torch.int64), use_cache=False)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("hidden", [64, 160])
+@pytest.mark.parametrize("heads", [8, 12])
+@pytest.mark.parametrize("experts", [0, 8])
+def test_the_counts_are_those_of_transformers_layers(
+    hidden: int, heads: int, experts: int, tmp_path: Path
+) -> None:
+    same: dict[str, Any] = {**SIZES, "hidden_size": hidden, "num_attention_heads": heads}
+    if experts:
+        config: PretrainedConfig = Qwen3MoeConfig(
+            **same, moe_intermediate_size=96, num_experts=experts, num_experts_per_tok=3,
+            decoder_sparse_step=1, mlp_only_layers=[],
+        )  # fmt: skip
+    else:
+        config = Qwen3Config(**same, intermediate_size=96)
+    kept = count_kept(config, 3) - count_kept(config, 2)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    shape = read_shape(tmp_path / "config.json")
+    assert shape is not None
+    assert shape.floats_kept() * FLOAT * TOKENS == pytest.approx(kept, rel=2e-3)
+
+
+def test_32k_tokens_of_a_0_6b_policy_keep_105_gib_unless_they_are_recomputed(
+    tmp_path: Path,
+) -> None:
+    shape = read_shape(write_qwen3_0_6b(tmp_path) / "config.json")
+    assert shape is not None
+    assert activation_bytes(shape, 32768, recompute=False) / gpu.GIB == pytest.approx(
+        105.1, abs=0.1
+    )
+    assert activation_bytes(shape, 32768, recompute=True) / gpu.GIB == pytest.approx(7.3, abs=0.1)
+
+
+def test_the_chunk_of_logits_is_the_trainer_s() -> None:
+    assert gpu._LOGITS_CHUNK == LOGITS_CHUNK
+
+
+def test_parameters_are_counted_in_headers_whatever_their_type(tmp_path: Path) -> None:
+    directory = write_qwen3_0_6b(tmp_path)
+    assert count_parameters(directory, tied=True) == 596_049_920
+    assert count_parameters(directory, tied=False) == 596_049_920 + 151_936 * 1024
+    (directory / "damaged.safetensors").write_bytes(struct.pack("<Q", 90) + b"{")
+    assert count_parameters(directory, tied=True) == 596_049_920
+
+
+def a_config(directory: Path, *overrides: str) -> Config:
+    return compose(
+        [
+            *("engine=sglang_launch", "model=local", "model.renderer=qwen3"),
+            *(f"model.path={directory}", f"model.tokenizer={directory}"),
+            *("model.max_context_tokens=32768", *overrides),
+        ]
+    )
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    return write_qwen3_0_6b(tmp_path)
+
+
+def have_gpu(directory: Path, gib: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an nvidia-smi on the path that prints what the real one does for this query."""
+    program = directory / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho {round(gib * 1024)}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+
+def test_a_checkpoint_in_bf16_is_planned_as_the_float32_that_is_trained(policy: Path) -> None:
+    plan = plan_local_run(a_config(policy), policy)
+    trainer = next(process for process in plan.processes if process.name.startswith("driver"))
+    assert trainer.memory_mb == pytest.approx(4 * 596_049_920 * 4 / (1 << 20), rel=0.15)
+
+
+def test_a_run_without_a_gpu_has_no_plan_for_one(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert plan_gpu(a_config(policy)) is None
+    assert plan_gpu(a_config(policy, "trainer.device=cpu")) is None
+    asked = plan_gpu(a_config(policy, "trainer.device=cuda"))
+    assert asked is not None
+    assert asked.recompute
+    assert (asked.gpu_gib, asked.engine_gib) == (None, None)
+
+
+@pytest.mark.integration
+def test_a_trainer_and_an_engine_that_do_not_fit_one_gpu_are_warned_of(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_gpu(tmp_path, 79.6, monkeypatch)
+
+    def warnings(*overrides: str) -> list[str]:
+        config = a_config(policy, *overrides)
+        return [problem.message for problem in find_gpu_problems(config, plan_gpu(config))]
+
+    assert warnings("engine.memory_fraction=0.6") == []
+    (warning,) = warnings("engine.memory_fraction=0.9")
+    assert "do not fit into the GPU's 79.6 GiB: engine.memory_fraction=0." in warning
+    (warning,) = warnings("engine.memory_fraction=0.6", "trainer.recompute=false")
+    assert "trainer.recompute=true" in warning
+    fraction = warnings("engine.memory_fraction=0.9")[0].partition("fraction=")[2].split(",")[0]
+    assert warnings(f"engine.memory_fraction={fraction}") == []

@@ -1,0 +1,61 @@
+"""A job of two nodes on the real Ray, with every launcher: from the start script to the call of
+slime's ``train.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launch import flags
+from tests.fakes.two_nodes import GPUS, SECRET, TwoNodes, have_namespaces, make_two_nodes
+
+pytestmark = pytest.mark.integration
+
+SLURM = 'bash "$1" && until [[ -s $2 ]]; do sleep 0.2; done && exit "$(<"$2")"'
+"""``sbatch`` only submits: wait for the end of the job."""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> TwoNodes:
+    pytest.importorskip("ray.dashboard.modules.job.cli", reason="needs the extra ray[default]")
+    if not have_namespaces():
+        pytest.skip("this machine does not let a user make network namespaces (unshare, ip)")
+    return make_two_nodes(tmp_path)
+
+
+def start(nodes: TwoNodes, launch: str) -> subprocess.CompletedProcess[str]:
+    script = str(nodes.write(launch))
+    if launch == "slurm":
+        return nodes.run("bash", "-c", SLURM, "-", script, str(nodes.root / "fake" / "slurm_rc"))
+    return nodes.run("bash", script, ray=launch == "ray")
+
+
+@pytest.mark.parametrize("launch", ["ssh", "slurm", "ray", "kubernetes"])
+def test_two_nodes_join_and_train_is_called_with_the_arguments_of_the_plan(
+    nodes: TwoNodes, launch: str
+) -> None:
+    done = start(nodes, launch)
+    everything = done.stdout + done.stderr + nodes.logs()
+    assert done.returncode == 0, everything
+    assert "2 of 2 nodes have joined" in everything
+    call, plan = nodes.train_call(), nodes.plan(launch)
+    assert call["arguments"] == flags.to_words(plan.arguments)
+    assert (call["gpus"], call["nodes"]) == (2 * GPUS, 2)
+    there = call["environment"]
+    assert {name: there.get(name) for name in plan.environment} == plan.environment
+    assert there["E2B_API_KEY"] == SECRET
+    converted = nodes.root / "shared" / "weights_torch_dist"
+    ranks = GPUS * plan.job.model.layout.convert_nodes
+    assert {file.read_text() for file in converted.glob("rank-*")} == {str(ranks)}
+    assert len(list(converted.glob("rank-*"))) == ranks
+    prompts = (nodes.job / "prompts.jsonl").read_text().splitlines()
+    assert len([json.loads(line) for line in prompts]) == 8
+    assert "has taken a turn in a sandbox" in everything
+    assert (nodes.job / "state" / "phase").read_text() == "training\n"
+    assert not list((nodes.job / "state").glob("node-*.pid"))
+    held = [f for f in nodes.job.rglob("*") if f.is_file() and SECRET in f.read_text("latin-1")]
+    assert held == [nodes.job / "train-call.json"]

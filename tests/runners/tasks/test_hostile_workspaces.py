@@ -1,0 +1,160 @@
+"""Whatever an agent leaves in its workspace is its own outcome, on every isolation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from runners.sandboxes.contract import SandboxSpec
+from runners.sandboxes.local.backend import LocalBackend
+from runners.sandboxes.tree import copy_tree
+from runners.tasks import capture_process
+from runners.tasks.capture_limits import DEFAULT_LIMITS, CaptureLimits
+from runners.tasks.contract import Patch, Task, VerdictKind
+from runners.tasks.grading import SandboxGrader
+from runners.tasks.patch import PatchError, capture_apart, capture_patch
+from runners.trajectory.outcome import OutcomeCode
+from tests.fakes.hostile_programs import (
+    FINISHED,
+    HOSTILE,
+    SMALL_LIMITS,
+    HostileProgram,
+    make_program,
+)
+from tests.fakes.hostile_run import run_programs
+from tests.fakes.sandbox_backends import local_settings, skip_without
+from tests.runners.tasks.repositories import FIX, make_task
+
+pytestmark = pytest.mark.integration
+
+SMALL = [f"rollout.capture.{key}={value}" for key, value in SMALL_LIMITS.items()]
+LIMITS = CaptureLimits.of(compose(SMALL).rollout.capture)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture(params=["bubblewrap", "unshare", "none"])
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LocalBackend]:
+    isolation: str = request.param
+    skip_without(isolation)
+    settings = local_settings(isolation=isolation, file_mb=16, memory_mb=1024, processes=64)
+    backend = await asyncio.to_thread(LocalBackend, settings, tmp_path / "root")
+    yield backend
+    await backend.close()
+    assert [path.name for path in tmp_path.iterdir()] == [], "nothing is left, and nothing aside"
+
+
+async def run_program(
+    backend: LocalBackend, task: Task, program: HostileProgram
+) -> tuple[Patch, str]:
+    """Run a program, capture its patch and grade it; return the patch and the verdict's kind."""
+    sandbox = await backend.create(SandboxSpec("one", task.repo, "none"))
+    try:
+        await sandbox.run(["bash", "-c", program.script], deadline_s=10)
+        patch = await capture_patch(task, sandbox, LIMITS, deadline_s=120)
+    finally:
+        await sandbox.close()
+        assert not sandbox.workspace.parent.exists()
+    verdict = await SandboxGrader(backend).grade(task, patch, name="grade", deadline_s=120)
+    return patch, verdict.kind
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_workspace_ends_in_its_documented_outcome(
+    backend: LocalBackend, task: Task, name: str, request: pytest.FixtureRequest
+) -> None:
+    program = HOSTILE[name]
+    if not program.files_only and "none" in request.node.name:
+        pytest.skip("it would reach processes of the host")
+    patch, verdict = await run_program(backend, task, program)
+    assert (patch.refused_as or FINISHED) == program.outcome, patch.refused
+    assert verdict == VerdictKind.UNSOLVED
+
+
+async def test_a_workspace_that_was_read_can_be_followed_by_any_other(
+    task: Task, tmp_path: Path
+) -> None:
+    copy_tree(task.repo, tmp_path / "w")
+    (tmp_path / "w/calc/add.py").write_text(FIX)
+    one = await capture_apart(task, tmp_path / "w", DEFAULT_LIMITS, deadline_s=60)
+    two = await capture_apart(task, tmp_path / "w", DEFAULT_LIMITS, deadline_s=60)
+    assert one == two
+    assert one.files == ("calc/add.py",)
+    assert b"+    return a + b\n" in one.diff
+    assert [path.name for path in tmp_path.iterdir()] == ["w"]
+
+
+async def test_a_server_that_was_killed_is_started_again(task: Task, tmp_path: Path) -> None:
+    copy_tree(task.repo, tmp_path / "w")
+    for _ in range(2):
+        patch = await capture_apart(task, tmp_path / "w", DEFAULT_LIMITS, deadline_s=60)
+        assert (patch.refused, patch.diff) == ("", b"")
+        process = capture_process._server._process
+        assert process is not None
+        process.kill()
+        process.wait()
+
+
+async def test_failures_of_the_machine_are_not_the_agents(task: Task, tmp_path: Path) -> None:
+    copy_tree(task.repo, tmp_path / "w")
+    with pytest.raises(PatchError):
+        await capture_apart(task, tmp_path / "gone", DEFAULT_LIMITS, deadline_s=60)
+    lost = replace(task, repo=tmp_path / "no repository")
+    with pytest.raises(PatchError):
+        await capture_apart(lost, tmp_path / "w", DEFAULT_LIMITS, deadline_s=60)
+    with pytest.raises(PatchError, match="longer than"):
+        await capture_apart(task, tmp_path / "w", DEFAULT_LIMITS, deadline_s=0.001)
+
+
+async def test_reading_that_takes_too_much_cpu_time_is_refused(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Patterns that git matches against each of many names; its limit is 1 s here."""
+    copy_tree(task.repo, tmp_path / "w")
+    pattern = "*a" * 30
+    lines = "".join(f"{pattern}{number}*b\n" for number in range(2000))
+    (tmp_path / "w/.gitignore").write_text(lines)
+    for number in range(200):
+        (tmp_path / "w" / f"{'a' * 200}{number}").touch()
+    monkeypatch.setattr(capture_process, "CPU_S", 1)
+    patch = await capture_apart(task, tmp_path / "w", DEFAULT_LIMITS, deadline_s=100)
+    assert patch.refused_as == OutcomeCode.POLICY_UNREADABLE_WORKSPACE
+    assert [path.name for path in tmp_path.iterdir()] == ["w"]
+
+
+async def test_random_hostile_programs_end_in_documented_outcomes_and_leave_nothing(
+    task: Task, tmp_path: Path
+) -> None:
+    """`python -m tests.benchmarks.bench_hostile` runs 500."""
+    skip_without("bubblewrap")
+    settings = local_settings(file_mb=64, memory_mb=1024, processes=64, cpu_s=20)
+    backend = await asyncio.to_thread(LocalBackend, settings, tmp_path / "root")
+    try:
+        ended = await run_programs(backend, task, [make_program(seed) for seed in range(30)])
+    finally:
+        await backend.close()
+    documented = {str(code) for code in OutcomeCode if code.outcome_class in ("policy", "budget")}
+    assert {name for name, number in ended.items() if number} <= documented
+    assert ended.total() == 30
+    assert not any(tmp_path.iterdir())
+
+
+async def test_a_module_beside_the_program_does_not_replace_a_library(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "beside").mkdir()
+    (folder / "re.py").write_text("raise SystemExit('not the library')")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(capture_process, "_server", capture_process.CaptureServer())
+    copy_tree(task.repo, tmp_path / "w")
+    patch = await capture_apart(task, tmp_path / "w", DEFAULT_LIMITS, deadline_s=60)
+    assert (patch.refused, patch.diff) == ("", b"")

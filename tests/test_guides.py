@@ -1,0 +1,96 @@
+"""The commands of the guides, run as they stand, against an engine that speaks SGLang's API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.scripted_engine import Completion, ScriptedEngine
+from tests.fakes.tiny_model import write_tiny_model
+from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[1]
+SERVED = "http://127.0.0.1:30000"
+
+
+async def follow(page: str, place: Path, engine: ScriptedEngine) -> list[str]:
+    """Run every ``sh`` block of a page in order; return what each printed on stdout."""
+    shim = place.parent / "bin"
+    shim.mkdir()
+    (shim / "agentrl").write_text(f'#!/bin/sh\nexec {sys.executable} -m cli.main "$@"\n')
+    (shim / "agentrl").chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{shim}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "TERM": "dumb",
+        "COLUMNS": "200",
+    }
+    printed = []
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    for block in re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S):
+        process = await asyncio.create_subprocess_exec(
+            "bash",
+            "-euc",
+            block.replace(SERVED, engine.url),
+            cwd=place,
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+        assert process.returncode == 0, f"{block}\n{out.decode()}\n{err.decode()}"
+        printed.append(out.decode())
+    return printed
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return a directory with a model's checkpoint, as the guides assume it."""
+    weights = tmp_path / "work" / "weights"
+    weights.mkdir(parents=True)
+    write_tiny_tokenizer(weights)
+    write_tiny_model(weights, vocab_size=tiny_tokenizer().get_vocab_size())
+    return weights.parent
+
+
+async def test_training_on_an_own_repository_goes_as_its_guide_says(place: Path) -> None:
+    async with ScriptedEngine() as engine:
+        engine.context_length = 40960
+        printed = await follow("own_tasks.md", place, engine)
+        assert engine.seen.requests == [], "a dry run samples nothing"
+    assert "no problems found" in printed[-1]
+    assert "160 rollouts: 20 steps × 1 tasks × 8" in printed[-1]
+    found = json.loads((place / "calibration" / "calibration.json").read_text())
+    assert (found["fit"], found["gold_solved"], found["empty_solved"]) == (1, 1, 0)
+    assert not (place / "runs").exists()
+
+
+async def test_a_served_model_gets_exactly_the_documented_sampling(place: Path) -> None:
+    async with ScriptedEngine() as engine:
+        engine.context_length = 40960
+        engine.long_s = 1.0
+        engine.always = Completion("I give up.<|im_end|>")
+        printed = await follow("evaluate.md", place, engine)
+        asked = [
+            request["sampling_params"]
+            for request in engine.seen.requests
+            if "probe" not in request["rid"] and len(request["input_ids"]) > 100
+        ]
+        assert not [path for path, _ in engine.seen.calls if "update_weights" in path]
+    for line in ("eval_temperature: 0.0", "max_new_tokens: 32768", "max_context_tokens: 96000"):
+        assert line in printed[0]
+    measured = asked[-1]
+    assert measured["temperature"] == 0.0
+    assert measured["max_new_tokens"] == 16384, "half of a window of 32,768"
+    assert measured.get("top_p", 1.0) == 1.0
+    assert measured.get("top_k", -1) == -1
+    assert json.loads((place / "measured" / "report.json").read_text())["rollouts"]
