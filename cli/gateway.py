@@ -16,21 +16,20 @@ from conf.errors import AgentrlError
 if TYPE_CHECKING:
     from conf.schema import Config
     from runners.processes.service import ServiceError
-    from runners.runtime.policy import Policy
 
 EXAMPLES = examples(
     "agentrl gateway",
     "agentrl gateway engine=sglang engine.url=http://127.0.0.1:30000 "
     "model.tokenizer=DIR model.renderer=qwen3",
+    "agentrl gateway engine=openai engine.url=http://127.0.0.1:8080 engine.model=NAME",
 )
 ATTACHED = {
-    "model": "local",
     "model.max_context_tokens": "262144",
     "sampling.max_new_tokens": "16384",
 }
-"""Defaults of ``engine=sglang`` and ``engine=vllm`` here: a model that is served already, with long
-answers, instead of the tiny one.
+"""Defaults of engines that run already: a served model, with long answers, instead of the tiny one.
 """
+SERVED = ("sglang", "vllm", "openai", "anthropic")
 NO_TRAINING = {"run.steps": "0", "run.eval_tasks": "0"}
 """Recording trains nothing; the rules ask, since the weights of some engines are fixed."""
 
@@ -39,27 +38,40 @@ def gateway(context: typer.Context, overrides: Overrides = None) -> None:
     """Serve the gateway alone: attach any agent to any engine, and record every turn.
 
     The first line on stdout is JSON with url and admin_key; ctrl-C ends the gateway. With
-    engine=sglang or vllm the model is the one that the engine serves, and the defaults are
-    model=local model.max_context_tokens=262144 sampling.max_new_tokens=16384.
+    engine=sglang, vllm, openai or anthropic the model is the one that the engine serves, and the
+    defaults are model.max_context_tokens=262144 sampling.max_new_tokens=16384. With openai and
+    anthropic, APIs of texts, tokens are not known.
     """
     import uvloop
 
+    from cli.invocation import report_warning
     from cli.jobs import new_job
+    from conf.exactness import describe_inexactness
     from conf.sections.engine import EmbeddedEngineConfig
-    from runners.runtime.policy import Policy, prepare_policy
+    from conf.sections.model import EndpointModelConfig
+    from runners.runtime.policy import prepare_policy
 
     job = new_job(_with_defaults(overrides or []), kind="gateway")
     context.obj.run_dir = job.run_dir
     model = job.config.model
-    if isinstance(job.config.engine, EmbeddedEngineConfig) or model.tokenizer is None:
+    weights: Path | None
+    tokenizer: Path | None
+    if (inexact := describe_inexactness(job.config)) is not None:
+        report_warning(inexact)
+    if isinstance(model, EndpointModelConfig):
+        weights = tokenizer = None
+    elif isinstance(job.config.engine, EmbeddedEngineConfig) or model.tokenizer is None:
         # Before the event loop starts, so that ctrl-C ends a long bootstrap at once.
         policy = prepare_policy(model, job.config.scenario, progress=_print_progress)
+        weights, tokenizer = policy.weights, policy.tokenizer
     else:
-        policy = Policy(weights=model.path or model.tokenizer, tokenizer=model.tokenizer)
-    uvloop.run(_serve(job.config, job.run_dir, policy))
+        weights, tokenizer = model.path or model.tokenizer, model.tokenizer
+    uvloop.run(_serve(job.config, job.run_dir, weights, tokenizer))
 
 
-async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
+async def _serve(
+    config: Config, run_dir: Path, weights: Path | None, tokenizer: Path | None
+) -> None:
     """Serve until SIGINT or SIGTERM; raises AgentrlError if a service cannot start or dies."""
     import asyncio
     import signal
@@ -92,15 +104,13 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
         store.set_state(State.RUNNING)
         try:
             async with AsyncExitStack() as exits:
-                url = await start_engine(
-                    config, exits, policy.weights, policy.tokenizer, 0, run_dir, engine_died
-                )
+                url = await start_engine(config, exits, weights, tokenizer, 0, run_dir, engine_died)
                 settings = GatewaySettings.from_config(
                     config,
                     run_dir=run_dir,
                     engine_url=url,
-                    tokenizer=policy.tokenizer,
-                    routing=find_captured_shape(config, policy.weights),
+                    tokenizer=tokenizer,
+                    routing=find_captured_shape(config, weights),
                 )
                 await serve(
                     settings,
@@ -119,7 +129,7 @@ async def _serve(config: Config, run_dir: Path, policy: Policy) -> None:
 def _with_defaults(overrides: list[str]) -> list[str]:
     """Return the overrides with this command's defaults before them."""
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
-    served = not {"engine=sglang", "engine=vllm"}.isdisjoint(overrides)
+    served = not {f"engine={kind}" for kind in SERVED}.isdisjoint(overrides)
     defaults = {**NO_TRAINING, **ATTACHED} if served else NO_TRAINING
     return [f"{key}={value}" for key, value in defaults.items() if key not in given] + overrides
 

@@ -150,6 +150,7 @@ def report_problems(problems: Iterable[Problem]) -> None:
 
 def report_head(config: Config, path: Path) -> None:
     """Print the run directory and the numbers that decide to stderr."""
+    from conf.exactness import describe_inexactness
     from conf.key_numbers import find_key_numbers
     from runners.observe.terminal import make_printable
 
@@ -157,3 +158,5 @@ def report_head(config: Config, path: Path) -> None:
     console.print("run directory", style="bright_black", end=" ")
     console.print(make_printable(str(path)), soft_wrap=True)
     console.print(find_key_numbers(config).line(), style="bright_black", soft_wrap=True)
+    if (inexact := describe_inexactness(config)) is not None:
+        console.print(inexact, style="yellow", soft_wrap=True)

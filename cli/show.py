@@ -38,7 +38,11 @@ def show(
         show_matrix(overrides or [], as_json=as_json)
         return
 
+    from cli.invocation import report_warning
     from conf.compose import compose_with_origins, to_json, to_yaml
+    from conf.exactness import describe_inexactness
 
     config, origins = compose_with_origins(split_command(overrides or [])[1])
+    if (inexact := describe_inexactness(config)) is not None:
+        report_warning(inexact)
     sys.stdout.write(to_json(config) if as_json else to_yaml(config, origins))

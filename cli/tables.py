@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cli.jobs import Job
 from conf.errors import ExitCode
+from conf.exactness import describe_inexactness
 from conf.key_numbers import find_key_numbers
 from launch.gpu import GpuPlan
 from launch.local import LocalPlan
@@ -43,6 +44,8 @@ def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:
     )
     for name, value in find_key_numbers(job.config).describe().items():
         facts.add_row(name, value)
+    if (inexact := describe_inexactness(job.config)) is not None:
+        facts.add_row("tokens", inexact)
     facts.add_row("memory", f"about {plan.memory_mb:,} MB of {plan.memory_available_mb:,} MB free")
     for name, value in _describe_gpu(plan.gpu):
         facts.add_row(name, value)

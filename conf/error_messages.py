@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from conf.keys import unknown_key
 from conf.suggestions import suggest
+from conf.url_secrets import hide_secrets
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-
-_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_QUERY = re.compile(r"(://[^?#\s]*[?#])\S+")
-"""Parts of a URL that may be secrets, which errors do not repeat."""
 
 _EXPECTED = {
     "int_type": "must be a whole number",
@@ -98,7 +94,7 @@ def _explain(key: str, detail: Mapping[str, Any], tree: Mapping[str, Any]) -> st
 def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return _QUERY.sub(r"\1***", _USER.sub("***", str(value)))
+    return hide_secrets(str(value))
 
 
 def _without(tree: Mapping[str, Any], key: str) -> dict[str, Any]:

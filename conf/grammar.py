@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString, Valu
 from hydra.errors import HydraException
 
 from conf.errors import ConfigError
+from conf.url_secrets import hide_secrets
 
 
 def parse(lines: Iterable[str]) -> tuple[list[Override], list[str]]:
@@ -24,8 +25,9 @@ def parse(lines: Iterable[str]) -> tuple[list[Override], list[str]]:
     faults: list[str] = []
     for line in lines:
         key, equals, value = line.partition("=")
+        shown = hide_secrets(line)
         if not key.strip("+~ ") or not (equals or line.startswith("~")):
-            faults.append(f"{line!r} is not KEY=VALUE: write for example run.steps=10")
+            faults.append(f"{shown!r} is not KEY=VALUE: write for example run.steps=10")
         elif equals and not value.strip():
             faults.append(f"{line} has no value: write {key}=null for none")
         else:
@@ -34,7 +36,7 @@ def parse(lines: Iterable[str]) -> tuple[list[Override], list[str]]:
             except HydraException as error:
                 reason = str(error).splitlines()[0]
                 faults.append(
-                    f"{line} cannot be read ({reason}): quote a value that contains special "
+                    f"{shown} cannot be read ({reason}): quote a value that contains special "
                     f"characters, e.g. '{key}=\"…\"' in the shell"
                 )
     return parsed, faults

@@ -110,8 +110,8 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     if owners:
         chosen = lookup(tree, f"{group}.kind")[1]
         return (
-            f"{key} belongs to {group}={owners[0]}, but {group}={chosen} is chosen: "
-            f"add {group}={owners[0]}"
+            f"{key} belongs to {group}={' or '.join(owners)}, but {group}={chosen} is chosen: "
+            + (f"add {group}={owners[0]}" if len(owners) == 1 else "choose one of them")
         )
     section = key.rpartition(".")[0]
     known, siblings = lookup(tree, section)

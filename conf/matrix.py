@@ -61,6 +61,10 @@ def _fill(model: str, launch: str) -> Iterator[str]:
     if model == "tiny" and launch == "local":
         return  # the laptop campaign: its own engine, its own tasks
     yield from ("task=jsonl", "task.path=tasks.jsonl")
+    if model == "endpoint":  # it can be evaluated only
+        yield from ("engine=openai", "engine.url=https://api.example.com", "engine.model=name")
+        yield "run.steps=0"
+        return
     if model != "tiny":
         yield "model.path=weights"
     if model == "local":

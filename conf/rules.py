@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conf.sections.cluster import ClusterLaunchConfig
-from conf.sections.engine import EmbeddedEngineConfig, EngineConfig, FixedEngineConfig
 from conf.sections.executor import ExecutorConfig, RayExecutorConfig
 from conf.sections.faults import FaultsConfig
 from conf.sections.gateway import GatewayConfig
@@ -20,7 +19,9 @@ from conf.sections.harness import (
     NativeHarnessConfig,
 )
 from conf.sections.launch import LaunchConfig
-from conf.sections.model import CHAT_TEMPLATE, ModelConfig, TinyModelConfig
+from conf.sections.model import (
+    ModelConfig,
+)
 from conf.sections.moe import MoeModel
 from conf.sections.rollout import RolloutConfig
 from conf.sections.run import RunConfig, SamplingConfig
@@ -44,63 +45,6 @@ from conf.sections.training import (
 Rule = tuple[bool, str]
 """True if the rule is broken; the message for that case."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-def engine_rules(
-    engine: EngineConfig, model: ModelConfig, trainer: TrainerConfig
-) -> Iterator[Rule]:
-    """Yield the rules of the engine: it has weights, reads the replies, holds the context."""
-    yield (
-        model.renderer == CHAT_TEMPLATE and getattr(engine, "tool_call_parser", None) is None,
-        f"model.renderer={CHAT_TEMPLATE} needs SGLang to read the replies: set engine=sglang and "
-        "engine.tool_call_parser",
-    )
-    context = model.max_context_tokens
-    if isinstance(engine, EmbeddedEngineConfig) and not isinstance(trainer, SlimeTrainerConfig):
-        yield (
-            engine.cache_tokens < context and not isinstance(model, MoeModel),
-            f"engine.cache_tokens={engine.cache_tokens} is less than model.max_context_tokens="
-            f"{context}: one long rollout would not fit; raise engine.cache_tokens",
-        )
-        yield (
-            not isinstance(model, TinyModelConfig) and model.path is None,
-            "model.path=null leaves engine=embedded without weights: set model.path, or use an "
-            "engine that has them (engine=sglang)",
-        )
-
-
-def fixed_weights_rules(
-    engine: EngineConfig,
-    model: ModelConfig,
-    run: RunConfig,
-    trainer: TrainerConfig,
-    routing: RoutingReplayConfig,
-) -> Iterator[Rule]:
-    """Yield the rules of engines whose weights cannot be updated: nothing is trained with them."""
-    if not isinstance(engine, FixedEngineConfig):
-        return
-    kind = engine.kind
-    yield (
-        run.steps > 0,
-        f"run.steps={run.steps} trains, and the weights of engine={kind} cannot be updated: "
-        "evaluate only (agentrl eval, or run.steps=0), or choose engine=sglang",
-    )
-    yield (
-        isinstance(trainer, SlimeTrainerConfig),
-        f"trainer={trainer.kind} brings engines of its own, and engine={kind} cannot be trained "
-        "with: choose another trainer, or engine=sglang",
-    )
-    yield (
-        routing.kind != "off",
-        f"routing_replay={routing.kind} replays what was trained, and engine={kind} is for "
-        "evaluation only: set routing_replay=off",
-    )
-    yield (
-        model.tokenizer is None,
-        f"model.tokenizer=null, and engine={kind} takes token ids of the model that it serves: set "
-        "model=local, model.tokenizer to the directory of that model's tokenizer, and "
-        "model.renderer to its family",
-    )
 
 
 def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iterator[Rule]:

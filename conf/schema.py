@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from conf import rules
+from conf import engine_rules, rules
 from conf.sections.engine import EngineConfig
 from conf.sections.executor import ExecutorConfig
 from conf.sections.faults import FaultsConfig
@@ -55,10 +55,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_rules(self) -> Config:
         checks = (
-            rules.engine_rules(self.engine, self.model, self.trainer),
-            rules.fixed_weights_rules(
+            engine_rules.engine_rules(self.engine, self.model, self.trainer),
+            engine_rules.fixed_weights_rules(
                 self.engine, self.model, self.run, self.trainer, self.routing_replay
             ),
+            engine_rules.endpoint_rules(self.engine, self.model, self.sampling),
             rules.step_rules(self.run, self.task, self.trainer),
             rules.recompute_rules(self.trainer, self.routing_replay),
             rules.length_rules(self.run, self.model, self.sampling, self.fanout),

@@ -24,6 +24,7 @@ from conf.sections.harness import PROMPT_TOKENS, NativeHarnessConfig
 from conf.sections.model import TinyModelConfig
 from conf.sections.moe import MoeModel
 from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
+from conf.sections.section import ENGINE_KEY
 from launch.architecture import compare_checkpoint
 
 PORT_GRACE_S = 5.0
@@ -88,6 +89,7 @@ def _check_programs(config: Config) -> Iterator[Problem]:
     match config.sandbox:
         case LocalSandboxConfig():
             yield from _check_isolation(config.sandbox.isolation)
+            yield from _check_key(config.sandbox.isolation)
         case E2bSandboxConfig():
             yield from _check_e2b()
         case DockerSandboxConfig():
@@ -138,6 +140,19 @@ def _check_isolation(isolation: str) -> Iterator[Problem]:
         yield Problem(
             False,
             "sandbox.isolation=none: the agent's commands run as plain processes of this user",
+        )
+
+
+def _check_key(isolation: str) -> Iterator[Problem]:
+    """Yield the problem that an agent's commands could read the engine's key; see ``LocalBackend``,
+    which refuses the same where ``auto`` finds nothing stronger.
+    """
+    if isolation == "none" and os.environ.get(ENGINE_KEY):
+        yield Problem(
+            True,
+            f"sandbox.isolation=none lets the agent's commands read {ENGINE_KEY} in the "
+            "environment of this process: set sandbox.isolation=auto, or unset it if the engine "
+            "wants no key",
         )
 
 

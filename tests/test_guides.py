@@ -7,10 +7,14 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.anthropic_server import AnthropicServer
+from tests.fakes.endpoint_servers import TextAnswer
+from tests.fakes.openai_server import OpenaiServer
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
@@ -21,8 +25,11 @@ ROOT = Path(__file__).parents[1]
 SERVED = "http://127.0.0.1:30000"
 
 
-async def follow(page: str, place: Path, engine: ScriptedEngine) -> list[str]:
-    """Run every ``sh`` block of a page in order; return what each printed on stdout."""
+async def follow(page: str, place: Path, addresses: Mapping[str, str]) -> list[str]:
+    """Run every ``sh`` block of a page in order; return what each printed on stdout.
+
+    ``addresses``: the page's addresses, and those of the servers in their place.
+    """
     shim = place.parent / "bin"
     shim.mkdir()
     (shim / "agentrl").write_text(f'#!/bin/sh\nexec {sys.executable} -m cli.main "$@"\n')
@@ -36,11 +43,13 @@ async def follow(page: str, place: Path, engine: ScriptedEngine) -> list[str]:
     }
     printed = []
     text = (ROOT / "docs" / page).read_text("utf-8")
+    for address, served in addresses.items():
+        text = text.replace(address, served)
     for block in re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S):
         process = await asyncio.create_subprocess_exec(
             "bash",
             "-euc",
-            block.replace(SERVED, engine.url),
+            block,
             cwd=place,
             env=environment,
             stdout=asyncio.subprocess.PIPE,
@@ -65,7 +74,7 @@ def place(tmp_path: Path) -> Path:
 async def test_training_on_an_own_repository_goes_as_its_guide_says(place: Path) -> None:
     async with ScriptedEngine() as engine:
         engine.context_length = 40960
-        printed = await follow("own_tasks.md", place, engine)
+        printed = await follow("own_tasks.md", place, {SERVED: engine.url})
         assert engine.seen.requests == [], "a dry run samples nothing"
     assert "no problems found" in printed[-1]
     assert "160 rollouts: 20 steps × 1 tasks × 8" in printed[-1]
@@ -79,7 +88,7 @@ async def test_a_served_model_gets_exactly_the_documented_sampling(place: Path) 
         engine.context_length = 40960
         engine.long_s = 1.0
         engine.always = Completion("I give up.<|im_end|>")
-        printed = await follow("evaluate.md", place, engine)
+        printed = await follow("evaluate.md", place, {SERVED: engine.url})
         asked = [
             request["sampling_params"]
             for request in engine.seen.requests
@@ -94,3 +103,23 @@ async def test_a_served_model_gets_exactly_the_documented_sampling(place: Path) 
     assert measured.get("top_p", 1.0) == 1.0
     assert measured.get("top_k", -1) == -1
     assert json.loads((place / "measured" / "report.json").read_text())["rollouts"]
+
+
+async def test_endpoints_are_evaluated_as_their_guide_says(place: Path) -> None:
+    async with OpenaiServer("llama.cpp") as openai, AnthropicServer() as anthropic:
+        openai.models, anthropic.models = ["local-model"], ["claude-model"]
+        for server in (openai, anthropic):
+            server.make_answer = lambda body: TextAnswer("I give up.")
+        addresses = {
+            "http://127.0.0.1:8080": openai.url,
+            "http://127.0.0.1:8090": anthropic.url,
+        }
+        printed = await follow("endpoints.md", place, addresses)
+    assert "engine: token ids  ok: not known: nothing can be trained" in printed[0]
+    assert "token ids and logprobs are not known" in printed[1]
+    sent = openai.requests[-1]
+    assert (sent["temperature"], sent["top_p"], sent["max_tokens"]) == (1.0, 1.0, 32768)
+    assert {"temperature", "top_p", "top_k"}.isdisjoint(anthropic.requests[-1])
+    for name in ("of-openai", "of-anthropic"):
+        report = json.loads((place / name / "report.json").read_text())
+        assert report["unresolved_instances"] + report["empty_patch_instances"] == 1

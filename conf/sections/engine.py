@@ -84,7 +84,45 @@ class VllmEngineConfig(FixedEngineConfig):
     """Name that the server gives the model; null: the first of its list."""
 
 
+class EndpointEngineConfig(FixedEngineConfig):
+    """An API that takes and gives texts: the ids of its tokens are not known."""
+
+    kind: Literal["openai", "anthropic"]
+    model: Annotated[str, Field(min_length=1)]
+    """Name of the model in every request."""
+    sampling_fields: tuple[str, ...]
+    """Sampling settings that are sent; the others have their neutral value."""
+
+
+class OpenaiEngineConfig(EndpointEngineConfig):
+    """A server of OpenAI's Chat Completions API: OpenAI, llama.cpp, vLLM, another vendor."""
+
+    kind: Literal["openai"]
+    sampling_fields: tuple[Literal["temperature", "top_p", "top_k", "seed"], ...]
+    """Sampling settings that are sent; OpenAI's own API refuses ``top_k``."""
+    limit_field: Literal["max_tokens", "max_completion_tokens"]
+    """Name of the limit on sampled tokens; OpenAI's reasoning models take the second only."""
+
+
+class AnthropicEngineConfig(EndpointEngineConfig):
+    """A server of Anthropic's Messages API."""
+
+    kind: Literal["anthropic"]
+    sampling_fields: tuple[Literal["temperature", "top_p", "top_k"], ...]
+    """Sampling settings that are sent. Anthropic's client has none from version 1 on; earlier
+    models take temperature or top_p, not both.
+    """
+
+
+FixedEngine = Annotated[
+    VllmEngineConfig | OpenaiEngineConfig | AnthropicEngineConfig, Field(discriminator="kind")
+]
 EngineConfig = Annotated[
-    EmbeddedEngineConfig | SglangEngineConfig | SglangLaunchEngineConfig | VllmEngineConfig,
+    EmbeddedEngineConfig
+    | SglangEngineConfig
+    | SglangLaunchEngineConfig
+    | VllmEngineConfig
+    | OpenaiEngineConfig
+    | AnthropicEngineConfig,
     Field(discriminator="kind"),
 ]

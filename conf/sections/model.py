@@ -51,4 +51,28 @@ class LocalModelConfig(Section):
     """Longest prompt + completion, in tokens."""
 
 
-ModelConfig = Annotated[TinyModelConfig | LocalModelConfig | MoeModel, Field(discriminator="kind")]
+class EndpointModelConfig(Section):
+    """The model behind an API of texts (``engine=openai``): no weights, tokenizer or template."""
+
+    kind: Literal["endpoint"]
+    max_context_tokens: PositiveInt
+    """Longest prompt + completion, in tokens as the endpoint counts them."""
+
+    @property
+    def path(self) -> None:
+        """None: it has no weights here."""
+
+    @property
+    def tokenizer(self) -> None:
+        """None: the endpoint has it."""
+
+    @property
+    def renderer(self) -> str:
+        """Empty: the endpoint renders."""
+        return ""
+
+
+ModelConfig = Annotated[
+    TinyModelConfig | LocalModelConfig | EndpointModelConfig | MoeModel,
+    Field(discriminator="kind"),
+]

@@ -18,7 +18,7 @@ def _check_base_url(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if scheme not in ("http", "https") or not rest:
         raise ValueError("must be a base URL such as http://127.0.0.1:30000")
-    if "@" in rest.partition("/")[0] or "?" in rest or "#" in rest:
+    if any(sign in rest for sign in "@?#"):
         raise ValueError(
             "must hold no user, password or query, since the configuration is stored and shown: "
             f"secrets belong into the environment (an engine's key: {ENGINE_KEY})"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
@@ -19,9 +20,21 @@ import orjson
 from conf.sections.section import ENGINE_KEY
 from runners.engines.contract import EngineError
 
-RETRYABLE_STATUS = frozenset({408, 429, 500, 502, 503, 504})
-PUSHED_BACK_STATUS = frozenset({429, 503})
-"""Statuses that say: too much to do, come later."""
+RETRYABLE_STATUS = frozenset({408, 429, 500, 502, 503, 504, 529})
+PUSHED_BACK_STATUS = frozenset({429, 503, 529})
+"""Statuses that say: too much to do, come later; 529 is Anthropic's."""
+TOO_LARGE_STATUS = 413
+_TOO_LONG = re.compile(
+    r"maximum (?:context|model) length|context_length_exceeded|prompt is too long|input is too long"
+    r"|exceeds? (?:the |model |model's )?(?:available |maximum )?context (?:size|window)"
+    r"|exceeds? (?:the |model |model's )?(?:available |maximum )?context (?:limit|length)"
+    r"|context length is only|longer than the model's context|exceed_context_size"
+    r"|exceeds the maximum number of tokens",
+    re.IGNORECASE,
+)
+"""Words by which servers say that a prompt exceeds the context: OpenAI, vLLM, SGLang, llama.cpp,
+Anthropic, Gemini. Their status is 400, llama.cpp's was 500 before September 2025.
+"""
 FIXES = {
     401: f"Set {ENGINE_KEY} in the environment to a key that it accepts",
     403: f"Set {ENGINE_KEY} in the environment to a key that may use this model",
@@ -48,11 +61,27 @@ class Connection(Protocol):
         ...
 
 
-class HttpConnection:
-    """A pool of connections to ``http://host:port`` or ``unix:/path/to/socket``."""
+def make_bearer(key: str) -> dict[str, str]:
+    """Return the header by which SGLang, vLLM and OpenAI take a key."""
+    return {"Authorization": f"Bearer {key}"}
 
-    def __init__(self, url: str) -> None:
-        """Remember the address; nothing is opened before the first request."""
+
+class HttpConnection:
+    """A pool of connections to ``http://host:port`` or ``unix:/path/to/socket``.
+
+    The key is read from the environment, sent to this address only (no redirect is followed), and
+    left out of every body that is returned.
+    """
+
+    def __init__(
+        self, url: str, *, key_headers: Callable[[str], dict[str, str]] = make_bearer
+    ) -> None:
+        """Remember the address; nothing is opened before the first request.
+
+        ``key_headers`` returns the headers that carry a key.
+        """
+        self._key_headers = key_headers
+        self._key = ""
         self._name = url
         self._socket = url.removeprefix("unix:") if url.startswith("unix:") else None
         self._url = "http://engine" if self._socket else url.rstrip("/")
@@ -71,15 +100,22 @@ class HttpConnection:
         headers = {"Content-Type": "application/json", **(headers or {})}
         try:
             async with self._session.request(
-                method, self._url + path, data=body, headers=headers
+                method, self._url + path, data=body, headers=headers, allow_redirects=False
             ) as response:
-                raw = await response.read()
+                raw = self._hide_key(await response.read())
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, TimeoutError):  # an OSError too: the caller's deadline
                 raise
             raise lost_connection_error(self._name, path, error) from error
         if response.status != 200:
             raise status_error(self._name, path, response.status, raw, response.headers)
+        return raw
+
+    def _hide_key(self, raw: bytes) -> bytes:
+        """Return a body without the key, which some servers repeat: bodies are stored and shown."""
+        key = self._key.encode()
+        for written in (key, orjson.dumps(self._key)[1:-1], key.replace(b"/", rb"\/")):
+            raw = raw.replace(written, f"${ENGINE_KEY}".encode()) if written else raw
         return raw
 
     async def close(self) -> None:
@@ -96,13 +132,25 @@ class HttpConnection:
             connector = aiohttp.TCPConnector(limit=0)
         # trust_env=False: proxies of the environment are for the outside world, not for an engine.
         # timeout: the caller has a deadline for each call; aiohttp's own default is five minutes.
-        key = os.environ.get(ENGINE_KEY)
+        self._key = read_engine_key()
         return aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {key}"} if key else None,
+            headers=self._key_headers(self._key) if self._key else None,
             connector=connector,
             trust_env=False,
             timeout=aiohttp.ClientTimeout(total=None),
         )
+
+
+def read_engine_key() -> str:
+    """Return the key from the environment, "" if there is none; raises EngineError, without it."""
+    key = os.environ.get(ENGINE_KEY, "").strip()
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise EngineError(
+            f"{ENGINE_KEY} holds more than a key (a space, a line break, a special character): set "
+            "it to the key alone",
+            status=401,
+        )
+    return key
 
 
 async def request_bytes(
@@ -156,10 +204,16 @@ def status_error(
     message = f"engine {name} {path}: HTTP {status}: {_read_message(raw)}"
     if status in FIXES:
         message = f"{message.rstrip('.')}. {FIXES[status]}"
+    if 300 <= status < 400:
+        message += " (a redirect, which is not followed: set engine.url to the final address)"
+    too_long = status == TOO_LARGE_STATUS or (
+        status in (400, 422, 500) and _TOO_LONG.search(raw.decode("utf-8", "replace")) is not None
+    )
     return EngineError(
         message,
         status=status,
-        retryable=status in RETRYABLE_STATUS,
+        retryable=status in RETRYABLE_STATUS and not too_long,
+        too_long=too_long,
         pushed_back=status in PUSHED_BACK_STATUS,
         retry_after_s=_read_retry_after(headers),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ class EngineError(AgentrlError):
     ``pushed_back``: the engine reported overload; ``retry_after_s``: how long it asks to wait.
     ``dropped``: the connection ended before the answer began, as an idle connection does that the
     server closes just then. ``unreachable``: no connection was made, so nothing was started.
+    ``too_long``: the prompt, or prompt and answer together, exceed the model's context.
     """
 
     exit_code = ExitCode.SERVICE_GONE
@@ -38,6 +39,7 @@ class EngineError(AgentrlError):
         retry_after_s: float = 0.0,
         dropped: bool = False,
         unreachable: bool = False,
+        too_long: bool = False,
     ) -> None:
         self.status = status
         self.retryable = retryable
@@ -45,7 +47,40 @@ class EngineError(AgentrlError):
         self.retry_after_s = retry_after_s
         self.dropped = dropped
         self.unreachable = unreachable
+        self.too_long = too_long
         super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt as texts, for an engine that takes no token ids."""
+
+    messages: list[dict[str, Any]]
+    """In chat form: system, user, assistant, tool; the arguments of tool calls are objects."""
+    tools: list[dict[str, Any]]
+    """Functions that the model may call, in OpenAI's envelope."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextCall:
+    """A tool call as an endpoint parsed it."""
+
+    name: str
+    arguments: dict[str, Any] | None
+    """None if the model wrote no JSON object."""
+    raw: str
+    """The call as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextReply:
+    """An answer as texts, of an engine that gives no token ids."""
+
+    text: str
+    reasoning: str
+    calls: tuple[TextCall, ...]
+    completion_tokens: int
+    """As the endpoint counts and bills them, reasoning included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +96,8 @@ class SamplingParams:
     sampling_seed: int | None = None
     routing_start: int | None = None
     """First position of prompt + output whose routing is returned; None: no routing."""
+    conversation: Conversation | None = None
+    """The prompt, if the engine takes texts: then ``input_ids`` is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +109,7 @@ class Generation:
     logprobs: LogprobArray
     """float32 [m]: natural log, of the distribution after temperature, before top-p and top-k."""
     finish_reason: str
-    """``stop``, ``length`` or ``abort``."""
+    """``stop``, ``length`` or ``abort``; of an endpoint also ``refusal``: its filter ended it."""
     matched: int | str | None
     """Stop token or stop string that ended it; None for other reasons."""
     prompt_tokens: int
@@ -89,6 +126,13 @@ class Generation:
     """
     queue_s: float = 0.0
     """Part of ``engine_s`` before the request ran; 0 if the engine does not report it."""
+    reply: TextReply | None = None
+    """The answer, if the engine gives texts: then ids and logprobs are empty."""
+
+    @property
+    def completion_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.output_ids) if self.reply is None else self.reply.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
-from conf.sections.model import ModelConfig
+from conf.sections.engine import EndpointEngineConfig
 from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.plan import SPLIT, Instance, Selection, rollout_id
 from runners.evaluation.report import (
@@ -124,7 +124,7 @@ class Results:
             schema_version=2,
             report_version=REPORT_VERSION,
             benchmark=self._benchmark.name,
-            model_name_or_path=model_name(self._config.model),
+            model_name_or_path=model_name(self._config),
             run=self._store.run_dir.resolve().name,
             attempts_per_task=self._config.eval.attempts_per_task,
             rollouts=self._rollouts(),
@@ -203,7 +203,7 @@ class Results:
 
     def predictions(self, sample: int) -> str:
         """Return rollout number ``sample`` of every task as SWE-bench's ``predictions.jsonl``."""
-        name = model_name(self._config.model)
+        name = model_name(self._config)
         lines = [
             {
                 "instance_id": submission.task.id,
@@ -306,8 +306,13 @@ class Results:
         return FaultCounts(injected=_sorted(injected), failed_attempts=_sorted(failed))
 
 
-def model_name(model: ModelConfig) -> str:
-    """Return the policy's name in predictions: the path of its weights, else its kind."""
+def model_name(config: Config) -> str:
+    """Return the policy's name in predictions: the path of its weights, an endpoint's name for it,
+    else its kind.
+    """
+    model, engine = config.model, config.engine
+    if isinstance(engine, EndpointEngineConfig):
+        return engine.model[-NAME_LENGTH:]
     return str(model.path)[-NAME_LENGTH:] if model.path is not None else model.kind
 
 

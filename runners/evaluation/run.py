@@ -14,6 +14,7 @@ from pathlib import Path
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig, SglangEngineConfig
+from conf.sections.model import EndpointModelConfig
 from runners.evaluation.benchmarks import Benchmark
 from runners.evaluation.calibration import load_unfit
 from runners.evaluation.execution import Execution, execute
@@ -126,12 +127,14 @@ class Evaluation:
             execution.progress.begin_phase("rollouts", len(specs))
             return await pool.run(specs)
 
-    async def _policy(self) -> tuple[Path | None, Path]:
+    async def _policy(self) -> tuple[Path | None, Path | None]:
         """Return weights and tokenizer; None as weights if a running engine has them already and
-        keeps them.
+        keeps them, None as tokenizer if it takes texts.
         """
         config = self._execution.config
         model = config.model
+        if isinstance(model, EndpointModelConfig):
+            return None, None
         served = isinstance(config.engine, SglangEngineConfig) and not config.eval.update_weights
         if isinstance(config.engine, EmbeddedEngineConfig) or model.tokenizer is None:
             policy = await self._execution.driver.policy()

@@ -183,21 +183,11 @@ class _Thread:
         step["timestamp"] = datetime.fromtimestamp(turn.started_at, UTC).isoformat()
         step["llm_call_count"] = 1
         self._add_policy_parts(step, turn.reply, f"turn-{turn.index}")
-        added: dict[str, Any] = {"prompt_token_ids": turn.prompt_new}
-        if turn.parent is not None:
-            added = {
-                "extra": {
-                    "prompt_tokens_kept": turn.prompt_kept,
-                    "prompt_token_ids_added": turn.prompt_new,
-                }
-            }
         step["metrics"] = {
             "prompt_tokens": turn.prompt_tokens,
             "completion_tokens": turn.output_tokens,
             "cached_tokens": turn.cached_tokens,
-            "completion_token_ids": turn.output_ids,
-            "logprobs": turn.output_logprobs,
-            **added,
+            **(_token_ids(turn) if turn.has_ids else {}),
         }
         step["extra"] = {
             "turn": turn.index,
@@ -274,6 +264,18 @@ class _Thread:
                 return result
         results.append({"source_call_id": call})
         return results[-1]
+
+
+def _token_ids(turn: Turn) -> dict[str, Any]:
+    """Return the ids and logprobs of a turn's metrics."""
+    ids: dict[str, Any] = {
+        "completion_token_ids": turn.output_ids,
+        "logprobs": turn.output_logprobs,
+    }
+    if turn.parent is None:
+        return {**ids, "prompt_token_ids": turn.prompt_new}
+    kept, added = turn.prompt_kept, turn.prompt_new
+    return {**ids, "extra": {"prompt_tokens_kept": kept, "prompt_token_ids_added": added}}
 
 
 def _calls(message: Message) -> list[Any]:

@@ -44,7 +44,8 @@ def build_trajectory(
     path = [turns[index] for index in final.turns] if final else []
     offered = latest_tools(path)
     prompt = _first_prompt(graph, turns)
-    sampled = sum(len(turn.output_ids) for turn in turns)
+    has_ids = all(turn.has_ids for turn in turns)
+    sampled = sum(turn.output_tokens for turn in turns)
     text = run.decode(prompt.tolist()) if run.decode else None
     trajectory = fill(
         Trajectory,
@@ -65,14 +66,21 @@ def build_trajectory(
         branches=[_branch(chain, turns, offered) for chain in chains],
         turns=[fill(TurnPart, turn, routed=turn.index in routed) for turn in turns],
         tokens={
-            "prompt": len(prompt),
+            "prompt": len(prompt) if has_ids else _count_first_prompt(turns),
             "sampled": sampled,
             "trained": record.trained_tokens,
-            "context": sum(len(chain.tokens) for chain in chains) - sampled,
+            "context": sum(len(chain.tokens) for chain in chains) - sampled if has_ids else 0,
         },
         usage=_usage(turns),
     )
     return ExportedRollout(record, turns, chains, trajectory, routing)
+
+
+def _count_first_prompt(turns: list[Turn]) -> int:
+    """Return the endpoint's count of the tokens of the prompt that ``_first_prompt`` would be."""
+    main = (turn for turn in turns if turn.branch == "main")
+    first = next(main, turns[0])
+    return first.prompt_tokens
 
 
 def _first_prompt(graph: TurnGraph, turns: list[Turn]) -> IdArray:

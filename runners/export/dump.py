@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
+from conf.exactness import describe_inexactness
 from conf.suggestions import suggest
 from runners.export.build import build_trajectory
 from runners.export.contract import Decode, ExportedRollout, ExportedRun
@@ -132,6 +133,11 @@ def dump(
     shape = store.routing_shape()
     run = ExportedRun(store.run_dir.resolve().name, store.config(), decode, shape)
     summary = ExportSummary()
+    if "slime" in formats and (inexact := describe_inexactness(run.config)) is not None:
+        raise DumpError(
+            f"--format slime needs token ids, and {inexact}: choose jsonl, atif, parquet, html or "
+            "png, or evaluate with engine=sglang or vllm"
+        )
     for name in formats:
         _refuse_foreign(out_dir / name)
     with _staging(out_dir) as staging:

@@ -19,10 +19,11 @@ _PER_CHECK = 5
 def find_contradictions(trajectory: Trajectory) -> list[str]:
     """Return the contradictions in a trajectory whose form is valid."""
     found: list[str] = []
-    for check in (_outcome, _lists, _sums, _ownership):
+    has_ids = all(turn.has_ids for turn in trajectory.turns)
+    for check in (_outcome, _lists, _sums if has_ids else _counts, _ownership):
         found += _first(check(trajectory))
     if not found:  # these follow paths, which need not exist before
-        for check in (_paths, _prefixes, _branches):
+        for check in (_paths, _prefixes, _branches) if has_ids else (_branches,):
             found += _first(check(trajectory))
     return found
 
@@ -64,7 +65,7 @@ def _lists(trajectory: Trajectory) -> Iterator[str]:
                 yield f"{where}: sampled token {position} has logprob {logprob}"
             elif not sampled and logprob != 0:
                 yield f"{where}: token {position} was not sampled but has logprob {logprob}"
-            elif (version >= 0) != bool(sampled):
+            elif version >= 0 and not sampled:
                 yield f"{where}: token {position} has weight version {version}"
 
 
@@ -82,6 +83,19 @@ def _sums(trajectory: Trajectory) -> Iterator[str]:
         yield f"trained {tokens.trained} of {tokens.sampled} sampled tokens"
     if len(trajectory.raw_prompt.ids) != tokens.prompt:
         yield f"raw_prompt has {len(trajectory.raw_prompt.ids)} ids, not {tokens.prompt}"
+
+
+def _counts(trajectory: Trajectory) -> Iterator[str]:
+    """Check a rollout without token ids: tokens are counted, and nowhere listed."""
+    tokens, turns = trajectory.tokens, trajectory.turns
+    if any(turn.has_ids for turn in turns):
+        yield "some of the turns have token ids, others have none"
+    if any(segment.tokens for segment in trajectory.segments) or trajectory.raw_prompt.ids:
+        yield "there are token ids, and its turns have none"
+    if sum(turn.output_tokens for turn in turns) != tokens.sampled:
+        yield "turns and tokens.sampled disagree"
+    if tokens.trained:
+        yield f"{tokens.trained} tokens without ids were trained"
 
 
 def _ownership(trajectory: Trajectory) -> Iterator[str]:
@@ -129,6 +143,11 @@ def _paths(trajectory: Trajectory) -> Iterator[str]:
             wanted[turn.prompt_tokens : _end(turn)] = [1] * turn.output_tokens
         if wanted != list(segment.loss_mask):
             yield f"{where}: the mask is not on the outputs of its own turns"
+            continue
+        for turn in path[-len(segment.own_turns) :]:
+            versions = set(segment.weight_versions[turn.prompt_tokens : _end(turn)])
+            for version in versions - {turn.weight_version}:
+                yield f"{where}: a token of turn {turn.index} has weight version {version}"
 
 
 def _prefixes(trajectory: Trajectory) -> Iterator[str]:

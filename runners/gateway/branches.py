@@ -33,7 +33,6 @@ from runners.gateway.recognition import (
     task_of,
 )
 from runners.gateway.texts import Texts
-from runners.gateway.tokenizer import Tokenizer
 from runners.trajectory.graph import TurnGraph, TurnNode
 from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import MAIN_THREAD, BranchKind, Turn
@@ -109,13 +108,12 @@ class _Continuation:
 class Branches:
     """The turn tree of a session as its requests see it; grows by ``add_turn`` only."""
 
-    def __init__(self, session_id: str, texts: Texts, tokenizer: Tokenizer) -> None:
+    def __init__(self, session_id: str, texts: Texts) -> None:
         self.graph = TurnGraph()
         self.pieces = 0
         """Parts that the tree holds."""
         self._session_id = session_id
         self._texts = texts
-        self._tokenizer = tokenizer
         self._nodes: list[PathNode] = []
         """By turn index."""
         self._tips: dict[PathNode, TipState] = {}
@@ -165,7 +163,9 @@ class Branches:
             history_break=history_break,
             tools_changed=found.parent is not None and found.parent.tools != request.tools,
             ambiguous=ambiguous and branch == "main",
-            difference=self._first_difference(tip, prompt) if history_break and tip else {},
+            difference=self._first_difference(tip, prompt)
+            if history_break and tip and self._texts.has_ids
+            else {},
         )
 
     def choose_segment(self, place: Placement) -> int:
@@ -312,7 +312,7 @@ class Branches:
         at = common_prefix_length(before, after)
 
         def text(ids: np.ndarray) -> str:
-            return self._tokenizer.decode(ids[at : at + EXCERPT_TOKENS].tolist())
+            return self._texts.decode(ids[at : at + EXCERPT_TOKENS].tolist())
 
         return {"token": at, "before": text(before), "after": text(after)}
 

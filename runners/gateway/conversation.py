@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import orjson
 
-from runners.engines.contract import Generation
-from runners.gateway.tokenizer import ParsedResponse
+from runners.engines.contract import Generation, TextReply
+from runners.gateway.tokenizer import ParsedResponse, ToolCall
 from runners.trajectory.record import MAIN_THREAD
 
 Role = Literal["system", "user", "assistant"]
@@ -219,6 +219,15 @@ def _is_serializable(call: list[Any]) -> bool:
     return True
 
 
+def read_reply(reply: TextReply) -> ParsedResponse:
+    """Return an endpoint's reply in the form of parsed tokens."""
+    calls = [
+        ToolCall(call.raw, call.name, call.arguments, "invalid" if call.arguments is None else "ok")
+        for call in reply.calls
+    ]
+    return ParsedResponse(reply.text, reply.reasoning, calls)
+
+
 def read_answer(parsed: ParsedResponse, generation: Generation, call_id_prefix: str) -> Answer:
     """Return the answer that a parsed generation makes; its calls get new ids."""
     calls: list[IssuedCall] = []
@@ -255,7 +264,7 @@ def read_answer(parsed: ParsedResponse, generation: Generation, call_id_prefix: 
         stop_sequence=stop if reason == "stop_sequence" else None,
         usage={
             "prompt_tokens": generation.prompt_tokens,
-            "completion_tokens": len(generation.output_ids),
+            "completion_tokens": generation.completion_tokens,
             "cached_tokens": generation.cached_tokens,
         },
     )

@@ -93,6 +93,8 @@ def _printable(text: str) -> str:
 
 def refuse_for_engine(error: EngineError) -> Refused:
     """Return the refusal that answers an agent when the engine failed."""
+    if error.too_long:  # in the words by which agent programs know that they must compact
+        return Refused(RefusalKind.INVALID, f"{PROMPT_TOO_LONG}: {error}")
     if error.retryable:
         return Refused(RefusalKind.OVERLOADED, f"the engine cannot answer now: {error}")
     if error.status == 400:  # a retry would be refused the same way

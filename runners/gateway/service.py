@@ -27,7 +27,7 @@ from runners.engines.contract import Engine
 from runners.engines.fixed_engines import connect_fixed_engine
 from runners.engines.resilient import ResilientEngine
 from runners.engines.sglang.workers import connect_engine
-from runners.gateway.chat_template import ServerParsers, make_renderer
+from runners.gateway.chat_template import ServerParsers
 from runners.gateway.connections import raise_descriptor_limit
 from runners.gateway.control import ControlSocket
 from runners.gateway.registry import SessionRegistry
@@ -35,9 +35,8 @@ from runners.gateway.server import GatewayServer
 from runners.gateway.session import SessionServices
 from runners.gateway.settings import GatewaySettings
 from runners.gateway.text_pool import TextPool
-from runners.gateway.text_work import TextWork
+from runners.gateway.text_work import make_text_work
 from runners.gateway.texts import Texts
-from runners.gateway.tokenizer import load_tokenizer
 from runners.gateway.turn_log import AsyncTurnLog, TurnLog
 from runners.processes.ports import BACKLOG, listen, port_of
 from runners.store.run_store import RunStore
@@ -84,16 +83,14 @@ async def serve(
     Needs a run in ``run_dir``. Raises AgentrlError if the port, the store or the tokenizer cannot
     be had, and StoreError when the disk fails: a gateway that cannot keep turns ends.
     """
-    tokenizer = load_tokenizer(settings.tokenizer)
-    renderer = make_renderer(tokenizer, settings.renderer, settings.tokenizer)
+    tokenizer = settings.tokenizer
+    work = None if tokenizer is None else make_text_work(tokenizer, settings.renderer)
     parser = _server_parsers(settings) if settings.renderer == CHAT_TEMPLATE else None
     turn_log = AsyncTurnLog()
     engine = _engine(settings, hooks, turn_log)
-    pool = TextPool(settings.tokenizer, settings.renderer, settings.limits)
-    texts = Texts(TextWork(tokenizer, renderer), settings.limits, pool)
-    services = SessionServices(
-        engine, tokenizer, renderer, texts, turn_log, settings.limits, settings.routing, parser
-    )
+    pool = TextPool(tokenizer, settings.renderer, settings.limits)
+    texts = Texts(work, settings.limits, pool)
+    services = SessionServices(engine, texts, turn_log, settings.limits, settings.routing, parser)
     registry = SessionRegistry(
         services, settings.sampling, max_context_tokens=settings.max_context_tokens
     )

@@ -16,19 +16,17 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
 
-import numpy as np
-
 from conf.sections.gateway import GatewayLimitsConfig
-from runners.engines.contract import EngineError, Generation, SamplingParams
+from runners.engines.contract import Conversation, EngineError, Generation, SamplingParams
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.branches import Branches, Placement
 from runners.gateway.chat_template import ServerParsers
 from runners.gateway.conversation import (
     Answer,
     TurnRequest,
-    assistant_message,
     group_messages,
     read_answer,
+    read_reply,
 )
 from runners.gateway.counters import SessionCounters
 from runners.gateway.dialects.contract import ParsedRequest, ResponseBuilder
@@ -45,10 +43,10 @@ from runners.gateway.refusal import (
 from runners.gateway.request_limits import MB, SessionBudget
 from runners.gateway.routing_capture import RoutingCapture
 from runners.gateway.settings import SessionSampling
-from runners.gateway.text_work import count_characters
 from runners.gateway.texts import Texts
-from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer
+from runners.gateway.tokenizer import ParsedResponse
 from runners.gateway.turn_log import AsyncTurnLog
+from runners.gateway.turn_record import count_added, make_turn
 from runners.trajectory.record import MAIN_THREAD, Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
 
@@ -61,8 +59,6 @@ class SessionServices:
     """The services that all sessions of a gateway share."""
 
     engine: ResilientEngine
-    tokenizer: Tokenizer
-    renderer: Renderer
     texts: Texts
     turn_log: AsyncTurnLog
     limits: GatewayLimitsConfig
@@ -97,6 +93,8 @@ class Session:
         """Turns taken or in flight."""
         self._seed = seed
         self._branches = self._make_branches()
+        self._prompt_tokens: list[int] = []
+        """By turn."""
         self._stored_bytes = 0
         """Size of what clients have added to the history, about."""
         self._by_fingerprint: dict[bytes, InFlightTurn] = {}
@@ -168,6 +166,11 @@ class Session:
 
     async def count_tokens(self, parsed: ParsedRequest) -> int:
         """Return the number of tokens that the prompt of this request would have."""
+        if not self._services.texts.has_ids:
+            raise Refused(
+                RefusalKind.UNKNOWN,
+                "tokens cannot be counted: the model's tokenizer is the endpoint's own",
+            )
         prepared = self._prepare(parsed.request, parsed.builder)
         return len((await self._branches.find_placement(prepared)).prompt)
 
@@ -184,7 +187,7 @@ class Session:
         self._branches = self._make_branches()
 
     def _make_branches(self) -> Branches:
-        return Branches(self.id, self._services.texts, self._services.tokenizer)
+        return Branches(self.id, self._services.texts)
 
     def _check_history(self, prepared: PreparedRequest) -> None:
         """Raise OverLimit if the session holds as much as it may, or would with this request."""
@@ -217,12 +220,18 @@ class Session:
 
     async def _find_placement(self, prepared: PreparedRequest) -> Placement:
         place = await self._branches.find_placement(prepared)
-        length, limit = len(place.prompt), self._max_context_tokens
+        length, limit = self._known_length(place), self._max_context_tokens
         if length + 1 > limit:
             raise Refused(
                 RefusalKind.INVALID, f"{PROMPT_TOO_LONG}: {length} tokens > {limit} maximum"
             )
         return place
+
+    def _known_length(self, place: Placement) -> int:
+        """Return the tokens of a prompt; without ids the least that it has: its parent's prompt."""
+        if self._services.texts.has_ids:
+            return len(place.prompt)
+        return self._prompt_tokens[place.parent.node.index] if place.parent else 0
 
     async def _run_turn(
         self,
@@ -237,7 +246,7 @@ class Session:
         arrived, thread = time.perf_counter(), prepared.request.attribution.thread
         taken = self._turns_of[thread]
         place = await self._find_placement(prepared)
-        turn.set_placed(len(place.prompt))
+        turn.set_placed(self._known_length(place))
         self._count_ignored(prepared.request)
         async with self._locks[thread]:
             if taken != self._turns_of[thread]:  # another turn came in between
@@ -272,51 +281,40 @@ class Session:
         started_at: float,
         total_s: float,
     ) -> Turn:
-        parent, history_break = place.parent, place.history_break
-        kept = parent.node.length if parent else 0
-        return Turn(
+        return make_turn(
+            request,
+            place,
+            generation,
+            answer,
             session_id=self.id,
             index=self.counters.turns,
-            thread=place.thread,
-            parent_thread=place.parent_thread,
-            branch=place.branch,
             segment=self._branches.choose_segment(place),
-            parent=parent.node.index if parent else None,
-            prompt_kept=kept,
-            prompt_new=np.array(place.prompt[kept:], np.int32),
-            output_ids=generation.output_ids,
-            output_logprobs=generation.logprobs,
-            weight_version=generation.weight_version,
-            finish_reason=generation.finish_reason,
-            break_reason=f"{history_break.kind}: {history_break.reason}" if history_break else None,
-            malformed_calls=answer.malformed_calls,
-            request=_stored_request(request, place),
-            reply=assistant_message(answer.text, answer.thinking, answer.calls),
-            usage=answer.usage,
             started_at=started_at,
-            engine_s=generation.engine_s,
             total_s=total_s,
         )
 
     async def _generate(self, request: TurnRequest, place: Placement) -> Generation:
         """Sample; raises Refused unless the engine returns a whole generation."""
-        services, prompt = self._services, place.prompt
+        services, prompt, texts = self._services, place.prompt, self._services.texts
         rid = f"{self.id}:{place.branch}:{uuid.uuid4().hex}"  # names the session in engine logs
         params = SamplingParams(
             max_new_tokens=min(
                 self._sampling.max_new_tokens,
                 request.max_tokens,
-                self._max_context_tokens - len(prompt),
+                self._max_context_tokens - self._known_length(place),
             ),
             temperature=self._sampling.temperature,
             top_p=self._sampling.top_p,
             top_k=self._sampling.top_k,
             stop=request.stop,
-            stop_token_ids=tuple(services.renderer.get_stop_token_ids()),
+            stop_token_ids=texts.stop_token_ids(),
             sampling_seed=self._turn_seed(request.attribution.thread),
             routing_start=self._routing.first_missing_row(
                 place.parent.node.index if place.parent else None
             ),
+            conversation=None
+            if texts.has_ids
+            else Conversation(group_messages(request.pieces), request.tools),
         )
         try:
             return await services.engine.generate(prompt, params, rid=rid, counters=self.counters)
@@ -345,6 +343,8 @@ class Session:
         self, request: TurnRequest, prompt: list[int], generation: Generation
     ) -> tuple[ParsedResponse, bool]:
         """Return the sampled tokens parsed, and whether their text gives the same tokens."""
+        if generation.reply is not None:
+            return read_reply(generation.reply), True
         ids, services = generation.output_ids.tolist(), self._services
         read = await services.texts.read_output(self.id, ids, request.tools, prompt)
         if services.output_parser is None:
@@ -382,39 +382,16 @@ class Session:
     ) -> None:
         """Add a durable turn to the branches and the counters."""
         counters = self.counters
-        self._stored_bytes += _size(prepared.request, place)
+        self._stored_bytes += count_added(prepared.request, place)
         counters.branches[turn.branch] += turn.segment == self._branches.graph.chains
         self._branches.add_turn(turn, place, prepared, answer, response)
         counters.ambiguous += place.ambiguous
         self._turns_of[prepared.request.attribution.thread] += 1
         counters.turns += 1
-        counters.sampled_tokens += len(turn.output_ids)
+        counters.sampled_tokens += turn.output_tokens
+        self._prompt_tokens.append(turn.prompt_tokens)
         counters.malformed_calls += turn.malformed_calls
         counters.tools_changed += place.tools_changed
         if place.history_break is not None:
             broken = asdict(place.history_break) | place.difference
             counters.breaks.append({"turn": turn.index, "thread": turn.thread, **broken})
-
-
-def _size(request: TurnRequest, place: Placement) -> int:
-    """Return the characters that a request adds to the session's history, about."""
-    size = sum(len(piece.text) for piece in request.pieces[place.first_new_piece :])
-    if place.parent is None or place.tools_changed:
-        size += count_characters([request.tools, *(piece.arguments for piece in request.pieces)])
-    return size
-
-
-def _stored_request(request: TurnRequest, place: Placement) -> dict[str, Any]:
-    """Return the part of a request that its parent turn does not have, as it is stored."""
-    stored: dict[str, Any] = {
-        "model": request.model,
-        "max_tokens": request.max_tokens,
-        "messages": group_messages(request.pieces[place.first_new_piece :]),
-    }
-    if place.parent is None or place.tools_changed:
-        stored["tools"] = request.tools
-    if request.attribution.agent_type:
-        stored["agent_type"] = request.attribution.agent_type
-    if request.stop:
-        stored["stop"] = list(request.stop)
-    return stored

@@ -22,9 +22,10 @@ from pydantic import (
 
 from conf.schema import Config
 from conf.sections.engine import (
+    FixedEngine,
+    FixedEngineConfig,
     SglangEngineConfig,
     SglangLaunchEngineConfig,
-    VllmEngineConfig,
 )
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.processes.ports import PATIENCE_S
@@ -57,13 +58,13 @@ class GatewaySettings(BaseModel):
     engine_url: str
     engine_workers: tuple[str, ...] = ()
     """As ``engine.workers``."""
-    fixed_engine: VllmEngineConfig | None = None
+    fixed_engine: FixedEngine | None = None
     """The section of an engine with another API than SGLang's; None: it is at ``engine_url``."""
     tool_call_parser: str | None = None
     """Set if the renderer is the chat template: then the engine's servers parse what is sampled."""
     reasoning_parser: str | None = None
-    tokenizer: Path
-    """Directory that holds ``tokenizer.json``."""
+    tokenizer: Path | None
+    """Directory that holds ``tokenizer.json``; None: the engine takes texts."""
     renderer: str
     """As ``model.renderer``."""
     max_context_tokens: PositiveInt
@@ -95,7 +96,7 @@ class GatewaySettings(BaseModel):
         *,
         run_dir: Path,
         engine_url: str,
-        tokenizer: Path,
+        tokenizer: Path | None,
         routing: RoutingShape | None = None,
     ) -> Self:
         """Return the settings of a gateway for the run in ``run_dir``.
@@ -111,7 +112,7 @@ class GatewaySettings(BaseModel):
             port=config.gateway.port,
             engine_url=engine_url,
             engine_workers=tuple(engine.workers) if isinstance(engine, SglangEngineConfig) else (),
-            fixed_engine=engine if isinstance(engine, VllmEngineConfig) else None,
+            fixed_engine=engine if isinstance(engine, FixedEngineConfig) else None,
             tool_call_parser=parsers.tool_call_parser if parsers else None,
             reasoning_parser=parsers.reasoning_parser if parsers else None,
             tokenizer=tokenizer,

@@ -102,10 +102,13 @@ class _Worker:
 class TextPool:
     """The processes of one gateway."""
 
-    def __init__(self, tokenizer: Path, renderer: str, limits: GatewayLimitsConfig) -> None:
-        """Remember what they need; nothing is started before the first job."""
+    def __init__(self, tokenizer: Path | None, renderer: str, limits: GatewayLimitsConfig) -> None:
+        """Remember what they need; nothing is started before the first job.
+
+        ``tokenizer`` None: they parse requests only.
+        """
         self._settings = {
-            "tokenizer": str(tokenizer),
+            "tokenizer": None if tokenizer is None else str(tokenizer),
             "renderer": renderer,
             "limits": limits.model_dump(),
         }

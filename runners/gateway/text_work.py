@@ -6,17 +6,25 @@ give the same ids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from conf.sections.gateway import GatewayLimitsConfig
+from runners.gateway.chat_template import make_renderer
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.endpoints import PARSERS
 from runners.gateway.refusal import PROMPT_TOO_LONG, RefusalKind, Refused
 from runners.gateway.request_limits import check_json_shape
-from runners.gateway.tokenizer import ParsedResponse, Renderer, Tokenizer, ToolCall
+from runners.gateway.tokenizer import (
+    ParsedResponse,
+    Renderer,
+    Tokenizer,
+    ToolCall,
+    load_tokenizer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,14 @@ class TextWork:
     def __init__(self, tokenizer: Tokenizer, renderer: Renderer) -> None:
         self._tokenizer = tokenizer
         self._renderer = renderer
+
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Return the tokens that end a turn."""
+        return tuple(self._renderer.get_stop_token_ids())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens written out."""
+        return self._tokenizer.decode(list(ids))
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
         """Return the ids of a whole conversation; raises Refused if the template refuses it."""
@@ -83,6 +99,12 @@ class TextWork:
         """Return sampled tokens as one call that cannot be parsed."""
         raw = self._tokenizer.decode(ids, skip_special_tokens=True)
         return ParsedResponse("", tool_calls=[ToolCall(raw, status="unparsed")])
+
+
+def make_text_work(tokenizer_dir: Path, renderer: str) -> TextWork:
+    """Return the work with the tokenizer in a directory; raises ConfigError."""
+    tokenizer = load_tokenizer(tokenizer_dir)
+    return TextWork(tokenizer, make_renderer(tokenizer, renderer, tokenizer_dir))
 
 
 def parse_request(

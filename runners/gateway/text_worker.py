@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from conf.sections.gateway import GatewayLimitsConfig
-from runners.gateway.chat_template import make_renderer
 from runners.gateway.dialects.transfer import to_plain
 from runners.gateway.refusal import OverLimit, Refused
-from runners.gateway.text_work import TextWork, parse_request
-from runners.gateway.tokenizer import load_tokenizer
+from runners.gateway.text_work import TextWork, make_text_work, parse_request
 
 LENGTH_BYTES = 8
 NICENESS = 5
@@ -62,13 +60,19 @@ def unpack_ids(data: bytes) -> list[int]:
     return ids.tolist()
 
 
-def do_job(work: TextWork, limits: GatewayLimitsConfig, job: dict[str, Any], body: bytes) -> Any:
-    """Return the result of a job as plain values; raises Refused."""
+def do_job(
+    work: TextWork | None, limits: GatewayLimitsConfig, job: dict[str, Any], body: bytes
+) -> Any:
+    """Return the result of a job as plain values; raises Refused.
+
+    ``work``: None if the engine takes texts; then requests are parsed only.
+    """
+    if job["kind"] == "parse":
+        return to_plain(
+            parse_request(job["path"], body, job["headers"], limits, job["max_context_tokens"])
+        )
+    assert work is not None
     match job["kind"]:
-        case "parse":
-            return to_plain(
-                parse_request(job["path"], body, job["headers"], limits, job["max_context_tokens"])
-            )
         case "render":
             return pack_ids(work.render(job["messages"], job["tools"]))
         case "extend":
@@ -88,7 +92,7 @@ def do_job(work: TextWork, limits: GatewayLimitsConfig, job: dict[str, Any], bod
 
 
 def answer_job(
-    work: TextWork, limits: GatewayLimitsConfig, job: dict[str, Any], body: bytes
+    work: TextWork | None, limits: GatewayLimitsConfig, job: dict[str, Any], body: bytes
 ) -> bytes:
     """Return the message that answers a job: ``done``, ``refused`` or ``failed`` with its value."""
     try:
@@ -107,9 +111,8 @@ def main() -> int:
     jobs, results = sys.stdin.buffer, sys.stdout.buffer
     settings, _ = read_message(jobs)
     limits = GatewayLimitsConfig.model_validate(settings["limits"])
-    directory = Path(settings["tokenizer"])
-    tokenizer = load_tokenizer(directory)
-    work = TextWork(tokenizer, make_renderer(tokenizer, settings["renderer"], directory))
+    tokenizer = settings["tokenizer"]
+    work = None if tokenizer is None else make_text_work(Path(tokenizer), settings["renderer"])
     os.nice(NICENESS)
     _limit_memory(limits.text_mb << 20)
     # Its own end for a job that never ends, should the gateway be gone by then; the default action

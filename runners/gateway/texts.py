@@ -41,12 +41,28 @@ class Texts:
     """The texts of one gateway."""
 
     def __init__(
-        self, work: TextWork, limits: GatewayLimitsConfig, pool: TextPool | None = None
+        self, work: TextWork | None, limits: GatewayLimitsConfig, pool: TextPool | None = None
     ) -> None:
-        """``pool`` None: all work is done at once."""
+        """``work`` None: the engine takes texts, and prompts have no ids (they are empty lists).
+
+        ``pool`` None: all work is done at once.
+        """
         self._work = work
         self._limits = limits
         self._pool = pool
+
+    @property
+    def has_ids(self) -> bool:
+        """True if texts become token ids here, False if the engine takes texts."""
+        return self._work is not None
+
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Return the tokens that end a turn."""
+        return () if self._work is None else self._work.stop_token_ids()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens written out."""
+        return "" if self._work is None else self._work.decode(ids)
 
     async def parse(
         self,
@@ -79,6 +95,8 @@ class Texts:
 
     async def render(self, session_id: str, request: TurnRequest) -> list[int]:
         """Return the ids of a whole conversation; raises Refused."""
+        if self._work is None:
+            return []
         messages = group_messages(request.pieces)
         size = _size(request.pieces) + _size_of_tools(request)
         if self._pool is None or size <= SHORT_TEXT:
@@ -95,6 +113,8 @@ class Texts:
         first_new_piece: int,
     ) -> list[int] | str:
         """Return the ids that continue ``path``, or why there are none; see ``TextWork.extend``."""
+        if self._work is None:
+            return []
         pieces = request.pieces[first_new_piece:]
         messages = group_messages(pieces)
         if self._pool is None or (_size(pieces) <= SHORT_TEXT and len(path) <= SHORT_PATH):
@@ -117,6 +137,7 @@ class Texts:
         """Parse sampled tokens. Never raises Refused: the policy has sampled them, so they are a
         turn, and one that no parser takes in time is one malformed call.
         """
+        assert self._work is not None
         if self._pool is None or (len(ids) <= SHORT_OUTPUT and len(prompt) <= SHORT_PATH):
             return self._work.read_output(ids, tools, prompt)
         job = {
@@ -134,6 +155,7 @@ class Texts:
 
     def read_unparsed(self, ids: list[int]) -> ParsedResponse:
         """Return sampled tokens as one call that cannot be parsed."""
+        assert self._work is not None
         return self._work.read_unparsed(ids)
 
     async def close(self) -> None:

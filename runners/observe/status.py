@@ -10,6 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from conf.exactness import describe_inexactness
 from runners.diagnostics.diagnostics import newest_diagnoses
 from runners.observe.curves import REWARD, SOLVE_RATE, Curve, read_evaluations
 from runners.observe.dashboard import format_duration
@@ -70,6 +71,8 @@ class Status:
     """
     tampered: dict[str, str] = field(default_factory=dict)
     """The last rollouts whose patch tampered with its tests, with the evidence, newest first."""
+    inexact: str | None = None
+    """A line about what the engine's turns do not record; None if they are exact."""
 
     @property
     def resume_command(self) -> str | None:
@@ -117,6 +120,8 @@ def render(status: Status) -> Table:
         if found := status.metrics.get(f"cheating/{name}"):
             table.add_row(f"cheating/{name}", f"{found:,} in the last step")
     table.add_row("tokens sampled", f"{status.sampled_tokens:,}")
+    if status.inexact:
+        table.add_row("tokens", Text(status.inexact, style="yellow"))
     for leak in status.leaks[:_LEAKS_SHOWN]:
         table.add_row("leak", f"{leak.kind} {leak.name}, {format_duration(leak.age_s)} old")
     if (more := len(status.leaks) - _LEAKS_SHOWN) > 0:
@@ -180,6 +185,7 @@ def read_store_status(store: RunStore) -> Status:
         diagnoses=[str(path) for path in newest_diagnoses(store.run_dir, _DIAGNOSES_SHOWN)],
         leaks=_leaks(store, config.get("rollout", {}).get("deadlines", {})),
         tampered={name: message for name, message in tampered},
+        inexact=describe_inexactness(config),
     )
 
 

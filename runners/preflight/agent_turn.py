@@ -18,7 +18,7 @@ import numpy as np
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
-from conf.sections.model import TinyModelConfig
+from conf.sections.model import EndpointModelConfig, TinyModelConfig
 from runners.engines.contract import Engine, Generation, SamplingParams
 from runners.gateway.client import GatewayAdmin
 from runners.gateway.service import NO_HOOKS, GatewayHooks, serve_inline
@@ -64,7 +64,8 @@ class AgentTurn:
 class PolicyFiles:
     """The files of the policy that exist before the run."""
 
-    tokenizer: Path
+    tokenizer: Path | None
+    """None: the engine takes texts."""
     own: bool
     """True if the tokenizer is the policy's; if not, it is a byte tokenizer in its place."""
     weights: Path | None
@@ -73,6 +74,8 @@ class PolicyFiles:
 def find_policy_files(config: Config, work: Path) -> PolicyFiles:
     """Return the policy's files; writes a byte tokenizer below ``work`` if there is no other."""
     model = config.model
+    if isinstance(model, EndpointModelConfig):
+        return PolicyFiles(None, True, None)
     made = None
     if isinstance(model, TinyModelConfig):
         made = tiny_directory(model, config.scenario.kind)
@@ -129,18 +132,19 @@ async def take_agent_turn(
             f"harness={config.harness.kind} took {len(turns)} turns and ended with {result.code}: "
             f"{result.output[-600:]}"
         )
-    prompt = len(turns[0].prompt_new) if policy.own else None
+    prompt = turns[0].prompt_tokens if policy.own else None
     return AgentTurn(result, len(turns), prompt, seconds, backend.guarantees())
 
 
 @asynccontextmanager
 async def _running_gateway(
-    config: Config, run_dir: Path, tokenizer: Path, url: str | None
+    config: Config, run_dir: Path, tokenizer: Path | None, url: str | None
 ) -> AsyncIterator[dict[str, Any]]:
     """Serve a gateway with a store of its own in this loop; yield what it announces."""
     RunStore.create(run_dir, {}).close()
     hooks = NO_HOOKS
     if url is None:
+        assert tokenizer is not None
         reply = load_tokenizer(tokenizer).encode(REPLY)
         url = "http://127.0.0.1:1"  # never called
         hooks = GatewayHooks(wrap_engine=lambda client, turn_log: CannedEngine(client, reply))

@@ -63,6 +63,7 @@ async def check_engine(config: Config, policy: PolicyFiles, url: str) -> list[Ch
 
 
 def _load_policy_format(config: Config, policy: PolicyFiles) -> PolicyFormat:
+    assert policy.tokenizer is not None
     tokenizer = load_tokenizer(policy.tokenizer)
     renderer = make_renderer(tokenizer, config.model.renderer, policy.tokenizer)
     return PolicyFormat(

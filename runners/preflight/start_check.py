@@ -19,7 +19,7 @@ from conf.schema import Config
 from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.engine import FixedEngineConfig, SglangEngineConfig
 from conf.sections.harness import PROMPT_TOKENS
-from conf.sections.model import TinyModelConfig
+from conf.sections.model import EndpointModelConfig, TinyModelConfig
 from conf.sections.task import BugfixTaskConfig
 from runners.engines.capabilities import check_answers, check_context
 from runners.engines.contract import EngineError
@@ -91,6 +91,11 @@ def _find_task_errors(config: Config, benchmark: str | None) -> Iterator[Agentrl
 def _find_combination_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
     """Find choices that work each by itself, and never together."""
     model, harness = config.model, config.harness
+    if isinstance(model, EndpointModelConfig) and benchmark is None:
+        yield ConfigError(
+            f"engine={config.engine.kind} has no weights that a campaign could start from: measure "
+            "it with `agentrl eval BENCHMARK`, or record with `agentrl gateway`"
+        )
     if isinstance(model, TinyModelConfig) and not isinstance(config.task, BugfixTaskConfig):
         yield ConfigError(
             f"model=tiny knows the words of task=bugfix only, and task={config.task.kind} is "
@@ -128,7 +133,8 @@ def _find_policy_errors(config: Config, benchmark: str | None) -> Iterator[Agent
     try:
         if model.tokenizer is not None and model.tokenizer.is_dir():
             _load_format(config)
-        elif not isinstance(model, TinyModelConfig):  # whose tokenizer is made with its renderer
+        # the tiny model's tokenizer is made with its renderer, and an endpoint has its own
+        elif not isinstance(model, TinyModelConfig | EndpointModelConfig):
             check_family(model.renderer)
     except AgentrlError as error:
         yield error

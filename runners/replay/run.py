@@ -82,6 +82,12 @@ def replay(run_dir: Path, rollout: str, overrides: list[str]) -> ReplayResult:
         config = compose(overrides, base=store.config())
     if not turns:
         raise ReplayError(f"{record.session_id} has no turns: there is nothing to replay")
+    if not all(turn.has_ids for turn in turns):
+        raise ReplayError(
+            f"{record.session_id} was answered by engine={stored.engine.kind}, an endpoint of "
+            "texts: its turns have no token ids, by which a replay finds the recorded answers; "
+            "record with engine=sglang or vllm to replay"
+        )
     tokenizer = _tokenizer(stored)
     task = _task(config, record.task_id)
     with tempfile.TemporaryDirectory(prefix="agentrl-replay-") as work:

@@ -63,6 +63,8 @@ def build_head(facts: ReportData) -> Element:
     notes: list[Child] = []
     if status.message:
         notes.append(make("p", status.message, class_="message"))
+    if status.inexact:
+        notes.append(make("p", status.inexact, class_="message"))
     if status.resume_command:
         notes.append(make("p", "Continue with ", make("code", status.resume_command)))
     when = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(facts.written_at))

@@ -14,7 +14,7 @@ from runners.campaign.result import metrics_rows
 from runners.evaluation.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from runners.observe.status import Status, read_store_status
 from runners.observe.swimlane import name_end, without_texts
-from runners.store.run_store import EventRow, RunStore
+from runners.store.run_store import SAMPLED_TOKENS, EventRow, RunStore
 from runners.trajectory.outcome import OutcomeClass, OutcomeCode
 from runners.trajectory.record import RolloutRecord
 
@@ -202,8 +202,8 @@ def _passes(sums: Sums, config: dict[str, Any]) -> Iterator[SolveRate]:
 
 def _branches(store: RunStore) -> list[BranchTotals]:
     rows = store.query(
-        """
-        SELECT branch, count(DISTINCT session_id || ' ' || thread), count(*), sum(output_count)
+        f"""
+        SELECT branch, count(DISTINCT session_id || ' ' || thread), count(*), sum({SAMPLED_TOKENS})
         FROM turn WHERE session_id IN (SELECT session_id FROM rollout WHERE counts)
         GROUP BY branch ORDER BY 4 DESC
         """

@@ -37,7 +37,7 @@ async def start_engine(
     config: Config,
     exits: AsyncExitStack,
     weights: Path | None,
-    tokenizer: Path,
+    tokenizer: Path | None,
     version: int,
     run_dir: Path,
     on_service_exit: OnServiceExit,
@@ -45,13 +45,14 @@ async def start_engine(
 ) -> str:
     """Start the engine that the configuration names; return its URL.
 
-    An engine that is already running (engine=sglang, vllm) is not started. ``weights`` of
-    ``version`` are loaded; ``exits`` stops the engine. Raises ServiceError if it does not become
-    ready.
+    An engine that is already running (engine=sglang, vllm, openai, anthropic) is not started.
+    ``weights`` of ``version`` are loaded; ``exits`` stops the engine. Raises ServiceError if it
+    does not become ready.
     """
     engine = config.engine
     if isinstance(engine, SglangEngineConfig | FixedEngineConfig):
         return engine.url
+    assert tokenizer is not None  # rules of the configuration: only an endpoint has none
     if isinstance(engine, SglangLaunchEngineConfig):
         module, start_s = "runners.engines.sglang", engine.start_s
         settings = make_server_settings(
@@ -113,8 +114,8 @@ async def connect_to_engine(
 ) -> ServedEngine:
     """Return a client of the engine, after it has the weights and everything that the run needs.
 
-    ``weights``: None if the engine has them already; those of vLLM are always its own. Raises
-    EngineError if the engine does not answer, EngineUnfit for a capability that it lacks.
+    ``weights``: None if the engine has them already; those of a fixed engine are always its own.
+    Raises EngineError if the engine does not answer, EngineUnfit for a capability that it lacks.
     """
     if isinstance(config.engine, FixedEngineConfig):
         require_checks(await check_fixed_engine(config, config.engine))

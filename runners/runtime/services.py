@@ -90,7 +90,7 @@ async def start_services(
     store: RunStore,
     *,
     weights: Path | None,
-    tokenizer: Path,
+    tokenizer: Path | None,
     version: int,
     watch: AttemptWatch,
     on_service_exit: OnServiceExit,
@@ -98,6 +98,7 @@ async def start_services(
     """Start everything and yield it; stop it when the context is left.
 
     The engine serves ``weights`` of ``version``; None: those that a running engine has already.
+    ``tokenizer`` None: it takes texts.
     ``on_service_exit`` is called when a service exits by itself. Raises AgentrlError.
     """
     run_dir = store.run_dir
@@ -230,7 +231,7 @@ async def _start_gateway(
     config: Config,
     exits: AsyncExitStack,
     engine_url: str,
-    tokenizer: Path,
+    tokenizer: Path | None,
     run_dir: Path,
     on_service_exit: OnServiceExit,
     ledger: Ledger,

@@ -40,6 +40,8 @@ from runners.trajectory.routing import RoutingShape, TurnRouting
 from runners.trajectory.turn_totals import TurnTotals
 
 STORE_FILE = "store.sqlite"
+SAMPLED_TOKENS = "coalesce(nullif(output_count, 0), json_extract(usage, '$.completion_tokens'), 0)"
+"""The sampled tokens of a row of ``turn``: its ids, or without ids those that were counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +305,7 @@ class RunStore:
     def turn_totals(self, session_id: str) -> TurnTotals:
         """Return the sums over a session's turns; reads no tokens."""
         rows = self._db.rows(
-            "SELECT output_count, malformed_calls FROM turn WHERE session_id = ? "
+            f"SELECT {SAMPLED_TOKENS}, malformed_calls FROM turn WHERE session_id = ? "
             "ORDER BY turn_index",
             (session_id,),
         )

@@ -65,7 +65,7 @@ class Turn:
     weight_version: int
     """Version of the weights that sampled the output; -1 if the engine does not report a number."""
     finish_reason: str
-    """The engine's: stop, length or abort."""
+    """The engine's: stop, length or abort; of an endpoint also refusal."""
     break_reason: str | None
     """Why the history before it could not be continued, or was abandoned; null: nothing was lost.
     """
@@ -87,16 +87,22 @@ class Turn:
     """Seconds in the engine."""
     total_s: float
     """Seconds from the request to its answer."""
+    has_ids: bool = True
+    """False: the engine takes and gives texts, so ids and logprobs are not known. Then ``parent``
+    is the turn whose messages the request repeats, and counts of tokens are the endpoint's.
+    """
 
     @property
     def prompt_tokens(self) -> int:
         """Length of the whole prompt."""
+        if not self.has_ids:
+            return self.usage["prompt_tokens"]
         return self.prompt_kept + len(self.prompt_new)
 
     @property
     def output_tokens(self) -> int:
         """Number of sampled tokens."""
-        return len(self.output_ids)
+        return len(self.output_ids) if self.has_ids else self.usage["completion_tokens"]
 
     @property
     def cached_tokens(self) -> int:

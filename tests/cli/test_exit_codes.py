@@ -46,7 +46,7 @@ def test_all_configuration_faults_go_to_stderr_with_exit_code_2(agentrl_process:
     assert done.stderr.splitlines() == [
         "3 errors:",
         "  engine=sglan is not a choice: did you mean engine=sglang? "
-        "(choices: embedded, sglang, sglang_launch, vllm)",
+        "(choices: anthropic, embedded, openai, sglang, sglang_launch, vllm)",
         "  run.stepz is not a key: did you mean run.steps?",
         "  seed=x must be a whole number",
     ]

@@ -264,6 +264,9 @@ function conversation() {
 function tokens() {
   const turns = path();
   if (!turns.length) return [make("p", { class: "empty" }, "No model call was made.")];
+  if (turns.some((turn) => turn.has_ids === false)) {
+    return [make("p", { class: "empty" }, "The engine took and gave texts: token ids and logprobs are not known.")];
+  }
   const word = (id) => words?.[id] ?? `${id} `;
   const visible = (text) => (text === "" ? "∅" : text.replace(/\n/g, "⏎\n").replace(/\t/g, "⇥\t"));
   const legend = make("div", { class: "legend card" }, make("span", { class: "dim" }, "grey: context, mask 0"),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.sections.sandbox import LocalSandboxConfig
+from conf.sections.section import ENGINE_KEY
 from runners.processes.process_names import PREFIX, is_stale, make_unique_name
 from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
 from runners.sandboxes.contract import SandboxError, SandboxSpec
@@ -231,6 +232,7 @@ class LocalBackend:
                 failures.append(f"{name}: {error}")
                 continue
             if name == "none":
+                _refuse_key()
                 _warn(failures)
             return factory, held
         hint = HINTS.get(wanted, "see the reasons")
@@ -262,6 +264,15 @@ class LocalBackend:
 
         with ThreadPoolExecutor(1) as thread:  # the caller may have a running loop
             return thread.submit(lambda: asyncio.run(run_probe())).result()
+
+
+def _refuse_key() -> None:
+    """Raise SandboxError if agents, as processes of this user, could read the engine's key."""
+    if os.environ.get(ENGINE_KEY):
+        raise SandboxError(
+            f"without isolation the agent's commands could read {ENGINE_KEY} in the environment of "
+            "this process: install bubblewrap, or unset it if the engine wants no key"
+        )
 
 
 def _warn(failures: list[str]) -> None:

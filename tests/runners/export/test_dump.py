@@ -409,3 +409,54 @@ def test_hostile_text_makes_a_valid_line(tmp_path: Path) -> None:
     path = tmp_path / "out" / NAME
     assert len(path.read_bytes().splitlines()) == 1
     assert validate(path) == []
+
+
+def without_versions(record: dict[str, Any]) -> None:
+    """Make a record one of an engine that reports no weight version."""
+    for turn in record["turns"]:
+        turn["weight_version"] = -1
+    for segment in record["segments"]:
+        segment["weight_versions"] = [-1] * len(segment["tokens"])
+
+
+def without_ids(record: dict[str, Any]) -> None:
+    """Make a record one of an endpoint of texts."""
+    without_versions(record)
+    for turn in record["turns"]:
+        turn["has_ids"] = False
+    for segment in record["segments"]:
+        for name in ("tokens", "loss_mask", "logprobs", "weight_versions"):
+            segment[name] = []
+    record["raw_prompt"].update(ids=[], text=None)
+    record["tokens"].update(trained=0, context=0)
+
+
+@pytest.mark.parametrize("change", [without_versions, without_ids])
+def test_a_record_of_an_inexact_engine_is_valid(dumped: Path, change: Change) -> None:
+    records = lines(dumped)
+    for record in records:
+        change(record)
+    dumped.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert validate(dumped) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda record: record["turns"][0].update(has_ids=True),
+            "some of the turns have token ids",
+        ),
+        (lambda record: record["raw_prompt"]["ids"].append(1), "its turns have none"),
+        (lambda record: record["tokens"].update(sampled=99), "turns and tokens.sampled disagree"),
+        (lambda record: record["tokens"].update(trained=1), "1 tokens without ids were trained"),
+    ],
+)
+def test_a_contradiction_in_a_record_without_ids_is_caught(
+    dumped: Path, change: Change, says: str
+) -> None:
+    records = lines(dumped)
+    without_ids(records[0])
+    change(records[0])
+    dumped.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert any(says in fault for fault in validate(dumped))

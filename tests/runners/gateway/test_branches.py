@@ -64,7 +64,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         texts = Texts(TextWork(self.tokenizer, self.renderer), make_limits())
-        self.branches = Branches("s", texts, self.tokenizer)
+        self.branches = Branches("s", texts)
 
     def ask(self, request: TurnRequest, *calls: IssuedCall, text: str = "") -> int:
         """Return the index of the turn that answers a request."""

@@ -51,7 +51,7 @@ async def bench(engine: ScriptedEngine, tokenizer_dir: Path) -> AsyncIterator[Be
     await journal.open(lambda: log)
     renderer, limits = load_renderer(tokenizer, "qwen3"), make_limits()
     texts = Texts(TextWork(tokenizer, renderer), limits)
-    services = SessionServices(client, tokenizer, renderer, texts, journal, limits)
+    services = SessionServices(client, texts, journal, limits)
     sampling = SessionSampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=100)
     yield Bench(
         Session("s", services, sampling, max_context_tokens=10_000, max_turns=100, seed=None),
