@@ -16,6 +16,10 @@ from conf.errors import AgentrlError, ExitCode
 from runners.trajectory.record import IdArray, LogprobArray
 
 
+REQUEST_STATUS = frozenset({400, 413, 422})
+"""HTTP statuses of a request that is refused for what it contains."""
+
+
 class EngineError(AgentrlError):
     """The engine failed or refused.
 
@@ -49,6 +53,11 @@ class EngineError(AgentrlError):
         self.unreachable = unreachable
         self.too_long = too_long
         super().__init__(message)
+
+    @property
+    def by_request(self) -> bool:
+        """Return whether it refused what the request contains; another one may be answered."""
+        return self.too_long or self.status in REQUEST_STATUS
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,10 @@ class Refused(Exception):
         return self.kind is RefusalKind.INVALID and str(self).startswith(PROMPT_TOO_LONG)
 
 
+class EngineFailed(Refused):
+    """Raised for a turn that the engine failed to sample, for no reason of the request's own."""
+
+
 class OverLimit(Refused):
     """Raised for a request that asks for more than one session may have.
 
@@ -96,7 +100,7 @@ def refuse_for_engine(error: EngineError) -> Refused:
     if error.too_long:  # in the words by which agent programs know that they must compact
         return Refused(RefusalKind.INVALID, f"{PROMPT_TOO_LONG}: {error}")
     if error.retryable:
-        return Refused(RefusalKind.OVERLOADED, f"the engine cannot answer now: {error}")
-    if error.status == 400:  # a retry would be refused the same way
+        return EngineFailed(RefusalKind.OVERLOADED, f"the engine cannot answer now: {error}")
+    if error.by_request:  # a retry would be refused the same way
         return Refused(RefusalKind.INVALID, f"the engine refuses the request: {error}")
-    return Refused(RefusalKind.BROKEN, f"the engine failed: {error}")
+    return EngineFailed(RefusalKind.BROKEN, f"the engine failed: {error}")

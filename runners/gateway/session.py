@@ -35,6 +35,7 @@ from runners.gateway.prefix_matching import PreparedRequest, prepare_request
 from runners.gateway.refusal import (
     PROMPT_TOO_LONG,
     TURNS_SPENT,
+    EngineFailed,
     OverLimit,
     RefusalKind,
     Refused,
@@ -42,6 +43,7 @@ from runners.gateway.refusal import (
 )
 from runners.gateway.request_limits import MB, SessionBudget
 from runners.gateway.routing_capture import RoutingCapture
+from runners.gateway.service_failures import ServiceFailures
 from runners.gateway.settings import SessionSampling
 from runners.gateway.texts import Texts
 from runners.gateway.tokenizer import ParsedResponse
@@ -85,6 +87,7 @@ class Session:
         self.finished = False
         self.counters = SessionCounters()
         self.budget = SessionBudget(services.limits)
+        self.failures = ServiceFailures()
         self._services = services
         self._sampling = sampling
         self._max_context_tokens = max_context_tokens
@@ -118,6 +121,7 @@ class Session:
             "branches": dict(self.counters.branches),
             "ignored": dict(self.counters.ignored),
             "over_limit": self.budget.over_limit,
+            "failed_service": self.failures.latest,
             "routing_missing": self._routing.missing,
             "routing_fault": self._routing.fault,
         }
@@ -126,9 +130,15 @@ class Session:
         self, path: str, body: Sequence[bytes], headers: Mapping[str, str]
     ) -> ParsedRequest:
         """Parse a request to an endpoint; ``body`` is in pieces. Raises Refused."""
-        return await self._services.texts.parse(
-            self.id, path, body, headers, self._max_context_tokens
-        )
+        try:
+            return await self._services.texts.parse(
+                self.id, path, body, headers, self._max_context_tokens
+            )
+        except Refused:
+            raise
+        except Exception:
+            self.failures.add("gateway")
+            raise
 
     def start_turn(self, request: TurnRequest, builder: ResponseBuilder) -> InFlightTurn:
         """Begin a turn, or join the one that answers the same request.
@@ -157,7 +167,7 @@ class Session:
         task = asyncio.get_running_loop().create_task(
             self._run_turn(turn, prepared, builder), name=f"turn-{self.id}"
         )
-        task.add_done_callback(lambda _: self._on_turn_done(turn, prepared.fingerprint))
+        task.add_done_callback(lambda _: self._on_turn_done(turn, prepared.fingerprint, thread))
         turn.outcome = task
         self._by_fingerprint[prepared.fingerprint] = turn
         self._in_flight.add(turn)
@@ -209,14 +219,24 @@ class Session:
             )
         return prepare_request(request, builder.NAME)
 
-    def _on_turn_done(self, turn: InFlightTurn, fingerprint: bytes) -> None:
+    def _on_turn_done(self, turn: InFlightTurn, fingerprint: bytes, thread: str) -> None:
         self._in_flight.discard(turn)
         if self._by_fingerprint.get(fingerprint) is turn:  # not the retry of one that was abandoned
             del self._by_fingerprint[fingerprint]
+        if turn.outcome.cancelled():
+            self._started -= 1
+            return
         # Reading the exception marks it as retrieved: without it asyncio logs one that was never
         # retrieved whenever all clients had left.
-        if turn.outcome.cancelled() or turn.outcome.exception() is not None:
-            self._started -= 1
+        error = turn.outcome.exception()
+        if error is None:
+            self.failures.clear(thread)
+            return
+        self._started -= 1
+        if isinstance(error, EngineFailed):
+            self.failures.add("engine", thread)
+        elif not isinstance(error, Refused):
+            self.failures.add("gateway", thread)
 
     async def _find_placement(self, prepared: PreparedRequest) -> Placement:
         place = await self._branches.find_placement(prepared)

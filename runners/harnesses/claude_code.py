@@ -14,7 +14,7 @@ from typing import Any
 from conf.programs import program_path
 from conf.sections.harness import ClaudeCodeHarnessConfig
 from conf.sections.scenario import ScenarioConfig, compaction_window, has_subagents
-from runners.gateway.refusal import TURNS_SPENT
+from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.external_program import (
     Event,
@@ -216,6 +216,8 @@ def _end_reason(end: Event) -> str | None:
     if reason in ("api_error", "model_error"):
         if TURNS_SPENT in _end_text(end):
             return "max_turns"
+        if PROMPT_TOO_LONG in _end_text(end):  # refused by the engine, when the stream was open
+            return "prompt_too_long"
         return _failed_service(end.get("api_error_status"))
     if reason in ("success", "completed"):
         return None if end.get("is_error") else "completed"

@@ -47,14 +47,10 @@ _GUARD_CODES = {Stage.GRADE: OutcomeCode.GRADER_TIMEOUT}
 
 
 _AGENTS_OWN = (OutcomeClass.POLICY, OutcomeClass.BUDGET)
-_CREDIBLE = frozenset(
-    {
-        *(code for code in OutcomeCode if code.outcome_class in _AGENTS_OWN),
-        OutcomeCode.INFRA_MODEL,
-        OutcomeCode.INFRA_GATEWAY,
-    }
-)
-"""Codes that an agent program may report after its first turn."""
+"""Classes of the codes that an agent program is believed."""
+
+_FAILED_SERVICE = {"engine": OutcomeCode.INFRA_MODEL, "gateway": OutcomeCode.INFRA_GATEWAY}
+"""Outcome of a program that ended without an answer, by the service that owed it one."""
 
 
 class _AttemptEnded(Exception):
@@ -282,34 +278,35 @@ class Attempt:
 
     def _agent_outcome(self, result: HarnessResult) -> Outcome:
         """Combine the agent program's own result with the turns that the gateway recorded."""
-        code = result.code
+        code, session = result.code, self._extra["session"]
         message = (
             result.final_message
             if code.outcome_class is OutcomeClass.POLICY
             else result.output[-512:]
         )
         ended_by_policy = code.outcome_class in _AGENTS_OWN
-        if not self._totals.turns and ended_by_policy:
+        unanswered = not ended_by_policy or code is OutcomeCode.BUDGET_WALL
+        if code.outcome_class is OutcomeClass.INFRA and session["over_limit"]:
+            # The agent program fails on refusals that its own sandbox's other requests have caused.
+            code = OutcomeCode.POLICY_REQUEST_LIMITS
+        elif unanswered and session["failed_service"] is not None:
+            code = _FAILED_SERVICE[session["failed_service"]]
+        elif not self._totals.turns and ended_by_policy:
             code, message = (
                 OutcomeCode.INFRA_HARNESS,
                 f"the agent ended without a model call: {result.output[-300:]}",
             )
-        elif code.outcome_class is OutcomeClass.INFRA and self._session_counter("over_limit"):
-            # The agent program fails on refusals that its own sandbox's other requests have caused.
-            code = OutcomeCode.POLICY_REQUEST_LIMITS
         elif code is OutcomeCode.POLICY_GAVE_UP and self._totals.ends_malformed:
             code = OutcomeCode.POLICY_FORMAT_ERROR
-        elif self._totals.turns and code not in _CREDIBLE:
+        elif self._totals.turns and not ended_by_policy:
             # Its commands share the agent's sandbox: they can kill it, or print in its name. Were
             # that a failure of the infrastructure, a policy could choose it instead of reward 0.
             code = OutcomeCode.POLICY_AGENT_ENDED
+            message = f"it ended as {result.code}, but no service failed: {result.output[-300:]}"
         if self._patch is not None and self._patch.refused and code.outcome_class in _AGENTS_OWN:
             code = OutcomeCode(self._patch.refused_as or OutcomeCode.POLICY_OVERSIZED_PATCH)
             message = self._patch.refused
         return Outcome(code, Stage.HARNESS, message, result.raw_finish_reason)
-
-    def _session_counter(self, name: str) -> int:
-        return int(self._extra["session"][name])
 
     @asynccontextmanager
     async def _in_stage(

@@ -19,6 +19,7 @@ SUMMED_COUNTERS = (
 STORED_COUNTERS = (
     *SUMMED_COUNTERS,
     *("branches", "breaks", "retries", "tools_changed", "ignored", "over_limit"),
+    "failed_service",
 )
 """Part of a rollout's record: they cannot be computed from its stored turns, or only at a cost."""
 

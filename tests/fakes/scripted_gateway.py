@@ -48,6 +48,9 @@ class Cut:
 class ErrorEvent:
     """A stream that ends in an error event."""
 
+    kind: str = "overloaded_error"
+    message: str = "scripted"
+
 
 Step = Reply | Failure | Cut | ErrorEvent
 
@@ -118,8 +121,8 @@ class ScriptedGateway:
         if isinstance(step, Cut):
             events = events[:-3]
         if isinstance(step, ErrorEvent):
-            overloaded = {"type": "overloaded_error", "message": "scripted"}
-            events = [*events[:-3], {"type": "error", "error": overloaded}]
+            error = {"type": step.kind, "message": step.message}
+            events = [*events[:-3], {"type": "error", "error": error}]
         for event in events:
             data = f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
             for half in (data[: len(data) // 2], data[len(data) // 2 :]):  # frames split anywhere

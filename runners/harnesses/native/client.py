@@ -139,7 +139,9 @@ def assemble_message(stream: Iterator[Any]) -> Any:
         elif kind == "message_stop":
             complete = True
         elif kind == "error":
-            raise TurnError(529, event["error"]["message"])  # the status was 200 long before
+            error = event["error"]  # the status was 200 long before
+            status = 400 if error["type"] == "invalid_request_error" else 529
+            raise TurnError(status, error["message"])
     if not complete:
         raise ConnectionError("the stream ended before message_stop")
     return message

@@ -19,6 +19,17 @@ PROGRAM = {name: compile_program(Path(__file__).with_name(f"{name}.py")) for nam
 START_INSIDE = f"{INSIDE}/__main__{PROGRAM['__main__'].suffix}"
 OUTPUT_LIMIT = 1 << 20
 TAIL = 2000
+CODES = frozenset(
+    {
+        OutcomeCode.POLICY_FINISHED,
+        OutcomeCode.POLICY_GAVE_UP,
+        OutcomeCode.BUDGET_TURNS,
+        OutcomeCode.BUDGET_TOKENS,
+        OutcomeCode.INFRA_MODEL,
+        OutcomeCode.INFRA_GATEWAY,
+    }
+)
+"""Those that the agent reports; its commands can print others in its name."""
 
 
 class NativeHarness:
@@ -64,6 +75,8 @@ def read_result(result: CommandResult) -> HarnessResult:
     elif result.exit_code == 0:
         try:
             end = json.loads(result.stdout.splitlines()[-1])
+            if end["code"] not in CODES:
+                raise ValueError(end["code"])
             code, message = OutcomeCode(end["code"]), str(end["final_message"])
             finish = end["finish_reason"]
         except (ValueError, KeyError, IndexError, TypeError):

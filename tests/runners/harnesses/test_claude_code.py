@@ -122,6 +122,10 @@ def test_a_completed_task_is_policy_finished_with_its_facts() -> None:
         ({"terminal_reason": "api_error", "api_error_status": 401}, OutcomeCode.INFRA_GATEWAY),
         ({"terminal_reason": "api_error"}, OutcomeCode.INFRA_GATEWAY),
         (
+            {"terminal_reason": "api_error", "result": "API Error: prompt is too long: engine"},
+            OutcomeCode.BUDGET_TOKENS,
+        ),
+        (
             {"terminal_reason": "api_error", "api_error_status": 403, "result": SPENT},
             OutcomeCode.BUDGET_TURNS,
         ),

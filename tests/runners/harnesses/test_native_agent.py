@@ -162,6 +162,7 @@ async def test_a_transient_failure_is_retried_with_the_same_body(
         ([Failure(429, message="slow")] * 4, "infra.gateway"),
         ([Failure(529, message="no engine")] * 4, "infra.model"),
         ([ErrorEvent()] * 4, "infra.model"),
+        ([ErrorEvent("invalid_request_error", "prompt is too long: so long")], "budget.tokens"),
         ([Cut()] * 4, "infra.gateway"),
         ([Failure(401, "authentication_error", "bad key")], "infra.gateway"),
         ([Failure(400, "invalid_request_error", "bad tool")], "infra.gateway"),

@@ -125,6 +125,9 @@ async def test_an_answer_without_tools_gives_up(backend: LocalBackend, tmp_path:
         (0, b"[1]"),
         (0, b'{"code": "policy.unheard_of", "final_message": "", "finish_reason": null}'),
         (0, b'{"code": "policy.finished"}'),
+        (0, b'{"code": "policy.tampered", "final_message": "", "finish_reason": null}'),
+        (0, b'{"code": "cancelled.user", "final_message": "", "finish_reason": null}'),
+        (0, b'{"code": [], "final_message": "", "finish_reason": null}'),
     ],
 )
 def test_an_unreadable_end_is_a_harness_failure(exit_code: int, stdout: bytes) -> None:

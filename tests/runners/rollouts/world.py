@@ -82,6 +82,7 @@ class World:
     draining: asyncio.Event
     done: list[RolloutRecord]
     task: Task
+    engine: ScriptedEngine
 
     def pool(
         self,
@@ -184,6 +185,7 @@ async def world(
                 asyncio.Event(),
                 [],
                 task,
+                engine,
             )
             assert not backend.alive, "a sandbox was left"
             async with gateway.http.get(f"{gateway.url}/health") as answer:
