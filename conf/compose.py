@@ -26,6 +26,7 @@ from conf.errors import ConfigError
 from conf.fault_plan import load_fault_plan
 from conf.keys import (
     CONF_DIR,
+    RETIRED,
     choice_content,
     default_choices,
     flatten,
@@ -310,4 +311,8 @@ def _leaves(section: str, content: Any) -> list[str]:
     """Return the overrides that set every key of a section, or a top-level key itself."""
     if not isinstance(content, dict):
         return [grammar.as_override(section, content)]
-    return [grammar.as_override(key, value) for key, value in flatten(content, f"{section}.")]
+    return [
+        grammar.as_override(key, value)
+        for key, value in flatten(content, f"{section}.")
+        if key not in RETIRED or RETIRED[key] != value
+    ]

@@ -64,8 +64,8 @@ def find_key_numbers(config: Config) -> KeyNumbers:
 
 def _describe_reward(reward: RewardConfig) -> str:
     text = f"{reward.solved:g} or {reward.unsolved:g}"
-    if reward.partial:
-        text += " (in part for passed tests)"
+    if reward.partial_credit:
+        text += f", + at most {reward.partial_credit:g} for a part"
     if reward.turn_penalty:
         text += f", − {reward.turn_penalty:g} for {reward.turn_budget:,} turns"
     if reward.length_penalty:

@@ -12,6 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 from conf.suggestions import closest_match, suggest
 
 CONF_DIR = Path(__file__).parent
+RETIRED: dict[str, Any] = {"reward.partial": False}
+"""Keys of older versions, each with the value at which it did nothing. A stored configuration may
+have it at that value; at another, and on a command line, it is unknown.
+"""
 
 
 @cache

@@ -106,10 +106,20 @@ def length_rules(
 
 
 def reward_rules(reward: RewardConfig) -> Iterator[Rule]:
-    """Yield the rule that solving a task at the highest cost beats giving up at once."""
+    """Yield the rules that solving a task at the highest cost beats giving up at once, and solving
+    a part of it at no cost.
+    """
     penalties = ("turn_penalty", "length_penalty", "malformed_penalty")
     most = sum(getattr(reward, name) for name in penalties)
     named = " + ".join(f"reward.{name}" for name in penalties if getattr(reward, name))
+    part = reward.unsolved + reward.partial_credit
+    yield (
+        reward.unsolved < reward.solved - most <= part,
+        f"reward.unsolved={reward.unsolved:g} + reward.partial_credit={reward.partial_credit:g} = "
+        f"{part:g} is not less than reward.solved={reward.solved:g}"
+        + (f" less {named} = {most:g}" if named else "")
+        + ": a part of a task could pay as much as solving it; lower reward.partial_credit",
+    )
     yield (
         reward.solved - most <= reward.unsolved,
         f"reward.solved={reward.solved:g}"

@@ -87,9 +87,9 @@ class RewardConfig(Section):
     kind: Literal["tests"]
     solved: float
     unsolved: float
-    partial: bool
-    """Without being solved, the passed share of the fail-to-pass tests counts between ``unsolved``
-    and ``solved``, if every pass-to-pass test passes.
+    partial_credit: Annotated[float, Field(ge=0)]
+    """Added to ``unsolved``, times the share of fail-to-pass tests that pass, if every pass-to-pass
+    test passes. 0: a part of a task pays nothing.
     """
     turn_penalty: Annotated[float, Field(ge=0)]
     """Subtracted from a rollout of ``turn_budget`` turns or more; fewer cost in proportion."""

@@ -159,7 +159,7 @@ class Worker:
             AttemptContext(
                 backend=registered,
                 harness=await asyncio.to_thread(make_harness, config.harness, config.scenario),
-                grader=make_grader(registered, config.task, repositories.ready, root),
+                grader=make_grader(registered, config, repositories.ready, root),
                 gateway=gateway,
                 gateway_url=settings.sandbox_gateway_url,
                 gateway_control=root,  # each attempt has its own

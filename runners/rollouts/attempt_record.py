@@ -71,6 +71,8 @@ def verdict_to_dict(verdict: Verdict | None) -> dict[str, object] | None:
         "reason": verdict.reason,
         "fail_to_pass": [verdict.fail_to_pass_passed, verdict.fail_to_pass_total],
         "pass_to_pass": [verdict.pass_to_pass_passed, verdict.pass_to_pass_total],
+        "fail_to_pass_share": verdict.fail_to_pass_share,
+        "pass_to_pass_share": verdict.pass_to_pass_share,
         "tests": _results_to_dict(verdict),
         "timed_out": verdict.timed_out,
         "tampered": verdict.tampered,

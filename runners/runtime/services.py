@@ -156,7 +156,7 @@ def _make_context(
     return AttemptContext(
         backend=backend,
         harness=make_harness(config.harness, config.scenario),
-        grader=make_grader(backend, config.task, repositories.ensure, run_dir),
+        grader=make_grader(backend, config, repositories.ensure, run_dir),
         gateway=admin,
         gateway_url=config.gateway.public_url or gateway["url"],
         gateway_control=Path(gateway["control"]),
@@ -224,7 +224,7 @@ async def start_grader(config: Config, store: RunStore) -> AsyncIterator[Grader]
         backend = RegisteredBackend(sandboxes, StoreRecorder(store, ledger))
         await reap(ledger, backend)
         repositories = TaskRepositories(backend, cache_root() / "workspaces")
-        yield make_grader(backend, config.task, repositories.ensure, store.run_dir)
+        yield make_grader(backend, config, repositories.ensure, store.run_dir)
 
 
 async def _start_gateway(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
@@ -139,8 +139,11 @@ class VerdictKind(StrEnum):
 
 
 TestSet = Literal["fail_to_pass", "pass_to_pass"]
-TestResult = Literal["passed", "failed", "missing"]
-"""``missing``: no result of this test was reported."""
+SETS: tuple[TestSet, TestSet] = ("fail_to_pass", "pass_to_pass")
+TestResult = Literal["passed", "failed", "missing", "void"]
+"""``missing``: no result of this test was reported. ``void``: it was reported as passed, by a run
+that proves nothing: its end is not proven, or canaries contradict it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,11 @@ class DecidingTest:
     name: str
     test_set: TestSet
     result: TestResult
+
+    @property
+    def reported_passed(self) -> bool:
+        """True if it was reported as passed, by a run that proves it or not."""
+        return self.result in ("passed", "void")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +189,46 @@ class Verdict:
     """Reason why no canary checked a solved verdict (``canaries/``), else ""."""
     signs: tuple[str, ...] = ()
     """Static signs of tampering in the patch, for review; they decide nothing."""
+
+    @property
+    def fail_to_pass_share(self) -> float | None:
+        """Share of the fail-to-pass tests that pass, in [0, 1]; None for a task without any."""
+        return _share(self.fail_to_pass_passed, self.fail_to_pass_total)
+
+    @property
+    def pass_to_pass_share(self) -> float | None:
+        """Share of the pass-to-pass tests that pass, in [0, 1]; None for a task without any."""
+        return _share(self.pass_to_pass_passed, self.pass_to_pass_total)
+
+    @property
+    def solved_in_part(self) -> bool:
+        """True if some fail-to-pass tests pass, and nothing stands against them: the task is not
+        solved, every pass-to-pass test passes, the tests ended in time, nothing is tampered with.
+        """
+        return (
+            self.kind is VerdictKind.UNSOLVED
+            and 0 < self.fail_to_pass_passed < self.fail_to_pass_total
+            and self.pass_to_pass_passed == self.pass_to_pass_total
+            and not self.timed_out
+            and not self.tampered
+        )
+
+
+def _share(passed: int, total: int) -> float | None:
+    return passed / total if total else None
+
+
+def void_passed_tests(verdict: Verdict) -> Verdict:
+    """Return a verdict in which no test has passed: those that had are void."""
+    return replace(
+        verdict,
+        tests=tuple(
+            replace(test, result="void") if test.result == "passed" else test
+            for test in verdict.tests
+        ),
+        fail_to_pass_passed=0,
+        pass_to_pass_passed=0,
+    )
 
 
 class Grader(Protocol):

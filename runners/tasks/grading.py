@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.errors import AgentrlError
-from conf.sections.task import BugfixTaskConfig, SwebenchTaskConfig, TaskConfig
+from conf.schema import Config
+from conf.sections.task import BugfixTaskConfig, SwebenchTaskConfig
 from runners.sandboxes.contract import OversizedError, SandboxBackend, SandboxSpec
 from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.tree import copy_tree
@@ -35,11 +36,12 @@ from runners.tasks.pytest_mounts import filter_mounts
 
 def make_grader(
     backend: SandboxBackend,
-    task: TaskConfig,
+    config: Config,
     ensure_repository: EnsureRepository,
     run_dir: Path,
 ) -> TaskGrader:
     """Return the grader of a configuration's tasks; a benchmark's logs are kept in ``run_dir``."""
+    task = config.task
     run_tests = SandboxGrader(backend)
     flaky_reruns = 0 if isinstance(task, BugfixTaskConfig) else task.flaky_reruns
     return TaskGrader(
@@ -47,7 +49,12 @@ def make_grader(
         ensure_repository,
         flaky_reruns=flaky_reruns,
         # A flaky test may fail its contrary by chance: several gradings have to agree.
-        verification=Verification(run_tests, task.canaries, runs=1 + flaky_reruns),
+        verification=Verification(
+            run_tests,
+            task.canaries,
+            runs=1 + flaky_reruns,
+            partial_credit=config.reward.partial_credit > 0,
+        ),
         log_dir=run_dir if isinstance(task, SwebenchTaskConfig) else None,
     )
 

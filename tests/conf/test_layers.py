@@ -170,6 +170,36 @@ def test_a_reward_that_can_make_giving_up_beat_solving_is_refused(shaping: list[
         compose([*SERVED, *shaping])
 
 
+@pytest.mark.parametrize(
+    "shaping",
+    [
+        ["reward.partial_credit=1"],
+        ["reward.partial_credit=0.6", "reward.turn_penalty=0.3", "reward.length_penalty=0.1"],
+        ["reward.unsolved=-1", "reward.partial_credit=2.5"],
+    ],
+)
+def test_partial_credit_that_could_pay_as_much_as_solving_is_refused(shaping: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([*SERVED, *shaping])
+    (fault,) = caught.value.faults
+    assert fault.startswith("reward.unsolved=")
+    assert fault.endswith("could pay as much as solving it; lower reward.partial_credit")
+
+
+def test_partial_credit_below_the_least_reward_of_solving_is_taken() -> None:
+    shaping = ["reward.partial_credit=0.59", "reward.turn_penalty=0.3", "reward.length_penalty=0.1"]
+    assert compose([*SERVED, *shaping]).reward.partial_credit == 0.59
+
+
+def test_a_stored_configuration_may_have_a_retired_key_where_it_did_nothing() -> None:
+    stored = compose([]).model_dump(mode="json")
+    stored["reward"]["partial"] = False
+    assert compose([], base=stored) == compose([])
+    stored["reward"]["partial"] = True
+    with pytest.raises(ConfigError, match=r"reward\.partial.*reward\.partial_credit"):
+        compose([], base=stored)
+
+
 def test_a_faulty_value_that_others_follow_is_the_only_fault() -> None:
     with pytest.raises(ConfigError) as caught:
         compose([*SERVED, "model.max_context_tokens=many", "scenario=mixed"])

@@ -148,12 +148,16 @@ def _narrow(canary: Canary, sort: Sort, verdict: Verdict) -> Canary | None:
     if is_judged_by_exit_code(task):
         wanted = VerdictKind.UNSOLVED if sort == "contrary" else VerdictKind.SOLVED
         return canary if verdict.kind is wanted else None
-    results = {(test.test_set, test.name): test.result for test in verdict.tests}
+    results = {(test.test_set, test.name): test for test in verdict.tests}
     must_fail = tuple(
-        name for name in task.fail_to_pass if results.get(("fail_to_pass", name)) == "failed"
+        name
+        for name in task.fail_to_pass
+        if (test := results.get(("fail_to_pass", name))) and test.result == "failed"
     )
     must_pass = tuple(
-        name for name in task.pass_to_pass if results.get(("pass_to_pass", name)) == "passed"
+        name
+        for name in task.pass_to_pass
+        if (test := results.get(("pass_to_pass", name))) and test.reported_passed
     )
     # With no test that passes, it may be that nothing ran: a file that does not import, say.
     if (sort == "contrary" and not must_fail) or (task.pass_to_pass and not must_pass):

@@ -1,7 +1,10 @@
-"""Verify a solved verdict: run canaries on the patch, and judge what they show.
+"""Verify a verdict that pays: run canaries on the patch, and judge what they show.
 
 A patch that passes a test which every right solution fails has made its tests pass without doing
 what they ask. One such canary may be chance: after the first, two of three decide.
+
+Of a task solved in part, only the tests that pass are looked at: whoever fails a test may pass its
+contrary.
 """
 
 from __future__ import annotations
@@ -18,12 +21,21 @@ from runners.tasks.canaries.calibration import (
 )
 from runners.tasks.canaries.test_texts import UnreadableTestsError
 from runners.tasks.canaries.variants import is_judged_by_exit_code
-from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import (
+    SETS,
+    Patch,
+    Task,
+    TestSet,
+    Verdict,
+    VerdictKind,
+    void_passed_tests,
+)
 
 LEAST_S = 30.0
 SLACK = 10.0
 """A canary does the work of the tests that have just passed: it gets so many times their time."""
 NO_VARIANT = "no assertion of its tests can be changed so that the reference patch fails"
+NOT_COVERED = "no canary changes a test that passes"
 NAMED = 5
 """Ids in an accusation."""
 
@@ -41,37 +53,50 @@ class Finding:
 
 
 class Verification:
-    """Runs canaries on solved patches."""
+    """Runs canaries on patches that solve a task, and where that pays, on those that solve a part
+    of it.
+    """
 
     def __init__(
-        self, run_tests: RunTests, level: int, *, runs: int = 1, secret: str | None = None
+        self,
+        run_tests: RunTests,
+        level: int,
+        *,
+        runs: int = 1,
+        partial_credit: bool = False,
+        secret: str | None = None,
     ) -> None:
         """Prepare.
 
-        ``level`` 1: one canary per solved patch; 2: also the same tests in other words. ``runs``:
-        gradings of the reference patch per canary.
+        ``level`` 1: one canary per patch; 2: also the same tests in other words. ``runs``: gradings
+        of the reference patch per canary. ``partial_credit``: a part of a task is paid.
         """
         self._run_tests = run_tests
         self._level = level
+        self._partial_credit = partial_credit
         self._calibration = Calibration(run_tests, runs=runs, secret=secret)
 
     async def verify(
         self, task: Task, patch: Patch, verdict: Verdict, *, name: str, deadline_s: float
     ) -> Verdict:
-        """Return the verdict, if it was solved after its canaries; others are returned as they are.
+        """Return the verdict after its canaries; one that does not pay is returned as it is.
 
-        An infrastructure failure of a canary is one of the grading: no grade.
+        An infrastructure failure of a canary is one of the grading: no grade. A task that no canary
+        can check may be solved all the same, but not in part: the tests that pass are void then.
         """
-        if verdict.kind is not VerdictKind.SOLVED or self._level == 0:
+        in_part = self._partial_credit and verdict.solved_in_part
+        if self._level == 0 or not (verdict.kind is VerdictKind.SOLVED or in_part):
             return verdict
         limit_s = min(deadline_s, LEAST_S + SLACK * verdict.duration_s)
         started = time.monotonic()
         try:
             found = await self._verify(task, patch, verdict, name, limit_s)
         except UnreadableTestsError as error:
-            return replace(verdict, unverified=str(error))
+            found = replace(verdict, unverified=str(error))
         except NotCalibratedError as error:
             return replace(verdict, kind=VerdictKind.INFRA, reason=str(error))
+        if in_part and found.unverified:
+            found = void_passed_tests(found)
         spent_s = time.monotonic() - started
         return replace(found, duration_s=verdict.duration_s + spent_s)
 
@@ -82,17 +107,16 @@ class Verification:
         acquittals = 0
         used: frozenset[int] = frozenset()
         while len(accusations) < 2 and acquittals < min(2, 1 + len(accusations)):
-            canary = await self._calibration.draw(
-                task, "contrary", but=used, name=name, deadline_s=deadline_s
-            )
+            canary = await self._draw(task, verdict, used, name, deadline_s)
             if canary is None and not used:
-                return replace(verdict, unverified=NO_VARIANT)
+                in_part = verdict.kind is not VerdictKind.SOLVED
+                return replace(verdict, unverified=NOT_COVERED if in_part else NO_VARIANT)
             if canary is None:  # the only variant accuses: run it again, against chance
                 used = frozenset()
                 continue
             used |= {canary.number}
             finding = await self._run(
-                canary, patch, "contrary", f"{name}-canary-{canary.number}", deadline_s
+                canary, patch, verdict, "contrary", f"{name}-canary-{canary.number}", deadline_s
             )
             if finding.failure:
                 return _unsolved(verdict, finding.failure)
@@ -107,6 +131,22 @@ class Verification:
             )
         return await self._reword(task, patch, verdict, name, deadline_s)
 
+    async def _draw(
+        self, task: Task, verdict: Verdict, used: frozenset[int], name: str, deadline_s: float
+    ) -> Canary | None:
+        """Return a canary not yet used, or None; for a task solved in part, one that changes a
+        fail-to-pass test that passes.
+        """
+        passed = _passed_names(verdict, "fail_to_pass")
+        while True:
+            canary = await self._calibration.draw(
+                task, "contrary", but=used, name=name, deadline_s=deadline_s
+            )
+            in_part = verdict.kind is not VerdictKind.SOLVED
+            if canary is None or not in_part or passed & {*canary.placed.task.fail_to_pass}:
+                return canary
+            used |= {canary.number}
+
     async def _reword(
         self, task: Task, patch: Patch, verdict: Verdict, name: str, deadline_s: float
     ) -> Verdict:
@@ -118,20 +158,37 @@ class Verification:
         )
         if canary is None:
             return verdict
-        finding = await self._run(canary, patch, "reworded", f"{name}-reworded", deadline_s)
+        finding = await self._run(
+            canary, patch, verdict, "reworded", f"{name}-reworded", deadline_s
+        )
         return _unsolved(verdict, finding.failure) if finding.failure else verdict
 
     async def _run(
-        self, canary: Canary, patch: Patch, sort: Sort, name: str, deadline_s: float
+        self,
+        canary: Canary,
+        patch: Patch,
+        real: Verdict,
+        sort: Sort,
+        name: str,
+        deadline_s: float,
     ) -> Finding:
-        """Run a canary; once more if it has no results, which may be the machine's doing."""
-        finding = await self._run_once(canary, patch, sort, name, deadline_s)
+        """Run a canary; once more if it has no results, which may be the machine's doing.
+
+        ``real``: the verdict on the unchanged tests.
+        """
+        finding = await self._run_once(canary, patch, real, sort, name, deadline_s)
         if finding.empty:
-            finding = await self._run_once(canary, patch, sort, f"{name}-again", deadline_s)
+            finding = await self._run_once(canary, patch, real, sort, f"{name}-again", deadline_s)
         return finding
 
     async def _run_once(
-        self, canary: Canary, patch: Patch, sort: Sort, name: str, deadline_s: float
+        self,
+        canary: Canary,
+        patch: Patch,
+        real: Verdict,
+        sort: Sort,
+        name: str,
+        deadline_s: float,
     ) -> Finding:
         placed = canary.placed
         verdict = await self._run_tests.grade(
@@ -143,7 +200,7 @@ class Verification:
             return _judge_exit_code(verdict, sort, canary)
         if not verdict.tests and not verdict.timed_out:
             return Finding(failure=f"the tests pass; of changed ones: {verdict.reason}", empty=True)
-        return _judge_tests(verdict, canary)
+        return _judge_tests(verdict, canary, real)
 
 
 def _judge_exit_code(verdict: Verdict, sort: Sort, canary: Canary) -> Finding:
@@ -156,16 +213,22 @@ def _judge_exit_code(verdict: Verdict, sort: Sort, canary: Canary) -> Finding:
     return Finding()
 
 
-def _judge_tests(verdict: Verdict, canary: Canary) -> Finding:
-    task = canary.placed.task
-    passed = [
-        test.name
-        for test in verdict.tests
-        if test.test_set == "fail_to_pass" and test.result == "passed"
-    ]
+def _passed_names(verdict: Verdict, *sets: TestSet) -> frozenset[str]:
+    """Return the names of the tests of some sets that passed."""
+    return frozenset(t.name for t in verdict.tests if t.test_set in sets and t.result == "passed")
+
+
+def _judge_tests(verdict: Verdict, canary: Canary, real: Verdict) -> Finding:
+    """Return what a canary shows; of a task solved in part, only by the tests that passed."""
+    looked_at = list(verdict.tests)
+    if real.kind is not VerdictKind.SOLVED:
+        known = _passed_names(real, *SETS)
+        looked_at = [test for test in looked_at if test.name in known]
+    must_fail = [test for test in looked_at if test.test_set == "fail_to_pass"]
+    passed = [test.name for test in must_fail if test.reported_passed]
     if passed:
         names = ", ".join(passed[:NAMED])
-        wanted = len(task.fail_to_pass)
+        wanted = len(must_fail)
         accusation = (
             f"canary: {len(passed)} of {wanted} tests that must fail were reported as passed "
             f"({names}{', …' if len(passed) > NAMED else ''}; {', '.join(canary.changes)})"
@@ -175,8 +238,8 @@ def _judge_tests(verdict: Verdict, canary: Canary) -> Finding:
         return Finding(failure="the tests end in time, changed ones do not")
     failed = {
         test.name
-        for test in verdict.tests
-        if test.test_set == "pass_to_pass" and test.result != "passed"
+        for test in looked_at
+        if test.test_set == "pass_to_pass" and not test.reported_passed
     }
     if failed & canary.unseen:
         return Finding(failure="the tests pass, with other inputs they do not")
@@ -186,10 +249,5 @@ def _judge_tests(verdict: Verdict, canary: Canary) -> Finding:
 
 
 def _unsolved(verdict: Verdict, reason: str) -> Verdict:
-    """Return an unsolved verdict; its tests count as not passed, so that no part is rewarded."""
-    return replace(
-        verdict,
-        kind=VerdictKind.UNSOLVED,
-        reason=reason,
-        fail_to_pass_passed=0,
-    )
+    """Return an unsolved verdict; tests that passed are void, so that no part is rewarded."""
+    return replace(void_passed_tests(verdict), kind=VerdictKind.UNSOLVED, reason=reason)

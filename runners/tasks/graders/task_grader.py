@@ -12,7 +12,7 @@ from conf.errors import AgentrlError, error_text
 from runners.processes.atomic_write import atomic_file
 from runners.tasks.canaries.scan import find_signs
 from runners.tasks.canaries.verification import Verification
-from runners.tasks.contract import Grader, Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import SETS, Grader, Patch, Task, Verdict, VerdictKind
 from runners.tasks.graders.verdicts import make_verdict
 
 EnsureRepository = Callable[[Task], Awaitable[Task]]
@@ -114,13 +114,16 @@ class TaskGrader:
 
 
 def _may_be_flaky(verdict: Verdict) -> bool:
-    """Return whether only pass-to-pass tests fail."""
-    return (
-        verdict.kind is VerdictKind.UNSOLVED
-        and not verdict.timed_out
-        and verdict.fail_to_pass_passed == verdict.fail_to_pass_total > 0
-        and verdict.pass_to_pass_passed < verdict.pass_to_pass_total
-    )
+    """Return whether only pass-to-pass tests fail; a void test was reported as passed."""
+    if verdict.kind is not VerdictKind.UNSOLVED or verdict.timed_out:
+        return False
+    fixed, kept = verdict.fail_to_pass_passed, verdict.pass_to_pass_passed
+    if verdict.tests:
+        fixed, kept = (
+            sum(test.reported_passed for test in verdict.tests if test.test_set == name)
+            for name in SETS
+        )
+    return fixed == verdict.fail_to_pass_total > 0 and kept < verdict.pass_to_pass_total
 
 
 def log_file(run_dir: Path, task_id: str, patch: Patch) -> Path:

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from runners.sandboxes.contract import CommandResult
 from runners.tasks.contract import (
+    SETS,
     DecidingTest,
     Task,
     TestResult,
     TestSet,
     Verdict,
     VerdictKind,
+    void_passed_tests,
 )
 
 DOES_NOT_APPLY = "patch does not apply"
@@ -49,7 +51,8 @@ def judge_tests(
 ) -> Verdict:
     """Return solved if every test passed; ``late_s``: seconds until the deadline ended them.
 
-    ``unproven`` says why the results are no proof, else it is "".
+    ``unproven`` says why the results are no proof, else it is ""; tests that passed are void then,
+    unless the deadline ended them.
 
     A task without tests is never solved.
     """
@@ -62,12 +65,14 @@ def judge_tests(
         reason = f"the tests did not end within {late_s:.0f} s"
     kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
     verdict = make_verdict(task, kind, reason, log=log, timed_out=late_s is not None)
-    return replace(
+    verdict = replace(
         verdict,
         tests=tuple(tests),
         fail_to_pass_passed=count_results(tests, "fail_to_pass", "passed"),
         pass_to_pass_passed=count_results(tests, "pass_to_pass", "passed"),
     )
+    # Tests that the deadline killed have no proof of their end either, and that says nothing.
+    return void_passed_tests(verdict) if unproven and late_s is None else verdict
 
 
 def judge_exit_code(task: Task, code: int, *, log: bytes, late_s: float | None) -> Verdict:
@@ -119,8 +124,7 @@ def count_results(
 
 def _reason(tests: Sequence[DecidingTest]) -> str:
     failing = []
-    sets: tuple[TestSet, TestSet] = ("fail_to_pass", "pass_to_pass")
-    for name in sets:
+    for name in SETS:
         total = count_results(tests, name)
         passed = count_results(tests, name, "passed")
         if passed < total:

@@ -86,7 +86,7 @@ def run_dir(
 
     async def rollouts() -> list[RolloutRecord]:
         repositories = TaskRepositories(backend, directory.parent / "repositories")
-        grader = make_grader(backend, config.task, repositories.ensure, directory)
+        grader = make_grader(backend, config, repositories.ensure, directory)
         asked = [((0, 0), gold[0]), ((1, 0), WRONG), ((2, 0), BROKEN), ((3, 0), "")]
         asked.append(((1, 1), gold[1]))
         return await asyncio.gather(*(graded(grader, at, tasks[at[0]], diff) for at, diff in asked))

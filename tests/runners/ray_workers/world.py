@@ -133,7 +133,7 @@ async def world(
             AttemptContext(
                 backend=registered,
                 harness=make_harness(config.harness, config.scenario),
-                grader=make_grader(registered, config.task, ready, tmp_path / "run"),
+                grader=make_grader(registered, config, ready, tmp_path / "run"),
                 gateway=gateway.admin,
                 gateway_url=gateway.url,
                 gateway_control=Path(gateway.control),

@@ -50,7 +50,7 @@ async def test_a_tampered_patch_is_the_policy_s_doing_and_rewarded_as_unsolved(
 ) -> None:
     async with world(tmp_path, task) as here:
         here.grader.verdicts = [TAMPERED]
-        reward = here.context.reward.model_copy(update={"partial": True, "turn_penalty": 0.0})
+        reward = here.context.reward.model_copy(update={"partial_credit": 0.5, "turn_penalty": 0.0})
         here.context = replace(here.context, reward=reward)
         [record] = await here.pool().run(here.specs(1))
         assert (record.outcome.code, record.outcome.message) == (

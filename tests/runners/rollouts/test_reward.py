@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from runners.trajectory.turn_totals import TurnTotals
 from tests.runners.tasks.pytest_tasks import scripted_verdict
 
 CONFIG = RewardConfig(
-    kind="tests", solved=1, unsolved=-1, partial=False, malformed_penalty=0.25,
+    kind="tests", solved=1, unsolved=-1, partial_credit=0.0, malformed_penalty=0.25,
     turn_penalty=0.2, turn_budget=10, length_penalty=0.5, token_budget=1000,
 )  # fmt: skip
 UNSHAPED: dict[str, Any] = {
@@ -53,19 +54,22 @@ def test_the_totals_of_turns_count_malformed_turns_and_look_at_the_last() -> Non
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "late", "partial", "expected"),
+    ("first", "second", "finding", "credit", "expected"),
     [
-        (2, 2, False, False, 1.0),
-        (1, 2, False, False, -1.0),
-        (1, 2, False, True, 0.0),
-        (1, 1, False, True, -1.0),
-        (0, 2, False, True, -1.0),
-        (1, 2, True, True, -1.0),
+        (2, 2, {}, 0.0, 1.0),
+        (2, 2, {}, 0.5, 1.0),
+        (1, 2, {}, 0.0, -1.0),
+        (1, 2, {}, 0.5, -0.75),
+        (1, 1, {}, 0.5, -1.0),
+        (0, 2, {}, 0.5, -1.0),
+        (1, 2, {"timed_out": True}, 0.5, -1.0),
+        (1, 2, {"tampered": "canary: 1 of 1"}, 0.5, -1.0),
+        (2, 2, {"kind": VerdictKind.UNSOLVED}, 0.5, -1.0),
     ],
 )
-def test_partial_credit_is_the_share_of_fixed_tests(
-    first: int, second: int, late: bool, partial: bool, expected: float
+def test_partial_credit_is_for_the_share_of_fixed_tests_of_an_honest_patch_that_breaks_none(
+    first: int, second: int, finding: dict[str, Any], credit: float, expected: float
 ) -> None:
-    reward = RewardConfig(kind="tests", solved=1, unsolved=-1, partial=partial, **UNSHAPED)
-    verdict = scripted_verdict(first, second, timed_out=late)
+    reward = RewardConfig(kind="tests", solved=1, unsolved=-1, partial_credit=credit, **UNSHAPED)
+    verdict = replace(scripted_verdict(first, second), **finding)
     assert compute_reward(reward, verdict, TurnTotals()) == expected

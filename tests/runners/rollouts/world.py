@@ -164,7 +164,7 @@ async def world(
                     kind="tests",
                     solved=1,
                     unsolved=0,
-                    partial=False,
+                    partial_credit=0.0,
                     turn_penalty=0.16,
                     turn_budget=8,
                     length_penalty=0,

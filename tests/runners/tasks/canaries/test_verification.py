@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from runners.tasks.canaries.coverage import NO_CLAIM, NO_GOLD, NO_PYTHON, count_
 from runners.tasks.canaries.held_out import find_oracle
 from runners.tasks.canaries.test_texts import place_tests, read_tests
 from runners.tasks.canaries.variants import draw_contrary_variant, draw_reworded_variant
-from runners.tasks.canaries.verification import NO_VARIANT, Verification
+from runners.tasks.canaries.verification import NO_VARIANT, NOT_COVERED, Verification
 from runners.tasks.contract import (
     DecidingTest,
     EvalCommand,
@@ -27,7 +27,12 @@ from runners.tasks.contract import (
     VerdictKind,
 )
 from runners.tasks.diffs import read_paths
-from runners.tasks.graders.verdicts import judge_exit_code, judge_tests, make_verdict
+from runners.tasks.graders.verdicts import (
+    judge_exit_code,
+    judge_tests,
+    list_results,
+    make_verdict,
+)
 from runners.tasks.patch import decode_patch
 from tests.runners.tasks.pytest_tasks import make_pytest_task
 from tests.runners.tasks.repositories import patch_of
@@ -48,6 +53,8 @@ class Simulated:
     character: str
     names: list[str] = field(default_factory=list)
     files: list[dict[str, bytes]] = field(default_factory=list)
+    wrong: Collection[str] = ()
+    """Tests that the patch gives a wrong value: they fail, and their contraries pass."""
 
     async def grade(
         self,
@@ -62,12 +69,12 @@ class Simulated:
         self.files.append(dict(files))
         gold = patch.diff == decode_patch(task.gold_patch, {}).diff
         character = "right" if gold else self.character
-        verdict = self._answer(task, character)
+        verdict = self._answer(task, character, () if gold else self.wrong)
         if character == "infra" or (gold and self.character == "gold is infra"):
             return replace(verdict, kind=VerdictKind.INFRA, reason="no sandbox")
         return verdict
 
-    def _answer(self, task: Task, character: str) -> Verdict:
+    def _answer(self, task: Task, character: str, wrong: Collection[str]) -> Verdict:
         if character == "once" and len(self.canaries) > 1:
             character = "right"
         fixed = "passed" if character in ("blind", "once") else "failed"
@@ -77,9 +84,14 @@ class Simulated:
             return judge_exit_code(task, int(fixed != "passed"), log=b"", late_s=late_s)
         if character == "silent" or (character == "silent once" and len(self.canaries) == 1):
             return make_verdict(task, VerdictKind.UNSOLVED, "its end is not proven")
+        reverse = {"passed": "failed", "failed": "passed"}
         tests = [
-            *(DecidingTest(name, "fail_to_pass", fixed) for name in task.fail_to_pass),  # type: ignore[arg-type]
-            *(DecidingTest(name, "pass_to_pass", kept) for name in task.pass_to_pass),  # type: ignore[arg-type]
+            DecidingTest(name, test_set, reverse[result] if name in wrong else result)  # type: ignore[arg-type]
+            for test_set, names, result in (
+                ("fail_to_pass", task.fail_to_pass, fixed),
+                ("pass_to_pass", task.pass_to_pass, kept),
+            )
+            for name in names
         ]
         return judge_tests(task, tests, log=b"", late_s=late_s)
 
@@ -170,6 +182,79 @@ async def test_a_task_without_a_changeable_assertion_is_unverified(
     assert grader.names == []
     verdict, _ = await verify(replace(task, gold_patch=""), "blind")
     assert verdict.unverified.startswith("the task has no reference patch")
+
+
+def in_part(task: Task, passed: Collection[str]) -> Verdict:
+    tests = list_results(
+        task,
+        lambda name: "passed" if name in passed else "failed",
+        lambda _: "passed",
+    )
+    return judge_tests(task, tests, log=b"")
+
+
+async def verify_part(
+    task: Task, character: str, passed: Collection[str], *, credit: bool = True
+) -> tuple[Verdict, Simulated]:
+    grader = Simulated(character, wrong={*task.fail_to_pass} - {*passed})
+    verification = Verification(grader, 2, partial_credit=credit, secret="fixed")
+    verdict = in_part(task, passed)
+    return await verification.verify(task, PATCH, verdict, name="g", deadline_s=60), grader
+
+
+async def test_a_part_that_pays_is_checked_by_canaries_and_one_that_does_not_is_not(
+    task: Task,
+) -> None:
+    part = task.fail_to_pass[:-1]
+    verdict, grader = await verify_part(task, "right", part)
+    assert verdict.solved_in_part
+    assert (verdict.tampered, verdict.unverified) == ("", "")
+    assert len(grader.canaries) == 2, "a contrary and, at level 2, other words"
+    _, grader = await verify_part(task, "blind", part, credit=False)
+    assert grader.names == []
+    _, grader = await verify_part(task, "blind", ())
+    assert grader.names == [], "nothing passed, so nothing would be paid"
+
+
+async def test_a_part_that_passes_contraries_is_tampering_and_its_tests_are_void(
+    task: Task,
+) -> None:
+    verdict, _ = await verify_part(task, "blind", task.fail_to_pass[:-1])
+    assert "tests that must fail were reported as passed" in verdict.tampered
+    assert not verdict.solved_in_part
+    assert {test.result for test in verdict.tests} == {"void", "failed"}
+    assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == (0, 0)
+
+
+async def test_a_contrary_of_a_test_that_fails_accuses_nobody(task: Task) -> None:
+    """Whoever returns a wrong value fails the test, and may well pass its contrary."""
+    for name in task.fail_to_pass:
+        verdict, grader = await verify_part(task, "right", [name])
+        assert (verdict.tampered, verdict.unverified) == ("", "")
+        assert verdict.solved_in_part, verdict
+        assert [canary for canary in grader.canaries if "reworded" not in canary]
+
+
+async def test_a_part_that_no_canary_covers_pays_nothing(task: Task) -> None:
+    verdict, grader = await verify_part(
+        replace(task, gold_patch=""), "right", task.fail_to_pass[:1]
+    )
+    assert verdict.unverified.startswith("the task has no reference patch")
+    assert not verdict.solved_in_part
+    assert verdict.tests[0].result == "void"
+    assert grader.names == []
+    alien = replace(task, fail_to_pass=(*task.fail_to_pass, "tests.test_alien.T.test_alien"))
+    verdict, grader = await verify_part(alien, "blind", ["tests.test_alien.T.test_alien"])
+    assert (verdict.unverified, verdict.tampered) == (NOT_COVERED, "")
+    assert not verdict.solved_in_part
+    assert grader.canaries == []
+
+
+async def test_a_part_whose_tests_fail_in_other_words_is_void(task: Task) -> None:
+    verdict, _ = await verify_part(task, "knows the file", task.fail_to_pass[:-1])
+    assert (verdict.kind, verdict.tampered) == (VerdictKind.UNSOLVED, "")
+    assert verdict.reason.startswith("the tests pass, ")
+    assert not verdict.solved_in_part
 
 
 def test_tasks_that_no_canary_can_check_are_known_from_their_rows(task: Task) -> None:
