@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from conf.errors import AgentrlError, ExitCode
 from runners.trajectory.record import IdArray, LogprobArray
 
-
 REQUEST_STATUS = frozenset({400, 413, 422})
 """HTTP statuses of a request that is refused for what it contains."""
 
