@@ -20,7 +20,7 @@ from runners.gateway.dialects.transfer import from_plain, to_plain
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.text_pool import TextFailed, TextPool
 from runners.gateway.text_work import TextWork, parse_request
-from runners.gateway.texts import SHORT_TEXT, Texts
+from runners.gateway.texts import SHORT_PATH, SHORT_TAIL, SHORT_TEXT, Texts
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
 from tests.fakes.running_gateway import TOOLS, Gateway, make_limits, user
 from tests.fakes.scripted_engine import END, ScriptedEngine, spoken
@@ -211,6 +211,34 @@ async def test_no_process_is_started_for_short_texts(tokenizer_dir: Path, work: 
     async with running_pool(tokenizer_dir, limits) as pool:
         await Texts(work, limits, pool).render("s", request_of("short"))
         assert pool.pids == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("length", "tail", "at_once"),
+    [
+        (SHORT_PATH - 100, 3, True),
+        (SHORT_PATH, 3, False),
+        (2 * SHORT_TAIL, SHORT_TAIL, False),
+        (SHORT_TAIL, SHORT_TAIL, True),
+    ],
+)
+async def test_a_long_history_is_continued_at_once_unless_its_end_must_be_searched(
+    tokenizer_dir: Path, work: TextWork, length: int, tail: int, at_once: bool
+) -> None:
+    limits, (end, _) = make_limits(), work.stop_token_ids()
+    prompt = [end] * (length - tail) + [1] * tail
+    output = [1, 1, end]
+    request = request_of("first", "and this")
+    async with running_pool(tokenizer_dir, limits) as pool:
+        texts = Texts(work, limits, pool)
+        read = await texts.read_output("s", output, request.tools, prompt)
+        added = await texts.extend("s", prompt + output, length, request, 1)
+        assert (pool.pids == []) == at_once
+    alone = work.read_output(output, request.tools, prompt)
+    assert (read.parsed.content, read.retokenizes) == (alone.parsed.content, alone.retokenizes)
+    messages = group_messages(request.pieces[1:])
+    assert added == work.extend(prompt + output, length, messages, request.tools)
 
 
 @pytest.mark.integration
