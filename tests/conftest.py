@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if is_selected(item)]
 
 
+def pytest_configure() -> None:
+    # After nohup it is ignored, and processes of the tests would inherit that.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if getattr(item, "execution_count", 1) > 1:
+        # pytest-timeout starts its timer before the first try alone: a later try could hang.
+        limit = item.config.pluginmanager.get_plugin("timeout")
+        limits = limit._get_item_settings(item)  # type: ignore[union-attr]
+        item.config.hook.pytest_timeout_cancel_timer(item=item)
+        item.config.hook.pytest_timeout_set_timer(item=item, settings=limits)
     if item.get_closest_marker("gpu") is not None:
         import torch
 
