@@ -157,7 +157,7 @@ def _calibrate(
     from runners.evaluation.calibration import calibrate
     from runners.evaluation.table import render_calibration
 
-    _prepare(job, invocation)
+    _prepare(job, invocation, uses_policy=False)
     result = calibrate(benchmark, job.config, job.run_dir, resume=job.resume)
     if result.document:
         stderr().print(render_calibration(result.document))
@@ -165,7 +165,7 @@ def _calibrate(
     return document, result.end.stop_requested
 
 
-def _prepare(job: Job, invocation: Invocation) -> None:
+def _prepare(job: Job, invocation: Invocation, *, uses_policy: bool = True) -> None:
     invocation.run_dir = job.run_dir
-    report_head(job.config, job.run_dir)
+    report_head(job.config, job.run_dir, uses_policy=uses_policy)
     job.write_config()

@@ -148,8 +148,8 @@ def report_problems(problems: Iterable[Problem]) -> None:
         report_warning(problem.message)
 
 
-def report_head(config: Config, path: Path) -> None:
-    """Print the run directory and the numbers that decide to stderr."""
+def report_head(config: Config, path: Path, *, uses_policy: bool = True) -> None:
+    """Print the run directory to stderr and, if a policy takes part, the numbers that decide."""
     from conf.exactness import describe_inexactness
     from conf.key_numbers import find_key_numbers
     from runners.observe.terminal import make_printable
@@ -157,6 +157,8 @@ def report_head(config: Config, path: Path) -> None:
     console = stderr()
     console.print("run directory", style="bright_black", end=" ")
     console.print(make_printable(str(path)), soft_wrap=True)
+    if not uses_policy:
+        return
     console.print(find_key_numbers(config).line(), style="bright_black", soft_wrap=True)
     if (inexact := describe_inexactness(config)) is not None:
         console.print(inexact, style="yellow", soft_wrap=True)

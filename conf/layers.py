@@ -49,11 +49,14 @@ def layer_values(choices: Mapping[str, str]) -> list[tuple[str, Any, str]]:
 
 
 def _read(group: str, choice: str, choices: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    yield from _select(choice_file(group, choice).get(OTHER_SECTIONS, {}), choices)
+
+
+def _select(content: Mapping[str, Any], choices: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     """Yield keys and values; a section ``GROUP=CHOICE`` counts only with that choice."""
-    content: Mapping[str, Any] = choice_file(group, choice).get(OTHER_SECTIONS, {})
     for key, value in content.items():
         other, is_condition, wanted = key.partition("=")
         if not is_condition:
             yield key, value
         elif choices[other] == wanted:
-            yield from value.items()
+            yield from _select(value, choices)

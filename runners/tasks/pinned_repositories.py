@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
+from conf.url_secrets import hide_secrets
 from runners.processes.atomic_write import atomic_directory
 from runners.tasks.git import (
     ATTRIBUTES,
@@ -88,10 +89,10 @@ def read_head(source: str) -> str:
             command, env=environment, capture_output=True, timeout=FETCH_S, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise SourceError(f"cannot read the HEAD of {source}: {error}") from error
+        raise SourceError(hide_secrets(f"cannot read the HEAD of {source}: {error}")) from error
     commit = done.stdout[:40].decode(errors="replace")
     if done.returncode or len(commit) < 40:
-        raise SourceError(f"{source} is not a git repository with a HEAD")
+        raise SourceError(f"{hide_secrets(source)} is not a git repository with a HEAD")
     return commit
 
 
@@ -108,7 +109,7 @@ def make_pinned_repository(
         with atomic_directory(target) as repo:
             _fetch_and_check_out(source, commit, repo, also)
     except (OSError, subprocess.SubprocessError) as error:
-        raise SourceError(f"cannot make {target} from {source}: {error}") from error
+        raise SourceError(hide_secrets(f"cannot make {target} from {source}: {error}")) from error
 
 
 def commit_all(repo: Path, message: str) -> str:
@@ -155,7 +156,9 @@ def _fetch(git: _ByteExactGit, source: str, commit: str, *, needed: bool = True)
         accepted=(0,) if needed else (0, 1, 128),
     )
     if needed and git("cat-file", "-t", commit, accepted=(0, 128)).strip() != "commit":
-        raise SourceError(f"{source} has no commit {commit}: fetch it there ({output.strip()})")
+        raise SourceError(
+            hide_secrets(f"{source} has no commit {commit}: fetch it there ({output.strip()})")
+        )
 
 
 class _ByteExactGit:
@@ -192,5 +195,5 @@ class _ByteExactGit:
             del environment["GIT_DIR"]
         done = run_git(environment, *arguments, deadline_s=FETCH_S)
         if done.returncode not in accepted:
-            raise SourceError(describe_failure(done))
+            raise SourceError(hide_secrets(describe_failure(done)))
         return done.stdout.decode(errors="replace")

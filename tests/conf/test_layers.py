@@ -52,7 +52,13 @@ def test_the_model_wins_over_the_harness_and_the_command_line_over_both() -> Non
     assert value(compose(real), key) == 100
     assert value(compose([]), key) == 8
     assert value(compose(["harness.max_turns=9"]), key) == 9
-    assert value(compose(["task=swebench"]), "rollout.deadlines.grade_s") == 30, "the tiny model's"
+
+
+def test_the_tiny_models_limits_are_for_its_own_task() -> None:
+    calibration = compose(["task=swebench"])  # no model is chosen: `eval swebench --gold`
+    assert value(calibration, "rollout.deadlines.grade_s") == 1800
+    assert value(calibration, "sandbox.memory_mb") == 4096
+    assert value(compose([]), "rollout.deadlines.grade_s") == 30
 
 
 def test_a_stored_configuration_wins_over_the_defaults_of_choices() -> None:
