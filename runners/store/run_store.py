@@ -95,8 +95,8 @@ class RunStore:
         with store._closed_on_error(), store._db.write():
             if store._db.rows("SELECT 1 FROM sqlite_schema"):
                 raise StoreError(
-                    f"{run_dir} already holds a run: continue it with --resume {run_dir}, or choose "
-                    "another run.dir",
+                    f"{run_dir} already holds a run: continue it with --resume {run_dir}, or "
+                    "choose another run.dir",
                     ExitCode.USAGE,
                 )
             create_tables(store._db)
