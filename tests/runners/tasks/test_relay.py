@@ -134,3 +134,60 @@ def test_what_comes_after_the_end_breaks_the_connection(
     for message in ("process pytest", "exit", "begin"):
         observed.handle(peer, message)
     assert peer.broken
+
+
+def test_a_wrong_token_breaks_the_connection(ends: tuple[socket.socket, socket.socket]) -> None:
+    peer = relay.Peer(ends[0], os.getpid())
+    ends[1].sendall(b"ask\n")
+    assert peer.receive() == []
+    ends[1].sendall(b"0" * 32 + b" 0 pass\n")
+    assert peer.receive() == []
+    assert peer.broken
+
+
+def test_a_message_that_is_cut_off_breaks_the_connection(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    peer = relay.Peer(ends[0], os.getpid())
+    ends[1].sendall(b"as")
+    assert peer.receive() == []
+    ends[1].close()
+    assert peer.receive() == []
+    assert peer.broken
+
+
+def test_a_line_without_an_end_breaks_the_connection(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "LINE_LIMIT", 10)
+    peer = relay.Peer(ends[0], os.getpid())
+    ends[1].sendall(b"x" * 11)
+    assert peer.receive() == []
+    assert peer.broken
+
+
+@pytest.mark.parametrize(
+    ("messages", "doubt"),
+    [
+        (("process program", "exit"), "the program did not come to its end"),
+        (("process program", "reached", "exit"), ""),
+        (("process python", "forged", "exit"), "something else than python reported its results"),
+    ],
+)
+def test_a_process_is_proven_by_what_it_reports(
+    ends: tuple[socket.socket, socket.socket], messages: tuple[str, ...], doubt: str
+) -> None:
+    peer, observed = relay.Peer(ends[0], os.getpid()), script_runner.Observed()
+    for message in messages:
+        observed.handle(peer, message)
+    [line] = observed.end_lines([peer]) or [""]
+    assert line.endswith(doubt)
+    assert line.startswith("unproven") == bool(doubt)
+
+
+def test_a_fork_has_no_connection(ends: tuple[socket.socket, socket.socket]) -> None:
+    agentrl_channel.make_teller(ends[1], [])
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if ends[1].fileno() == -1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
