@@ -25,6 +25,7 @@ from runners.diagnostics.stalls import describe_attempts, watch_stalls
 from runners.observe.dashboard import LiveView
 from runners.observe.progress import Progress
 from runners.processes.service import ServiceError
+from runners.runtime.dataset_check import note_dataset
 from runners.runtime.policy import Policy, prepare_policy
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
@@ -242,8 +243,8 @@ class RunDriver:
 
 def open_run(config: Config, run_dir: Path, *, resume: bool) -> RunStore:
     """Open the store of the run to resume, or create that of a new one; raises StoreError."""
-    return (
-        RunStore.open(run_dir)
-        if resume
-        else RunStore.create(run_dir, config.model_dump(mode="json"))
-    )
+    if resume:
+        return RunStore.open(run_dir)
+    store = RunStore.create(run_dir, config.model_dump(mode="json"))
+    note_dataset(store, config)
+    return store

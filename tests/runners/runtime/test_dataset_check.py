@@ -1,0 +1,39 @@
+"""A run goes on with the tasks that it began with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ExitCode
+from conf.schema import Config
+from runners.runtime.dataset_check import check_dataset
+from runners.runtime.driver import open_run
+from runners.store.store_error import StoreError
+
+
+def configure(path: Path) -> Config:
+    served = ["engine=sglang", "engine.url=http://127.0.0.1:1", "model.renderer=qwen3"]
+    weights = ["model.path=w", "model.tokenizer=w"]
+    return compose([*served, *weights, "task=jsonl", f"task.path={path}"])
+
+
+def test_a_run_is_not_continued_with_another_content_of_its_task_file(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"eval_cmd": "one"}\n')
+    config = configure(rows)
+    with open_run(config, tmp_path / "run", resume=False) as store:
+        check_dataset(store, config)
+        for change in (lambda: rows.write_text('{"eval_cmd": "two"}\n'), rows.unlink):
+            change()
+            with pytest.raises(StoreError, match="restore it") as refused:
+                check_dataset(store, config)
+            assert refused.value.exit_code is ExitCode.DATA_REFUSED
+
+
+def test_generated_tasks_and_earlier_runs_have_no_digest(tmp_path: Path) -> None:
+    with open_run(compose([]), tmp_path / "run", resume=False) as store:
+        check_dataset(store, compose([]))
+        check_dataset(store, configure(tmp_path / "later.jsonl"))
