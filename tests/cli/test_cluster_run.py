@@ -103,8 +103,8 @@ def test_a_job_survives_its_terminal_and_is_followed_again(
     assert (cluster.job / "launch" / "settings.sh").read_text() == settings
     second = cluster.agentrl("run", "--resume", str(cluster.job))
     assert second.stderr is not None
-    shown = [second.stderr.readline() for _ in range(2)]
-    assert shown[1].startswith("following process "), shown
+    shown = [second.stderr.readline() for _ in range(3)]
+    assert shown[2].startswith("following process "), shown
     hold.unlink()
     second.communicate()
     assert second.returncode == 0

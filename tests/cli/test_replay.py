@@ -37,7 +37,7 @@ def test_the_first_difference_is_shown_with_both_texts(agentrl: Agentrl, run: st
     shown = " ".join(done.stdout.split())
     assert done.code == 1
     assert "turn 0 of thread main (main): limits" in shown
-    assert '"max_tokens": 96' in shown
+    assert '"max_tokens": 4096' in shown
     assert '"max_tokens": 95' in shown
 
 

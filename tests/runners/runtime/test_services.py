@@ -40,13 +40,18 @@ async def gateway(run_dir: Path) -> Service:
     )
 
 
-async def written(folder: Path, pattern: str, last: str) -> str:
-    """Return the text of a file once it is there down to ``last``."""
+async def answer(service: Service, number: int, folder: Path, pattern: str, last: str) -> str:
+    """Send a signal until a file has text down to ``last``; return it.
+
+    Again and again, as a service that has just announced itself may not have all its tasks yet.
+    """
     while True:
-        for path in folder.glob(pattern):
-            if last in (text := path.read_text()):
-                return text
-        await asyncio.sleep(0.02)
+        os.kill(service.pid, number)
+        for _ in range(50):
+            await asyncio.sleep(0.02)
+            for path in folder.glob(pattern):
+                if last in (text := path.read_text()):
+                    return text
 
 
 @pytest.mark.parametrize("start", [engine, gateway])
@@ -57,11 +62,12 @@ async def test_it_answers_both_signals_and_has_a_watchdog(
     service = await start(tmp_path)
     folder, name = tmp_path / "diagnostics", service.name
     try:
-        os.kill(service.pid, signal.SIGUSR1)
-        tasks = await written(folder, f"{name}-tasks-*.txt", " in wait_for_parent_exit\n")
+        tasks = await answer(
+            service, signal.SIGUSR1, folder, f"{name}-tasks-*.txt", " in wait_for_parent_exit\n"
+        )
         assert f"The tasks of {name} (process {service.pid})" in tasks
-        os.kill(service.pid, signal.SIGUSR2)
-        await written(folder, f"{name}-threads.txt", "runners/diagnostics/watchdog.py")
+        threads = "runners/diagnostics/watchdog.py"
+        await answer(service, signal.SIGUSR2, folder, f"{name}-threads.txt", threads)
     finally:
         await service.stop()
     assert "Traceback" not in service.log.read_text()
