@@ -62,6 +62,10 @@ Grading = UnittestIds | EvalScript | ProScripts | EvalCommand | F2PScript
 """Way to run a task's tests and to read them; ``graders/`` has one judge per ``kind``."""
 
 
+GradingKey = tuple[str, str, Grading, tuple[tuple[str, ...], ...], str, str | None]
+"""Id, base commit, grading, test ids and protected paths, reference patch, image; hashable."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Source of a repository that is still to be made."""
@@ -106,6 +110,15 @@ class Task:
     """
     workdir: str | None = None
     """Path of the repository in the image."""
+
+    @property
+    def grading_key(self) -> GradingKey:
+        """All that decides the verdict on a patch.
+
+        Rows of one dataset may share id and commit and still be graded differently.
+        """
+        tests = (self.fail_to_pass, self.pass_to_pass, self.protected)
+        return (self.id, self.base_commit, self.grading, tests, self.gold_patch, self.image)
 
 
 @dataclass(frozen=True, slots=True)

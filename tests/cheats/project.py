@@ -115,7 +115,7 @@ def write_project(directory: Path, *, visible: bool) -> str:
 
 
 def make_tasks(directory: Path) -> dict[str, Task]:
-    """Return the task by the kind of its grading; two repositories are written."""
+    """Return the task by the kind of its grading, each with its own id; write two repositories."""
     open_repo, hidden_repo = directory / "open", directory / "hidden"
     commits = {
         repo: write_project(repo, visible=repo is open_repo) for repo in (open_repo, hidden_repo)
@@ -154,11 +154,13 @@ def make_tasks(directory: Path) -> dict[str, Task]:
     command = f"cd /repo && python -m pytest -q {TESTS}"
     return {
         "unittest": replace(task, grading=UnittestIds()),
-        "pytest": replace(hidden, grading=EvalScript("pytest", *script)),
+        "pytest": replace(hidden, id="shop-pytest", grading=EvalScript("pytest", *script)),
         "swebench": replace(hidden, id=row.instance_id, grading=EvalScript("swebench", *script)),
-        "swebench_pro": replace(by_file, grading=ProScripts(run, PARSER, (TESTS,), "/app")),
-        "eval_cmd": replace(by_file, grading=EvalCommand(command, "/repo")),
-        "f2p_script": replace(by_file, grading=F2PScript(PROGRAM, "/repo")),
+        "swebench_pro": replace(
+            by_file, id="shop-pro", grading=ProScripts(run, PARSER, (TESTS,), "/app")
+        ),
+        "eval_cmd": replace(by_file, id="shop-cmd", grading=EvalCommand(command, "/repo")),
+        "f2p_script": replace(by_file, id="shop-f2p", grading=F2PScript(PROGRAM, "/repo")),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from conf.sections.sandbox import LocalSandboxConfig
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.canaries.verification import Verification
-from runners.tasks.contract import Task, Verdict, VerdictKind
+from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
 from runners.tasks.graders.task_grader import TaskGrader
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.task_repositories import use_repository_as_is
@@ -49,14 +49,40 @@ class Graders:
 
     tasks: dict[str, Task]
     grader: TaskGrader
+    judged: list[tuple[str, str, str]]
     loop: asyncio.AbstractEventLoop
 
     def grade(self, kind: str, diff: str) -> Verdict:
-        """Grade a diff with 20 s per run: a cheat may hang."""
-        patch = make_patch(diff)
-        return self.loop.run_until_complete(
-            self.grader.grade(self.tasks[kind], patch, name=kind, deadline_s=20)
+        """Grade a diff by the judge of a kind, with 20 s per run: a cheat may hang."""
+        patch, task = make_patch(diff), self.tasks[kind]
+        verdict = self.loop.run_until_complete(
+            self.grader.grade(task, patch, name=kind, deadline_s=20)
         )
+        graded = (task.id, task.grading.kind, patch.sha256)
+        assert verdict.kind is VerdictKind.INFRA or graded in self.judged, "another judge's verdict"
+        return verdict
+
+
+class Recording(SandboxGrader):
+    """Notes the task's id, the kind of grading and the patch of each run with the real tests."""
+
+    def __init__(self, backend: LocalBackend) -> None:
+        super().__init__(backend)
+        self.judged: list[tuple[str, str, str]] = []
+
+    async def grade(
+        self,
+        task: Task,
+        patch: Patch,
+        *,
+        name: str,
+        deadline_s: float,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Verdict:
+        """Grade, and note it."""
+        if not files:
+            self.judged.append((task.id, task.grading.kind, patch.sha256))
+        return await super().grade(task, patch, name=name, deadline_s=deadline_s, files=files)
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +94,12 @@ def graders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graders]:
     backend = LocalBackend(settings, root / "sandboxes")
     if backend.guarantees()["no network but the gateway"] == "NOT KEPT":
         pytest.skip("sandboxes of this machine are not isolated, and these are attacks")
-    run_tests = SandboxGrader(backend)
+    run_tests = Recording(backend)
     loop = asyncio.new_event_loop()
     grader = TaskGrader(
         run_tests, use_repository_as_is, verification=Verification(run_tests, level=1)
     )
-    yield Graders(make_tasks(root), grader, loop)
+    yield Graders(make_tasks(root), grader, run_tests.judged, loop)
     loop.run_until_complete(backend.close())
     loop.close()
 
@@ -125,3 +151,4 @@ def test_the_reference_patch_is_paid(graders: Graders, kind: str) -> None:
 def test_the_suite_is_written_for_this_repository(tmp_path: Path) -> None:
     tasks = make_tasks(tmp_path)
     assert set(tasks) == set(KINDS)
+    assert len({task.id for task in tasks.values()}) == len(KINDS)

@@ -27,7 +27,7 @@ from runners.tasks.canaries.variants import (
     draw_reworded_variant,
     is_judged_by_exit_code,
 )
-from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import GradingKey, Patch, Task, Verdict, VerdictKind
 from runners.tasks.patch import decode_patch
 
 VARIANTS = 4
@@ -80,7 +80,7 @@ class Calibration:
         self._run_tests = run_tests
         self._runs = runs
         self._secret = secret or secrets.token_hex(32)
-        self._states: dict[tuple[str, str], _State] = {}
+        self._states: dict[GradingKey, _State] = {}
 
     async def draw(
         self, task: Task, sort: Sort, *, but: frozenset[int], name: str, deadline_s: float
@@ -91,7 +91,7 @@ class Calibration:
         """
         if not task.gold_patch:
             raise UnreadableTestsError("the task has no reference patch to calibrate canaries on")
-        state = self._states.setdefault((task.id, task.base_commit), _State())
+        state = self._states.setdefault(task.grading_key, _State())
         numbers = [number for number in range(VARIANTS) if number not in but]
         secrets.SystemRandom().shuffle(numbers)
         for number in numbers:

@@ -12,7 +12,7 @@ from conf.errors import AgentrlError, error_text
 from runners.processes.atomic_write import atomic_file
 from runners.tasks.canaries.scan import find_signs
 from runners.tasks.canaries.verification import Verification
-from runners.tasks.contract import SETS, Grader, Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import SETS, Grader, GradingKey, Patch, Task, Verdict, VerdictKind
 from runners.tasks.graders.verdicts import make_verdict
 
 EnsureRepository = Callable[[Task], Awaitable[Task]]
@@ -28,7 +28,8 @@ class TaskGrader:
 
     From the outside in:
 
-    1. VerdictCache: an identical patch of a task is graded once; infra verdicts are not cached.
+    1. VerdictCache: an identical patch of a task is graded once (``Task.grading_key``); infra
+       verdicts are not cached.
     2. GradingLog: the whole log goes to a file below ``log_dir``, its end stays in the verdict.
     3. EnsureRepository: the task's repository is made first; failing that, the verdict is infra.
     4. Verification: canaries check a solved verdict; signs of tampering are noted.
@@ -50,12 +51,12 @@ class TaskGrader:
         self._flaky_reruns = flaky_reruns
         self._verification = verification
         self._log_dir = log_dir
-        self._verdicts: dict[tuple[str, str, str], Verdict] = {}
-        self._in_progress: dict[tuple[str, str, str], asyncio.Event] = {}
+        self._verdicts: dict[tuple[GradingKey, str], Verdict] = {}
+        self._in_progress: dict[tuple[GradingKey, str], asyncio.Event] = {}
 
     async def grade(self, task: Task, patch: Patch, *, name: str, deadline_s: float) -> Verdict:
         """Grade a patch; ``name`` names the sandbox, ``deadline_s`` is of one run of the tests."""
-        key = (task.id, task.base_commit, patch.refused or patch.sha256)
+        key = (task.grading_key, patch.refused or patch.sha256)
         # A loop, as several callers may wait for a grading that fails or is cancelled: the first to
         # wake grades, the others wait again.
         while key in self._in_progress:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runners.sandboxes.contract import SandboxError
-from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import EvalCommand, Patch, Task, Verdict, VerdictKind
 from runners.tasks.graders.task_grader import TAIL, TaskGrader, log_file
 from runners.tasks.task_repositories import use_repository_as_is
 from tests.runners.tasks.pytest_tasks import scripted_verdict
@@ -99,6 +99,22 @@ async def test_the_steps_are_cache_then_log_then_repository_then_retry(
     assert log_file(tmp_path, task.id, patch_of(b"d")).read_text() == "second"
     await grade(grader, task, b"another")
     assert len(ensured) == 2
+
+
+async def test_rows_with_one_id_and_commit_share_no_verdict_unless_they_are_graded_alike(
+    task: Task,
+) -> None:
+    rows = [
+        task,
+        replace(task, grading=EvalCommand("make test", "/repo")),
+        replace(task, grading=EvalCommand("make check", "/repo")),
+        replace(task, fail_to_pass=task.fail_to_pass[:-1]),
+    ]
+    scripted = ScriptedGrader([GOOD, BROKEN, BROKEN, GOOD])
+    grader = TaskGrader(scripted, use_repository_as_is)
+    found = [(await grade(grader, row)).kind for row in [*rows, *rows]]
+    assert scripted.tasks == rows, "each is graded, and once"
+    assert found[4:] == found[:4] == [verdict.kind for verdict in scripted.verdicts]
 
 
 async def test_a_repository_that_cannot_be_made_is_infra_and_asked_for_again(task: Task) -> None:
