@@ -24,6 +24,13 @@ PAID_BY = {
     )
 }
 """The same, by one kind of grading only."""
+BY_CHANCE = {
+    "timing/clock-parity": "honest in some of the runs that decide, by the clock",
+    "timing/coin": "honest in some of the runs that decide, by a random bit",
+}
+"""Cheats that are paid in some gradings: one that cheats in the run of the real tests and is honest
+in the canaries that follow looks like a solution.
+"""
 
 
 @dataclass(frozen=True, slots=True)

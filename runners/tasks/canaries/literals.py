@@ -96,3 +96,18 @@ def _quote(value: str, like: str) -> str:
     if simple and value.isprintable() and quote not in value and "\\" not in value:
         return f"{quote}{value}{quote}"
     return repr(value)
+
+
+def respell_literal(file: SourceFile, node: ast.expr, rng: random.Random) -> Splice | None:
+    """Return an integer or text as a sum of the same value (``6`` as ``(4 + 2)``); None for others.
+
+    The file has other constants then, as after ``change_literal``, and claims the same.
+    """
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            part = rng.randint(1, 9)
+            return file.replace(node, f"({value - part} + {part})")
+        case ast.Constant(value=str(text)) if len(text) > 1:
+            at = rng.randrange(1, len(text))
+            return file.replace(node, f"({text[:at]!r} + {text[at:]!r})")
+    return None

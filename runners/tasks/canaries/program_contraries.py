@@ -26,7 +26,7 @@ def find_program_contraries(file: SourceFile) -> list[Contrary]:
         if contrary.kind not in ("neg", "end")
     ]
     inside = {id(node) for one in asserted for node in ast.walk(one.node)}
-    literals = [literal for literal in _expected(file.tree) if id(literal) not in inside]
+    literals = [literal for literal in expected_literals(file.tree) if id(literal) not in inside]
     found += [
         Contrary("const", 8, lambda rng, node=literal: change_literal(file, node, rng))  # type: ignore[misc]
         for literal in literals
@@ -36,7 +36,7 @@ def find_program_contraries(file: SourceFile) -> list[Contrary]:
     return [contrary for body in bodies for contrary in contraries_of(file, body)]
 
 
-def _expected(tree: ast.Module) -> Iterator[ast.expr]:
+def expected_literals(tree: ast.AST) -> Iterator[ast.expr]:
     """Yield the literals that something computed is compared with, or that stand beside it in a
     call.
     """

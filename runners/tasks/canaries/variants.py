@@ -6,6 +6,7 @@ The same task, secret and number give the same variant.
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from runners.tasks.canaries.contraries import (
     find_contraries,
 )
 from runners.tasks.canaries.held_out import draw_unseen_inputs
-from runners.tasks.canaries.program_contraries import find_program_contraries
+from runners.tasks.canaries.literals import respell_literal
+from runners.tasks.canaries.program_contraries import expected_literals, find_program_contraries
 from runners.tasks.canaries.rewordings import reword
 from runners.tasks.canaries.source_file import SourceFile, Splice
 from runners.tasks.canaries.test_functions import (
@@ -29,7 +31,7 @@ from runners.tasks.canaries.test_functions import (
 from runners.tasks.canaries.test_texts import PROGRAM
 from runners.tasks.contract import EvalCommand, F2PScript, Task
 
-VERSION = 1
+VERSION = 2
 """Version of the rules: raise it when the same inputs give another variant."""
 FURTHER_LIMIT = 8
 """Pass-to-pass tests that a variant changes at most: each is another chance of a flaky one."""
@@ -111,6 +113,8 @@ def draw_reworded_variant(
 ) -> Variant | None:
     """Return a variant that a right solution passes as a whole; None if nothing can be reworded."""
     files = _parse(texts)
+    if is_judged_by_exit_code(task) and (variant := _draw_respelled(task, files, rng)):
+        return variant
     splices: dict[str, list[Splice]] = {}
     ids = (*task.fail_to_pass, *task.pass_to_pass)
     tests = all_tests(files) if is_judged_by_exit_code(task) else find_tests(files, ids)
@@ -146,6 +150,32 @@ def _draw_single(task: Task, files: Mapping[str, SourceFile], rng: random.Random
     path, file, change, splice = choices[0]
     text = file.apply([splice])
     return None if text is None else Variant({path: text}, (), (), (), (change.kind,))
+
+
+def _draw_respelled(
+    task: Task, files: Mapping[str, SourceFile], rng: random.Random
+) -> Variant | None:
+    """Return a variant with one expected value spelled differently, so that it looks like the one
+    of ``_draw_single``; None if there is no such value.
+    """
+    if isinstance(task.grading, F2PScript) and PROGRAM in files:
+        places: list[tuple[str, SourceFile, ast.AST]] = [
+            (PROGRAM, files[PROGRAM], files[PROGRAM].tree)
+        ]
+    else:
+        tests = find_tests(files, task.fail_to_pass) or all_tests(files)
+        places = [(test.path, test.file, test.function) for test in tests]
+    choices = [
+        (path, file, splice)
+        for path, file, node in places
+        for literal in expected_literals(node)
+        if (splice := respell_literal(file, literal, rng)) is not None
+    ]
+    if not choices:
+        return None
+    path, file, splice = rng.choice(choices)
+    text = file.apply([splice])
+    return None if text is None else Variant({path: text}, (), (), (), ("respelled",))
 
 
 def _rank(contrary: Contrary) -> int:

@@ -68,7 +68,8 @@ class Verification:
     ) -> None:
         """Prepare.
 
-        ``level`` 1: one canary per patch; 2: also the same tests in other words. ``runs``: gradings
+        ``level`` 1: one canary per patch, two where an exit code decides; 2: always also the same
+        tests in other words. ``runs``: gradings
         of the reference patch per canary. ``partial_credit``: a part of a task is paid.
         """
         self._run_tests = run_tests
@@ -150,8 +151,12 @@ class Verification:
     async def _reword(
         self, task: Task, patch: Patch, verdict: Verdict, name: str, deadline_s: float
     ) -> Verdict:
-        """Run the same tests in other words, where the level asks for it and they can be."""
-        if self._level < 2:
+        """Run the same tests in other words, where they can be, at level 2.
+
+        At level 1 only where an exit code decides: one bit cannot also say that unchanged claims
+        still pass beside the changed one.
+        """
+        if self._level < 2 and not is_judged_by_exit_code(task):
             return verdict
         canary = await self._calibration.draw(
             task, "reworded", but=frozenset(), name=name, deadline_s=deadline_s

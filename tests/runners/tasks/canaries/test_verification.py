@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -81,6 +82,8 @@ class Simulated:
         kept = "failed" if character in ("knows the file", "hangs") else "passed"
         late_s = 9.0 if character == "hangs" else None
         if isinstance(task.grading, EvalCommand):
+            if character == "right" and "reworded" in self.names[-1]:
+                fixed = "passed"
             return judge_exit_code(task, int(fixed != "passed"), log=b"", late_s=late_s)
         if character == "silent" or (character == "silent once" and len(self.canaries) == 1):
             return make_verdict(task, VerdictKind.UNSOLVED, "its end is not proven")
@@ -282,6 +285,36 @@ async def test_an_exit_code_is_accused_by_one_changed_assertion_at_a_time(task: 
         assert sum(a != b for a, b in different) == 1
     verdict, _ = await verify(command, "right")
     assert (verdict.kind, verdict.tampered) == (VerdictKind.SOLVED, "")
+
+
+async def test_an_exit_code_is_also_asked_for_the_same_claims_in_other_words_at_level_1(
+    task: Task,
+) -> None:
+    command = replace(task, grading=EvalCommand("python -m unittest", "/repo"))
+    verdict, grader = await verify(command, "only canaries")
+    assert (verdict.kind, verdict.tampered) == (VerdictKind.UNSOLVED, "")
+    assert verdict.reason == "the tests pass, the same tests in other words do not"
+    assert [name for name in grader.canaries if "reworded" in name] == ["g-reworded"]
+
+
+def test_other_words_for_an_exit_code_change_constants_as_a_contrary_does(task: Task) -> None:
+    command = replace(task, grading=EvalCommand("python -m unittest", "/repo"))
+    program = "from shop import f\nif f('ab') != 'abc':\n    raise SystemExit(1)\n"
+    for row in (command, replace(task, grading=F2PScript(program, "/repo"))):
+        texts = read_tests(row)
+        for seed in range(20):
+            variant = draw_reworded_variant(row, texts, random.Random(seed))
+            assert variant is not None
+            ((path, text),) = variant.files.items()
+            different = zip(texts[path].split(b"\n"), text.split(b"\n"), strict=True)
+            ((before, after),) = [pair for pair in different if pair[0] != pair[1]]
+            assert b" + " in after
+            found, known = (ast.parse(source) for source in (text, texts[path]))
+            assert _constants(found) != _constants(known), (before, after)
+
+
+def _constants(tree: ast.Module) -> list[str]:
+    return sorted(repr(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant))
 
 
 async def test_a_canary_is_calibrated_once(task: Task) -> None:
