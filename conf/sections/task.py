@@ -72,7 +72,8 @@ class JsonlTaskConfig(Section):
     """
     canaries: Literal[0, 1, 2]
     """Check solved patches with canaries: changed copies of the tests, which a right solution must
-    fail. 0: off; 1: one per solved patch; 2: also the same tests in other words.
+    fail. 0: off; 1: one per solved patch, and where an exit code decides also the same tests in
+    other words; 2: always both.
     """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 import socket
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from runners.sandboxes.contract import CommandResult
+from runners.sandboxes.local.isolation import ETC
 from runners.sandboxes.local.sandbox import LocalSandbox
 from tests.runners.sandboxes.conftest import Opener
 
@@ -41,6 +43,32 @@ async def test_only_the_workspace_and_tmp_can_be_written(opened: Opener, tmp_pat
         result = await sh(sandbox, f"{tries} echo > /tmp/x && echo > x && ls {tmp_path} || true")
         assert result.stdout == b""
         assert b"No such file" in result.stderr
+
+
+async def test_of_the_host_only_programs_and_a_few_files_of_etc_can_be_read(
+    opened: Opener, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("of the host")
+    prefix = Path(sys.base_prefix).resolve()
+    absent = (
+        *("/root", "/home", "/var", "/srv", "/mnt", "/run", "/boot", "/sys", "/etc/shadow"),
+        *("/etc/gshadow", "/etc/sudoers", "/etc/ssl/private", "/etc/ssh", "/etc/machine-id"),
+        *(str(Path(__file__)), str(Path.home()), str(tmp_path / "secret"), "/proc/1/root/root"),
+    )
+    tries = "".join(
+        f"[ -e {shlex.quote(path)} ] && echo {shlex.quote(path)};"
+        for path in absent
+        if not prefix.is_relative_to(path)
+    )
+    top = {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "dev", "proc", "tmp"}
+    top |= {"workspace", "opt", *prefix.parts[1:2]}
+    async with opened() as sandbox:
+        result = await sh(sandbox, f"{tries} ls / >&2; ls /etc; cat /etc/passwd; ls /opt")
+    etc = {*ETC, "passwd", "group", "hosts", "agent:x:1000:1000::/tmp:/bin/bash", "agentrl"}
+    if prefix.is_relative_to("/opt"):
+        etc.add(prefix.parts[2])
+    assert {*result.stdout.decode().split("\n")} <= {*etc, ""}
+    assert {*result.stderr.decode().split()} <= top
 
 
 async def test_kernel_settings_of_the_host_cannot_be_opened_for_writing(opened: Opener) -> None:
