@@ -311,8 +311,8 @@ async def test_a_session_has_one_text_at_work_and_another_session_does_not_wait_
         texts = Texts(work, limits, pool)
         request = request_of(LONG)
         await asyncio.gather(texts.render("a", request), texts.render("b", request))
-        pids = pool.pids
-        assert len(pids) == 2
+        while len(pids := pool.pids) < 2:  # one may have done both while the other started
+            await asyncio.sleep(0.02)
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         attacks = [asyncio.create_task(texts.render("attacker", request)) for _ in range(5)]
