@@ -25,6 +25,7 @@ from runners.engines.server_check import (
     CheckResult,
     EngineServers,
     check_each,
+    no_answer,
     require_checks,
     run_check,
 )
@@ -170,10 +171,7 @@ async def check_answers(servers: EngineServers) -> str:
         try:
             await engine.check_health()
         except EngineError as error:
-            raise CheckFailed(
-                f"{error}. Start the server that {key} names, or set {key} to the address of one "
-                "that runs"
-            ) from error
+            raise no_answer(error, key) from error
     return ", ".join(engine.name for engine in servers.entry_points)
 
 

@@ -31,6 +31,13 @@ class CheckFailed(Exception):
     """A check failed; the text says what is wrong and how to fix it."""
 
 
+def no_answer(error: EngineError, key: str = "engine.url") -> CheckFailed:
+    """Return the failure of ``ANSWERS`` of the server that a key names, with the fix."""
+    return CheckFailed(
+        f"{error}. Start the server that {key} names, or set {key} to the address of one that runs"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """One check and its result."""

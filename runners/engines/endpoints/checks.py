@@ -12,6 +12,7 @@ from runners.engines.server_check import (
     ANSWERS,
     CheckFailed,
     CheckResult,
+    no_answer,
     run_check,
 )
 
@@ -58,10 +59,7 @@ async def _check_answers(engine: EndpointEngine) -> str:
         await engine.list_models()
     except EngineError as error:
         if error.status is None:  # any other answer is one
-            raise CheckFailed(
-                f"{error}. Start the server that engine.url names, or set engine.url to the "
-                "address of one that runs"
-            ) from error
+            raise no_answer(error) from error
     return engine.name
 
 

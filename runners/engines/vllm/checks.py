@@ -13,6 +13,7 @@ from runners.engines.server_check import (
     REQUEST_DEADLINE_S,
     CheckFailed,
     CheckResult,
+    no_answer,
     run_check,
 )
 from runners.engines.vllm.client import VllmEngine
@@ -46,10 +47,7 @@ async def _check_answers(engine: VllmEngine) -> str:
     try:
         await engine.check_health()
     except EngineError as error:
-        raise CheckFailed(
-            f"{error}. Start the server that engine.url names, or set engine.url to the address "
-            "of one that runs"
-        ) from error
+        raise no_answer(error) from error
     return engine.name
 
 
