@@ -1,25 +1,31 @@
 """Turn overrides into a checked ``Config``, or report every fault at once.
 
-Hydra's grammar reads the overrides, pydantic validates the result. Values from any source (the
-command line, a stored configuration) become overrides first, so that there is only this one path.
+Hydra composes the YAML files, pydantic validates the result. Values from any source (the command
+line, a stored configuration) become overrides first, so that there is only this one path.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
 from conf import grammar
 from conf.annotated_yaml import annotate
-from conf.error_messages import explain_errors
+from conf.error_messages import explain_errors, missing_value
 from conf.errors import ConfigError
 from conf.fault_plan import load_fault_plan
 from conf.keys import (
+    CONF_DIR,
     RETIRED,
     choice_content,
     default_choices,
@@ -27,13 +33,14 @@ from conf.keys import (
     groups,
     lookup,
     root_content,
+    to_dict,
     unknown_choice,
     unknown_key,
 )
-from conf.layers import imply_choices, layer_values
+from conf.layers import OTHER_SECTIONS, imply_choices, layer_values
 from conf.origins import find_yaml_origins, overridden_keys
+from conf.resolvers import register_resolvers
 from conf.schema import Config
-from conf.tree import apply_override, copy_tree, resolve, set_value
 
 
 def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> Config:
@@ -75,14 +82,12 @@ def compose_with_origins(
         for o in stored + given
         if o.key_or_group not in groups() and _check_key(o, defaults, faults)
     ]
-    composed = copy_tree(defaults)
-    for override in values:
-        apply_override(composed, override)
+    wanted = [f"{group}={choice}" for group, (choice, _) in implied.items()]
+    lines = [*wanted, *(str(o.input_line) for o in explicit + values)]
+    composed = _compose_with_hydra(lines, faults)
     set_by_user = set(overridden_keys(values))
-    for key, value, _ in layers:
-        if key not in set_by_user:
-            set_value(composed, key, value)
-    tree, unresolved = resolve(composed)
+    _set_layers(composed, layers, set_by_user)
+    tree, unresolved = _resolve(composed)
     faults += unresolved.values()
     tree["faults"] = load_fault_plan(tree["faults"], faults)
     following = {key for key, value in flatten(defaults) if "${" in str(value)} - set_by_user
@@ -132,6 +137,36 @@ def _load_defaults(choices: Mapping[str, str]) -> dict[str, Any]:
     tree = root_content()
     tree.pop("defaults")
     return {group: choice_content(group, choice) for group, choice in choices.items()} | tree
+
+
+def _compose_with_hydra(lines: list[str], faults: list[str]) -> DictConfig:
+    """Compose with Hydra; if it refuses, add its reason to ``faults`` and compose the defaults.
+
+    The defaults let the later checks run, so that the user sees all faults at once.
+    """
+    register_resolvers()
+    with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
+        try:
+            tree = hydra_compose("config", overrides=lines)
+        except (HydraException, OmegaConfBaseException) as error:
+            faults.append(" ".join(str(error).split()))
+            tree = hydra_compose("config")
+    with open_dict(tree):
+        for group in groups():
+            if isinstance(section := tree.get(group), DictConfig):
+                section.pop(OTHER_SECTIONS, None)
+    return tree
+
+
+def _set_layers(tree: DictConfig, layers: list[tuple[str, Any, str]], overridden: set[str]) -> None:
+    """Set what choices bring for other sections, beneath the user's own values.
+
+    Not as lines for Hydra: its grammar takes milliseconds for each.
+    """
+    for key, value, _ in layers:
+        if key not in overridden:
+            with suppress(OmegaConfBaseException):  # after a fault, another choice may be there
+                OmegaConf.update(tree, key, value)
 
 
 def _check_choice(override: Override, faults: list[str]) -> bool:
@@ -195,6 +230,21 @@ def _sweep_fault(override: Override) -> str:
         f"{override.input_line} is a sweep, which only `agentrl run` takes: give one value, or "
         f"quote it if it is one, '{override.key_or_group}=\"…\"' in the shell"
     )
+
+
+def _resolve(tree: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the plain tree, and by key the faults of missing values and failed interpolations."""
+    faults: dict[str, str] = {}
+    for key, _ in flatten(to_dict(tree)):
+        try:
+            OmegaConf.select(tree, key, throw_on_missing=True)
+        except MissingMandatoryValue:
+            faults[key] = missing_value(key)
+        except OmegaConfBaseException as error:
+            faults[key] = f"{key}: {str(error).splitlines()[0]}"
+    for key in faults:
+        OmegaConf.update(tree, key, None)
+    return to_dict(tree, resolve=True), faults
 
 
 def _validate(

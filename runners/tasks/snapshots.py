@@ -34,12 +34,16 @@ COMMIT = f"""\
 set -e
 {GIT} add --update
 git ls-files --others --exclude-standard > {KNOWN}.now
-grep -vxFf {KNOWN} {KNOWN}.now | {GIT} update-index --add --stdin || true
+if [ -s {KNOWN} ]; then grep -vxFf {KNOWN} {KNOWN}.now; else cat {KNOWN}.now; fi |
+    {GIT} update-index --add --stdin
 tree=$(git write-tree)
 git update-ref {{ref}} "$(git commit-tree "$tree" -m snapshot </dev/null)"
 """
-"""Names that need quotes are quoted in both lists, and unquoted by ``update-index``."""
-PACK = f"git bundle create --quiet {BUNDLE} {{refs}}"
+"""Names that need quotes are quoted in both lists, and unquoted by ``update-index``. BusyBox's grep
+takes an empty file of patterns for one that is in every line.
+"""
+PACK = f"git bundle create {BUNDLE} {{refs}}"
+"""Without ``--quiet``, which git has since 2.25: images often have an older one."""
 
 
 async def begin_snapshots(sandbox: Sandbox) -> None:
