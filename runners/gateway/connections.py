@@ -23,8 +23,8 @@ MAX_UNKNOWN = 256
 """Connections without an owner at once."""
 
 UNKNOWN_LINES = 400
-"""A second, and at once, of a connection whose owner is not known: headers, and the first bytes of
-a body.
+"""A second, and at once, of a connection on which no valid key has come yet: headers, and the first
+bytes of a body.
 """
 
 HEADER_BYTES = 64 << 10
@@ -74,19 +74,18 @@ class ClientConnection(web.RequestHandler):
         self._table = table
         self._listener_owner = owner
         self._owner: SessionBudget | None = None
-        self._lines = LineBudget(UNKNOWN_LINES)
-        """Until it has an owner, and the admin's."""
+        self._lines: LineBudget | None = LineBudget(UNKNOWN_LINES)
+        """Its own until it has an owner; None: it is the admin's, who may send any number."""
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``; ends a connection that sends too many lines, before they are
         parsed.
         """
-        owner = self._owner
-        if (owner.lines if owner else self._lines).take(data):
+        if self._lines is None or self._lines.take(data):
             super().data_received(data)
             return
-        if owner is not None:
-            owner.over_limit += 1
+        if self._owner is not None:
+            self._owner.over_limit += 1
         self.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -112,7 +111,9 @@ class ClientConnection(web.RequestHandler):
         """Let it stay open: a request on it has brought the key of a session, or the admin's
         (None). Raises OverLimit if the session has as many as it may have.
         """
-        if owner is not None and owner is not self._owner:
+        if owner is None:
+            self._lines = None
+        elif owner is not self._owner:
             self._set_owner(owner)
         self._table.remove(self)
 
@@ -125,7 +126,7 @@ class ClientConnection(web.RequestHandler):
         owner.add_connection()
         if self._owner is not None:
             self._owner.remove_connection()
-        self._owner = owner
+        self._owner, self._lines = owner, owner.lines
 
 
 class ClientServer(web.Server):

@@ -94,13 +94,11 @@ def find_workdir(text: str) -> str | None:
 
 
 def is_plain_image(image: str) -> bool:
-    """Return whether an image has nothing but programs, such as ``python:3.12-slim``."""
-    name = image.partition("@")[0]
-    last = name.rpartition("/")
-    repository = last[2].partition(":")[0]
-    return (
-        last[0] in ("", "library", "docker.io", "docker.io/library") and repository in PLAIN_IMAGES
-    )
+    """Return whether an image has nothing but programs, such as ``python:3.12-slim``; a registry
+    may be named before ``library/``.
+    """
+    place, _, last = image.partition("@")[0].rpartition("/")
+    return place.rpartition("/")[2] in ("", "library") and last.partition(":")[0] in PLAIN_IMAGES
 
 
 def plan_layout(text: str) -> FileLayout:

@@ -8,6 +8,7 @@ of the reference patch. Its reward is 1 if every deciding test passes, else 0.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -127,7 +128,9 @@ def write_task(task: Task, place: Path, owner: str) -> None:
         (place / "solution").rmdir()
     name = f"{owner}/{make_safe_id(task.id)}"
     facts = {"name": name, "kind": task.kind, "split": task.split, "id": task.id}
-    quoted = {key: json.dumps(value) for key, value in {**facts, "workdir": workdir}.items()}
+    facts["workdir"] = workdir
+    # TOML has JSON's strings, but for characters as two surrogates.
+    quoted = {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()}
     (place / "task.toml").write_text(TOML.format(**quoted))
     problem = task.problem_statement.rstrip()
     (place / "instruction.md").write_text(INSTRUCTION.format(problem=problem, workdir=workdir))
@@ -221,9 +224,9 @@ def _write_solution(task: Task, solution: Path, workdir: str, tree: Path) -> Non
             _copy(tree, solution / "files", path)
         else:
             removed.append(path)
-    removals = "".join(f"rm -f {json.dumps(f'{workdir}/{path}')}\n" for path in removed)
+    removals = "".join(f"rm -f {shlex.quote(f'{workdir}/{path}')}\n" for path in removed)
     script = solution / "solve.sh"
-    script.write_text(SOLVE.format(removals=removals, workdir=workdir))
+    script.write_text(SOLVE.format(removals=removals, workdir=shlex.quote(workdir)))
     script.chmod(0o755)
 
 

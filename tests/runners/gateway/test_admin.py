@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from runners.gateway.client import GatewayAdmin, GatewayError
+from runners.gateway.connections import UNKNOWN_LINES
 from runners.gateway.session import Session
 from runners.store.run_store import RunStore
 from runners.trajectory.counters import STORED_COUNTERS
@@ -46,6 +47,21 @@ async def test_a_session_is_created_used_finished_and_deleted(
 async def test_every_session_has_its_own_key(gateway: Gateway) -> None:
     keys = {(await gateway.admin.create_session())[1] for _ in range(20)}
     assert len(keys) == 20
+
+
+async def test_a_connection_of_the_admin_carries_any_number_of_lines(gateway: Gateway) -> None:
+    name, _ = await gateway.admin.create_session()
+    key = f"authorization: Bearer {gateway.admin_key}\r\n"
+    request = f"GET /admin/sessions/{name} HTTP/1.1\r\nhost: x\r\n{key}\r\n".encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+    for count in (1, UNKNOWN_LINES):
+        writer.write(request * count)
+        answers = b""
+        while answers.count(b"HTTP/1.1 200 OK") < count:
+            part = await reader.read(1 << 16)
+            assert part, "the gateway has ended the connection"
+            answers += part
+    writer.close()
 
 
 async def test_a_session_id_can_be_used_once(gateway: Gateway) -> None:

@@ -139,15 +139,17 @@ async def test_a_task_that_an_exit_code_decides_is_written(
 
 def test_a_reference_patch_that_removes_and_adds_files_becomes_a_script(tmp_path: Path) -> None:
     gold = (
-        "diff --git a/script.sh b/script.sh\ndeleted file mode 100644\n--- a/script.sh\n"
+        "diff --git a/$(id).sh b/$(id).sh\ndeleted file mode 100644\n--- a/$(id).sh\n"
         "+++ /dev/null\n@@ -1 +0,0 @@\n-echo\n"
         "diff --git a/calc/new.py b/calc/new.py\nnew file mode 100644\n--- /dev/null\n"
         "+++ b/calc/new.py\n@@ -0,0 +1 @@\n+x = 1\n"
     )
-    task = replace(make_task(tmp_path / "task"), gold_patch=gold)
+    task = replace(make_task(tmp_path / "task"), gold_patch=gold, kind='\U0001f41b "')
+    (task.repo / "$(id).sh").write_text("echo\n")
     write_suite([task], tmp_path / "suite")
+    assert read_directory(tmp_path / "suite" / "add").config.metadata["category"] == task.kind
     solution = tmp_path / "suite" / "add" / "solution"
-    assert 'rm -f "/testbed/script.sh"' in (solution / "solve.sh").read_text()
+    assert "rm -f '/testbed/$(id).sh'" in (solution / "solve.sh").read_text()
     assert (solution / "files" / "calc" / "new.py").read_text() == "x = 1\n"
 
 
