@@ -12,8 +12,8 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from typing import Any
 
 from conf.sections.gateway import GatewayLimitsConfig
@@ -49,7 +49,8 @@ from runners.gateway.texts import Texts
 from runners.gateway.tokenizer import ParsedResponse
 from runners.gateway.turn_log import AsyncTurnLog
 from runners.gateway.turn_record import count_added, make_turn
-from runners.trajectory.record import MAIN_THREAD, Turn
+from runners.gateway.turn_seeds import SeedPlace, TurnSeeds
+from runners.trajectory.record import Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
 
 MAX_IGNORED = 100
@@ -94,7 +95,7 @@ class Session:
         self._max_turns = max_turns
         self._started = 0
         """Turns taken or in flight."""
-        self._seed = seed
+        self._seeds = None if seed is None else TurnSeeds(seed)
         self._branches = self._make_branches()
         self._prompt_tokens: list[int] = []
         """By turn."""
@@ -107,7 +108,7 @@ class Session:
         self._turns_of: Counter[str] = Counter()
         """Turns taken, by thread as the requests name it."""
         self._locks: dict[str, asyncio.Lock] = {}
-        """By thread, in order of appearance."""
+        """By thread."""
         self._storing = asyncio.Lock()
         self._routing = RoutingCapture(services.routing)
 
@@ -159,7 +160,6 @@ class Session:
             raise Refused(RefusalKind.FORBIDDEN, f"{TURNS_SPENT}: {self._max_turns} of them")
         self._check_history(prepared)
         thread = request.attribution.thread
-        # at once, because a turn's seed depends on the order in which the threads came
         self._locks.setdefault(thread, asyncio.Lock())
         turn = InFlightTurn(builder.new_message_id())
         # A task of its own, not the HTTP handler's: it must outlive a client that disconnects after
@@ -271,26 +271,38 @@ class Session:
         async with self._locks[thread]:
             if taken != self._turns_of[thread]:  # another turn came in between
                 place = await self._find_placement(prepared)
-            started_at = time.time()
-            generation = await self._generate(prepared.request, place)
-            turn.sampled = True
-            parsed, retokenizes = await self._parse(prepared.request, place.prompt, generation)
-            answer = read_answer(parsed, generation, builder.CALL_ID_PREFIX)
-            response = builder.build_response(answer, prepared.request, turn.message_id)
-            # One at a time: index and segment are those of the next turn, and they are taken only
-            # when the turn is durable.
-            async with self._storing:
-                total_s = time.perf_counter() - arrived
-                record = self._make_record(
-                    prepared.request, place, generation, answer, started_at, total_s
-                )
-                routing = self._capture_routing(record, place.prompt, generation)
-                # Durable before answered: whoever waits gets ``response`` only after this. If it
-                # fails, the branches do not have the turn either, and the client gets an error.
-                await self._services.turn_log.add_turn(record, routing)
-                self._add_turn(record, place, prepared, answer, response)
-                self.counters.retokenization_mismatches += not retokenizes
-            return response
+            with self._reserve_seed(place) as seed:
+                return await self._take_turn(turn, prepared, builder, place, seed, arrived)
+
+    async def _take_turn(
+        self,
+        turn: InFlightTurn,
+        prepared: PreparedRequest,
+        builder: ResponseBuilder,
+        place: Placement,
+        seed: SeedPlace | None,
+        arrived: float,
+    ) -> dict[str, Any]:
+        request, started_at = prepared.request, time.time()
+        generation = await self._generate(request, place, seed.seed if seed else None)
+        turn.sampled = True
+        parsed, retokenizes = await self._parse(request, place.prompt, generation)
+        answer = read_answer(parsed, generation, builder.CALL_ID_PREFIX)
+        response = builder.build_response(answer, request, turn.message_id)
+        # One at a time: index and segment are those of the next turn, and they are taken only when
+        # the turn is durable.
+        async with self._storing:
+            total_s = time.perf_counter() - arrived
+            record = self._make_record(request, place, generation, answer, started_at, total_s)
+            routing = self._capture_routing(record, place.prompt, generation)
+            # Durable before answered: whoever waits gets ``response`` only after this. If it
+            # fails, the branches do not have the turn either, and the client gets an error.
+            await self._services.turn_log.add_turn(record, routing)
+            self._add_turn(record, place, prepared, answer, response)
+            if self._seeds and seed:
+                self._seeds.add_turn(seed)
+            self.counters.retokenization_mismatches += not retokenizes
+        return response
 
     def _make_record(
         self,
@@ -313,7 +325,9 @@ class Session:
             total_s=total_s,
         )
 
-    async def _generate(self, request: TurnRequest, place: Placement) -> Generation:
+    async def _generate(
+        self, request: TurnRequest, place: Placement, seed: int | None
+    ) -> Generation:
         """Sample; raises Refused unless the engine returns a whole generation."""
         services, prompt, texts = self._services, place.prompt, self._services.texts
         rid = f"{self.id}:{place.branch}:{uuid.uuid4().hex}"  # names the session in engine logs
@@ -328,7 +342,7 @@ class Session:
             top_k=self._sampling.top_k,
             stop=request.stop,
             stop_token_ids=texts.stop_token_ids(),
-            sampling_seed=self._turn_seed(request.attribution.thread),
+            sampling_seed=seed,
             routing_start=self._routing.first_missing_row(
                 place.parent.node.index if place.parent else None
             ),
@@ -345,19 +359,12 @@ class Session:
             self.counters.aborted += 1
             raise
 
-    def _turn_seed(self, thread: str) -> int | None:
-        """Return the seed of a thread's next turn: 31 bits, as every engine takes them.
-
-        It depends on the session's seed, the thread's place among the threads by first request, and
-        the turns that the thread has taken. So the retry of a turn that was never taken samples the
-        same again, and the interleaving of threads after their first requests changes nothing.
-        """
-        if self._seed is None:
-            return None
-        number = 0 if thread == MAIN_THREAD else 1 + list(self._locks).index(thread)
-        name = f"{self._seed}:{number}:{self._turns_of[thread]}"
-        digest = blake2b(name.encode(), digest_size=4).digest()
-        return int.from_bytes(digest) >> 1
+    def _reserve_seed(self, place: Placement) -> AbstractContextManager[SeedPlace | None]:
+        if self._seeds is None:
+            return nullcontext()
+        parent = place.parent.node.index if place.parent else None
+        known = 0 if parent is None else self._prompt_tokens[parent]
+        return self._seeds.reserve(parent, place.prompt[known:])
 
     async def _parse(
         self, request: TurnRequest, prompt: list[int], generation: Generation

@@ -38,7 +38,7 @@ async def gateway(
 async def impatient_gateway(
     engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
 ) -> AsyncIterator[Gateway]:
-    """Serve a gateway whose turns have 0.15 seconds."""
+    """Serve a gateway whose turns have half a second."""
     run_dir = tmp_path / "run"
-    async with running_gateway(engine.url, tokenizer_dir, run_dir, turn_s=0.15) as gateway:
+    async with running_gateway(engine.url, tokenizer_dir, run_dir, turn_s=0.5) as gateway:
         yield gateway
