@@ -183,7 +183,7 @@ def test_a_rayjob_is_submitted_followed_and_replaced_after_its_end(
         f"{cluster.root}/runs/agentrl\n",
         1,
     )
-    (cluster.root / "fake" / "rayjob").write_text("2 Running RUNNING\n")
+    (cluster.root / "fake" / "rayjob").write_text("running\nrunning\nComplete SUCCEEDED\n")
     again = agentrl("run", *asked)
     assert again.code == 0
     assert "following RayJob agentrl, which is running" in said(again)

@@ -209,12 +209,29 @@ def test_the_job_of_a_killed_launch_is_followed(cluster: Cluster) -> None:
     assert set(cluster.said("ended")) == set(HOSTS)
 
 
-def test_an_api_server_that_does_not_answer_starts_no_rayjob(cluster: Cluster) -> None:
-    (cluster.root / "fake" / "apiserver_gone").touch()
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [
+        ("apiserver_gone", "The connection to the server 127.0.0.1:6443 was refused"),
+        ("no_kuberay", 'the server doesn\'t have a resource type "rayjob"'),
+    ],
+)
+def test_a_cluster_that_cannot_tell_of_rayjobs_gets_none(
+    cluster: Cluster, missing: str, reason: str
+) -> None:
+    (cluster.root / "fake" / missing).touch()
     done = cluster.start(cluster.write("kubernetes"))
     assert done.returncode == 4
     assert "kubectl cannot ask for RayJob agentrl" in done.stderr
+    assert reason in done.stderr
     assert not cluster.calls("kubectl --namespace default apply")
+
+
+def test_a_rayjob_that_is_refused_ends_with_the_reason(cluster: Cluster) -> None:
+    done = cluster.start(cluster.write("kubernetes"), FAKE_REFUSED="yes")
+    assert done.returncode == 4
+    assert "spec.entrypoint: Required value" in done.stderr
+    assert "kubectl did not accept the RayJob" in done.stderr
 
 
 @pytest.mark.parametrize(
