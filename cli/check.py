@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from runners.engines.server_check import CheckResult
     from runners.preflight.agent_turn import AgentTurn
     from runners.tasks.datasets import DatasetReport
+
+Reports = Mapping[str, "DatasetReport"]
+"""Reports on the sets of tasks, by their section."""
+SET_NAMES = {"task": "tasks", "eval_task": "evaluation tasks"}
 
 EXAMPLES = examples(
     "agentrl check",
@@ -62,7 +67,7 @@ def check(
     from launch.plan import plan_job
     from launch.preflight import find_problems
     from launch.requirements import warn_of_unmet
-    from runners.tasks.datasets import check_dataset
+    from runners.tasks.task_sets import check_sets
 
     benchmark, lines = split_command(overrides or [])
     jobs = new_jobs(lines, config, kind="check")
@@ -81,33 +86,34 @@ def check(
     ]
     problems += warn_of_unmet()
     refuse_start(problems, errors)
-    tasks = None if on_cluster else check_dataset(jobs[0].config.task)
-    _warn_about_canaries(jobs[0].config, tasks)
+    sets = {} if on_cluster else check_sets(jobs[0].config, make_builtin=True)
+    _warn_about_canaries(jobs[0].config, sets)
     if gold or on_cluster:  # the nodes of a job let its agent take a turn themselves
-        _show_tasks_only(tasks, problems, as_json=as_json)
+        _show_tasks_only(sets, problems, as_json=as_json)
         return
     for number, each in enumerate(_distinct([job.config for job in jobs])):
         engine, found = _take_turn(each, show_engine=not as_json)
         _warn_about_length(each, found)
         if as_json and not number:
-            document = _document(each, problems, found, tasks, engine)
+            document = _document(each, problems, found, sets, engine)
         elif not as_json:
-            _show(each, found, tasks)
+            _show(each, found, sets)
     if as_json:
         print_json(document)
 
 
-def _warn_about_canaries(config: Config, tasks: DatasetReport | None) -> None:
+def _warn_about_canaries(config: Config, sets: Reports) -> None:
     """Name the number of tasks on which solved patches will stay unverified."""
     from runners.tasks.canaries.coverage import count_uncheckable
 
-    if tasks is None or not config.task.canaries:
-        return
-    for reason, number in count_uncheckable(tasks.tasks).items():
-        report_warning(
-            f"{number} of {len(tasks.tasks)} tasks are {reason}: no canary can check their solved "
-            "patches (report.json: unverified); see docs/security.md"
-        )
+    for key, report in sets.items():
+        if not getattr(config, key).canaries:
+            continue
+        for reason, number in count_uncheckable(report.tasks).items():
+            report_warning(
+                f"{number} of {len(report.tasks)} tasks of {key} are {reason}: no canary can check "
+                "their solved patches (report.json: unverified); see docs/security.md"
+            )
 
 
 def _install(jobs: list[Job]) -> list[AgentrlError]:
@@ -164,19 +170,24 @@ def _warn_about_length(config: Config, found: AgentTurn) -> None:
         )
 
 
-def _show_tasks_only(
-    tasks: DatasetReport | None, problems: list[Problem], *, as_json: bool
-) -> None:
+def _show_tasks_only(sets: Reports, problems: list[Problem], *, as_json: bool) -> None:
     if as_json:
         found = [{"fatal": p.fatal, "message": p.message} for p in problems]
-        print_json({"tasks": _describe_tasks(tasks), "problems": found, "exit_code": 0})
+        print_json({**_describe_sets(sets), "problems": found, "exit_code": 0})
+    elif not sets:
+        stdout().print("tasks not read here")
     else:
-        stdout().print("tasks", _count_tasks(tasks) if tasks is not None else "not read here")
+        for key, tasks in sets.items():
+            stdout().print(SET_NAMES[key], _count_tasks(tasks))
 
 
-def _describe_tasks(tasks: DatasetReport | None) -> dict[str, Any] | None:
-    if tasks is None:
-        return None
+def _describe_sets(sets: Reports) -> dict[str, Any]:
+    """Return the fields ``tasks`` and ``eval_tasks``, null for a set that was not read."""
+    found = {key: _describe_tasks(tasks) for key, tasks in sets.items()}
+    return {"tasks": found.get("task"), "eval_tasks": found.get("eval_task")}
+
+
+def _describe_tasks(tasks: DatasetReport) -> dict[str, Any]:
     return {
         "path": tasks.path,
         "number": len(tasks.tasks),
@@ -194,12 +205,12 @@ def _document(
     config: Config,
     problems: list[Problem],
     found: AgentTurn,
-    tasks: DatasetReport | None,
+    sets: Reports,
     engine: list[CheckResult],
 ) -> dict[str, Any]:
     return {
         "engine": {f.name: {"ok": f.ok, "detail": f.detail} for f in engine},
-        "tasks": _describe_tasks(tasks),
+        **_describe_sets(sets),
         "harness": {"kind": config.harness.kind, **found.result.facts},
         "turns": found.turns,
         "prompt_tokens": found.prompt_tokens,
@@ -220,14 +231,14 @@ def _show_engine(results: list[CheckResult]) -> None:
         stdout().print(line, markup=False, soft_wrap=True)
 
 
-def _show(config: Config, found: AgentTurn, tasks: DatasetReport | None) -> None:
+def _show(config: Config, found: AgentTurn, sets: Reports) -> None:
     from rich.table import Table
 
     from conf.sections.moe import MoeModel
 
     table = Table.grid(padding=(0, 2))
-    if tasks is not None:
-        table.add_row("tasks", _count_tasks(tasks))
+    for key, tasks in sets.items():
+        table.add_row(SET_NAMES[key], _count_tasks(tasks))
     if isinstance(config.model, MoeModel) and config.model.path is not None:
         table.add_row("checkpoint", f"its config.json agrees with model={config.model.kind}")
     version = found.result.facts.get("version")

@@ -132,7 +132,7 @@ def resumed_job(
     Raises ConfigError, JobError or StoreError.
     """
     from runners.campaign.resumption import check_resumable
-    from runners.runtime.dataset_check import check_dataset
+    from runners.runtime.dataset_check import check_datasets
     from runners.store.run_store import RunStore
 
     if benchmark is None and (on_cluster := cluster_config(run_dir)) is not None:
@@ -152,7 +152,7 @@ def resumed_job(
         )
     config = resume_config(stored, overrides)
     with RunStore.open(run_dir, read_only=True) as store:
-        check_dataset(store, config)
+        check_datasets(store, config)
         store.verify_arrays() if benchmark else check_resumable(store, rewind=rewind)
     return Job(config, run_dir, "", resume=True, rewind=rewind)
 

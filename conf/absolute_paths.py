@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from conf.schema import Config
 
-FILES_OR_NAMES = frozenset({("task", "path")})
+FILES_OR_NAMES = frozenset({("task", "path"), ("eval_task", "path")})
 """Texts that are a file if there is one, and else a name on a hub."""
 
 

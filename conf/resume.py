@@ -24,6 +24,7 @@ CHANGEABLE = (
     "engine.threads",
     "engine.url",
     "engine.workers",
+    "eval_task.repositories",
     "executor.",
     "faults.",
     "gateway.",

@@ -29,6 +29,8 @@ from conf.sections.sandbox import E2bSandboxConfig, LocalSandboxConfig, SandboxC
 from conf.sections.scenario import CompactScenarioConfig, MixedScenarioConfig, ScenarioConfig
 from conf.sections.task import (
     BugfixTaskConfig,
+    EvalTaskConfig,
+    HeldOutEvalTaskConfig,
     JsonlTaskConfig,
     RewardConfig,
     SwebenchTaskConfig,
@@ -49,12 +51,6 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iterator[Rule]:
     """Yield the rules of a step: there are enough tasks, and its groups can be trained."""
-    if not isinstance(task, SwebenchTaskConfig):
-        yield (
-            run.eval_tasks > task.held_out_tasks,
-            f"run.eval_tasks={run.eval_tasks} is more than task.held_out_tasks="
-            f"{task.held_out_tasks}: raise task.held_out_tasks or lower run.eval_tasks",
-        )
     if isinstance(task, BugfixTaskConfig):
         yield (
             run.steps > 0 and run.tasks_per_step > task.train_tasks,
@@ -72,6 +68,22 @@ def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iter
         f"trainer.minibatches={trainer.minibatches} is more than the rollouts of a step "
         f"(run.tasks_per_step × run.rollouts_per_task = {run.tasks_per_step * group}): "
         "lower trainer.minibatches",
+    )
+
+
+def evaluation_rules(run: RunConfig, task: TaskConfig, eval_task: EvalTaskConfig) -> Iterator[Rule]:
+    """Yield the rules of evaluations: there are tasks for them, and an evaluation set has a use."""
+    own_set = not isinstance(eval_task, HeldOutEvalTaskConfig)
+    if not own_set and not isinstance(task, SwebenchTaskConfig):
+        yield (
+            run.eval_tasks > task.held_out_tasks,
+            f"run.eval_tasks={run.eval_tasks} is more than task.held_out_tasks="
+            f"{task.held_out_tasks}: raise task.held_out_tasks or lower run.eval_tasks",
+        )
+    yield (
+        own_set and not run.eval_tasks,
+        f"run.eval_tasks=0, and eval_task={eval_task.kind} would never be measured: set "
+        "run.eval_tasks to the number of its tasks, or drop eval_task",
     )
 
 

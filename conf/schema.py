@@ -24,7 +24,7 @@ from conf.sections.run import EvalConfig, ObserveConfig, RunConfig, SamplingConf
 from conf.sections.sandbox import SandboxConfig
 from conf.sections.scenario import ScenarioConfig
 from conf.sections.section import Section
-from conf.sections.task import RewardConfig, TaskConfig
+from conf.sections.task import EvalTaskConfig, RewardConfig, TaskConfig
 from conf.sections.training import FanoutConfig, RoutingReplayConfig, TrainerConfig
 
 
@@ -41,6 +41,7 @@ class Config(Section):
     sandbox: SandboxConfig
     harness: HarnessConfig
     task: TaskConfig
+    eval_task: EvalTaskConfig
     reward: RewardConfig
     fanout: FanoutConfig
     routing_replay: RoutingReplayConfig
@@ -61,6 +62,7 @@ class Config(Section):
             ),
             engine_rules.endpoint_rules(self.engine, self.model, self.sampling),
             rules.step_rules(self.run, self.task, self.trainer),
+            rules.evaluation_rules(self.run, self.task, self.eval_task),
             rules.recompute_rules(self.trainer, self.routing_replay),
             rules.length_rules(self.run, self.model, self.sampling, self.fanout),
             rules.reward_rules(self.reward),

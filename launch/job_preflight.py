@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conf.sections.cluster import KubernetesLaunchConfig, SshLaunchConfig
-from conf.sections.task import JsonlTaskConfig
 from launch.plan import JobPlan
 from launch.preflight import Problem
 from launch.running_job import read_hosts
@@ -54,13 +53,13 @@ def _check_shared_dir(plan: JobPlan) -> Iterator[str]:
         return
     if not os.access(shared, os.W_OK | os.X_OK):
         yield f"launch.shared_dir={shared} cannot be written by this user"
-    model, task = plan.job.model.path, config.task
+    model = plan.job.model.path
     if model is not None and model.is_relative_to(shared) and not (model / "config.json").exists():
         yield f"model.path={model} has no config.json: put the checkpoint there"
-    if isinstance(task, JsonlTaskConfig):
-        tasks = Path(task.path)
-        if tasks.is_relative_to(shared) and not tasks.exists():
-            yield f"task.path={tasks} does not exist: put the tasks there"
+    for key, section in (("task", config.task), ("eval_task", config.eval_task)):
+        path = getattr(section, "path", None)
+        if path is not None and Path(path).is_relative_to(shared) and not Path(path).exists():
+            yield f"{key}.path={path} does not exist: put the tasks there"
 
 
 def _check_secrets(plan: JobPlan) -> Iterator[str]:

@@ -292,14 +292,15 @@ def _engine_rules(job: ClusterJob) -> Iterator[Rule]:
 
 
 def _path_rules(job: ClusterJob) -> Iterator[Rule]:
-    launch, model, task = job.launch, job.model, job.config.task
+    launch, model = job.launch, job.model
     paths = {
         "launch.shared_dir": launch.shared_dir,
         "launch.slime_dir": launch.slime_dir,
         "launch.megatron_dir": launch.megatron_dir,
         "model.path": model.path,
         "model.tokenizer": model.tokenizer,
-        "task.path": getattr(task, "path", None),
+        "task.path": getattr(job.config.task, "path", None),
+        "eval_task.path": getattr(job.config.eval_task, "path", None),
     }
     for key, path in paths.items():
         yield (

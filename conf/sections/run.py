@@ -28,7 +28,7 @@ class RunConfig(Section):
     rollouts_per_task: PositiveInt
     """Rollouts per group (GRPO's group size)."""
     eval_tasks: Annotated[int, Field(ge=0)]
-    """Held-out tasks per evaluation; 0 switches evaluation off."""
+    """Tasks per evaluation, of ``eval_task``; 0 switches evaluation off."""
     eval_every: Annotated[int, Field(ge=0)]
     """Steps between evaluations, besides those before the first and after the last step; 0: only
     those two.

@@ -1,4 +1,4 @@
-"""Configuration of the tasks (``task=…``) and of their reward (``reward=…``)."""
+"""Configuration of the tasks (``task=…``, ``eval_task=…``) and of their reward (``reward=…``)."""
 
 from __future__ import annotations
 
@@ -43,41 +43,11 @@ class BugfixTaskConfig(Section):
     """
 
 
-class SwebenchTaskConfig(Section):
-    """SWE-bench instances, for evaluation only."""
+class TaskFileConfig(Section):
+    """A set of tasks in any of the row schemas."""
 
-    kind: Literal["swebench"]
+    kind: str
     path: str | None
-    """JSONL, JSON or Parquet file, Harbor task directories, or a dataset on the hub:
-    ``OWNER/NAME[@REVISION][:SPLIT]``; null: a small built-in set.
-    """
-    format: TaskFormat
-    """Schema of the rows. ``auto``: detected for each row by fields that no other schema has; a row
-    that could be two is refused.
-    """
-    repositories: Path | None
-    """Directory of clones (``owner/name``, ``owner__name.git`` or ``….bundle``), for rows without
-    ``repo_path``.
-    """
-    grader: Literal["auto", "official", "own"]
-    """Judge. ``official``: the package ``swebench`` reads the log; ``own``: our pytest plugin
-    reports; ``auto``: official if the package is installed.
-    """
-    flaky_reruns: Annotated[int, Field(ge=0)]
-    """Further gradings when only pass-to-pass tests fail, which may be chance; one good run
-    decides.
-    """
-    canaries: Literal[0, 1, 2]
-    """Check solved patches with canaries: changed copies of the tests, which a right solution must
-    fail. 0: off; 1: one per solved patch; 2: also the same tests in other words.
-    """
-
-
-class JsonlTaskConfig(Section):
-    """Tasks from a file, in any of the row schemas, for training."""
-
-    kind: Literal["jsonl"]
-    path: str
     """JSONL, JSON or Parquet file, Harbor task directories, or a dataset on the hub:
     ``OWNER/NAME[@REVISION][:SPLIT]``.
     """
@@ -89,8 +59,6 @@ class JsonlTaskConfig(Section):
     """Directory of clones (``owner/name``, ``owner__name.git`` or ``….bundle``), for rows without
     ``repo_path``.
     """
-    held_out_tasks: Annotated[int, Field(ge=0)]
-    """Number of tasks at the end of the file that are held out."""
     grader: Literal["auto", "official", "own"]
     """Judge of rows with an eval script. ``official``: the package ``swebench`` reads the log;
     ``own``: our pytest plugin reports; ``auto``: official for SWE-bench's own rows, and for tests
@@ -107,9 +75,45 @@ class JsonlTaskConfig(Section):
     """
 
 
+class SwebenchTaskConfig(TaskFileConfig):
+    """SWE-bench instances, for evaluation only."""
+
+    kind: Literal["swebench"]
+    path: str | None
+    """As above; null: a small built-in set."""
+
+
+class JsonlTaskConfig(TaskFileConfig):
+    """Tasks from a file, for training."""
+
+    kind: Literal["jsonl"]
+    path: str
+    held_out_tasks: Annotated[int, Field(ge=0)]
+    """Number of tasks at the end of the file that are held out."""
+
+
 TaskConfig = Annotated[
     BugfixTaskConfig | SwebenchTaskConfig | JsonlTaskConfig, Field(discriminator="kind")
 ]
+
+
+class HeldOutEvalTaskConfig(Section):
+    """Evaluation on the held-out tasks of the training set."""
+
+    kind: Literal["held_out"]
+
+
+class JsonlEvalTaskConfig(TaskFileConfig):
+    """Evaluation on a set of its own, from a file."""
+
+    kind: Literal["jsonl"]
+    path: str
+
+
+EvalTaskConfig = Annotated[
+    HeldOutEvalTaskConfig | SwebenchTaskConfig | JsonlEvalTaskConfig, Field(discriminator="kind")
+]
+"""The tasks on which a campaign evaluates its policy."""
 
 
 class RewardConfig(Section):

@@ -25,7 +25,7 @@ from runners.runtime.driver import RunDriver, open_run
 from runners.runtime.policy import Policy, find_captured_shape
 from runners.runtime.services import start_services
 from runners.store.run_store import RunStore
-from runners.tasks.datasets import load_tasks
+from runners.tasks.task_sets import load_tasks
 from runners.training import checkpoint
 
 if TYPE_CHECKING:

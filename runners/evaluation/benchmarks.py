@@ -9,7 +9,7 @@ from conf.errors import ConfigError
 from conf.schema import Config
 from conf.suggestions import suggest
 from runners.tasks.contract import Task
-from runners.tasks.datasets import load_tasks
+from runners.tasks.task_sets import load_tasks
 
 
 @dataclass(frozen=True, slots=True)

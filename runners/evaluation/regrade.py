@@ -30,8 +30,8 @@ from runners.runtime.services import start_grader
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Task, Verdict, VerdictKind
-from runners.tasks.datasets import load_tasks
 from runners.tasks.rollout_result import Grader, RolloutResult
+from runners.tasks.task_sets import load_tasks
 from runners.trajectory.outcome import OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from conf.key_numbers import find_short_window
 from conf.schema import Config
-from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.engine import FixedEngineConfig, SglangEngineConfig
 from conf.sections.model import EndpointModelConfig, TinyModelConfig
-from conf.sections.task import BugfixTaskConfig
+from conf.sections.task import TaskFileConfig
 from runners.engines.capabilities import check_answers, check_context
 from runners.engines.contract import EngineError
 from runners.engines.fixed_engines import check_fixed_engine
@@ -36,7 +35,7 @@ from runners.gateway.tokenizer import check_family, load_tokenizer
 from runners.preflight.tokenizer_check import PolicyFormat, check_tokenizer
 from runners.runtime.engine_service import list_workers
 from runners.runtime.policy import find_captured_shape
-from runners.tasks.datasets import check_counts, check_dataset, refuse_unready
+from runners.tasks.task_sets import check_sets
 
 Errors = list[AgentrlError]
 
@@ -69,18 +68,13 @@ def _find_task_errors(config: Config, benchmark: str | None) -> Iterator[Agentrl
             f"(it is task={benchmark})"
         )
         return
-    if isinstance(task, BugfixTaskConfig) or task.path is None:
-        return  # generated, or built in: as many as the configuration says
-    if isinstance(config.launch, ClusterLaunchConfig) and not Path(task.path).exists():
-        return  # on the nodes only
     try:
-        report = check_dataset(task)
-        assert report is not None
-        refuse_unready(config, report.tasks)
-        check_counts(config, report.path, len(report.tasks))
+        report = check_sets(config).get("task")
     except AgentrlError as error:
         yield error
         return
+    if report is None:
+        return  # generated, built in, or on the nodes only
     matching = sum(fnmatchcase(each.id, wanted.ids) for each in report.tasks)
     if benchmark is not None and matching <= wanted.offset:
         yield ConfigError(
@@ -97,9 +91,11 @@ def _find_combination_errors(config: Config, benchmark: str | None) -> Iterator[
             f"engine={config.engine.kind} has no weights that a campaign could start from: measure "
             "it with `agentrl eval BENCHMARK`, or record with `agentrl gateway`"
         )
-    if isinstance(model, TinyModelConfig) and not isinstance(config.task, BugfixTaskConfig):
+    foreign = [each for each in (config.task, config.eval_task) if isinstance(each, TaskFileConfig)]
+    if isinstance(model, TinyModelConfig) and foreign:
+        chosen = "task" if foreign[0] is config.task else "eval_task"
         yield ConfigError(
-            f"model=tiny knows the words of task=bugfix only, and task={config.task.kind} is "
+            f"model=tiny knows the words of task=bugfix only, and {chosen}={foreign[0].kind} is "
             "chosen: it could solve none of them. Choose another model (e.g. model=local "
             "engine=sglang engine.url=…), or task=bugfix"
         )

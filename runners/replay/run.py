@@ -30,8 +30,8 @@ from runners.replay.recorded_engine import RecordedEngine
 from runners.sandboxes.backends import make_backend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
-from runners.tasks.datasets import load_tasks
 from runners.tasks.task_repositories import TaskRepositories, describe_workspace
+from runners.tasks.task_sets import load_tasks
 from runners.training.bootstrap.tiny import tiny_directory
 from runners.trajectory.record import RolloutRecord, Turn
 

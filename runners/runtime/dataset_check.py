@@ -1,4 +1,4 @@
-"""Keep the digest of a run's task file, and refuse to continue the run with another content.
+"""Keep the digests of a run's task files, and refuse to continue the run with another content.
 
 Earlier and later rollouts of one run would be at different tasks, and count as one experiment.
 """
@@ -10,41 +10,39 @@ from pathlib import Path
 
 from conf.errors import ExitCode
 from conf.schema import Config
-from conf.sections.task import BugfixTaskConfig
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.harbor import suites
+from runners.tasks.task_sets import list_sets
 
 EVENT = "dataset"
-"""Kind of the event that has the path and the SHA-256 (hex) of the task file."""
+"""Kind of the events that have section, path and SHA-256 (hex) of a task file."""
 
 
-def note_dataset(store: RunStore, config: Config) -> None:
-    """Keep the digest of a new run's task file; other datasets have none."""
-    digest = _hash_dataset(config)
-    if digest is not None:
-        store.event(EVENT, {"path": _path(config), "sha256": digest})
+def note_datasets(store: RunStore, config: Config) -> None:
+    """Keep the digests of a new run's task files; other datasets have none."""
+    for each in list_sets(config):
+        digest = _hash_dataset(each.config.path)
+        if digest is not None:
+            data = {"key": each.key, "path": each.config.path, "sha256": digest}
+            store.event(EVENT, data)
 
 
-def check_dataset(store: RunStore, config: Config) -> None:
-    """Raise StoreError (exit code 5) if the task file is not what it was when the run began."""
-    noted = next(iter(store.events(EVENT)), None)
-    if noted is None or noted.data["sha256"] == _hash_dataset(config):
-        return
-    path = noted.data["path"]
-    raise StoreError(
-        f"task.path={path} has changed or is missing since the run in {store.run_dir} began: "
-        "restore it, since rollouts would be at other tasks, or start a new run",
-        ExitCode.DATA_REFUSED,
-    )
+def check_datasets(store: RunStore, config: Config) -> None:
+    """Raise StoreError (exit code 5) if a task file is not what it was when the run began."""
+    paths = {each.key: each.config.path for each in list_sets(config)}
+    for noted in store.events(EVENT):
+        key = noted.data.get("key", "task")  # runs of earlier versions have one file
+        if noted.data["sha256"] != _hash_dataset(paths.get(key)):
+            raise StoreError(
+                f"{key}.path={noted.data['path']} has changed or is missing since the run in "
+                f"{store.run_dir} began: restore it, since rollouts would be at other tasks, or "
+                "start a new run",
+                ExitCode.DATA_REFUSED,
+            )
 
 
-def _path(config: Config) -> str | None:
-    return None if isinstance(config.task, BugfixTaskConfig) else config.task.path
-
-
-def _hash_dataset(config: Config) -> str | None:
-    path = _path(config)
+def _hash_dataset(path: str | None) -> str | None:
     if path is not None and suites.is_suite(path):
         return suites.hash_suite(path)
     if path is None or not Path(path).is_file():

@@ -26,7 +26,7 @@ from runners.diagnostics.stalls import describe_attempts, watch_stalls
 from runners.observe.dashboard import LiveView
 from runners.observe.progress import Progress
 from runners.processes.service import ServiceError
-from runners.runtime.dataset_check import note_dataset
+from runners.runtime.dataset_check import note_datasets
 from runners.runtime.policy import Policy, prepare_policy
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
@@ -247,5 +247,5 @@ def open_run(config: Config, run_dir: Path, *, resume: bool) -> RunStore:
     if resume:
         return RunStore.open(run_dir)
     store = RunStore.create(run_dir, make_paths_absolute(config).model_dump(mode="json"))
-    note_dataset(store, config)
+    note_datasets(store, config)
     return store

@@ -30,7 +30,7 @@ from runners.store.json_text import dumps
 from runners.store.run_state import State
 from runners.store.run_store import STORE_FILE, RunStore
 from runners.store.status_file import STATUS_FILE, read_status_file
-from runners.tasks.datasets import load_tasks
+from runners.tasks.task_sets import load_tasks
 
 PROMPTS = "prompts.jsonl"
 SILENCE_S = 30.0

@@ -36,7 +36,7 @@ from runners.store.run_state import REMOTE_SILENCE_S
 from runners.store.run_store import STORE_FILE, RunStore
 from runners.store.status_file import find_remote_driver
 from runners.tasks.contract import Task
-from runners.tasks.datasets import load_tasks
+from runners.tasks.task_sets import load_tasks
 from runners.training.placeholder import read_pad_token
 from runners.training.stored_rollout import load_rollout
 from runners.trajectory.record import RolloutRecord

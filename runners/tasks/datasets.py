@@ -1,4 +1,4 @@
-"""Tasks of a configuration: generated, built in, or converted from a dataset's rows.
+"""The tasks of a dataset, converted from its rows.
 
 Every malformed row is reported, all at once.
 """
@@ -6,7 +6,7 @@ Every malformed row is reported, all at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,68 +15,24 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from conf.cache import cache_root
-from conf.errors import ConfigError
-from conf.schema import Config
-from conf.sections.task import BugfixTaskConfig, JsonlTaskConfig, SwebenchTaskConfig, TaskConfig
-from runners.tasks import bugfix, builtin
+from conf.sections.task import JsonlTaskConfig, TaskFileConfig
+from runners.tasks import builtin
 from runners.tasks.contract import Origin, Task
 from runners.tasks.dataset_files import DatasetError, read_rows
 from runners.tasks.graders.multi_swe import MultiSweError
 from runners.tasks.harbor import suites
 from runners.tasks.pinned_repositories import SourceError, find_source, read_head
 from runners.tasks.pytest_mounts import pytest_mounts
-from runners.tasks.readiness import find_readiness
 from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.multi_swe import MultiSweRow
 from runners.tasks.schemas.row import Row, RowContext, TestListRow
 from runners.trajectory.printable import make_printable, shorten
 
-FileTask = SwebenchTaskConfig | JsonlTaskConfig
 SHOWN = 20
 """Faults in the message that stops a run; ``agentrl check`` shows all."""
 
 
-def load_tasks(config: Config) -> list[Task]:
-    """Return the tasks of both splits; generated tasks are made once and cached.
-
-    Blocks. Raises TaskRootError, RepositoryError, DatasetError, and ConfigError if there are too
-    few to train on.
-    """
-    family = config.task
-    if not isinstance(family, BugfixTaskConfig):
-        tasks = load_dataset(family, find_dataset(family))
-        refuse_unready(config, tasks)
-        _check_enough(config, sum(task.split == "train" for task in tasks))
-        return tasks
-    name = f"bugfix-{bugfix.VERSION}-seed{config.seed}-{family.train_tasks}-{family.held_out_tasks}"
-    return bugfix.build(
-        cache_root() / "tasks" / name,
-        seed=config.seed,
-        train=family.train_tasks,
-        held_out=family.held_out_tasks,
-    )
-
-
-def check_counts(config: Config, path: str, rows: int) -> None:
-    """Raise DatasetError or ConfigError if so many rows are too few for the run."""
-    if not isinstance(config.task, BugfixTaskConfig):
-        _check_enough(config, _count_train_rows(config.task, rows, path))
-
-
-def refuse_unready(config: Config, tasks: Sequence[Task]) -> None:
-    """Raise DatasetError, which names every task that the configured sandboxes cannot run."""
-    found = ((task.id, find_readiness(task, config.sandbox)) for task in tasks)
-    lines = [f"{name}: {answer.reason}" for name, answer in found if answer.state != "ready"]
-    if lines:
-        more = len(lines) - SHOWN
-        shown = [*lines[:SHOWN], *([f"… and {more} more"] if more > 0 else [])]
-        raise DatasetError(
-            f"{len(lines)} of {len(tasks)} tasks cannot be run with sandbox={config.sandbox.kind}:"
-            "\n" + "\n".join(shown)
-        )
-
-
-def _count_train_rows(family: FileTask, rows: int, path: str) -> int:
+def count_train_rows(family: TaskFileConfig, rows: int, path: str) -> int:
     """Return the number of rows that are trained; raises DatasetError."""
     held_out = family.held_out_tasks if isinstance(family, JsonlTaskConfig) else rows
     if held_out > rows:
@@ -87,31 +43,7 @@ def _count_train_rows(family: FileTask, rows: int, path: str) -> int:
     return rows - held_out
 
 
-def _check_enough(config: Config, found: int) -> None:
-    """Raise ConfigError if a step would need a task twice; a file's length is known only now."""
-    wanted = config.run.tasks_per_step if config.run.steps else 0
-    if found >= wanted:
-        return
-    fix = "lower run.tasks_per_step or task.held_out_tasks"
-    if config.task.kind == "swebench":
-        fix = "it is for measuring (agentrl eval swebench); train on task=jsonl task.path=FILE"
-    has = f"task={config.task.kind} has {found} tasks to train on"
-    raise ConfigError([f"{has}, run.tasks_per_step={wanted}: {fix}"])
-
-
-def check_dataset(family: TaskConfig) -> DatasetReport | None:
-    """Read a whole dataset and return a report on it; None for generated tasks.
-
-    Raises DatasetError, which names every malformed row.
-    """
-    if isinstance(family, BugfixTaskConfig):
-        return None
-    report = read_dataset(family, find_dataset(family))
-    raise_for_faults(report)
-    return report
-
-
-def find_dataset(family: FileTask) -> str:
+def find_dataset(family: TaskFileConfig) -> str:
     """Return the dataset's file or hub name; the built-in set is made first."""
     if family.path is not None:
         return family.path
@@ -133,7 +65,7 @@ class DatasetReport:
     """Number of tasks by repository."""
 
 
-def read_dataset(config: FileTask, path: str) -> DatasetReport:
+def read_dataset(config: TaskFileConfig, path: str) -> DatasetReport:
     """Read a whole dataset and collect all faults; raises DatasetError if it cannot be read."""
     tasks: list[Task] = []
     faults: list[str] = []
@@ -160,7 +92,9 @@ def read_dataset(config: FileTask, path: str) -> DatasetReport:
     )
 
 
-def _find_rows(path: str, config: FileTask) -> Iterator[tuple[object, Path | dict[str, Any] | str]]:
+def _find_rows(
+    path: str, config: TaskFileConfig
+) -> Iterator[tuple[object, Path | dict[str, Any] | str]]:
     """Yield the rows of a file, or the directories of a Harbor suite, each with its location, or
     its problem as text; raises DatasetError.
     """
@@ -176,7 +110,7 @@ def _find_rows(path: str, config: FileTask) -> Iterator[tuple[object, Path | dic
         raise DatasetError(f"task.path={path} cannot be read: {error}") from error
 
 
-def _read_task(row: Path | dict[str, Any], config: FileTask, beside: Path) -> Task:
+def _read_task(row: Path | dict[str, Any], config: TaskFileConfig, beside: Path) -> Task:
     if isinstance(row, Path):
         return suites.read_task(row)
     if suites.is_packed(row):
@@ -184,7 +118,7 @@ def _read_task(row: Path | dict[str, Any], config: FileTask, beside: Path) -> Ta
     return build_task(read_row(row, config.format), config, beside=beside)
 
 
-def load_dataset(config: FileTask, path: str) -> list[Task]:
+def load_dataset(config: TaskFileConfig, path: str) -> list[Task]:
     """Return the tasks of a dataset that has no fault.
 
     Raises DatasetError, which names every fault, and PytestMissingError.
@@ -192,7 +126,7 @@ def load_dataset(config: FileTask, path: str) -> list[Task]:
     report = read_dataset(config, path)
     raise_for_faults(report, shown=SHOWN)
     pytest_mounts()  # raises now rather than in every sandbox
-    train = _count_train_rows(config, len(report.tasks), path)
+    train = count_train_rows(config, len(report.tasks), path)
     return [
         task if number < train else replace(task, split="held_out")
         for number, task in enumerate(report.tasks)
@@ -212,7 +146,7 @@ def raise_for_faults(report: DatasetReport, *, shown: int | None = None) -> None
         raise DatasetError(f"{report.path} has no rows")
 
 
-def build_task(row: Row, config: FileTask, *, beside: Path) -> Task:
+def build_task(row: Row, config: TaskFileConfig, *, beside: Path) -> Task:
     """Return the task of a row; raises ValueError, OSError, SourceError and MultiSweError."""
     fail_to_pass, pass_to_pass = row.tests
     if isinstance(row, TestListRow | MultiSweRow) and not fail_to_pass:
@@ -240,7 +174,7 @@ def build_task(row: Row, config: FileTask, *, beside: Path) -> Task:
     )
 
 
-def _find_source(row: Row, image: str, config: FileTask, beside: Path) -> str | None:
+def _find_source(row: Row, image: str, config: TaskFileConfig, beside: Path) -> str | None:
     """Return the source of a row's repository; None if only its image has it."""
     try:
         return find_source(row.repo_path, row.repo, beside, config.repositories)

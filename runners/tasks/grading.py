@@ -18,7 +18,12 @@ from pathlib import Path
 
 from conf.errors import AgentrlError
 from conf.schema import Config
-from conf.sections.task import BugfixTaskConfig, SwebenchTaskConfig
+from conf.sections.task import (
+    BugfixTaskConfig,
+    HeldOutEvalTaskConfig,
+    SwebenchTaskConfig,
+    TaskFileConfig,
+)
 from runners.sandboxes.contract import KilledError, OversizedError, SandboxBackend, SandboxSpec
 from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.tree import copy_tree
@@ -28,12 +33,14 @@ from runners.tasks.capture_limits import RefusedError
 from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
 from runners.tasks.git import git_environment, init_git_dir, run_git
 from runners.tasks.graders import JUDGES
+from runners.tasks.graders.split_grader import SplitGrader
 from runners.tasks.graders.task_grader import EnsureRepository, TaskGrader
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY, make_verdict
 from runners.tasks.harbor.end_state import EndStateGrader
 from runners.tasks.install_metadata import find_metadata
 from runners.tasks.protection import find_touched
 from runners.tasks.pytest_mounts import filter_mounts
+from runners.tasks.rollout_result import Grader
 from runners.tasks.task_repositories import DELETED
 
 
@@ -42,9 +49,24 @@ def make_grader(
     config: Config,
     ensure_repository: EnsureRepository,
     run_dir: Path,
-) -> TaskGrader:
+) -> Grader:
     """Return the grader of a configuration's tasks; a benchmark's logs are kept in ``run_dir``."""
-    task = config.task
+
+    def make(tasks: BugfixTaskConfig | TaskFileConfig) -> TaskGrader:
+        return _make_task_grader(backend, config, tasks, ensure_repository, run_dir)
+
+    if isinstance(config.eval_task, HeldOutEvalTaskConfig):
+        return make(config.task)
+    return SplitGrader(make(config.task), make(config.eval_task))
+
+
+def _make_task_grader(
+    backend: SandboxBackend,
+    config: Config,
+    task: BugfixTaskConfig | TaskFileConfig,
+    ensure_repository: EnsureRepository,
+    run_dir: Path,
+) -> TaskGrader:
     run_tests = SandboxGrader(backend)
     flaky_reruns = 0 if isinstance(task, BugfixTaskConfig) else task.flaky_reruns
     return TaskGrader(

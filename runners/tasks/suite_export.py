@@ -13,9 +13,9 @@ from conf.errors import AgentrlError, ConfigError
 from conf.schema import Config
 from runners.sandboxes.backends import make_backend
 from runners.tasks.contract import Task
-from runners.tasks.datasets import load_tasks
 from runners.tasks.harbor.writer import WrittenSuite, write_suite
 from runners.tasks.task_repositories import TaskRepositories
+from runners.tasks.task_sets import load_tasks
 
 
 def export_suite(config: Config, out: Path, match: str, split: str | None) -> WrittenSuite:

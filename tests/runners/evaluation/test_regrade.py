@@ -18,7 +18,7 @@ from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Task
-from runners.tasks.datasets import load_tasks
+from runners.tasks.task_sets import load_tasks
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.records import a_rollout

@@ -203,3 +203,15 @@ async def test_something_that_is_no_engine_is_refused() -> None:
         engine.url = f"{engine.url}/v1"
         (error,) = await asyncio.to_thread(find_start_errors, [served_config(engine)])
     assert "404" in str(error)
+
+
+@pytest.mark.usefixtures("repo")
+def test_an_evaluation_set_is_read_before_anything_is_made() -> None:
+    tasks = write_rows(*map(a_row, range(5)))
+    Path("e.jsonl").write_text(json.dumps(a_row(2)) + "\n")
+    measured = ["eval_task=jsonl", "eval_task.path=e.jsonl", "run.eval_tasks=1"]
+    (text,) = messages(*LOCAL, *tasks, *measured, "run.tasks_per_step=1")
+    assert text.splitlines()[1] == "t0: the statement and commit of t2"
+    assert "t2: the same id" in text
+    (tiny,) = messages("eval_task=swebench", "run.eval_tasks=1")
+    assert "model=tiny knows the words of task=bugfix only, and eval_task=swebench" in tiny

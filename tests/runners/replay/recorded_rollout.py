@@ -14,7 +14,7 @@ from runners.harnesses.registry import make_harness
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxSpec
 from runners.store.run_store import RunStore
-from runners.tasks.datasets import load_tasks
+from runners.tasks.task_sets import load_tasks
 from runners.trajectory.outcome import Outcome, Stage
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.running_gateway import running_gateway

@@ -9,15 +9,15 @@ import pytest
 from conf.compose import compose
 from conf.errors import ExitCode
 from conf.schema import Config
-from runners.runtime.dataset_check import check_dataset
+from runners.runtime.dataset_check import EVENT, check_datasets
 from runners.runtime.driver import open_run
 from runners.store.store_error import StoreError
 
 
-def configure(path: Path) -> Config:
+def configure(path: Path, *overrides: str) -> Config:
     served = ["engine=sglang", "engine.url=http://127.0.0.1:1", "model.renderer=qwen3"]
     weights = ["model.path=w", "model.tokenizer=w"]
-    return compose([*served, *weights, "task=jsonl", f"task.path={path}"])
+    return compose([*served, *weights, "task=jsonl", f"task.path={path}", *overrides])
 
 
 def test_a_run_is_not_continued_with_another_content_of_its_task_file(tmp_path: Path) -> None:
@@ -25,15 +25,36 @@ def test_a_run_is_not_continued_with_another_content_of_its_task_file(tmp_path: 
     rows.write_text('{"eval_cmd": "one"}\n')
     config = configure(rows)
     with open_run(config, tmp_path / "run", resume=False) as store:
-        check_dataset(store, config)
+        check_datasets(store, config)
         for change in (lambda: rows.write_text('{"eval_cmd": "two"}\n'), rows.unlink):
             change()
             with pytest.raises(StoreError, match="restore it") as refused:
-                check_dataset(store, config)
+                check_datasets(store, config)
             assert refused.value.exit_code is ExitCode.DATA_REFUSED
+
+
+def test_an_evaluation_set_is_held_to_its_content_too(tmp_path: Path) -> None:
+    rows, measured = tmp_path / "rows.jsonl", tmp_path / "measured.jsonl"
+    rows.write_text("{}\n")
+    measured.write_text("{}\n")
+    config = configure(rows, "eval_task=jsonl", f"eval_task.path={measured}", "run.eval_tasks=1")
+    with open_run(config, tmp_path / "run", resume=False) as store:
+        check_datasets(store, config)
+        measured.write_text('{"one": 1}\n')
+        with pytest.raises(StoreError, match=r"eval_task\.path=.*measured.jsonl has changed"):
+            check_datasets(store, config)
+
+
+def test_a_run_of_an_earlier_version_has_one_file(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+    with open_run(compose([]), tmp_path / "run", resume=False) as store:
+        store.event(EVENT, {"path": str(rows), "sha256": "0" * 64})
+        with pytest.raises(StoreError, match=r"task\.path=.*rows.jsonl has changed"):
+            check_datasets(store, configure(rows))
 
 
 def test_generated_tasks_and_earlier_runs_have_no_digest(tmp_path: Path) -> None:
     with open_run(compose([]), tmp_path / "run", resume=False) as store:
-        check_dataset(store, compose([]))
-        check_dataset(store, configure(tmp_path / "later.jsonl"))
+        check_datasets(store, compose([]))
+        check_datasets(store, configure(tmp_path / "later.jsonl"))

@@ -28,7 +28,7 @@ from runners.slime import worker
 from runners.slime.entry_points import VARIABLE, evaluate, generate, post_process_rewards, run_dir
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
-from runners.tasks.datasets import load_tasks
+from runners.tasks.task_sets import load_tasks
 from runners.training.routing.shape import read_routing_shape
 from tests.fakes.scripted_engine import Completion, ScriptedEngine, routed, spoken
 from tests.fakes.sglang_router import Router

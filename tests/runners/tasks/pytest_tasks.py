@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runners.sandboxes.local.backend import LocalBackend
-from runners.tasks.contract import EvalScript, Grading, Task, Verdict, VerdictKind
+from runners.tasks.contract import EvalScript, Grading, Patch, Task, Verdict, VerdictKind
 from runners.tasks.diffs import read_paths
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.schemas.row import RowContext
@@ -124,3 +125,25 @@ def scripted_verdict(fixed: int, kept: int, *, timed_out: bool = False) -> Verdi
     solved = (fixed, kept) == (2, 2)
     kind = VerdictKind.SOLVED if solved else VerdictKind.UNSOLVED
     return Verdict(kind, fixed, 2, kept, 2, "because", "", 1.0, timed_out)
+
+
+@dataclass
+class ScriptedGrader:
+    """A grader with its verdicts in a list."""
+
+    verdicts: list[Verdict]
+    names: list[str] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+
+    async def grade(
+        self,
+        task: Task,
+        patch: Patch,
+        *,
+        name: str,
+        deadline_s: float,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Verdict:
+        self.names.append(name)
+        self.tasks.append(task)
+        return self.verdicts[len(self.names) - 1]

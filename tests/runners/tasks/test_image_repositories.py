@@ -23,12 +23,13 @@ from runners.sandboxes.remote.docker import DockerBackend
 from runners.sandboxes.remote.sandbox import HOME
 from runners.tasks.contract import Task, VerdictKind
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.datasets import load_dataset, load_tasks, read_dataset
+from runners.tasks.datasets import load_dataset, read_dataset
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import capture_patch
 from runners.tasks.pytest_mounts import NEEDED
 from runners.tasks.readiness import READY, find_readiness
 from runners.tasks.task_repositories import TaskRepositories
+from runners.tasks.task_sets import load_tasks
 from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.sandbox_backends import docker_settings, local_settings
 from tests.runners.tasks.dataset_rows import config, write

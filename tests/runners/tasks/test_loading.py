@@ -14,8 +14,9 @@ from conf.errors import ConfigError
 from conf.sections.task import JsonlTaskConfig
 from runners.tasks.contract import EvalCommand, EvalScript, ProScripts
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.datasets import load_dataset, load_tasks, read_dataset
+from runners.tasks.datasets import load_dataset, read_dataset
 from runners.tasks.pinned_repositories import SourceError, find_source
+from runners.tasks.task_sets import load_tasks
 from tests.runners.tasks.dataset_rows import CLASSIC, config, write
 from tests.runners.tasks.repositories import git, make_task
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runners.sandboxes.contract import SandboxError
-from runners.tasks.contract import EvalCommand, Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import EvalCommand, Task, Verdict, VerdictKind
 from runners.tasks.graders.task_grader import LINE, TAIL, TaskGrader, log_file
 from runners.tasks.task_repositories import use_repository_as_is
 from tests.fakes.hostile import STEERING, TEXTS
-from tests.runners.tasks.pytest_tasks import scripted_verdict
+from tests.runners.tasks.pytest_tasks import ScriptedGrader, scripted_verdict
 from tests.runners.tasks.repositories import make_task, patch_of, result_of
 
 GOOD, FLAKY, BROKEN = scripted_verdict(2, 2), scripted_verdict(2, 1), scripted_verdict(1, 1)
@@ -24,28 +23,6 @@ INFRA = replace(scripted_verdict(0, 0), kind=VerdictKind.INFRA)
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return make_task(tmp_path_factory.mktemp("task"))
-
-
-@dataclass
-class ScriptedGrader:
-    """A grader with its verdicts in a list."""
-
-    verdicts: list[Verdict]
-    names: list[str] = field(default_factory=list)
-    tasks: list[Task] = field(default_factory=list)
-
-    async def grade(
-        self,
-        task: Task,
-        patch: Patch,
-        *,
-        name: str,
-        deadline_s: float,
-        files: Mapping[str, bytes] | None = None,
-    ) -> Verdict:
-        self.names.append(name)
-        self.tasks.append(task)
-        return self.verdicts[len(self.names) - 1]
 
 
 async def grade(grader: TaskGrader, task: Task, diff: bytes = b"d") -> Verdict:

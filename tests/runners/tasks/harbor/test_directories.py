@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from conf.compose import compose
-from runners.runtime.dataset_check import check_dataset
+from runners.runtime.dataset_check import check_datasets
 from runners.runtime.driver import open_run
 from runners.store.store_error import StoreError
 from runners.tasks.contract import HarborVerifier
@@ -282,7 +282,7 @@ def test_a_run_is_not_continued_with_another_suite(tmp_path: Path) -> None:
     path = f"task.path={tmp_path / 'suite'}"
     settings = compose([*served, *weights, "task=jsonl", path])
     with open_run(settings, tmp_path / "run", resume=False) as store:
-        check_dataset(store, settings)
+        check_datasets(store, settings)
         (place / "tests" / "test.sh").write_text("#!/bin/sh\n")
         with pytest.raises(StoreError, match="has changed"):
-            check_dataset(store, settings)
+            check_datasets(store, settings)

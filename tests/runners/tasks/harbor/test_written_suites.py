@@ -15,7 +15,7 @@ from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
 from runners.tasks import bugfix
 from runners.tasks.contract import EvalCommand, F2PScript, Task, VerdictKind
-from runners.tasks.datasets import load_tasks, read_dataset
+from runners.tasks.datasets import read_dataset
 from runners.tasks.diffs import read_paths
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.harbor.directory import read_directory
@@ -24,6 +24,7 @@ from runners.tasks.harbor.writer import UnwritableTaskError, write_suite
 from runners.tasks.patch_record import decode_patch
 from runners.tasks.readiness import READY, find_readiness
 from runners.tasks.suite_export import export_suite
+from runners.tasks.task_sets import load_tasks
 from runners.tasks.workspace_diff import diff_workspace
 from tests.fakes.sandbox_backends import local_settings
 from tests.runners.tasks.dataset_rows import config
