@@ -23,7 +23,7 @@ from conf.sections.engine import EmbeddedEngineConfig, SglangLaunchEngineConfig
 from conf.sections.harness import PROMPT_TOKENS, NativeHarnessConfig
 from conf.sections.model import TinyModelConfig
 from conf.sections.moe import MoeModel
-from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
+from conf.sections.sandbox import ContainerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
 from conf.sections.section import ENGINE_KEY
 from launch.architecture import compare_checkpoint
 
@@ -33,7 +33,15 @@ themselves, and free their ports then.
 """
 PORT_POLL_S = 0.1
 ENGINE_S = 10.0
-"""Deadline of the docker engine's answer."""
+"""Deadline of a container engine's answer."""
+PODMAN_FACTS = (
+    '{{.Host.Security.Rootless}} {{.Host.CgroupsVersion}} {{join .Host.CgroupControllers " "}}'
+)
+ENGINES = {
+    "docker": (("version",), "start it, or set DOCKER_HOST"),
+    "podman": (("info", "--format", PODMAN_FACTS), "`podman info` must work for this user"),
+}
+"""By program: the arguments by which an engine answers, and the fix if none does."""
 
 
 class PreflightError(AgentrlError):
@@ -92,8 +100,8 @@ def _check_programs(config: Config) -> Iterator[Problem]:
             yield from _check_key(config.sandbox.isolation)
         case E2bSandboxConfig():
             yield from _check_e2b()
-        case DockerSandboxConfig():
-            yield from _check_docker()
+        case ContainerSandboxConfig():
+            yield from _check_containers(config.sandbox.kind)
 
 
 def _check_e2b() -> Iterator[Problem]:
@@ -103,18 +111,40 @@ def _check_e2b() -> Iterator[Problem]:
         yield Problem(True, "sandbox=e2b needs an API key: set E2B_API_KEY in the environment")
 
 
-def _check_docker() -> Iterator[Problem]:
-    if shutil.which("docker") is None:
-        yield Problem(True, "sandbox=docker, but `docker` is missing: install docker")
+def _check_containers(kind: str) -> Iterator[Problem]:
+    """Yield what keeps a docker or podman engine from running containers."""
+    if shutil.which(kind) is None:
+        yield Problem(True, f"sandbox={kind}, but `{kind}` is missing: install {kind}")
         return
+    argv, fix = ENGINES[kind]
     try:
-        done = subprocess.run(["docker", "version"], capture_output=True, timeout=ENGINE_S)
+        done = subprocess.run([kind, *argv], capture_output=True, timeout=ENGINE_S)
         answer = done.stderr.decode(errors="replace").strip() if done.returncode else None
     except subprocess.TimeoutExpired:
         answer = f"nothing within {ENGINE_S:.0f} s"
     if answer is not None:
+        yield Problem(True, f"sandbox={kind}, but no engine answers ({answer}): {fix}")
+    elif kind == "podman":
+        yield from _check_limits(done.stdout.decode().split())
+
+
+def _check_limits(podman: list[str]) -> Iterator[Problem]:
+    """Yield the limits that podman does not set for this user; takes ``PODMAN_FACTS``."""
+    rootless, version, *controllers = podman
+    if rootless != "true":
+        return
+    missing = ", ".join(sorted({"cpu", "memory", "pids"}.difference(controllers)))
+    if version == "v1":
         yield Problem(
-            True, f"sandbox=docker, but no engine answers ({answer}): start it, or set DOCKER_HOST"
+            False,
+            "sandbox=podman without root limits neither memory nor processes nor CPU time on "
+            "control groups v1: use v2, or run as root",
+        )
+    elif missing:
+        yield Problem(
+            True,
+            f"sandbox=podman without root, and this user's control groups have no {missing}: "
+            "delegate these to the user (systemd: Delegate= of user@.service), or run as root",
         )
 
 

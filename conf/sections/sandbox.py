@@ -74,15 +74,16 @@ class E2bSandboxConfig(Section):
         return self
 
 
-class DockerSandboxConfig(Section):
-    """Containers of a Docker engine."""
+class ContainerSandboxConfig(Section):
+    """Containers of a docker or podman engine."""
 
-    kind: Literal["docker"]
+    kind: Literal["docker", "podman"]
+    """Also the name of the program by which the engine is reached."""
     image: str
     """Image for tasks that name none."""
     network: str
-    """Docker network of the agents' sandboxes; graders' have none. Unless ``egress=open`` it must
-    have been made with ``--internal``: on it they reach the gateway and the proxy, at this
+    """The engine's network of the agents' sandboxes; graders' have none. Unless ``egress=open`` it
+    must have been made with ``--internal``: on it they reach the gateway and the proxy, at this
     machine's address on that network, but not the internet.
     """
     egress: Literal["none", "allow", "log", "open"]
@@ -106,5 +107,5 @@ class DockerSandboxConfig(Section):
 
 
 SandboxConfig = Annotated[
-    LocalSandboxConfig | E2bSandboxConfig | DockerSandboxConfig, Field(discriminator="kind")
+    LocalSandboxConfig | E2bSandboxConfig | ContainerSandboxConfig, Field(discriminator="kind")
 ]

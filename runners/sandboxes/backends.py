@@ -9,7 +9,7 @@ from typing import Any
 from conf.sections.sandbox import E2bSandboxConfig, SandboxConfig
 from runners.sandboxes.contract import SandboxBackend, SandboxError
 from runners.sandboxes.local.backend import LocalBackend
-from runners.sandboxes.remote.docker import DockerBackend
+from runners.sandboxes.remote.containers import ContainerBackend
 
 
 def _e2b(config: E2bSandboxConfig, root: Path) -> SandboxBackend:
@@ -24,7 +24,8 @@ def _e2b(config: E2bSandboxConfig, root: Path) -> SandboxBackend:
 BACKENDS: dict[str, Callable[[Any, Path], SandboxBackend]] = {
     "local": LocalBackend,
     "e2b": _e2b,
-    "docker": DockerBackend,
+    "docker": ContainerBackend,
+    "podman": ContainerBackend,
 }
 
 

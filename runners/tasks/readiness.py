@@ -29,7 +29,7 @@ def find_readiness(task: Task, sandbox: SandboxConfig) -> Readiness:
         try:
             check_readiness(task, sandbox)
         except ImageOnlyError as error:
-            return Readiness("needs image", f"{error}: it needs an image (sandbox=docker)")
+            return Readiness("needs image", f"{error}: it needs an image (sandbox=docker, podman)")
         except (ValueError, OSError) as error:
             return Readiness("refused", str(error))
         return READY
@@ -37,8 +37,8 @@ def find_readiness(task: Task, sandbox: SandboxConfig) -> Readiness:
     if in_image and isinstance(sandbox, LocalSandboxConfig):
         return Readiness(
             "needs image",
-            f"its repository is only in the image {task.image}: choose sandbox=docker or "
-            "sandbox=e2b, or give the row a repo_path, or set task.repositories to a directory of "
-            "clones",
+            f"its repository is only in the image {task.image}: choose sandbox=docker, "
+            "podman or e2b, or give the row a repo_path, or set task.repositories to a directory "
+            "of clones",
         )
     return READY

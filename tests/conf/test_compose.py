@@ -59,6 +59,7 @@ NEEDED = {
         *SLIME[6:],
     ],
     ("sandbox", "docker"): ["gateway.public_url=http://172.17.0.1:8080", "gateway.port=8080"],
+    ("sandbox", "podman"): ["gateway.public_url=http://172.17.0.1:8080", "gateway.port=8080"],
 }
 """Keys without a default, by the choice that has them."""
 

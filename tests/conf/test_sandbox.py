@@ -6,7 +6,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig
+from conf.sections.sandbox import ContainerSandboxConfig, E2bSandboxConfig
 
 E2B = ["sandbox=e2b", "gateway.public_url=https://g.example/", "gateway.port=8080"]
 
@@ -22,11 +22,13 @@ def test_remote_sandboxes_compose() -> None:
     e2b = compose(E2B)
     assert isinstance(e2b.sandbox, E2bSandboxConfig)
     assert e2b.gateway.public_url == "https://g.example"
-    docker = compose(["sandbox=docker", *E2B[1:]])
-    assert isinstance(docker.sandbox, DockerSandboxConfig)
+    for kind in ("docker", "podman"):
+        containers = compose([f"sandbox={kind}", *E2B[1:]]).sandbox
+        assert isinstance(containers, ContainerSandboxConfig)
+        assert containers.kind == kind
 
 
-@pytest.mark.parametrize("kind", ["e2b", "docker"])
+@pytest.mark.parametrize("kind", ["e2b", "docker", "podman"])
 def test_a_remote_sandbox_needs_the_gateway_s_public_url(kind: str) -> None:
     found = fault(f"sandbox={kind}")
     assert found.startswith(f"gateway.public_url=null, but sandbox={kind}")

@@ -14,19 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from conf.sections.sandbox import DockerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
+from conf.sections.sandbox import ContainerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
 from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.e2b.box import boxes_work
 from tests.fakes.e2b.server import KEY, E2bServer
 from tests.fakes.e2b.threaded import threaded_e2b_server
+from tests.fakes.podman import IMAGE, find_obstacle, podman_engine
 
 PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
 """The program that an isolation needs."""
-NAMES = ("bubblewrap", "unshare", "none", "e2b", "docker_program", "docker")
+NAMES = ("bubblewrap", "unshare", "none", "e2b", "docker_program", "docker", "podman")
 """docker_program: the docker backend with a stand-in for the ``docker`` program. It shows that the
-calls and the capabilities are sufficient, not that an engine enforces the limits.
+calls and the capabilities are sufficient, not that an engine enforces the limits. podman: a real
+engine.
 """
 
 
@@ -47,7 +49,7 @@ class BackendUnderTest:
     @property
     def remote(self) -> bool:
         """Its sandboxes outlive their driver."""
-        return self.name in ("e2b", "docker_program", "docker")
+        return self.name in ("e2b", "docker_program", "docker", "podman")
 
 
 def local_settings(**changes: object) -> LocalSandboxConfig:
@@ -77,13 +79,18 @@ def e2b_settings(server: E2bServer, **changes: object) -> E2bSandboxConfig:
     return E2bSandboxConfig.model_validate(values)
 
 
-def docker_settings(**changes: object) -> DockerSandboxConfig:
-    """Return a configuration for an engine on this machine."""
+def docker_settings(**changes: object) -> ContainerSandboxConfig:
+    """Return a configuration for a docker engine on this machine."""
     values = {
         **{"kind": "docker", "image": "python:3.11", "network": "bridge", "memory_mb": 512},
         **{"processes": 64, "cpus": 1.0, "egress": "open", "egress_hosts": (), **changes},
     }
-    return DockerSandboxConfig.model_validate(values)
+    return ContainerSandboxConfig.model_validate(values)
+
+
+def podman_settings(**changes: object) -> ContainerSandboxConfig:
+    """Return a configuration for the podman engine of the tests."""
+    return docker_settings(**{"kind": "podman", "image": IMAGE, "network": "podman", **changes})
 
 
 @asynccontextmanager
@@ -102,6 +109,15 @@ async def open_backend(name: str, root: Path) -> AsyncIterator[BackendUnderTest]
             pytest.skip("this machine cannot stand in for a docker engine")
         with docker_program(root / "bin"):
             backend = make_backend(docker_settings(), root / "driver")
+            yield BackendUnderTest(name, backend, root)
+            await backend.close()
+        return
+    if name == "podman":
+        if (obstacle := find_obstacle()) is not None:
+            pytest.skip(obstacle)
+        with podman_engine():
+            # Agents reach a gateway on this machine's loopback.
+            backend = make_backend(podman_settings(network="host"), root / "driver")
             yield BackendUnderTest(name, backend, root)
             await backend.close()
         return

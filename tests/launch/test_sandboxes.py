@@ -50,6 +50,32 @@ def test_docker_needs_an_engine_that_answers(
     assert len(found) == bool(wanted)
 
 
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        ("false v1 cpu memory pids", []),
+        ("true v2 cpuset cpu io memory pids", []),
+        ("true v2 memory pids", [(True, "no cpu: delegate")]),
+        ("true v1", [(False, "on control groups v1: use v2")]),
+        (None, [(True, "no engine answers (cannot clone)")]),
+    ],
+)
+def test_podman_without_root_needs_control_groups_that_limit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    facts: str | None,
+    wanted: list[tuple[bool, str]],
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    prints = f"echo {facts}" if facts else "echo cannot clone >&2; exit 125"
+    (tmp_path / "podman").write_text(f"#!/bin/sh\n{prints}\n")
+    (tmp_path / "podman").chmod(0o755)
+    found = find_problems(compose(["sandbox=podman", *PUBLIC]), tmp_path, port_grace_s=0)
+    messages = [each for each in found if each.message.startswith("sandbox=")]
+    assert [each.fatal for each in messages] == [fatal for fatal, _ in wanted]
+    assert all(text in each.message for each, (_, text) in zip(messages, wanted, strict=True))
+
+
 def test_sandboxes_at_e2b_need_no_local_memory(tmp_path: Path) -> None:
     processes = plan_local_run(compose(["sandbox=e2b", *PUBLIC]), tmp_path).processes
     assert "sandbox" not in {process.name for process in processes}

@@ -159,7 +159,7 @@ class LocalBackend:
             raise SandboxError(f"{spec.name!r} is no name for a sandbox: letters, digits, '._-'")
         self._refuse_open(spec.name)
         if spec.image is not None or spec.source is None:
-            raise SandboxError("sandbox=local has no images: choose sandbox=docker or sandbox=e2b")
+            raise SandboxError("sandbox=local has no images: choose sandbox=docker, podman or e2b")
         if spec.source not in self._small:
             self._small[spec.source] = await asyncio.to_thread(is_small, spec.source)
             self._refuse_open(spec.name)  # another one may have opened during the await
@@ -181,7 +181,7 @@ class LocalBackend:
 
     async def build_image(self, context: Path, tag: str, *, deadline_s: float) -> None:
         """Raise SandboxError: there are no images."""
-        raise SandboxError("sandbox=local builds no images: choose sandbox=docker")
+        raise SandboxError("sandbox=local builds no images: choose sandbox=docker or podman")
 
     def guarantees(self) -> dict[str, str]:
         """Return what holds here, as the probe found it."""

@@ -144,7 +144,8 @@ class EgressProxy:
             except OSError as error:
                 raise SandboxError(
                     f"the egress proxy cannot listen on {address}: {error}; gateway.public_url "
-                    "must name an address of this machine on the sandboxes' docker network"
+                    "must name an address of this machine on the sandboxes' network (of podman's: "
+                    "as root, with netavark, while a container is on it)"
                 ) from error
 
     def open_account(self, policy: EgressPolicy) -> EgressAccount:

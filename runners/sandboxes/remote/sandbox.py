@@ -389,7 +389,7 @@ class RemoteBackend(ABC):
         """Raise SandboxError: this provider takes images that exist."""
         raise SandboxError(
             "these sandboxes build no images: build the task's environment yourself and name it in "
-            "[environment] docker_image, or choose sandbox=docker"
+            "[environment] docker_image, or choose sandbox=docker or podman"
         )
 
     @abstractmethod

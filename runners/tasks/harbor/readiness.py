@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conf.sections.sandbox import (
-    DockerSandboxConfig,
+    ContainerSandboxConfig,
     E2bSandboxConfig,
     LocalSandboxConfig,
     SandboxConfig,
@@ -37,8 +37,8 @@ def check_readiness(task: Task, sandbox: SandboxConfig) -> None:
     match sandbox:
         case LocalSandboxConfig():
             _check_local(found, sandbox)
-        case DockerSandboxConfig():
-            _check_docker(found, sandbox)
+        case ContainerSandboxConfig():
+            _check_containers(found, sandbox)
         case E2bSandboxConfig():
             _check_e2b(found)
 
@@ -76,7 +76,7 @@ def _check_local(found: TaskDirectory, sandbox: LocalSandboxConfig) -> None:
     _check_memory(found, sandbox.memory_mb)
 
 
-def _check_docker(found: TaskDirectory, sandbox: DockerSandboxConfig) -> None:
+def _check_containers(found: TaskDirectory, sandbox: ContainerSandboxConfig) -> None:
     _check_memory(found, sandbox.memory_mb)
     cpus = found.config.environment.cpus
     if cpus is not None and cpus > sandbox.cpus:
@@ -93,7 +93,7 @@ def _check_e2b(found: TaskDirectory) -> None:
     if found.dockerfile is not None:
         raise ValueError(
             "it has a Dockerfile, and sandbox=e2b builds no images: build and push it, name it in "
-            "[environment] docker_image, or choose sandbox=docker"
+            "[environment] docker_image, or choose sandbox=docker or podman"
         )
 
 

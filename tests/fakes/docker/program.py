@@ -288,10 +288,7 @@ def show(words: list[str]) -> None:
     for file in STATE.glob("*/facts.json"):
         facts = json.loads(file.read_text())
         if wanted in {f"label={name}={value}" for name, value in facts["labels"].items()}:
-            shown = line.replace("{{.ID}}", facts["id"][:12])
-            for name, value in facts["labels"].items():
-                shown = shown.replace(f'{{{{.Label "{name}"}}}}', value)
-            print(shown)
+            print(line.replace("{{.Names}}", facts["name"]))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pytest
 
 from conf.compose import compose
 from runners.sandboxes.contract import Sandbox, SandboxError, SandboxSpec
-from runners.sandboxes.remote.docker import DockerBackend
+from runners.sandboxes.remote.containers import ContainerBackend
 from runners.sandboxes.remote.sandbox import HOME
 from runners.tasks.contract import Task, VerdictKind
 from runners.tasks.dataset_files import DatasetError
@@ -79,7 +79,7 @@ echo installed > node_modules/dep/index.js
 class Bench:
     """A backend with one image, and the task of one row of it."""
 
-    backend: DockerBackend
+    backend: ContainerBackend
     task: Task
     """Its repository is made."""
 
@@ -127,7 +127,7 @@ async def bench(folder: Path, row: dict[str, Any], image: str) -> AsyncIterator[
         module = sys.modules.get(name) or __import__(name)
         shutil.copytree(Path(str(module.__file__)).parent, site / name)
     with docker_program(folder / "bin", image=image, layer=folder / "layer"):
-        backend = DockerBackend(docker_settings(), folder / "driver")
+        backend = ContainerBackend(docker_settings(), folder / "driver")
         file = write(folder / "rows.jsonl", [row])
         (task,) = load_dataset(config(file), str(file))
         assert task.origin is not None

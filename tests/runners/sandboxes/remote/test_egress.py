@@ -14,7 +14,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import ConfigError
 from runners.sandboxes.contract import EgressAttempt, SandboxError, SandboxSpec
-from runners.sandboxes.remote import docker, e2b
+from runners.sandboxes.remote import containers, e2b
 from runners.sandboxes.remote.egress import MOST_ATTEMPTS, EgressAccount, EgressPolicy, EgressProxy
 from runners.tasks.contract import EvalCommand, Origin, Task
 from runners.tasks.denied_hosts import denied_hosts
@@ -195,7 +195,7 @@ async def test_a_container_reaches_other_hosts_only_by_the_proxy_that_records_th
     (source := tmp_path / "source").mkdir()
     settings = docker_settings(network="agents", egress="none")
     with docker_program(tmp_path / "bin", internal="agents"):
-        backend = docker.DockerBackend(settings, tmp_path / "driver")
+        backend = containers.ContainerBackend(settings, tmp_path / "driver")
         sandbox = await backend.create(agent(source))
         result = await sandbox.run(["python", "-c", FETCH], deadline_s=60)
         assert b"403" in result.stderr, result
@@ -215,12 +215,12 @@ async def test_a_network_that_leads_around_the_proxy_is_refused_with_the_fix(
         pytest.skip("this machine cannot stand in for a docker engine")
     (source := tmp_path / "source").mkdir()
     with docker_program(tmp_path / "bin"):
-        backend = docker.DockerBackend(docker_settings(egress="none"), tmp_path / "driver")
+        backend = containers.ContainerBackend(docker_settings(egress="none"), tmp_path / "driver")
         with pytest.raises(SandboxError, match="network=bridge leads further: `docker network"):
             await backend.create(agent(source))
         other = docker_settings(egress="log", network="unknown")
         with pytest.raises(SandboxError, match="network unknown not found"):
-            await docker.DockerBackend(other, tmp_path / "other").create(agent(source))
+            await containers.ContainerBackend(other, tmp_path / "other").create(agent(source))
         await backend.close()
 
 

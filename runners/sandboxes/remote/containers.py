@@ -1,4 +1,8 @@
-"""The ``docker`` backend: containers of the engine that the ``docker`` program reaches.
+"""The ``docker`` and ``podman`` backends: containers of the engine that the program of that name
+reaches.
+
+Both programs take the same command lines, but for what ``RUN_FLAGS``, ``REMOVE_FLAGS`` and
+``qualify_image`` say.
 
 Invariant: a container's root has only the capabilities that our set-up needs (users, owners, kill).
 The agent has none, and ``no-new-privileges`` keeps it so.
@@ -12,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from conf.sections.sandbox import DockerSandboxConfig
+from conf.sections.sandbox import ContainerSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.remote.egress import (
     EgressAccount,
@@ -24,78 +28,86 @@ from runners.sandboxes.remote.egress import (
 from runners.sandboxes.remote.sandbox import RemoteBackend, RemoteSandbox
 
 RUN_LABEL = "agentrl_run"
-NAME_LABEL = "agentrl_name"
-"""Labels of a container: the run's tag, the sandbox's name."""
+"""Label of a container: the run's tag."""
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
 PULL_S = 600.0
 """To start a container; its image may have to be pulled first."""
 CALL_S = 60.0
 COPY_S = 300.0
-NOT_FOUND = "No such container"
-"""In the error for a container that is gone; ``docker`` has no exit code of its own for it."""
-
+NOT_FOUND = "no such container"
+"""In the error for a container that is gone, but for capitals; there is no exit code for it."""
+RUN_FLAGS = {
+    "docker": (),
+    # By default podman puts the host's proxies, often with a password, into every container.
+    "podman": ("--http-proxy=false",),
+}
+REMOVE_FLAGS = {
+    "docker": (),
+    # By default podman waits ten seconds for the container to end by itself.
+    "podman": ("--time", "0"),
+}
+DOCKER_HUB = "docker.io"
 
 INTERNAL = (
-    ", by a proxy that records attempts; what listens on this machine at the address of docker's "
+    ", by a proxy that records attempts; what listens on this machine at the address of the "
     "network {config.network} is reached too; graders have no network"
 )
 EGRESS = {
     "none": f"no other host{INTERNAL}",
     "allow": f"and {{config.egress_hosts}}{INTERNAL}",
     "log": f"NOT KEPT: all public hosts but the task's own{INTERNAL}",
-    "open": "NOT KEPT for agents: what docker's network {config.network} leads to, unrecorded; "
+    "open": "NOT KEPT for agents: what the network {config.network} leads to, unrecorded; "
     "graders have no network",
 }
 """The part of the promise that is kept, by ``sandbox.egress``."""
 
 
-def run_argv(config: DockerSandboxConfig, spec: SandboxSpec, tag: str) -> list[str]:
-    """Return the command that starts a container, which then only waits."""
+def run_argv(config: ContainerSandboxConfig, spec: SandboxSpec, tag: str, image: str) -> list[str]:
+    """Return the command that starts a container of an image, which then only waits."""
     network = config.network if spec.network == "gateway" else "none"
-    labels = {RUN_LABEL: tag, NAME_LABEL: spec.name}
     return [
-        *("docker", "run", "--detach", "--init", "--name", container_name(tag, spec.name)),
-        *(word for name, value in labels.items() for word in ("--label", f"{name}={value}")),
+        *(config.kind, "run", "--detach", "--init", *RUN_FLAGS[config.kind]),
+        *("--name", container_name(tag, spec.name), "--label", f"{RUN_LABEL}={tag}"),
         *("--network", network, "--user", "0", "--workdir", "/"),
         # Equal to --memory: memory and swap together, so no swap.
         *("--memory", f"{config.memory_mb}m", "--memory-swap", f"{config.memory_mb}m"),
         *("--pids-limit", str(config.processes), "--cpus", f"{config.cpus:g}"),
         *("--security-opt", "no-new-privileges", "--cap-drop", "ALL"),
         *(word for capability in CAPABILITIES for word in ("--cap-add", capability)),
-        *("--entrypoint", "sleep", spec.image or config.image, "infinity"),
+        *("--entrypoint", "sleep", image, "infinity"),
     ]
 
 
-def exec_argv(name: str, script: str, *, stdin: bool = False) -> list[str]:
+def exec_argv(program: str, name: str, script: str, *, stdin: bool = False) -> list[str]:
     """Return the command that runs a script in a container as root."""
     interactive = ["--interactive"] if stdin else []
-    return ["docker", "exec", *interactive, "--user", "0", name, "sh", "-c", script]
+    return [program, "exec", *interactive, "--user", "0", name, "sh", "-c", script]
 
 
-def build_argv(context: Path, tag: str) -> list[str]:
+def build_argv(program: str, context: Path, tag: str) -> list[str]:
     """Return the command that builds an image from a directory with a Dockerfile."""
-    return ["docker", "build", "--quiet", "--tag", tag, str(context)]
+    return [program, "build", "--quiet", "--tag", tag, str(context)]
 
 
-def find_image_argv(tag: str) -> list[str]:
+def find_image_argv(program: str, tag: str) -> list[str]:
     """Return the command that prints the id of an image, or nothing."""
-    return ["docker", "images", "--quiet", tag]
+    return [program, "images", "--quiet", tag]
 
 
-def inspect_argv(network: str) -> list[str]:
+def inspect_argv(program: str, network: str) -> list[str]:
     """Return the command that prints whether a network is internal: ``true`` or ``false``."""
-    return ["docker", "network", "inspect", "--format", "{{.Internal}}", network]
+    return [program, "network", "inspect", "--format", "{{.Internal}}", network]
 
 
-def list_argv(tag: str) -> list[str]:
-    """Return the command that lists a run's containers: id and sandbox name, a line each."""
-    line = f'{{{{.ID}}}} {{{{.Label "{NAME_LABEL}"}}}}'
-    return ["docker", "ps", "--all", "--filter", f"label={RUN_LABEL}={tag}", "--format", line]
+def list_argv(program: str, tag: str) -> list[str]:
+    """Return the command that lists the names of a run's containers, a line each."""
+    label = f"label={RUN_LABEL}={tag}"
+    return [program, "ps", "--all", "--filter", label, "--format", "{{.Names}}"]
 
 
-def remove_argv(name: str) -> list[str]:
+def remove_argv(program: str, name: str) -> list[str]:
     """Return the command that ends and removes a container."""
-    return ["docker", "rm", "--force", "--volumes", name]
+    return [program, "rm", "--force", *REMOVE_FLAGS[program], "--volumes", name]
 
 
 def container_name(tag: str, name: str) -> str:
@@ -103,21 +115,35 @@ def container_name(tag: str, name: str) -> str:
     return f"agentrl-{tag[:12]}-{name}"
 
 
-class DockerBackend(RemoteBackend):
+def qualify_image(image: str) -> str:
+    """Return an image's name with its registry, as docker reads one without.
+
+    podman pulls no image whose registry it must guess, unless this machine names one for that.
+    """
+    registry, slash, _ = image.partition("/")
+    if slash and (registry == "localhost" or "." in registry or ":" in registry):
+        return image
+    return f"{DOCKER_HUB}/{image}" if slash else f"{DOCKER_HUB}/library/{image}"
+
+
+class ContainerBackend(RemoteBackend):
     """Containers of one run."""
 
-    def __init__(self, config: DockerSandboxConfig, root: Path) -> None:
+    def __init__(self, config: ContainerSandboxConfig, root: Path) -> None:
         """``root`` keeps the run's tag, and archives in transfer."""
         super().__init__(root)
         self._config = config
+        self._program = config.kind
         self._proxy = EgressProxy()
         self._closed_network = False
         self._builds: dict[str, asyncio.Lock] = {}
         """By tag: held while an image is built."""
+        self._images: dict[str, str] = {}
+        """Names that containers are started with, by the names that tasks have for them."""
 
     async def create(self, spec: SandboxSpec) -> RemoteSandbox:
         """Start a container and copy the workspace there; see the contract."""
-        container = _Container(container_name(self._tag, spec.name))
+        container = _Container(self._program, container_name(self._tag, spec.name))
         if spec.network == "gateway" and self._config.egress != "open":
             account, spec = await self._control_egress(spec)
             sandbox = RemoteSandbox(
@@ -130,24 +156,39 @@ class DockerBackend(RemoteBackend):
         else:
             sandbox = RemoteSandbox(spec, container, self._scratch)
         try:
-            await run_docker(run_argv(self._config, spec, self._tag), deadline_s=PULL_S)
+            image = await self._find_image(spec.image or self._config.image)
+            argv = run_argv(self._config, spec, self._tag, image)
+            # podman leaves a file `oom` in the directory where it ran if a container's memory is
+            # used up.
+            await run_program(argv, deadline_s=PULL_S, cwd=self._scratch)
             await sandbox.open()
         except BaseException:
             await sandbox.close()
             raise
         return sandbox
 
+    async def _find_image(self, name: str) -> str:
+        """Return the name by which the engine has or pulls an image."""
+        if self._program == "docker":
+            return name
+        if name not in self._images:
+            argv = find_image_argv(self._program, name)
+            here = (await run_program(argv, deadline_s=CALL_S)).strip()
+            self._images[name] = name if here else qualify_image(name)
+        return self._images[name]
+
     async def _control_egress(self, spec: SandboxSpec) -> tuple[EgressAccount, SandboxSpec]:
         """Open an agent's account with the proxy; raises SandboxError if it could go around it."""
         config, host = self._config, find_gateway_host(spec.gateway_url)
         if not self._closed_network:
-            printed = await run_docker(inspect_argv(config.network), deadline_s=CALL_S)
+            argv = inspect_argv(self._program, config.network)
+            printed = await run_program(argv, deadline_s=CALL_S)
             if printed.strip() != b"true":
                 raise SandboxError(
-                    f"sandbox.egress={config.egress} needs a docker network that leads to this "
-                    f"machine alone, and sandbox.network={config.network} leads further: `docker "
-                    "network create --internal NAME`, sandbox.network=NAME and gateway.public_url "
-                    "at that network's gateway address; or sandbox.egress=open"
+                    f"sandbox.egress={config.egress} needs a network that leads to this machine "
+                    f"alone, and sandbox.network={config.network} leads further: "
+                    f"`{self._program} network create --internal NAME`, sandbox.network=NAME and "
+                    "gateway.public_url at that network's gateway address; or sandbox.egress=open"
                 )
             self._closed_network = True
         await self._proxy.start(host)
@@ -160,8 +201,9 @@ class DockerBackend(RemoteBackend):
     async def build_image(self, context: Path, tag: str, *, deadline_s: float) -> None:
         """Build an image unless the engine has it; see the contract."""
         async with self._builds.setdefault(tag, asyncio.Lock()):
-            if not (await run_docker(find_image_argv(tag), deadline_s=CALL_S)).strip():
-                await run_docker(build_argv(context, tag), deadline_s=deadline_s)
+            argv = find_image_argv(self._program, tag)
+            if not (await run_program(argv, deadline_s=CALL_S)).strip():
+                await run_program(build_argv(self._program, context, tag), deadline_s=deadline_s)
 
     async def close(self) -> None:
         """End every container of this run, and the proxy."""
@@ -181,55 +223,60 @@ class DockerBackend(RemoteBackend):
 
     async def _end(self, names: set[str] | None) -> None:
         """Remove this run's containers of these names, or all."""
-        listing = await run_docker(list_argv(self._tag), deadline_s=CALL_S)
-        found = [line.partition(" ") for line in listing.decode().splitlines()]
-        ids = [container_id for container_id, _, name in found if names is None or name in names]
-        await asyncio.gather(*(_Container(container_id).terminate() for container_id in ids))
+        listing = await run_program(list_argv(self._program, self._tag), deadline_s=CALL_S)
+        found = set(listing.decode().split())
+        if names is not None:
+            found &= {container_name(self._tag, name) for name in names}
+        await asyncio.gather(*(_Container(self._program, each).terminate() for each in found))
 
 
 class _Container:
     """A container as a machine."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, program: str, name: str) -> None:
+        self._program = program
         self._name = name
 
     async def run_script(self, script: str, *, deadline_s: float) -> bytes:
         """Run a script as root; see the contract."""
-        return await run_docker(exec_argv(self._name, script), deadline_s=deadline_s)
+        return await run_program(
+            exec_argv(self._program, self._name, script), deadline_s=deadline_s
+        )
 
     async def write_file(self, path: str, content: bytes | Path) -> None:
         """Write a file as root; see the contract."""
         script = f"mkdir -p {shlex.quote(path.rpartition('/')[0])} && cat > {shlex.quote(path)}"
-        argv = exec_argv(self._name, script, stdin=True)
+        argv = exec_argv(self._program, self._name, script, stdin=True)
         if isinstance(content, bytes):
-            await run_docker(argv, stdin=content, deadline_s=COPY_S)
+            await run_program(argv, stdin=content, deadline_s=COPY_S)
             return
         with content.open("rb") as file:
-            await run_docker(argv, stdin=file, deadline_s=COPY_S)
+            await run_program(argv, stdin=file, deadline_s=COPY_S)
 
     async def read_file(self, path: str, target: Path) -> None:
         """Stream a file to the host; see the contract."""
         with target.open("wb") as file:
-            argv = exec_argv(self._name, f"cat {shlex.quote(path)}")
-            await run_docker(argv, stdout=file, deadline_s=COPY_S)
+            argv = exec_argv(self._program, self._name, f"cat {shlex.quote(path)}")
+            await run_program(argv, stdout=file, deadline_s=COPY_S)
 
     async def terminate(self) -> None:
         """Remove it; see the contract."""
         try:
-            await run_docker(remove_argv(self._name), deadline_s=CALL_S)
+            await run_program(remove_argv(self._program, self._name), deadline_s=CALL_S)
         except SandboxError as error:
-            if NOT_FOUND not in str(error):
+            if NOT_FOUND not in str(error).lower():
                 raise
 
 
-async def run_docker(
+async def run_program(
     argv: list[str],
     *,
     deadline_s: float,
     stdin: bytes | IO[bytes] = b"",
     stdout: IO[bytes] | None = None,
+    cwd: Path | None = None,
 ) -> bytes:
-    """Run the ``docker`` program and return its output; raises SandboxError.
+    """Run a command line and return its output; raises SandboxError.
 
     A file as ``stdin`` or ``stdout`` is passed to the program, so its content is not read here.
     """
@@ -242,9 +289,10 @@ async def run_docker(
             stdin=pipe if isinstance(stdin, bytes) else stdin,
             stdout=stdout or pipe,
             stderr=pipe,
+            cwd=cwd,
         )
     except OSError as error:
-        raise SandboxError(f"cannot run {argv[0]}: {error.strerror}; install docker") from error
+        raise SandboxError(f"cannot run {argv[0]}: {error.strerror}; install {argv[0]}") from error
     try:
         async with asyncio.timeout(deadline_s):
             out, err = await process.communicate(data)
