@@ -20,7 +20,7 @@ from runners.evaluation.files import replace_file
 from runners.store.json_text import dumps
 from runners.store.store_error import raise_store_errors
 from runners.tasks.contract import EvalScript, Patch, Task
-from runners.tasks.graders.official import EMPTY_REPORT, build_spec, is_installed, read_report
+from runners.tasks.graders.official import EMPTY_REPORT, is_installed, read_logs
 from runners.tasks.graders.task_grader import log_file
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY
 from runners.tasks.patch_record import encode_patch_text
@@ -28,6 +28,8 @@ from runners.tasks.patch_record import encode_patch_text
 INSTANCES = "instances.jsonl"
 LOGS = Path("logs", "run_evaluation")
 LOG, REPORT, PATCH = "test_output.txt", "report.json", "patch.diff"
+BATCH = 100
+"""Logs that one process reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,16 @@ def write_logs(run_dir: Path, sample: int, model: str, submissions: Iterable[Sub
     Files about an unchanged log are kept, so that a resumed evaluation parses no log twice.
     """
     parent = run_dir / LOGS / run_id(run_dir, sample) / model.replace("/", "__")
+    lacking: list[Submission] = []
     for submission in submissions:
-        if not submission.is_tested:
-            continue
-        folder = parent / submission.task.id
-        with raise_store_errors(folder):
-            _write_log_dir(run_dir, folder, submission)
+        if submission.is_tested:
+            folder = parent / submission.task.id
+            with raise_store_errors(folder):
+                _write_log_dir(run_dir, folder, submission)
+            if submission.solved is not None and not (folder / REPORT).exists():
+                lacking.append(submission)
+    for start in range(0, len(lacking), BATCH):
+        _write_reports(parent, lacking[start : start + BATCH])
 
 
 def classify_failures(run_dir: Path, submissions: Iterable[Submission]) -> dict[str, FailureCause]:
@@ -132,18 +138,23 @@ def _write_log_dir(run_dir: Path, folder: Path, submission: Submission) -> None:
             _link_or_copy(stored_log, log)
     if submission.solved is None:
         report.unlink(missing_ok=True)
-    elif not report.exists():
-        document = {submission.task.id: _report(submission, log)}
-        replace_file(report, json.dumps(document, indent=4) + "\n")
 
 
-def _report(submission: Submission, log: Path) -> dict[str, Any]:
-    """Return the package's report of a log, with our own verdict, because a log can be forged."""
-    applied = not submission.reason.startswith(DOES_NOT_APPLY)
-    report = {**EMPTY_REPORT, "patch_successfully_applied": applied}
-    if log.exists() and is_installed():
-        report = read_report(submission.task, build_spec(submission.task), log)
-    return {**report, "resolved": submission.solved}
+def _write_reports(parent: Path, submissions: list[Submission]) -> None:
+    """Write the package's reports of logs, with our own verdicts, because a log can be forged."""
+    logs = {each.task.id: parent / each.task.id / LOG for each in submissions}
+    found: dict[str, dict[str, Any]] = {}
+    read = [each.task for each in submissions if logs[each.task.id].exists()]
+    if read and is_installed():
+        reports = read_logs([(task, logs[task.id]) for task in read])
+        found = {task.id: report for task, report in zip(read, reports, strict=True)}
+    for each in submissions:
+        applied = not each.reason.startswith(DOES_NOT_APPLY)
+        report = found.get(each.task.id, {**EMPTY_REPORT, "patch_successfully_applied": applied})
+        document = {each.task.id: {**report, "resolved": each.solved}}
+        folder = parent / each.task.id
+        with raise_store_errors(folder):
+            replace_file(folder / REPORT, json.dumps(document, indent=4) + "\n")
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

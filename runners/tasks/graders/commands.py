@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from runners.sandboxes.contract import CommandResult, Sandbox
@@ -139,15 +140,30 @@ async def judge_parsed(
         output_limit=OUTPUT_LIMIT,
     )
     log = tests.stdout + tests.log
-    found = _read_results(parsed)
+    found = read_results(parsed)
     if found is None:
         output = parsed.stderr[-400:].decode(errors="replace").strip()
         reason = f"the parser failed: {output}"
         return make_verdict(task, VerdictKind.UNSOLVED, reason, log=log)
-    for name, outcome in tests.outcomes.items():
-        if name in found and outcome not in PASSING:
-            found[name] = "failed"
-    results = list_results(task, lambda name: found.get(name, "missing"))
+    return judge_results(task, tests, found, log=log, missing_passes=missing_passes)
+
+
+def judge_results(
+    task: Task,
+    tests: ScriptRun,
+    found: Mapping[str, TestResult],
+    *,
+    log: bytes,
+    missing_passes: bool = False,
+) -> Verdict:
+    """Return the verdict by what a parser reports and, as far as it has seen the tests, pytest."""
+    seen = {name: outcome in PASSING for name, outcome in tests.outcomes.items()}
+    results = list_results(
+        task,
+        lambda name: (
+            "failed" if name in found and not seen.get(name, True) else found.get(name, "missing")
+        ),
+    )
     unproven = next(iter(tests.unproven.values()), "")
     return judge_tests(
         task,
@@ -165,7 +181,7 @@ def _encode_request(parser: str, tests: ScriptRun) -> bytes:
     return json.dumps({"parser": parser, **printed}).encode()
 
 
-def _read_results(parsed: CommandResult) -> dict[str, TestResult] | None:
+def read_results(parsed: CommandResult) -> dict[str, TestResult] | None:
     """Return the tests that the parser reports; None if it gave no result.
 
     A test that is reported twice, once as failed, has failed.

@@ -1,8 +1,7 @@
 """Judge of Multi-SWE: the image's script runs the tests, ``multi-swe-bench`` reads the log.
 
-The package has one log parser per repository. It only reads text here: its docker is not used. The
-code under test decides what is in a log and how long it is, so a process with a deadline reads it.
-Any code can print into a log and forge it; where pytest ran, what our plugin saw fail has failed.
+The package has one log parser per repository. It only reads text here: its docker is not used. Any
+code can print into a log and forge it; where pytest ran, what our plugin saw fail has failed.
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ import asyncio
 import importlib
 import importlib.util
 import json
-import subprocess
-import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
 from runners.sandboxes.contract import Sandbox
 from runners.tasks.contract import MultiSweLog, Task, TestResult, Verdict, VerdictKind
 from runners.tasks.graders.eval_script import PASSING, ScriptRun, run_script
+from runners.tasks.graders.log_reader import UnreadableLogError, answer, log_file, read_apart
 from runners.tasks.graders.verdicts import judge_tests, list_results, make_verdict
 
 PACKAGE = "multi_swe_bench"
@@ -26,8 +26,8 @@ MISSING = (
     "rows of Multi-SWE need the log parsers of the package multi-swe-bench: pip install "
     "multi-swe-bench"
 )
-PARSE_S = 120.0
-"""To read a log; importing the package takes some 5 s of it."""
+MODULE = "runners.tasks.graders.multi_swe"
+"""This module, which reads logs as a program too."""
 
 
 class MultiSweError(AgentrlError):
@@ -40,20 +40,19 @@ def check_package(request: dict[str, Any]) -> None:
     """Raise MultiSweError without the package, ValueError if it has no parser for a repository."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise MultiSweError(MISSING)
-    make_instance(json.dumps(request))
+    make_instance(request)
 
 
-def make_instance(request: str) -> Any:
+def make_instance(request: Mapping[str, Any]) -> Any:
     """Return the package's object of a pull request, which parses its logs; raises ValueError."""
     harness = f"{PACKAGE}.harness"
     importlib.import_module(f"{harness}.repos")  # registers the parsers of all repositories
-    fields = json.loads(request)
     image = importlib.import_module(f"{harness}.image")
     instance = importlib.import_module(f"{harness}.instance").Instance
     pull = importlib.import_module(f"{harness}.pull_request")
     base = pull.Base(label="", ref="", sha="")
     request_object = pull.PullRequest(
-        **fields,
+        **request,
         state="",
         title="",
         body="",
@@ -80,10 +79,13 @@ def judge_log(task: Task, run: ScriptRun) -> Verdict:
     if not run.started and run.late_s is None:
         return make_verdict(task, VerdictKind.INFRA, "the script was not started", log=run.log)
     try:
-        passed, seen = _read_log(task.grading.request, run.log)
-    except (subprocess.SubprocessError, ValueError) as error:
+        with log_file(run.log) as file:
+            request = {"pull": json.loads(task.grading.request), "log": str(file)}
+            found = read_apart(MODULE, request)
+    except UnreadableLogError as error:
         reason = f"the log cannot be read: {error}"
         return make_verdict(task, VerdictKind.UNSOLVED, reason, log=run.log)
+    passed, seen = set(found["passed"]), set(found["others"])
     seen |= {name for name, outcome in run.outcomes.items() if outcome not in PASSING}
 
     def result_of(name: str) -> TestResult:
@@ -97,27 +99,12 @@ def judge_log(task: Task, run: ScriptRun) -> Verdict:
     )
 
 
-def _read_log(request: str, log: bytes) -> tuple[set[str], set[str]]:
-    """Return the tests that passed, and the other ones; raises SubprocessError and ValueError."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", __spec__.name, request],
-        input=log,
-        capture_output=True,
-        timeout=PARSE_S,
-        check=False,
-    )
-    if done.returncode:
-        raise ValueError(done.stderr[-300:].decode(errors="replace").strip())
-    found = json.loads(done.stdout)
-    return set(found["passed"]), set(found["others"])
-
-
-def main() -> None:
-    """Read a log from stdin, and print the tests that passed and the others, as JSON."""
-    found = make_instance(sys.argv[1]).parse_log(sys.stdin.buffer.read().decode(errors="replace"))
+def read_log(request: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the tests that passed, and the other ones."""
+    found = make_instance(request["pull"]).parse_log(Path(request["log"]).read_text())
     others = {*found.failed_tests, *found.skipped_tests}
-    print(json.dumps({"passed": sorted(found.passed_tests), "others": sorted(others)}))
+    return {"passed": sorted(found.passed_tests), "others": sorted(others)}
 
 
 if __name__ == "__main__":
-    main()
+    answer(read_log)

@@ -87,7 +87,7 @@ async def both_verdicts(
     if spec is None:
         return eval_script.judge_run(task, run), None
     # As if pytest had reported nothing: the package's word alone.
-    alone = official.judge_log(task, spec, replace(run, began=False))
+    alone = await asyncio.to_thread(official.judge_log, task, replace(run, began=False))
     return eval_script.judge_run(task, run), replace(alone, official=None)
 
 

@@ -30,7 +30,13 @@ from runners.tasks.graders.eval_script import (
     run_script,
     script_mounts,
 )
-from runners.tasks.graders.official import build_spec, judge_log, read_report
+from runners.tasks.graders.log_reader import log_file
+from runners.tasks.graders.official import (
+    build_spec,
+    describe_instance,
+    judge_report,
+    read_report,
+)
 from runners.tasks.grading import SandboxGrader
 from tests.runners.tasks.pytest_tasks import (
     diff_of,
@@ -123,7 +129,7 @@ async def test_a_module_that_impersonates_our_plugin_does_not_solve(
 
 @needs_package
 async def test_a_log_that_fools_the_official_judge_does_not_fool_ours(
-    backend: LocalBackend, task: Task, tmp_path: Path
+    backend: LocalBackend, task: Task
 ) -> None:
     grading, forged = task.grading, FORGERIES["a printed summary, then the end"]
     assert isinstance(grading, EvalScript)
@@ -140,9 +146,10 @@ async def test_a_log_that_fools_the_official_judge_does_not_fool_ours(
         run = await run_script(grading.workdir, spec.eval_script, sandbox, 30)
     finally:
         await sandbox.close()
-    (tmp_path / "log").write_bytes(run.log)
-    assert read_report(task, spec, tmp_path / "log")["resolved"]
-    assert judge_log(task, spec, run).kind is VerdictKind.UNSOLVED
+    with log_file(run.log) as file:
+        report = read_report(describe_instance(task), str(file))
+    assert report["resolved"]
+    assert judge_report(task, run, report).kind is VerdictKind.UNSOLVED
 
 
 async def test_a_loop_is_unsolved_at_the_deadline(backend: LocalBackend, task: Task) -> None:

@@ -17,7 +17,15 @@ from runners.tasks.dataset_files import DatasetError
 from runners.tasks.datasets import load_dataset, read_dataset
 from runners.tasks.graders import eval_script
 from runners.tasks.graders.eval_script import ScriptRun
-from runners.tasks.graders.official import OfficialError, build_spec, judge_log, read_report
+from runners.tasks.graders.log_reader import log_file
+from runners.tasks.graders.official import (
+    OfficialError,
+    describe_instance,
+    judge_log,
+    judge_report,
+    read_logs,
+    read_report,
+)
 from runners.tasks.log_parsers import id_normalizer
 from runners.tasks.schemas.row import RowContext
 from runners.tasks.schemas.swebench import SwebenchRow
@@ -200,9 +208,15 @@ def outcomes_of(text: str) -> dict[str, str]:
     return {name: words[word] for word, _, name in lines if word in words and "::" in name}
 
 
+def read_log(task: Task, run: ScriptRun) -> dict[str, Any]:
+    """Return the package's report on the log of a run."""
+    with log_file(run.log) as file:
+        return read_report(describe_instance(task), str(file))
+
+
 @needs_package
 @pytest.mark.parametrize("kind", CASES)
-def test_a_classic_log_is_read_as_the_package_reads_it(kind: str, tmp_path: Path) -> None:
+def test_a_classic_log_is_read_as_the_package_reads_it(kind: str) -> None:
     repo, text, passing, failing = CASES[kind]
     run = ScriptRun(started=True, exit_code=0, log=eval_log(text))
     for wanted, kept, solved, counts in (
@@ -211,11 +225,9 @@ def test_a_classic_log_is_read_as_the_package_reads_it(kind: str, tmp_path: Path
         ([*failing, passing[0]], [], False, (1, 0)),
     ):
         task = classic_task(repo, wanted, kept)
-        spec = build_spec(task)
-        verdict = judge_log(task, spec, run)
-        file = tmp_path / "log"
-        file.write_bytes(run.log)
-        assert read_report(task, spec, file)["resolved"] is solved
+        report = read_log(task, run)
+        verdict = judge_report(task, run, report)
+        assert report["resolved"] is solved
         assert (verdict.kind is VerdictKind.SOLVED) is solved, verdict
         assert (verdict.fail_to_pass_passed, verdict.pass_to_pass_passed) == counts
 
@@ -227,12 +239,14 @@ def test_our_plugin_and_the_log_agree_on_a_run(kind: str) -> None:
     run = ScriptRun(True, True, outcomes_of(text), 0, eval_log(text))
     for wanted, kept in ((passing, []), (passing, failing), (failing, passing)):
         task = classic_task(repo, wanted, kept)
-        ours, theirs = eval_script.judge_run(task, run), judge_log(task, build_spec(task), run)
+        ours = eval_script.judge_run(task, run)
+        report = read_log(task, run)
+        theirs = judge_report(task, run, report)
         assert replace(ours, tests=()) == replace(theirs, tests=(), official=None)
         passed = [[t.name for t in v.tests if t.result == "passed"] for v in (ours, theirs)]
         assert passed[0] == passed[1]
         assert theirs.official is (theirs.kind is VerdictKind.SOLVED)
-        alone = judge_log(task, build_spec(task), replace(run, began=False))
+        alone = judge_report(task, replace(run, began=False), report)
         assert alone == theirs, "the plugin takes nothing away from an honest run"
 
 
@@ -240,9 +254,25 @@ def test_our_plugin_and_the_log_agree_on_a_run(kind: str) -> None:
 def test_a_line_that_breaks_the_packages_parser_solves_nothing() -> None:
     run = ScriptRun(started=True, exit_code=0, log=eval_log(f"{DJANGO}FAIL:\n"))
     task = classic_task("django/django", [f"test_empty {DJANGO_TEST}"], [])
-    verdict = judge_log(task, build_spec(task), run)
+    verdict = judge_report(task, run, read_log(task, run))
     assert verdict.kind is VerdictKind.UNSOLVED
     assert "parse_log_django cannot read the log (IndexError" in verdict.reason
+
+
+@needs_package
+@pytest.mark.integration
+def test_a_log_that_no_parser_comes_to_an_end_with_solves_nothing() -> None:
+    task = classic_task("sympy/sympy", ["test_add"], [])
+    endless = ScriptRun(started=True, exit_code=0, log=eval_log("_ " * 400_000))
+    verdict = judge_log(task, endless, read_s=5)
+    assert verdict.kind is VerdictKind.UNSOLVED
+    assert verdict.reason == (
+        "the tests did not run: the log cannot be read: its parser did not end within 5 s"
+    )
+    read = ScriptRun(started=True, log=eval_log("test_add ok\n"))
+    with log_file(endless.log) as hostile, log_file(read.log) as honest:
+        reports = read_logs([(task, hostile), (task, honest)], read_s=5)
+    assert [report["resolved"] for report in reports] == [False, True]
 
 
 @needs_package
@@ -253,9 +283,9 @@ def test_a_skipped_test_that_the_log_names_is_not_broken() -> None:
     task = classic_task(
         "scikit-learn/scikit-learn", ["sklearn/tests/test_base.py::test_clone"], [name]
     )
-    assert judge_log(task, build_spec(task), run).kind is VerdictKind.SOLVED
+    assert judge_report(task, run, read_log(task, run)).kind is VerdictKind.SOLVED
     task = classic_task("scikit-learn/scikit-learn", [name], [])
-    assert judge_log(task, build_spec(task), run).kind is VerdictKind.UNSOLVED
+    assert judge_report(task, run, read_log(task, run)).kind is VerdictKind.UNSOLVED
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from runners.sandboxes.contract import SandboxError
 from runners.tasks.contract import EvalCommand, Task, Verdict, VerdictKind
 from runners.tasks.graders.task_grader import LINE, TAIL, TaskGrader, log_file
+from runners.tasks.rollout_result import RolloutResult
 from runners.tasks.task_repositories import use_repository_as_is
 from tests.fakes.hostile import STEERING, TEXTS
 from tests.runners.tasks.pytest_tasks import ScriptedGrader, scripted_verdict
@@ -62,6 +63,7 @@ async def test_a_log_is_kept_whole_and_the_verdict_has_its_end(task: Task, tmp_p
         ([FLAKY, FLAKY], 1, 2, VerdictKind.UNSOLVED),
         ([FLAKY, GOOD], 0, 1, VerdictKind.UNSOLVED),
         ([BROKEN], 1, 1, VerdictKind.UNSOLVED),
+        ([replace(FLAKY, fail_to_pass_passed=0, fail_to_pass_total=0)], 1, 1, VerdictKind.UNSOLVED),
         ([scripted_verdict(2, 1, timed_out=True)], 1, 1, VerdictKind.UNSOLVED),
         ([GOOD], 1, 1, VerdictKind.SOLVED),
     ],
@@ -113,6 +115,16 @@ async def test_rows_with_one_id_and_commit_share_no_verdict_unless_they_are_grad
     assert len({log_file(Path("run"), row, patch) for row in [*rows, *rows]}) == len(rows)
     assert scripted.tasks == rows, "each is graded, and once"
     assert found[4:] == found[:4] == [verdict.kind for verdict in scripted.verdicts]
+
+
+async def test_a_refused_patch_has_no_verdict_of_an_empty_one(task: Task) -> None:
+    empty = patch_of(b"")
+    refused = [replace(empty, refused=reason) for reason in ("too large", "unreadable")]
+    scripted = ScriptedGrader([GOOD, BROKEN, BROKEN])
+    grader = TaskGrader(scripted, use_repository_as_is)
+    for patch in [empty, *refused] * 2:
+        await grader.grade(task, RolloutResult.of_patch(patch), name="g", deadline_s=1)
+    assert len(scripted.names) == 3
 
 
 async def test_a_repository_that_cannot_be_made_is_infra_and_asked_for_again(task: Task) -> None:
