@@ -42,7 +42,7 @@ def render_tasks(listing: TaskListing) -> RenderableType:
 
 def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:
     """Return the plan of a job on this machine."""
-    run = job.config.run
+    run, held_out = job.config.run, job.config.eval_task.kind == "held_out"
     facts = _facts(f"plan{' of ' + job.label if job.label else ''}")
     facts.add_row("directory", str(job.run_dir))
     facts.add_row("policy", policy)
@@ -54,7 +54,8 @@ def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:
     facts.add_row(
         "evaluation",
         f"{plan.evaluation_rollouts:,} rollouts: {plan.evaluations} × {run.eval_tasks} "
-        "held-out tasks",
+        + ("held-out tasks" if held_out else f"tasks of eval_task={job.config.eval_task.kind}")
+        + (f" × {run.eval_attempts}" if run.eval_attempts > 1 else ""),
     )
     for name, value in find_key_numbers(job.config).describe().items():
         facts.add_row(name, value)

@@ -71,8 +71,12 @@ def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iter
     )
 
 
-def evaluation_rules(run: RunConfig, task: TaskConfig, eval_task: EvalTaskConfig) -> Iterator[Rule]:
-    """Yield the rules of evaluations: there are tasks for them, and an evaluation set has a use."""
+def evaluation_rules(
+    run: RunConfig, task: TaskConfig, eval_task: EvalTaskConfig, sampling: SamplingConfig
+) -> Iterator[Rule]:
+    """Yield the rules of evaluations: there are tasks for them, an evaluation set has a use, and
+    several attempts differ.
+    """
     own_set = not isinstance(eval_task, HeldOutEvalTaskConfig)
     if not own_set and not isinstance(task, SwebenchTaskConfig):
         yield (
@@ -84,6 +88,11 @@ def evaluation_rules(run: RunConfig, task: TaskConfig, eval_task: EvalTaskConfig
         own_set and not run.eval_tasks,
         f"run.eval_tasks=0, and eval_task={eval_task.kind} would never be measured: set "
         "run.eval_tasks to the number of its tasks, or drop eval_task",
+    )
+    yield (
+        run.eval_attempts > 1 and not sampling.eval_temperature,
+        f"run.eval_attempts={run.eval_attempts} and sampling.eval_temperature=0: all attempts at a "
+        "task would be the same; set sampling.eval_temperature above 0, or run.eval_attempts=1",
     )
 
 

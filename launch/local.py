@@ -77,9 +77,10 @@ def plan_local_run(config: Config, run_dir: Path) -> LocalPlan:
     processes = tuple(_plan_processes(config, cores, weights_mb))
     rollouts = config.run.steps * config.run.tasks_per_step * config.run.rollouts_per_task
     evaluations = _count_evaluations(config)
-    evaluation_rollouts = evaluations * config.run.eval_tasks
+    evaluation_rollouts = evaluations * config.run.eval_tasks * config.run.eval_attempts
     memory_mb = sum(process.count * process.memory_mb for process in processes)
-    checkpoints_mb = config.run.keep_checkpoints * 3 * weights_mb  # weights and two moments
+    checkpoints = config.run.keep_checkpoints + bool(evaluations)  # the best one, too
+    checkpoints_mb = checkpoints * 3 * weights_mb  # weights and two moments
     disk_mb = checkpoints_mb + (rollouts + evaluation_rollouts) * _ROLLOUT_KB // 1024 + 1
     memory_available_mb = psutil.virtual_memory().available // MB
     disk_free_mb = shutil.disk_usage(nearest_existing(run_dir)).free // MB

@@ -109,6 +109,7 @@ def _rollouts(job: ClusterJob, topology: Topology) -> Arguments:
             "--eval-function-path": (EVALUATE,),
             "--eval-interval": (str(config.run.eval_every or config.run.steps),),
             "--eval-prompt-data": ("held_out", *arguments["--prompt-data"]),
+            "--n-samples-per-eval-prompt": (str(config.run.eval_attempts),),
         }
     if config.observe.tensorboard:
         names = ("--tb-project-name", "--tb-experiment-name")

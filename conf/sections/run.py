@@ -29,12 +29,18 @@ class RunConfig(Section):
     """Rollouts per group (GRPO's group size)."""
     eval_tasks: Annotated[int, Field(ge=0)]
     """Tasks per evaluation, of ``eval_task``; 0 switches evaluation off."""
+    eval_attempts: PositiveInt
+    """Rollouts per task of an evaluation (k): the solve rate is their mean, pass@2 to pass@k are
+    estimated.
+    """
     eval_every: Annotated[int, Field(ge=0)]
     """Steps between evaluations, besides those before the first and after the last step; 0: only
     those two.
     """
     keep_checkpoints: PositiveInt
-    """Number of newest checkpoints that are kept; each step writes one."""
+    """Number of newest checkpoints that are kept; each step writes one. The one with the best
+    evaluation is kept besides.
+    """
 
 
 class SamplingConfig(Section):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from runners.campaign.schedule import (
     spare_group,
     training_batch,
 )
+from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.rollouts.spec import RolloutSpec
@@ -81,6 +83,7 @@ class Campaign:
     async def run(self) -> None:
         """Run to the last step; raises Interrupted when asked to stop."""
         done = self._enter_unrecorded_step()
+        self._keep_best()  # a killed driver may have recorded an evaluation and no more
         self._write_metrics()
         await self._evaluate(0)
         for step in range(1, self._config.run.steps + 1):
@@ -127,6 +130,7 @@ class Campaign:
             step=step,
             state={"metrics": metrics},
             keep=self._config.run.keep_checkpoints,
+            best=self._find_best(),
             run_id=self._store.run_id,
             tokenizer=self._tokenizer,
         )
@@ -150,9 +154,27 @@ class Campaign:
         records = await self._run_rollouts(specs)
         result = summarize_evaluation(records)
         self._store.finish_evaluation(step, result)
+        self._keep_best()
         if result["solve_rate"] is not None:
-            self._progress.add_evaluation(step, result["solve_rate"])
+            self._progress.add_evaluation_result(step, result)
         return True
+
+    def _find_best(self) -> checkpoint.Checkpoint | None:
+        root = self._store.run_dir / checkpoint.CHECKPOINTS
+        return checkpoint.find_best(root, dict(read_evaluations(self._store)))
+
+    def _keep_best(self) -> None:
+        """Name the best checkpoint, then delete those that are neither best nor among the newest.
+
+        In this order, and before a step deletes anything: the link leads to a checkpoint at any
+        instant. It is a copy of what the store says, so a failure ends nothing.
+        """
+        best, root = self._find_best(), self._store.run_dir / checkpoint.CHECKPOINTS
+        if best is None:
+            return
+        with suppress(OSError):
+            checkpoint.link_best(root, best)
+            checkpoint.remove_old(root, keep=self._config.run.keep_checkpoints, best=best)
 
     async def _run_groups(self, step: int, specs: Sequence[RolloutSpec]) -> StepGroups:
         """Run a step's groups, and spare ones in place of those that cannot be trained."""

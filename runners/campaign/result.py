@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.errors import ExitCode
+from runners.evaluation.statistics import pass_at_k
+from runners.observe.status import read_best
 from runners.store.campaign_tables import StepRow
 from runners.store.run_store import RunStore
 from runners.training.step_metrics import mean
@@ -19,9 +21,9 @@ class CampaignResult:
     """The end of a run and its summary."""
 
     summary: dict[str, Any]
-    """``run_dir, steps, eval: {first, last}, reward, k3, wall_s, rollouts, outcomes, tokens:
-    {sampled, trained}``, reward and k3 as means over steps; with routing replay also ``routing:
-    {captured, disagree_token, k3, k3_native}``.
+    """``run_dir, steps, eval: {first, last}, best_checkpoint: {step, solve_rate, path}, reward, k3,
+    wall_s, rollouts, outcomes, tokens: {sampled, trained}``, reward and k3 as means over steps;
+    with routing replay also ``routing: {captured, disagree_token, k3, k3_native}``.
     """
     exit_code: ExitCode
     message: str = ""
@@ -33,7 +35,8 @@ class CampaignResult:
 def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
     """Return the summary of a run: finished steps, first and last evaluation, final rollouts.
 
-    ``eval.last`` is None until there is a second evaluation. ``tokens`` are those of the training
+    ``eval.last`` is None until there is a second evaluation, ``best_checkpoint`` (its step, path
+    and held-out solve rate) without one that was evaluated. ``tokens`` are those of the training
     rollouts of finished steps that ended with a grade; the fan-out decides what is trained.
     """
     rows = [row for row in store.steps() if row.state == "done"]
@@ -54,6 +57,7 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
             "first": evaluations[0].result["solve_rate"] if evaluations else None,
             "last": evaluations[-1].result["solve_rate"] if len(evaluations) > 1 else None,
         },
+        "best_checkpoint": read_best(store),
         "reward": _mean(rows, "train/reward_mean"),
         "k3": _mean(rows, "policy/k3"),
         "wall_s": round(wall_s, 1),
@@ -65,14 +69,32 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
 
 
 def summarize_evaluation(records: Sequence[RolloutRecord]) -> dict[str, Any]:
-    """Return the stored result of an evaluation; the means are over its graded rollouts."""
+    """Return the stored result of an evaluation.
+
+    ``solve_rate`` is the mean over tasks of the share of their graded rollouts that solve them
+    (pass@1), ``pass@k`` the mean of its estimate over the tasks with k graded rollouts or more, for
+    each k from 2 to the number of attempts. ``tasks`` and ``graded`` count tasks and rollouts.
+    """
     graded = [record for record in records if record.solved is not None]
+    solved = Counter(record.group for record in graded if record.solved)
+    counts = [(number, solved[group]) for group, number in _count_groups(graded).items()]
+    attempts = max(_count_groups(records).values(), default=1)
     return {
-        "solve_rate": mean([float(bool(record.solved)) for record in graded]),
-        "tasks": len(records),
+        "solve_rate": _pass_rate(counts, 1),
+        **{f"pass@{k}": _pass_rate(counts, k) for k in range(2, attempts + 1)},
+        "tasks": len(_count_groups(records)),
         "graded": len(graded),
         "turns_mean": mean([float(record.turns) for record in graded]),
     }
+
+
+def _count_groups(records: Sequence[RolloutRecord]) -> Counter[int]:
+    return Counter(record.group for record in records)
+
+
+def _pass_rate(counts: Sequence[tuple[int, int]], k: int) -> float | None:
+    """Return the mean estimate of pass@k over tasks (graded, solved) with k graded or more."""
+    return mean([pass_at_k(graded, solved, k) for graded, solved in counts if graded >= k])
 
 
 def _mean(steps: list[StepRow], name: str) -> float | None:

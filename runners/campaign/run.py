@@ -17,7 +17,6 @@ from runners.campaign.result import CampaignResult, summarize
 from runners.campaign.resumption import check_resumable, rewind_store
 from runners.concurrency.task_group import task_group
 from runners.faults.wiring import metrics_faults
-from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.png_charts import write_reward_curve
 from runners.observe.progress import Progress
@@ -141,5 +140,6 @@ def _show_earlier(progress: Progress, store: RunStore) -> None:
     for row in store.steps():
         if row.state == "done":
             progress.add_step_metrics(row.step, row.metrics)
-    for step, rate in read_evaluations(store):
-        progress.add_evaluation(step, rate)
+    for evaluation in store.evaluations():
+        if evaluation.result.get("solve_rate") is not None:
+            progress.add_evaluation_result(evaluation.step, evaluation.result)

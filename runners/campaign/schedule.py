@@ -36,9 +36,12 @@ def spare_group(config: Config, tasks: Sequence[Task], step: int, number: int) -
 
 
 def evaluation_batch(config: Config, tasks: Sequence[Task], step: int) -> list[RolloutSpec]:
-    """Return the rollouts that evaluate the policy after ``step`` steps: one per held-out task."""
+    """Return the rollouts that evaluate the policy after ``step`` steps: the first of every
+    held-out task, then the second of every task, … up to ``run.eval_attempts``.
+    """
     return [
-        make_spec(config, "eval", step, group, 0, task)
+        make_spec(config, "eval", step, group, member, task)
+        for member in range(config.run.eval_attempts)
         for group, task in enumerate(tasks[: config.run.eval_tasks])
     ]
 

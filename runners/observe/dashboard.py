@@ -111,7 +111,9 @@ class _Log:
             self._line(note)
         self._notes = progress.noted
         for step, rate in progress.evaluations[self._evaluations :]:
-            self._line(f"step {step}/{progress.steps}  held-out solve rate {rate:.1%}")
+            name, passed = progress.passes.get(step, ("", 0.0))
+            more = f"  {name} {passed:.1%}" if name else ""
+            self._line(f"step {step}/{progress.steps}  held-out solve rate {rate:.1%}{more}")
         self._evaluations = len(progress.evaluations)
         for index in range(self._steps, len(progress.rewards)):
             (step, reward), (_, rate) = progress.rewards[index], progress.solve_rates[index]

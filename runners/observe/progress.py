@@ -49,6 +49,8 @@ class Progress:
     """Solve rates of training rollouts."""
     evaluations: Curve = field(default_factory=list)
     """Held-out solve rates."""
+    passes: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Name and rate of pass@k by step, for evaluations with k > 1 attempts per task."""
     sampled_tokens: int = 0
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=_NOTES))
     """The last messages."""
@@ -104,6 +106,14 @@ class Progress:
         else:
             self.evaluations.append((step, solve_rate))
 
+    def add_evaluation_result(self, step: int, result: Mapping[str, Any]) -> None:
+        """Add an evaluation as the store has it."""
+        passes = {name: rate for name, rate in result.items() if name.startswith("pass@")}
+        for name, rate in passes.items():  # in order of k: the last one stays
+            if rate is not None:
+                self.passes[step] = name, rate
+        self.add_evaluation(step, result.get("solve_rate"))
+
     def add_note(self, text: str) -> None:
         """Add a message, which is shown on one line."""
         self.notes.append(" ".join(make_printable(text).split()))
@@ -124,6 +134,7 @@ class Progress:
             rewards=list(self.rewards),
             solve_rates=list(self.solve_rates),
             evaluations=list(self.evaluations),
+            passes=dict(self.passes),
             notes=self.notes.copy(),
             step_s=list(self.step_s),
             recent=self.recent.copy(),

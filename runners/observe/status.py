@@ -17,6 +17,7 @@ from runners.observe.dashboard import format_duration
 from runners.processes.ledger import Ledger, ResourceKind
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
+from runners.training.checkpoint import CHECKPOINTS, find_best
 from runners.trajectory.printable import make_printable
 
 KILLED = "killed"
@@ -91,6 +92,10 @@ class Status:
     """The last rollouts whose patch tampered with its tests, with the evidence, newest first."""
     partly_solved: list[PartlySolved] = field(default_factory=list)
     """By split; empty where the run pays no partial credit."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """Result of the last evaluation: ``solve_rate``, ``pass@k``, counts."""
+    best_checkpoint: dict[str, Any] | None = None
+    """That with the best evaluation: ``step``, ``solve_rate``, ``path``; None without one."""
     inexact: str | None = None
     """A line about what the engine's turns do not record; None if they are exact."""
 
@@ -129,6 +134,11 @@ def render(status: Status) -> Table:
             table.add_row("under way", f"{status.step_rollouts} rollouts done")
     for step, rate in status.evaluations:
         table.add_row(f"held-out after {step}", f"{rate:.1%}")
+    for name, value in status.evaluation.items():
+        if name.startswith("pass@") and value is not None:
+            table.add_row(f"held-out {name}", f"{value:.1%}")
+    if (best := status.best_checkpoint) is not None:
+        table.add_row("best checkpoint", f"{Path(best['path']).name} ({best['solve_rate']:.1%})")
     for name in (REWARD, SOLVE_RATE):
         if (value := status.metrics.get(name)) is not None:
             table.add_row(name, f"{value:.3f}")
@@ -208,8 +218,19 @@ def read_store_status(store: RunStore) -> Status:
         leaks=_leaks(store, config.get("rollout", {}).get("deadlines", {})),
         tampered={name: message for name, message in tampered},
         partly_solved=_count_partly_solved(store) if _pays_parts(config) else [],
+        evaluation=evaluations[-1].result if (evaluations := store.evaluations()) else {},
+        best_checkpoint=read_best(store),
         inexact=describe_inexactness(config),
     )
+
+
+def read_best(store: RunStore) -> dict[str, Any] | None:
+    """Return ``step``, ``solve_rate`` and ``path`` of the checkpoint with the best evaluation."""
+    rates = dict(read_evaluations(store))
+    best = find_best(store.run_dir / CHECKPOINTS, rates)
+    if best is None:
+        return None
+    return {"step": best.step, "solve_rate": rates[best.step], "path": str(best.path)}
 
 
 def _pays_parts(config: dict[str, Any]) -> bool:

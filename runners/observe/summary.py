@@ -22,6 +22,8 @@ def summary_table(summary: dict[str, Any]) -> Table:
         after = Text("" if last is None else f"{last:.1%}", "bold")
         arrow = " → " if after else ""
         table.add_row("held-out solve rate", Text.assemble(f"{first:.1%}{arrow}", after))
+    if (best := summary.get("best_checkpoint")) is not None:
+        table.add_row("best checkpoint", f"step {best['step']} ({best['solve_rate']:.1%})")
     table.add_row("steps", f"{summary['steps']:,}")
     table.add_row("rollouts", f"{summary['rollouts']:,}")
     for code, count in sorted(summary["outcomes"].items(), key=lambda item: -item[1]):

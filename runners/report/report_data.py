@@ -185,10 +185,25 @@ def read_report_data(store: RunStore) -> ReportData:
 def _held_out(store: RunStore) -> Iterator[SolveRate]:
     for row in store.evaluations():
         rate, of = row.result.get("solve_rate"), row.result.get("graded", row.result.get("tasks"))
-        interval = None if rate is None else wilson_interval(round(rate * (of or 0)), of or 0)
         if rate is not None:
+            interval = (
+                bootstrap_interval(_task_rates(store, row.step))
+                if "pass@2" in row.result  # attempts at one task are not independent
+                else wilson_interval(round(rate * (of or 0)), of or 0)
+            )
             low, high = interval or (rate, rate)
             yield SolveRate(f"step {row.step}", row.step, rate, low, high, of or 0)
+
+
+def _task_rates(store: RunStore, step: int) -> list[float]:
+    """Return each task's solve rate in the evaluation after ``step`` steps."""
+    return [
+        rate
+        for (rate,) in store.query(
+            "SELECT avg(solved) FROM rollout WHERE counts AND split = 'eval' "
+            f"AND solved IS NOT NULL AND step = {step:d} GROUP BY group_index"
+        )
+    ]
 
 
 def _passes(sums: Sums, config: dict[str, Any]) -> Iterator[SolveRate]:

@@ -2,7 +2,8 @@
 state, random state, and the step's metrics.
 
 ``<run>/checkpoints/step-000012/`` holds the policy *after* twelve steps. Invariant: a directory of
-that name is complete. It is written under another name, flushed to disk and renamed, and renamed
+that name is complete. ``best`` beside it is a link to the one with the best evaluation. A
+checkpoint is written under another name, flushed to disk and renamed, and renamed
 back before it is deleted. Nothing is pickled.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ if TYPE_CHECKING:  # a run looks for its checkpoint before torch is imported, wh
 
 CHECKPOINTS = "checkpoints"
 """Directory of a run's checkpoints, in its run directory."""
+BEST = "best"
+"""Link to the checkpoint with the best evaluation, among the checkpoints."""
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer_state.json"
 TOKENIZER_FILES = (
@@ -82,10 +86,12 @@ def save(
     step: int,
     state: dict[str, Any],
     keep: int,
+    best: Checkpoint | None = None,
     run_id: str | None = None,
     tokenizer: Path | None = None,
 ) -> Checkpoint:
-    """Write the checkpoint of ``step`` below ``root`` and delete all but the newest ``keep``.
+    """Write the checkpoint of ``step`` below ``root``; delete all but the newest ``keep`` and the
+    ``best``.
 
     ``state``: anything JSON can hold, with the step's ``metrics``. ``tokenizer``: the directory of
     the policy's tokenizer, whose files go with the weights, so that
@@ -121,10 +127,34 @@ def save(
             f"cannot write checkpoint {final}: {error}; free some space and continue with --resume",
             ExitCode.SERVICE_GONE,
         ) from error
-    for old in _complete(root)[:-keep]:
-        with suppress(OSError):  # a checkpoint too many costs disk space, no more
-            _remove(old.path)
+    remove_old(root, keep=keep, best=best)
     return Checkpoint(final, step)
+
+
+def remove_old(root: Path, *, keep: int, best: Checkpoint | None) -> None:
+    """Delete all checkpoints but the newest ``keep`` and the ``best``."""
+    for old in _complete(root)[:-keep]:
+        if old != best:
+            with suppress(OSError):  # a checkpoint too many costs disk space, no more
+                _remove(old.path)
+
+
+def find_best(root: Path, rates: Mapping[int, float]) -> Checkpoint | None:
+    """Return the checkpoint with the highest held-out solve rate, of equals the earliest.
+
+    ``rates``: by step. None if no step with a rate has a checkpoint; the starting policy has none.
+    """
+    rated = [checkpoint for checkpoint in _complete(root) if checkpoint.step in rates]
+    return max(rated, key=lambda checkpoint: rates[checkpoint.step], default=None)
+
+
+def link_best(root: Path, best: Checkpoint) -> None:
+    """Make ``root/best`` a link to a checkpoint, in one step; raises OSError."""
+    partial = root / (BEST + _PARTIAL)
+    partial.unlink(missing_ok=True)  # of a process that was killed
+    partial.symlink_to(best.path.name)
+    partial.replace(root / BEST)
+    _flush(root)
 
 
 def find_latest(root: Path) -> Checkpoint | None:

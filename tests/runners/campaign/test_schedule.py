@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
+from conf.errors import ConfigError
 from conf.schema import Config
 from runners.campaign.schedule import (
     evaluation_batch,
@@ -83,6 +84,23 @@ def test_evaluations_draw_the_same_dice_before_and_after() -> None:
     assert [spec.seed for spec in before] == [spec.seed for spec in after]
     assert {spec.rollout_id for spec in before}.isdisjoint(spec.rollout_id for spec in after)
     assert len(before) == 5
+
+
+def test_more_attempts_of_an_evaluation_leave_the_first_ones_as_they_are() -> None:
+    tasks = make_tasks(6)
+    once, often = config("run.eval_tasks=3"), config("run.eval_tasks=3", "run.eval_attempts=4")
+    first, specs = evaluation_batch(once, tasks, 5), evaluation_batch(often, tasks, 5)
+    assert specs[:3] == first
+    assert [(spec.group, spec.member) for spec in specs] == [
+        (group, member) for member in range(4) for group in range(3)
+    ]
+    assert len({spec.seed for spec in specs}) == len({spec.rollout_id for spec in specs}) == 12
+    assert [s.seed for s in specs] == [s.seed for s in evaluation_batch(often, tasks, 60)]
+
+
+def test_attempts_that_would_all_be_the_same_are_refused() -> None:
+    with pytest.raises(ConfigError, match="all attempts at a task would be the same"):
+        config("run.eval_attempts=2", "sampling.eval_temperature=0.0")
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, {0, 6}), (2, {0, 2, 4, 6}), (4, {0, 4, 6})])

@@ -99,12 +99,12 @@ def test_without_a_terminal_each_step_is_one_line() -> None:
     progress = Progress("run", 3)
     with LiveView(progress, "auto", Console(file=out, width=40)):
         progress.add_note("sandbox [bold]: bubblewrap")
-        progress.add_evaluation(0, 0.25)
+        progress.add_evaluation_result(0, {"solve_rate": 0.25, "pass@2": 0.5, "pass@4": 0.75})
         progress.add_step(1, 0.5, 0.375, 2.0)
         progress.add_step(2, 0.625, 0.5, 4.0)
     assert out.getvalue().splitlines() == [
         "sandbox [bold]: bubblewrap",
-        "step 0/3  held-out solve rate 25.0%",
+        "step 0/3  held-out solve rate 25.0%  pass@4 75.0%",
         "step 1/3  reward 0.500  solve rate 37.5%  2.0 s  left 0:03",
         "step 2/3  reward 0.625  solve rate 50.0%  4.0 s  left 0:03",
     ]

@@ -20,6 +20,7 @@ from runners.observe.summary import summary_table
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
+from runners.training.checkpoint import CHECKPOINTS, directory_name
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from tests.fakes.records import CONFIG, a_rollout, example_run, run_with_parts
 
@@ -88,6 +89,23 @@ def test_a_run_whose_driver_is_gone_is_killed_and_can_be_resumed(store: RunStore
     assert found.state == "killed"
     assert found.to_dict()["resume"] == f"agentrl run --resume {store.run_dir}"
     assert "killed" in text(render(found))
+
+
+def test_the_last_evaluation_and_the_best_checkpoint_are_shown(store: RunStore) -> None:
+    assert read_status(store.run_dir).best_checkpoint is None
+    store.begin_step(2, ["task"])
+    store.finish_step(2, {})
+    store.finish_evaluation(2, {"solve_rate": 0.5, "pass@2": 0.625, "tasks": 4})
+    for step in (1, 2):
+        (store.run_dir / CHECKPOINTS / directory_name(step)).mkdir(parents=True)
+    found = read_status(store.run_dir)
+    best = str(store.run_dir / CHECKPOINTS / directory_name(1))
+    assert found.best_checkpoint == {"step": 1, "solve_rate": 0.75, "path": best}
+    assert found.evaluation["pass@2"] == 0.625
+    shown = text(render(found))
+    assert "62.5%" in shown
+    assert "step-000001 (75.0%)" in shown
+    assert "best checkpoint" in text(summary_table(summary(best_checkpoint=found.best_checkpoint)))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from conf.errors import ExitCode
 from runners.training import checkpoint
 from runners.training.checkpoint import CheckpointError
+from runners.training.local import load_policy
 from tests.fakes.local_trainer import VOCAB, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -89,6 +90,58 @@ def test_at_no_instant_of_a_save_can_a_kill_leave_half_a_checkpoint(
             break
         shutil.rmtree(root)
     assert instant > 10
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest_and_can_be_loaded(
+    weights: Path, tmp_path: Path
+) -> None:
+    trainer, rates = make_trainer(weights), {0: 0.9, 1: 0.5, 2: 0.8, 3: 0.8, 5: 0.1}
+    for step in range(1, 6):
+        best = checkpoint.find_best(tmp_path, {s: rates[s] for s in rates if s < step})
+        checkpoint.save(trainer, tmp_path, step=step, state={}, keep=1, best=best)
+    best = checkpoint.find_best(tmp_path, rates)
+    assert best is not None
+    assert best.step == 2, "of equals the earliest; the starting policy has no checkpoint"
+    assert sorted(whole(tmp_path)) == ["step-000002", "step-000005"]
+    checkpoint.link_best(tmp_path, best)
+    load_policy(tmp_path / checkpoint.BEST)
+    assert (tmp_path / checkpoint.BEST).readlink() == Path("step-000002"), "the run may be moved"
+
+
+def test_without_evaluations_there_is_no_best_checkpoint(weights: Path, tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.save(make_trainer(weights), tmp_path, step=step, state={}, keep=1)
+    assert checkpoint.find_best(tmp_path, {}) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
+
+
+def test_at_no_instant_does_the_best_link_lead_nowhere(weights: Path, tmp_path: Path) -> None:
+    trainer, killer = make_trainer(weights), Killer()
+    before = tmp_path / "before"
+    for step in (1, 2):
+        checkpoint.save(trainer, before, step=step, state={}, keep=2)
+    checkpoint.link_best(before, checkpoint.Checkpoint(before / "step-000001", 1))
+
+    def keep_best(root: Path) -> None:
+        best = checkpoint.find_best(root, {1: 0.5, 2: 0.6})
+        assert best is not None
+        checkpoint.link_best(root, best)
+        checkpoint.remove_old(root, keep=1, best=best)
+
+    for instant in itertools.count():
+        root = tmp_path / str(instant)
+        shutil.copytree(before, root, symlinks=True)
+        try:
+            with killer.strikes(root, instant):
+                keep_best(root)
+        except Killed:
+            assert (root / checkpoint.BEST).resolve().name in whole(root)
+            keep_best(root)  # the resume
+        assert (root / checkpoint.BEST).resolve().name == "step-000002"
+        assert sorted(whole(root)) == ["step-000002"]
+        if killer.left >= 0:
+            break
+    assert instant > 4
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_a_run_to_resume(
