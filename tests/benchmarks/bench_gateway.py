@@ -26,33 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import orjson
-import psutil
 import uvloop
 
-from runners.gateway.client import GatewayAdmin
-from runners.processes.service import Service
-from runners.store.run_store import RunStore
-from tests.fakes.running_gateway import (
-    TOOLS,
-    assemble_message,
-    echo,
-    read_events,
-    results,
-    settings_for,
-    user,
-)
-from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from tests.benchmarks.benched_gateway import OUTPUT, BenchedGateway, benched_gateway
+from tests.fakes.running_gateway import user
+from tests.fakes.tiny_tokenizer import tiny_tokenizer
 
-CALL = spoken(
-    [
-        {"type": "text", "text": "I look."},
-        {"type": "tool_use", "name": "Bash", "input": {"command": "cat calc.py | head -40"}},
-    ]
-)
 LINES = "def add(a, b):\n    return a - b\n"
-OUTPUT = LINES * 4
 
 LONG_TOKENS = 60_000
 LONG_TURNS = (8, 32, 128)
@@ -61,21 +41,19 @@ LONG_SESSIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A gateway process with its engine and clients, and its use of CPU and memory."""
+    """A gateway and its clients, and its use of CPU and memory."""
 
-    engine: ScriptedEngine
+    gateway: BenchedGateway
     http: aiohttp.ClientSession
-    admin: GatewayAdmin
-    process: psutil.Process
 
     def cpu_s(self) -> float:
         """CPU time of all its threads, in nanoseconds' resolution (``cpu_times`` has 10 ms)."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        tasks = Path(f"/proc/{self.gateway.process.pid}/task").glob("*/schedstat")
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
     def memory(self) -> int:
         """Private memory, in bytes."""
-        return int(self.process.memory_full_info().uss)
+        return int(self.gateway.process.memory_full_info().uss)
 
     async def converse(
         self, key: str, prompt: str, turns: int, output: str = OUTPUT
@@ -83,52 +61,29 @@ class Bench:
         """Play one agent; return the gateway's CPU time before and after each turn, in seconds."""
         messages, clock = [user(prompt)], [self.cpu_s()]
         for _ in range(turns):
-            body = {"model": "policy", "max_tokens": 500, "tools": TOOLS, "messages": messages}
-            async with self.http.post(
-                f"{self.admin.url}/v1/messages",
-                data=orjson.dumps({**body, "stream": True}),
-                headers={"x-api-key": key},
-            ) as response:
-                answer = assemble_message(read_events(await response.read()))
+            await self.gateway.take_turn(self.http, key, messages, output)
             clock.append(self.cpu_s())
-            messages += [echo(answer), results(answer, output)]
         return clock
 
 
 @asynccontextmanager
 async def running_bench(directory: Path) -> AsyncIterator[Bench]:
     """Start everything, warm it up, and end it."""
-    run_dir = directory / "run"
-    RunStore.create(run_dir, {}).close()
-    async with ScriptedEngine() as engine, aiohttp.ClientSession() as http:
-        engine.always = Completion(CALL)
-        tokenizer = write_tiny_tokenizer(directory / "tokenizer")
-        settings = settings_for(
-            engine.url, tokenizer, run_dir, ping_s=10.0, turn_s=600.0, max_context_tokens=10**6
-        )
-        gateway = await Service.start(
-            "gateway",
-            "runners.gateway",
-            settings.model_dump(mode="json"),
-            log=directory / "gateway.log",
-            deadline_s=60,
-        )
-        admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
-        bench = Bench(engine, http, admin, psutil.Process(gateway.pid))
-        try:
-            _, key = await admin.create_session("warm-up")
-            await bench.converse(key, "warm up", 20)
-            yield bench
-        finally:
-            await admin.close()
-            await gateway.stop()
+    async with (
+        benched_gateway(directory, max_context_tokens=10**6) as gateway,
+        aiohttp.ClientSession() as http,
+    ):
+        bench = Bench(gateway, http)
+        _, key = await gateway.admin.create_session("warm-up")
+        await bench.converse(key, "warm up", 20)
+        yield bench
 
 
 async def measure(sessions: int, turns: int, prompt_chars: int, directory: Path) -> dict[str, Any]:
     """Run the sessions at once; return the figures."""
     prompt = ("Fix the bug: add subtracts. " * (prompt_chars // 28 + 1))[:prompt_chars]
     async with running_bench(directory) as bench:
-        admin = bench.admin
+        admin = bench.gateway.admin
         keys = [(await admin.create_session(f"s{i}"))[1] for i in range(sessions)]
         memory, used, began = bench.memory(), bench.cpu_s(), time.monotonic()
         await asyncio.gather(*(bench.converse(key, prompt, turns) for key in keys))
@@ -140,7 +95,7 @@ async def measure(sessions: int, turns: int, prompt_chars: int, directory: Path)
             await admin.finish(f"s{i}")
             await admin.delete(f"s{i}")
         ending = bench.cpu_s() - before_end
-        context = len(bench.engine.seen.requests[-1]["input_ids"])
+        context = len(bench.gateway.engine.seen.requests[-1]["input_ids"])
     return {
         "sessions": sessions,
         "turns": sessions * turns,
@@ -161,14 +116,14 @@ async def measure_long(turns: int, directory: Path) -> dict[str, Any]:
     async with running_bench(directory) as bench:
         memory = bench.memory()
         for number in range(LONG_SESSIONS):
-            _, key = await bench.admin.create_session(f"s{number}")
+            _, key = await bench.gateway.admin.create_session(f"s{number}")
             clock = await bench.converse(key, output, turns, output)
             costs.append([1000 * (after - before) for before, after in pairwise(clock)])
-            bench.engine.seen.requests[:-1] = []  # large, and of this process
+            bench.gateway.engine.seen.requests[:-1] = []  # large, and of this process
         grown = bench.memory() - memory
-        stats = await bench.admin.stats("s0")
+        stats = await bench.gateway.admin.stats("s0")
         assert stats["breaks"] == []
-        context = len(bench.engine.seen.requests[-1]["input_ids"])
+        context = len(bench.gateway.engine.seen.requests[-1]["input_ids"])
     per_turn = [statistics.median(session[turn] for session in costs) for turn in range(turns)]
     return {
         "turns": turns,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -34,32 +35,11 @@ from typing import Any
 
 import aiohttp
 import orjson
-import psutil
 import uvloop
 
-from runners.gateway.client import GatewayAdmin
-from runners.processes.service import Service
-from runners.store.run_store import RunStore
-from tests.fakes.running_gateway import (
-    LIMITS,
-    TOOLS,
-    assemble_message,
-    echo,
-    read_events,
-    results,
-    settings_for,
-    user,
-)
-from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from tests.benchmarks.benched_gateway import OUTPUT, BenchedGateway, benched_gateway
+from tests.fakes.running_gateway import LIMITS, user
 
-CALL = spoken(
-    [
-        {"type": "text", "text": "I look."},
-        {"type": "tool_use", "name": "Bash", "input": {"command": "cat calc.py | head -40"}},
-    ]
-)
-OUTPUT = "def add(a, b):\n    return a - b\n" * 4
 CONTEXT_TOKENS = 400_000
 TURNS = 8
 """Per conversation; then the session begins another one."""
@@ -154,6 +134,7 @@ def attacks() -> dict[str, Send]:
 
 def attack(name: str, url: str, key: str, width: int) -> None:
     """Run one attack until the process is ended."""
+    os.nice(10)  # what it sends is measured, not the processor that it takes from the clients
 
     async def run() -> None:
         send = attacks()[name]
@@ -172,7 +153,11 @@ def attack(name: str, url: str, key: str, width: int) -> None:
 
 
 async def work(
-    http: aiohttp.ClientSession, url: str, key: str, waits: list[float], pause_s: float
+    gateway: BenchedGateway,
+    http: aiohttp.ClientSession,
+    key: str,
+    waits: list[float],
+    pause_s: float,
 ) -> None:
     """Take turns as an agent program does, and note how long each took."""
     conversation = 0
@@ -182,17 +167,9 @@ async def work(
         messages: list[dict[str, Any]] = [user(f"Fix bug {conversation}. {OUTPUT}")]
         for _ in range(TURNS):
             await asyncio.sleep(random.uniform(0, 2 * pause_s))
-            body = {"model": "policy", "max_tokens": 500, "tools": TOOLS, "messages": messages}
             began = time.perf_counter()
-            async with http.post(
-                f"{url}/v1/messages",
-                data=orjson.dumps({**body, "stream": True}),
-                headers={"x-api-key": key},
-            ) as response:
-                raw = await response.read()
+            await gateway.take_turn(http, key, messages)
             waits.append(time.perf_counter() - began)
-            answer = assemble_message(read_events(raw))
-            messages += [echo(answer), results(answer, OUTPUT)]
 
 
 async def probe(http: aiohttp.ClientSession, url: str, stalls: list[float]) -> None:
@@ -206,14 +183,14 @@ async def probe(http: aiohttp.ClientSession, url: str, stalls: list[float]) -> N
 
 
 async def measure(
-    url: str, keys: list[str], seconds: float, pause_s: float
+    gateway: BenchedGateway, keys: list[str], seconds: float, pause_s: float
 ) -> tuple[list[float], list[float]]:
     """Let the sessions work for a while; return the waits of their turns, and the stalls."""
     waits: list[float] = []
     stalls: list[float] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        tasks = [asyncio.create_task(work(http, url, key, waits, pause_s)) for key in keys]
-        tasks.append(asyncio.create_task(probe(http, url, stalls)))
+        tasks = [asyncio.create_task(work(gateway, http, key, waits, pause_s)) for key in keys]
+        tasks.append(asyncio.create_task(probe(http, gateway.admin.url, stalls)))
         await asyncio.sleep(seconds)
         for task in tasks:
             task.cancel()
@@ -259,53 +236,41 @@ def take_holds(file: Path) -> str:
 
 async def run(wanted: argparse.Namespace, directory: Path) -> None:
     """Measure without and with each attack, and print a table."""
-    run_dir = directory / "run"
-    RunStore.create(run_dir, {}).close()
-    async with ScriptedEngine() as engine:
-        engine.always = Completion(CALL)
-        settings = settings_for(
-            engine.url, write_tiny_tokenizer(directory / "tokenizer"), run_dir,
-            ping_s=10.0, turn_s=600.0, max_context_tokens=CONTEXT_TOKENS,
-            limits={**LIMITS, "text_workers": 4},
-        )  # fmt: skip
-        holds = directory / "holds"
-        module, more = "runners.gateway", {}
-        if wanted.holds:
-            holds.touch()
-            module, more = "tests.benchmarks.timed_gateway", {"holds": str(holds)}
-        gateway = await Service.start(
-            "gateway", module, settings.model_dump(mode="json") | more,
-            log=directory / "gateway.log", deadline_s=120,
-        )  # fmt: skip
-        url = gateway.info["url"]
-        admin = GatewayAdmin(url, gateway.info["admin_key"], deadline_s=600)
-        try:
-            keys = [
-                (await admin.create_session(f"s{number}"))[1] for number in range(wanted.sessions)
-            ]
-            _, warm = await admin.create_session("warm-up")
-            async with aiohttp.ClientSession() as http:  # starts the processes for long texts
-                await _post("/v1/messages", _messages(OUTPUT * 400))(http, url, warm)
-            take_holds(holds)
-            calm, stalls = await measure(url, keys, wanted.seconds, wanted.pause)
-            median = statistics.median(calm)
-            print(f"{wanted.sessions} sessions; a turn's median wait is {1000 * median:.1f} ms")
-            print("                    |  extra wait of a turn, ms  |       /health, ms")
-            print("      attack  turns       p50       p99       max       p50       p99       max")
-            print(row("none", calm, stalls, median) + take_holds(holds), flush=True)
-            for name in wanted.attack or attacks():
-                line = await measure_attack(name, admin, keys, wanted, median)
-                print(line + take_holds(holds), flush=True)
-            print(f"gateway memory: {psutil.Process(gateway.pid).memory_info().rss >> 20} MB")
-        finally:
-            await admin.close()
-            await gateway.stop()
+    holds = directory / "holds"
+    module, more = "runners.gateway", {}
+    if wanted.holds:
+        holds.touch()
+        module, more = "tests.benchmarks.timed_gateway", {"holds": str(holds)}
+    async with benched_gateway(
+        directory,
+        module=module,
+        more=more,
+        max_context_tokens=CONTEXT_TOKENS,
+        limits={**LIMITS, "text_workers": 4},
+    ) as gateway:
+        admin = gateway.admin
+        keys = [(await admin.create_session(f"s{number}"))[1] for number in range(wanted.sessions)]
+        _, warm = await admin.create_session("warm-up")
+        async with aiohttp.ClientSession() as http:  # starts the processes for long texts
+            await _post("/v1/messages", _messages(OUTPUT * 400))(http, admin.url, warm)
+        take_holds(holds)
+        calm, stalls = await measure(gateway, keys, wanted.seconds, wanted.pause)
+        median = statistics.median(calm)
+        print(f"{wanted.sessions} sessions; a turn's median wait is {1000 * median:.1f} ms")
+        print("                    |  extra wait of a turn, ms  |       /health, ms")
+        print("      attack  turns       p50       p99       max       p50       p99       max")
+        print(row("none", calm, stalls, median) + take_holds(holds), flush=True)
+        for name in wanted.attack or attacks():
+            line = await measure_attack(name, gateway, keys, wanted, median)
+            print(line + take_holds(holds), flush=True)
+        print(f"gateway memory: {gateway.process.memory_info().rss >> 20} MB")
 
 
 async def measure_attack(
-    name: str, admin: GatewayAdmin, keys: list[str], wanted: argparse.Namespace, median: float
+    name: str, gateway: BenchedGateway, keys: list[str], wanted: argparse.Namespace, median: float
 ) -> str:
     """Measure while a session attacks; return a table's line."""
+    admin = gateway.admin
     _, key = await admin.create_session(f"attacker-{name}")
     process = multiprocessing.get_context("spawn").Process(
         target=attack, args=(name, admin.url, key, wanted.width), daemon=True
@@ -313,7 +278,7 @@ async def measure_attack(
     process.start()
     try:
         await asyncio.sleep(3)  # it starts
-        waits, stalls = await measure(admin.url, keys, wanted.seconds, wanted.pause)
+        waits, stalls = await measure(gateway, keys, wanted.seconds, wanted.pause)
     finally:
         process.kill()
         process.join()
@@ -331,6 +296,7 @@ def main() -> None:
     parser.add_argument("--holds", action="store_true", help="time what holds the gateway's loop")
     parser.add_argument("--attack", action="append", choices=sorted(attacks()))
     wanted = parser.parse_args()
+    gc.disable()  # a pause of this process, whose clients measure, would count as the gateway's
     with tempfile.TemporaryDirectory() as directory:
         uvloop.run(run(wanted, Path(directory)))
 

@@ -1,0 +1,100 @@
+"""A gateway process with an engine that answers at once, and an agent's turn, for benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import psutil
+
+from runners.gateway.client import GatewayAdmin
+from runners.processes.service import Service
+from runners.store.run_store import RunStore
+from tests.fakes.running_gateway import (
+    TOOLS,
+    assemble_message,
+    echo,
+    read_events,
+    results,
+    settings_for,
+)
+from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
+from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+
+CALL = spoken(
+    [
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "name": "Bash", "input": {"command": "cat calc.py | head -40"}},
+    ]
+)
+OUTPUT = "def add(a, b):\n    return a - b\n" * 4
+"""Of a tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchedGateway:
+    """A gateway process, its engine and its admin's client."""
+
+    engine: ScriptedEngine
+    admin: GatewayAdmin
+    process: psutil.Process
+
+    async def take_turn(
+        self,
+        http: aiohttp.ClientSession,
+        key: str,
+        messages: list[dict[str, Any]],
+        output: str = OUTPUT,
+    ) -> None:
+        """Take a turn by streaming, and add answer and tool result to the messages."""
+        body = {"model": "policy", "max_tokens": 500, "tools": TOOLS, "messages": messages}
+        async with http.post(
+            f"{self.admin.url}/v1/messages",
+            data=orjson.dumps({**body, "stream": True}),
+            headers={"x-api-key": key},
+        ) as response:
+            answer = assemble_message(read_events(await response.read()))
+        messages += [echo(answer), results(answer, output)]
+
+
+@asynccontextmanager
+async def benched_gateway(
+    directory: Path,
+    *,
+    module: str = "runners.gateway",
+    more: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> AsyncIterator[BenchedGateway]:
+    """Start a gateway's program, and end it; ``changes`` of its settings, ``more`` for the program
+    of another module.
+    """
+    run_dir = directory / "run"
+    RunStore.create(run_dir, {}).close()
+    async with ScriptedEngine() as engine:
+        engine.always = Completion(CALL)
+        settings = settings_for(
+            engine.url,
+            write_tiny_tokenizer(directory / "tokenizer"),
+            run_dir,
+            ping_s=10.0,
+            turn_s=600.0,
+            **changes,
+        )
+        gateway = await Service.start(
+            "gateway",
+            module,
+            settings.model_dump(mode="json") | dict(more or {}),
+            log=directory / "gateway.log",
+            deadline_s=120,
+        )
+        admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"], deadline_s=600)
+        try:
+            yield BenchedGateway(engine, admin, psutil.Process(gateway.pid))
+        finally:
+            await admin.close()
+            await gateway.stop()
