@@ -10,7 +10,6 @@ import importlib.util
 import os
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,22 +25,13 @@ from conf.sections.moe import MoeModel
 from conf.sections.sandbox import ContainerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
 from conf.sections.section import ENGINE_KEY
 from launch.architecture import compare_checkpoint
+from launch.sandbox_preflight import check_containers, check_e2b
 
 PORT_GRACE_S = 5.0
 """Seconds until a port in use is a problem: the services of a run that was just killed end by
 themselves, and free their ports then.
 """
 PORT_POLL_S = 0.1
-ENGINE_S = 10.0
-"""Deadline of a container engine's answer."""
-PODMAN_FACTS = (
-    '{{.Host.Security.Rootless}} {{.Host.CgroupsVersion}} {{join .Host.CgroupControllers " "}}'
-)
-ENGINES = {
-    "docker": (("version",), "start it, or set DOCKER_HOST"),
-    "podman": (("info", "--format", PODMAN_FACTS), "`podman info` must work for this user"),
-}
-"""By program: the arguments by which an engine answers, and the fix if none does."""
 
 
 class PreflightError(AgentrlError):
@@ -99,53 +89,9 @@ def _check_programs(config: Config) -> Iterator[Problem]:
             yield from _check_isolation(config.sandbox.isolation)
             yield from _check_key(config.sandbox.isolation)
         case E2bSandboxConfig():
-            yield from _check_e2b()
+            yield from (Problem(*each) for each in check_e2b(config.sandbox))
         case ContainerSandboxConfig():
-            yield from _check_containers(config.sandbox.kind)
-
-
-def _check_e2b() -> Iterator[Problem]:
-    if importlib.util.find_spec("e2b") is None:
-        yield Problem(True, "sandbox=e2b needs E2B's SDK: pip install 'e2b>=2.63,<3'")
-    if not os.environ.get("E2B_API_KEY"):
-        yield Problem(True, "sandbox=e2b needs an API key: set E2B_API_KEY in the environment")
-
-
-def _check_containers(kind: str) -> Iterator[Problem]:
-    """Yield what keeps a docker or podman engine from running containers."""
-    if shutil.which(kind) is None:
-        yield Problem(True, f"sandbox={kind}, but `{kind}` is missing: install {kind}")
-        return
-    argv, fix = ENGINES[kind]
-    try:
-        done = subprocess.run([kind, *argv], capture_output=True, timeout=ENGINE_S)
-        answer = done.stderr.decode(errors="replace").strip() if done.returncode else None
-    except subprocess.TimeoutExpired:
-        answer = f"nothing within {ENGINE_S:.0f} s"
-    if answer is not None:
-        yield Problem(True, f"sandbox={kind}, but no engine answers ({answer}): {fix}")
-    elif kind == "podman":
-        yield from _check_limits(done.stdout.decode().split())
-
-
-def _check_limits(podman: list[str]) -> Iterator[Problem]:
-    """Yield the limits that podman does not set for this user; takes ``PODMAN_FACTS``."""
-    rootless, version, *controllers = podman
-    if rootless != "true":
-        return
-    missing = ", ".join(sorted({"cpu", "memory", "pids"}.difference(controllers)))
-    if version == "v1":
-        yield Problem(
-            False,
-            "sandbox=podman without root limits neither memory nor processes nor CPU time on "
-            "control groups v1: use v2, or run as root",
-        )
-    elif missing:
-        yield Problem(
-            True,
-            f"sandbox=podman without root, and this user's control groups have no {missing}: "
-            "delegate these to the user (systemd: Delegate= of user@.service), or run as root",
-        )
+            yield from (Problem(*each) for each in check_containers(config.sandbox.kind))
 
 
 def _check_isolation(isolation: str) -> Iterator[Problem]:

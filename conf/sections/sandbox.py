@@ -61,9 +61,10 @@ class E2bSandboxConfig(Section):
     """Control plane; null: E2B's."""
     sandbox_url: BaseUrl | None
     """One URL for all sandboxes; null: each has its own in E2B's domain."""
-    egress: Literal["none", "allow"]
-    """Hosts besides the gateway that agents reach: none, or those of ``egress_hosts`` but the
-    task's own (its repository's host, package indexes). E2B does not report attempts.
+    egress: Literal["none", "allow", "open"]
+    """Hosts besides the gateway that agents reach: none; those of ``egress_hosts`` but the task's
+    own (its repository's host, package indexes); open: no rules are requested, for a server that
+    refuses them, so agents and graders reach what its network leads to. Attempts are unknown.
     """
     egress_hosts: tuple[Host, ...]
     """For ``egress=allow``. E2B checks names in HTTP on port 80 and TLS on port 443 only."""

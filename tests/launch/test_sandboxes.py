@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from conf.compose import compose
+from conf.sections.sandbox import E2bSandboxConfig
 from launch.local import plan_local_run
 from launch.preflight import find_problems
+from launch.sandbox_preflight import check_containers, check_e2b
 
 PUBLIC = ["gateway.public_url=http://g.example:8080", "gateway.port=8080"]
 
@@ -22,12 +27,78 @@ def fatal(sandbox: str, run_dir: Path) -> list[str]:
     ]
 
 
+def own_server(url: str, **changes: object) -> E2bSandboxConfig:
+    values = {
+        **{"kind": "e2b", "template": "base", "image_key": None, "size": None, "boots": 64},
+        **{"lifetime_s": 3600, "attempts": 3, "api_url": url, "sandbox_url": url},
+        **{"egress": "none", "egress_hosts": (), **changes},
+    }
+    return E2bSandboxConfig.model_validate(values)
+
+
 def test_e2b_needs_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("E2B_API_KEY", raising=False)
     (message,) = fatal("e2b", tmp_path)
     assert message.endswith("set E2B_API_KEY in the environment")
     monkeypatch.setenv("E2B_API_KEY", "e2b_secret")
     assert fatal("e2b", tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "wanted"),
+    [
+        (200, "[]", None),
+        (200, "<html>", "not a list of sandboxes"),
+        (302, "", "HTTP 302"),
+        (401, "", "refuses the key in E2B_API_KEY"),
+        (404, "", "does not speak E2B's API"),
+        (500, "", "HTTP 500"),
+    ],
+)
+def test_a_server_by_address_is_asked_for_its_sandboxes(
+    monkeypatch: pytest.MonkeyPatch, status: int, body: str, wanted: str | None
+) -> None:
+    monkeypatch.setenv("E2B_API_KEY", "key")
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers["X-API-Key"]))
+            self.send_response(status)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Keep quiet."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        found = list(check_e2b(own_server(url)))
+        server.shutdown()
+        thread.join()
+    assert asked == [("/v2/sandboxes?metadata=agentrl_run%3Dcheck", "key")]
+    assert [fatal for fatal, _ in found] == [True] * bool(wanted)
+    assert all(wanted in message for _, message in found if wanted)
+
+
+def test_a_server_that_does_not_run_is_a_problem_and_what_is_not_encrypted_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("E2B_API_KEY", "key")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    ((fatal, message),) = check_e2b(own_server(url))
+    assert fatal
+    assert "is the server running?" in message
+    (fatal, message), _ = check_e2b(own_server(url, sandbox_url="http://8.8.8.8"))
+    assert not fatal
+    assert "sandbox_url=http://8.8.8.8 is not encrypted" in message
+    (fatal, message), _ = check_e2b(own_server(url, sandbox_url=None))
+    assert not fatal
+    assert "without sandbox.sandbox_url" in message
 
 
 @pytest.mark.parametrize(
@@ -70,10 +141,9 @@ def test_podman_without_root_needs_control_groups_that_limit(
     prints = f"echo {facts}" if facts else "echo cannot clone >&2; exit 125"
     (tmp_path / "podman").write_text(f"#!/bin/sh\n{prints}\n")
     (tmp_path / "podman").chmod(0o755)
-    found = find_problems(compose(["sandbox=podman", *PUBLIC]), tmp_path, port_grace_s=0)
-    messages = [each for each in found if each.message.startswith("sandbox=")]
-    assert [each.fatal for each in messages] == [fatal for fatal, _ in wanted]
-    assert all(text in each.message for each, (_, text) in zip(messages, wanted, strict=True))
+    found = list(check_containers("podman"))
+    assert [fatal for fatal, _ in found] == [fatal for fatal, _ in wanted]
+    assert all(text in each for (_, each), (_, text) in zip(found, wanted, strict=True))
 
 
 def test_sandboxes_at_e2b_need_no_local_memory(tmp_path: Path) -> None:

@@ -116,6 +116,11 @@ class E2bCalls:
         return SandboxError(text, pushed_back=failure.pushed_back)
 
 
+def lacks_route(error: e2b.SandboxException) -> bool:
+    """Return whether a server may not know the path or the method of a request."""
+    return error.status_code in (404, 405)
+
+
 def classify_error(error: Exception) -> E2bFailure | None:
     """Return the meaning of an error; None if neither the SDK nor a connection raised it."""
     text = f"{type(error).__name__}: {error_text(error)}"

@@ -33,6 +33,7 @@ from runners.sandboxes.discard import clear_directory, discard, discard_tree
 from runners.sandboxes.program import find_source
 from runners.sandboxes.remote import detached
 from runners.sandboxes.remote.archive import UNPACKED_LIMIT, ArchiveWriter, oversized_error, unpack
+from runners.sandboxes.remote.long_script import run_long_script
 from runners.sandboxes.remote.machine import AGENT, AGENT_ID, STATE, Machine
 from runners.sandboxes.tree import copy_tree
 
@@ -49,23 +50,12 @@ FETCH_S = 120.0
 ENVIRONMENT = {**BASE_ENVIRONMENT, "HOME": HOME, "USER": AGENT, "LOGNAME": AGENT}
 """Besides the image's own environment: PATH is not here, because the image's finds its tools."""
 
-# The call may be repeated while the first one runs: mkdir lets one through, the other waits, since
-# two must not unpack over each other.
 SETUP = """\
 umask 022
 state={state} workdir={workdir}
-if ! mkdir "$state/setting_up" 2>/dev/null; then
-    looks=0
-    until [ -f "$state/set_up" ] || [ "$looks" -ge 1000 ]; do
-        sleep 0.1
-        looks=$((looks + 1))
-    done
-    [ -f "$state/set_up" ]
-    exit
-fi
 set -e
 chmod 700 "$state"
-for tool in base64 setpriv setsid tar; do
+for tool in setpriv tar; do
     command -v "$tool" >/dev/null || {{ echo "the image has no $tool" >&2; exit 1; }}
 done
 grep -q '^{agent}:' /etc/passwd ||
@@ -89,20 +79,16 @@ tar -xpzf {archive} -C /
 rm -f {archive}
 chown {owners} {id}:{id} "$workdir"
 chown {id}:{id} {home}
-: > "$state/set_up"
 """
 
 OVERSIZED = "agentrl-oversized"
 """Printed by ``FETCH`` if it cut the workspace off at the limit."""
 
-# Written under a name of its own and then renamed: a repeated call must not write into a file that
-# is being read.
 FETCH = """\
 set -e
 tar -C {workdir} {leave_out} -cf - {only} |
-    {{ head -c {limit}; head -c 1 > {target}.more.$$; }} | gzip -1 > {target}.$$
-[ ! -s {target}.more.$$ ] || echo {oversized}
-mv {target}.$$ {target}
+    {{ head -c {limit}; head -c 1 > {target}.more; }} | gzip -1 > {target}
+[ ! -s {target}.more ] || echo {oversized}
 """
 
 
@@ -111,15 +97,6 @@ CHECK_SETUP = """\
 umask 022
 checks={checks} state={state} output={output}
 mkdir -p "$checks"
-if ! mkdir "$state.begun" 2>/dev/null; then
-    looks=0
-    until [ -f "$state.ready" ] || [ "$looks" -ge 1000 ]; do
-        sleep 0.1
-        looks=$((looks + 1))
-    done
-    [ -f "$state.ready" ]
-    exit
-fi
 {kill_all}
 set -e
 for parent in {parents}; do
@@ -138,7 +115,6 @@ if [ -n "$user" ]; then
     uid=$(id -u "$user" 2>/dev/null || echo "$user")
     chown "$uid" "$output" {home}
 fi
-: > "$state.ready"
 """
 CHECK_READ = """\
 echo agentrl-files
@@ -204,7 +180,7 @@ class RemoteSandbox:
             replaced="yes" if self.spec.source is not None else "",
             removed=" ".join(shlex.quote(path) for path in self.spec.removed) or '""',
         )
-        await self._machine.run_script(script, deadline_s=SETUP_S)
+        await run_long_script(self._machine, script, deadline_s=SETUP_S)
 
     def _pack(self, archive: Path) -> None:
         with ArchiveWriter(archive) as pack:
@@ -303,14 +279,14 @@ class RemoteSandbox:
             home=shlex.quote(home),
             user="" if detached.is_root(check.user) else shlex.quote(check.user or ""),
         )
-        await self._machine.run_script(script, deadline_s=SETUP_S)
+        await run_long_script(self._machine, script, deadline_s=SETUP_S)
 
     async def _read_output(self, check: CheckCommand) -> dict[str, bytes]:
         """Return the files that a check has written; raises SandboxError."""
         script = CHECK_READ.format(
             names=shlex.join(check.reads), output=shlex.quote(check.output), limit=CHECK_FILE_LIMIT
         )
-        printed = await self._machine.run_script(script, deadline_s=FETCH_S)
+        printed = await run_long_script(self._machine, script, deadline_s=FETCH_S)
         lines = printed.partition(b"agentrl-files\n")[2].decode("ascii", "replace").split("\n")
         pairs = zip(lines[:-1:2], lines[1::2], strict=False)
         try:
@@ -335,7 +311,7 @@ class RemoteSandbox:
         home = Path(tempfile.mkdtemp(dir=self._scratch))
         try:
             async with self._lock:
-                printed = await self._machine.run_script(script, deadline_s=FETCH_S)
+                printed = await run_long_script(self._machine, script, deadline_s=FETCH_S)
             if OVERSIZED.encode() in printed.split():
                 raise oversized_error()
             await self._machine.read_file(there, home / "workspace.tar.gz")

@@ -41,6 +41,7 @@ def check_readiness(task: Task, sandbox: SandboxConfig) -> None:
             _check_containers(found, sandbox)
         case E2bSandboxConfig():
             _check_e2b(found)
+            _check_network(found, sandbox.egress)
 
 
 def _check_paths(found: TaskDirectory) -> None:
@@ -81,8 +82,12 @@ def _check_containers(found: TaskDirectory, sandbox: ContainerSandboxConfig) -> 
     cpus = found.config.environment.cpus
     if cpus is not None and cpus > sandbox.cpus:
         raise ValueError(f"it needs {cpus:g} CPUs: set sandbox.cpus={cpus:g}")
+    _check_network(found, sandbox.egress)
+
+
+def _check_network(found: TaskDirectory, egress: str) -> None:
     mode = found.config.agent_network.mode
-    if mode != "public" and sandbox.egress == "open":
+    if mode != "public" and egress == "open":
         raise ValueError(
             f"its agent's network_mode is {mode}, and sandbox.egress=open limits nothing: set "
             "sandbox.egress=none"

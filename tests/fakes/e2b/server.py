@@ -1,6 +1,7 @@
 """A service that speaks E2B's API on loopback: the control plane, and envd for all sandboxes.
 
-The real SDK (e2b 2.63) is pointed at it by ``api_url`` and ``sandbox_url``; processes are real. The
+The real SDK (e2b 2.63) is pointed at it by ``api_url`` and ``sandbox_url``; processes are real.
+With ``older`` it is as ROCK's guide to its E2B interface describes that one: not recorded. The
 header ``connect-timeout-ms`` is obeyed only if ``keeps_deadlines`` is set: a real server may ignore
 it.
 """
@@ -65,12 +66,17 @@ class E2bServer:
         self.faults = Faults()
         self.app = web.Application(middlewares=[self._middleware()], client_max_size=1 << 30)
         self.keeps_deadlines = True
+        self.older = False
+        """It has the first version of the API only, knows no network rules, gives the API key as
+        each sandbox's token, and refuses commands of more than 60 s.
+        """
         self.profile = "echo a profile that prints\n"
         """Script that login shells of new machines run."""
         self.app[envd.SERVER] = self
         self.app.add_routes(
             [
                 web.post("/v2/sandboxes", self._create),
+                web.post("/sandboxes", self._create),
                 web.get("/v2/sandboxes", self._list),
                 web.get("/sandboxes/{id}", self._get),
                 web.delete("/sandboxes/{id}", self._delete),
@@ -98,11 +104,16 @@ class E2bServer:
     async def _create(self, request: web.Request) -> web.Response:
         body = await request.json()
         network = body.get("network") or {}
+        if self.older and request.path == "/v2/sandboxes":
+            return web.json_response({"detail": "Method Not Allowed"}, status=405)
+        if self.older and network:
+            return envd.error_response(400, "400", "network is not supported")
         # As E2B: names can only be allowed, and only if all else is denied.
         names = [any(map(is_name, network.get(rules) or [])) for rules in ("allowOut", "denyOut")]
         if names[1] or (names[0] and "0.0.0.0/0" not in (network.get("denyOut") or [])):
             return envd.error_response(400, "400", "invalid network rules")
-        key = request.headers.get("Idempotency-Key") or str(next(self._numbers))
+        key = request.headers.get("Idempotency-Key")
+        key = str(next(self._numbers)) if self.older or not key else key
         if key not in self._keys:
             self._keys[key] = asyncio.create_task(self._boot(body))
         sandbox_id = await asyncio.shield(self._keys[key])
@@ -122,9 +133,12 @@ class E2bServer:
             "templateID": self.machines[sandbox_id].created["templateID"],
             "sandboxID": sandbox_id,
             "clientID": "local",
-            "envdVersion": "0.6.4",
-            "envdAccessToken": f"token-{sandbox_id}",
+            "envdVersion": "0.3.0" if self.older else "0.6.4",
+            "envdAccessToken": self._token(sandbox_id),
         }
+
+    def _token(self, sandbox_id: str) -> str:
+        return KEY if self.older else f"token-{sandbox_id}"
 
     def _details(self, sandbox_id: str) -> dict[str, Any]:
         return {
@@ -141,6 +155,8 @@ class E2bServer:
     async def _list(self, request: web.Request) -> web.Response:
         quoted = urllib.parse.parse_qsl(request.query.get("metadata", ""))
         wanted = {tuple(map(urllib.parse.unquote, pair)) for pair in quoted}
+        if self.older and not wanted:
+            return envd.error_response(400, "400", "metadata is required")
         found = [
             self._details(sandbox_id)
             for sandbox_id, machine in self.machines.items()
@@ -186,7 +202,7 @@ class E2bServer:
         if sandbox_id not in self.machines:
             text = f'{{"code": 502, "message": "The sandbox {sandbox_id} was not found"}}'
             raise web.HTTPBadGateway(text=text, content_type="application/json")
-        if request.headers.get("x-access-token") != f"token-{sandbox_id}":
+        if request.headers.get("x-access-token") != self._token(sandbox_id):
             raise web.HTTPUnauthorized
         return self.machines[sandbox_id].box
 
@@ -201,6 +217,8 @@ class E2bServer:
         return await envd.write(self._box(request), request)
 
     async def _start(self, request: web.Request) -> web.StreamResponse:
+        if self.older and int(request.headers.get("connect-timeout-ms", "0")) > 60_000:
+            return envd.error_response(400, "invalid_argument", "timeout above 60 s")
         return await envd.start(self._box(request), request)
 
     async def _unary(self, request: web.Request) -> web.Response:
