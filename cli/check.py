@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launch.preflight import Problem
     from runners.engines.server_check import CheckResult
     from runners.preflight.agent_turn import AgentTurn
-    from runners.tasks.datasets import DatasetReport
+    from runners.tasks.dataset_report import DatasetReport
 
 Reports = Mapping[str, "DatasetReport"]
 """Reports on the sets of tasks, by their section."""
@@ -86,7 +86,10 @@ def check(
     ]
     problems += warn_of_unmet()
     refuse_start(problems, errors)
-    sets = {} if on_cluster else check_sets(jobs[0].config, make_builtin=True)
+    with stderr().status("reading the tasks…") as status:
+        sets = (
+            {} if on_cluster else check_sets(jobs[0].config, make_builtin=True, show=status.update)
+        )
     _warn_about_canaries(jobs[0].config, sets)
     if gold or on_cluster:  # the nodes of a job let its agent take a turn themselves
         _show_tasks_only(sets, problems, as_json=as_json)

@@ -20,8 +20,14 @@ def find_start_errors(
     from runners.preflight import start_check
 
     configs = [job.config for job in jobs]
-    with stderr().status("reading the tasks, looking at the engine…"):
-        return start_check.find_start_errors(configs, benchmark=benchmark, uses_policy=uses_policy)
+    text = "reading the tasks, looking at the engine…"
+    with stderr().status(text) as status:
+        return start_check.find_start_errors(
+            configs,
+            benchmark=benchmark,
+            uses_policy=uses_policy,
+            show=lambda progress: status.update(f"{text} {progress}"),
+        )
 
 
 def refuse_start(problems: Iterable[Problem], errors: Sequence[AgentrlError]) -> None:

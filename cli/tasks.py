@@ -35,7 +35,7 @@ def list_tasks(
 
     Exit code 5: an entry is malformed.
     """
-    from cli.invocation import print_json, report_error, stdout
+    from cli.invocation import print_json, report_error, stderr, stdout
     from cli.tables import render_tasks
     from conf.compose import compose
     from conf.errors import ExitCode
@@ -45,7 +45,8 @@ def list_tasks(
     config = compose(["task=jsonl", "task.path=PATH", *NO_TRAINING, *(overrides or [])])
     assert isinstance(config.task, JsonlTaskConfig)
     family = config.task.model_copy(update={"path": path})
-    listing = list_dataset(family, config.sandbox, match)
+    with stderr().status("reading the tasks…") as status:
+        listing = list_dataset(family, config.sandbox, match, show=status.update)
     if as_json:
         print_json(listing.to_dict())
     else:

@@ -35,20 +35,26 @@ from runners.gateway.tokenizer import check_family, load_tokenizer
 from runners.preflight.tokenizer_check import PolicyFormat, check_tokenizer
 from runners.runtime.engine_service import list_workers
 from runners.runtime.policy import find_captured_shape
+from runners.tasks.dataset_report import Progress
 from runners.tasks.task_sets import check_sets
 
 Errors = list[AgentrlError]
 
 
 def find_start_errors(
-    configs: Sequence[Config], *, benchmark: str | None = None, uses_policy: bool = True
+    configs: Sequence[Config],
+    *,
+    benchmark: str | None = None,
+    uses_policy: bool = True,
+    show: Progress = lambda text: None,
 ) -> Errors:
     """Return what would refuse runs of ``configs``, each fault once; blocks.
 
     ``benchmark``: the one that is measured; None for campaigns. ``uses_policy``: False for a
-    calibration, which needs tasks and sandboxes only.
+    calibration, which needs tasks and sandboxes only. ``show`` is told how far the tasks are read.
     """
-    checks: list[Callable[[Config, str | None], Iterable[AgentrlError]]] = [_find_task_errors]
+    checks: list[Callable[[Config, str | None], Iterable[AgentrlError]]]
+    checks = [partial(_find_task_errors, show=show)]
     if uses_policy:
         checks += [_find_combination_errors, _find_policy_errors, _find_engine_errors]
     found: dict[str, AgentrlError] = {}
@@ -59,7 +65,9 @@ def find_start_errors(
     return list(found.values())
 
 
-def _find_task_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
+def _find_task_errors(
+    config: Config, benchmark: str | None, *, show: Progress
+) -> Iterator[AgentrlError]:
     """Read the tasks and compare their number with what the run needs."""
     task, wanted = config.task, config.eval
     if benchmark is not None and task.kind != benchmark:
@@ -69,7 +77,7 @@ def _find_task_errors(config: Config, benchmark: str | None) -> Iterator[Agentrl
         )
         return
     try:
-        report = check_sets(config).get("task")
+        report = check_sets(config, show=show).get("task")
     except AgentrlError as error:
         yield error
         return

@@ -5,20 +5,27 @@ Nothing is skipped silently: a malformed row is yielded as its problem.
 
 from __future__ import annotations
 
+import codecs
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
 from runners.tasks.hub import fetch_split, is_dataset_name
+from runners.trajectory.printable import make_printable, shorten
 
 Rows = Iterator[tuple["RowLocation", dict[str, Any] | str]]
 """Every row with its location, or its problem as text."""
 
 
 NESTED = "brackets in brackets, deeper than can be read"
+ROW_LIMIT = 64 << 20
+"""Bytes of a line; the largest rows of published sets have a few."""
+FILE_LIMIT = 512 << 20
+"""Bytes of a ``.json`` file."""
 
 
 class DatasetError(AgentrlError):
@@ -51,11 +58,22 @@ def check_path(path: str) -> None:
         )
 
 
-def read_rows(path: str) -> Rows:
-    """Read a file, or a split of a dataset on the hub; raises DatasetError and HubError."""
+def find_parts(path: str) -> list[Path]:
+    """Return the files of a dataset in order: itself, or a split on the hub.
+
+    Raises DatasetError and HubError.
+    """
     check_path(path)
     file = Path(path)
-    for part in [file] if file.is_file() else fetch_split(path):
+    return [file] if file.is_file() else fetch_split(path)
+
+
+def read_rows(path: str, parts: Sequence[Path] | None = None) -> Rows:
+    """Read the rows of a dataset one at a time; raises DatasetError and HubError.
+
+    ``parts``: its files, if they are known.
+    """
+    for part in find_parts(path) if parts is None else parts:
         try:
             yield from READERS[part.suffix](part)
         except OSError as error:
@@ -64,27 +82,66 @@ def read_rows(path: str) -> Rows:
 
 def _read_jsonl(file: Path) -> Rows:
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
+        number = 0
+        while line := lines.readline(ROW_LIMIT + 1):
+            number += 1
+            location = RowLocation(file.name, number)
+            if len(line) > ROW_LIMIT:
+                while line and not line.endswith(b"\n"):
+                    line = lines.readline(ROW_LIMIT)
+                yield location, f"longer than {ROW_LIMIT >> 20} MiB"
                 continue
-            row: dict[str, Any] | str
-            try:
-                row = _check_object(json.loads(line.rstrip(b"\r\n")))
-            except json.JSONDecodeError as error:
-                row = f"not JSON: {error.msg} at column {error.colno}"
-            except ValueError as error:
-                row = f"not JSON: {error}"
-            except RecursionError:
-                row = NESTED
-            yield RowLocation(file.name, number), row
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if line.strip():
+                yield location, _parse_row(line)
+
+
+def _parse_row(line: bytes) -> dict[str, Any] | str:
+    """Return the object of a line, or its problem."""
+    try:
+        return _check_object(_parse(line))
+    except ValueError as error:
+        return str(error)
+
+
+def _parse(content: bytes) -> Any:
+    """Return the value of a JSON text; raises ValueError, which names the problem."""
+    try:
+        return DECODER.decode(content.decode("utf-8").rstrip("\r\n"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from error
+    except UnicodeDecodeError as error:
+        byte = f"byte {content[error.start]:#x} at position {error.start + 1}"
+        raise ValueError(f"not UTF-8: {byte}") from error
+    except RecursionError as error:
+        raise ValueError(NESTED) from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {shorten(make_printable(repr(twice)), 60)} is there twice")
+    return found
+
+
+def _refuse_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_number)
+"""Refuses what readers of JSON disagree on: a key given twice, NaN and infinities."""
 
 
 def _read_json(file: Path) -> Rows:
+    if file.stat().st_size > FILE_LIMIT:
+        limit = f"{FILE_LIMIT >> 20} MiB, and is read whole"
+        raise DatasetError(f"task.path={file} is larger than {limit}: write its rows as JSONL")
     try:
-        rows = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        reason = NESTED if isinstance(error, RecursionError) else f"not JSON: {error}"
-        raise DatasetError(f"task.path={file}: {reason}") from error
+        rows = _parse(file.read_bytes().removeprefix(codecs.BOM_UTF8))
+    except ValueError as error:
+        raise DatasetError(f"task.path={file}: {error}") from error
     if not isinstance(rows, list):
         raise DatasetError(f"task.path={file} is not a list of rows")
     for number, row in enumerate(rows, 1):

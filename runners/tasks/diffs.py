@@ -6,6 +6,7 @@ import codecs
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _HEADER = re.compile(rf"^diff --git ({_QUOTED}) ({_QUOTED})$")
@@ -23,6 +24,7 @@ class DiffPaths:
     """Paths that exist before it is applied."""
 
 
+@lru_cache(maxsize=4)  # a row asks for those of its test patch several times
 def read_paths(diff: str) -> DiffPaths:
     """Return the paths that a diff in git's format names.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from conf.sections.sandbox import SandboxConfig
 from conf.sections.task import JsonlTaskConfig
-from runners.tasks.datasets import read_dataset
+from runners.tasks.dataset_report import Progress, read_dataset
 from runners.tasks.readiness import find_readiness
 
 
@@ -41,9 +41,14 @@ class TaskListing:
         return asdict(self) | {"states": states}
 
 
-def list_dataset(config: JsonlTaskConfig, sandbox: SandboxConfig, match: str) -> TaskListing:
-    """Return the tasks whose id matches a pattern; raises DatasetError."""
-    report = read_dataset(config, config.path)
+def list_dataset(
+    config: JsonlTaskConfig, sandbox: SandboxConfig, match: str, *, show: Progress
+) -> TaskListing:
+    """Return the tasks whose id matches a pattern; raises DatasetError.
+
+    ``show`` is told how far it is.
+    """
+    report = read_dataset(config, config.path, show=show)
     trained = len(report.tasks) - config.held_out_tasks
     listed = []
     for number, task in enumerate(report.tasks):

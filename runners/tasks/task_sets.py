@@ -23,14 +23,13 @@ from conf.sections.task import (
 from runners.tasks import bugfix
 from runners.tasks.contract import Task
 from runners.tasks.dataset_files import DatasetError
+from runners.tasks.dataset_report import DatasetReport, Progress, read_dataset
 from runners.tasks.datasets import (
     SHOWN,
-    DatasetReport,
     count_train_rows,
     find_dataset,
     load_dataset,
     raise_for_faults,
-    read_dataset,
 )
 from runners.tasks.hub import HubError
 from runners.tasks.readiness import find_readiness
@@ -92,11 +91,14 @@ def _generate(config: Config) -> list[Task]:
     )
 
 
-def check_sets(config: Config, *, make_builtin: bool = False) -> dict[str, DatasetReport]:
+def check_sets(
+    config: Config, *, make_builtin: bool = False, show: Progress = lambda text: None
+) -> dict[str, DatasetReport]:
     """Read the sets that are here, and return a report on each by its section.
 
     Left out are sets that only the nodes of a cluster have, and the built-in one unless it may be
-    made. Raises AgentrlError for what ``load_tasks`` would refuse; it names every malformed row.
+    made. ``show`` is told how far it is. Raises AgentrlError for what ``load_tasks`` would refuse;
+    it names every malformed row.
     """
     reports: dict[str, DatasetReport] = {}
     for each in list_sets(config):
@@ -105,7 +107,7 @@ def check_sets(config: Config, *, make_builtin: bool = False) -> dict[str, Datas
         if path is None or (on_nodes and not Path(path).exists()):
             continue
         with _naming(each.key):
-            report = read_dataset(each.config, path)
+            report = read_dataset(each.config, path, show=show)
             raise_for_faults(report)
             refuse_unready(config, report.tasks)
         reports[each.key] = report

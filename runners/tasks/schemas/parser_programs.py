@@ -6,6 +6,8 @@ A program is run as ``PROGRAM STDOUT STDERR RESULT``, three paths, and writes ``
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 PYTEST_SUMMARY = '''\
 import re
 
@@ -39,6 +41,7 @@ if __name__ == "__main__":
 """
 
 
+@lru_cache(maxsize=64)  # thousands of rows share a parser, and keep one text of it
 def wrap_function(source: str, function: str, *, name: str = "str(_name)") -> str:
     """Return the program that calls ``function`` of ``source`` with the text of stdout.
 

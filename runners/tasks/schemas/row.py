@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -65,6 +65,8 @@ Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127
 """An id that can name sandboxes, files and directories; SWE-bench-Pro's have up to 110."""
 Judge = Literal["auto", "official", "own"]
 """``task.grader``."""
+FILE_LIMIT = 8 << 20
+"""Bytes of a script or parser beside the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,25 @@ class RowContext:
     beside: Path
     """Folder of the row's file; paths in the row are relative to it."""
     judge: Judge = "auto"
+    files: dict[Path, str] = field(default_factory=dict)
+    """Files beside the rows that were read."""
+
+    def read(self, path: str, name: str) -> str:
+        """Return the text of a file in the folder; raises ValueError and OSError.
+
+        ``name`` is the field that names it.
+        """
+        file, folder = (self.beside / path).resolve(), self.beside.resolve()
+        if not file.is_relative_to(folder):
+            # A dataset may come from anywhere, and what it names goes into a sandbox.
+            raise ValueError(f"{name}={path} leads out of {folder}")
+        if file not in self.files:
+            if not file.is_file():  # a named pipe would never end
+                raise ValueError(f"{name}={path}: there is no such file beside the rows")
+            if file.stat().st_size > FILE_LIMIT:
+                raise ValueError(f"{name}={path} is larger than {FILE_LIMIT >> 20} MiB")
+            self.files[file] = file.read_text("utf-8")
+        return self.files[file]
 
     @property
     def pytest_judge(self) -> Judge:

@@ -28,7 +28,6 @@ from runners.tasks.schemas.row import (
     read_object,
 )
 from runners.tasks.schemas.swebench_live import CommandLines
-from runners.tasks.schemas.swebench_pro import read_beside
 from runners.tasks.schemas.test_script import ScriptReading, build_test_script, find_test_files
 
 PARSERS = "log_parsers.py"
@@ -136,7 +135,7 @@ class RebenchV2Row(TestListRow):
             )
         if not config.log_parser.isidentifier():
             raise ValueError(f"install_config.log_parser: {config.log_parser!r} is no function")
-        source = read_beside(context.beside, PARSERS, "log_parser")
+        source = context.read(PARSERS, "log_parser")
         if not re.search(rf"^def {config.log_parser}\(", source, re.MULTILINE):
             raise ValueError(f"{PARSERS} beside the file of rows has no {config.log_parser}")
         tests = "\n".join(config.test_cmd)

@@ -6,7 +6,6 @@ row's file, the folder of that name in the set's own repository.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 from runners.tasks.contract import Grading, ProScripts
@@ -100,25 +99,16 @@ class ProRow(TestListRow):
         if text:
             return text
         if path:
-            return read_beside(context.beside, path, f"{name}_path")
+            return context.read(path, f"{name}_path")
         file = "run_script.sh" if suffix == ".sh" else "parser.py"
         short = self.instance_id.removeprefix("instance_")
         for folder in (self.instance_id, short, f"instance_{short}"):
             if (context.beside / SCRIPTS / folder / file).is_file():
-                return read_beside(context.beside, f"{SCRIPTS}/{folder}/{file}", name)
+                return context.read(f"{SCRIPTS}/{folder}/{file}", name)
         raise ValueError(
             f"{name} and {name}_path are missing, and there is no {SCRIPTS}/{self.instance_id}/"
             f"{file} beside the file of rows: copy {SCRIPTS} of the set's repository there"
         )
-
-
-def read_beside(beside: Path, path: str, name: str) -> str:
-    """Return the text of a file in the folder ``beside``; raises ValueError and OSError."""
-    file, folder = (beside / path).resolve(), beside.resolve()
-    if not file.is_relative_to(folder):
-        # A dataset may come from anywhere, and what it names goes into a sandbox.
-        raise ValueError(f"{name}={path} leads out of {folder}")
-    return file.read_text()
 
 
 def _make_tag(repo: str, instance_id: str) -> str:

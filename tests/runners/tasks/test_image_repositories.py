@@ -23,7 +23,8 @@ from runners.sandboxes.remote.containers import ContainerBackend
 from runners.sandboxes.remote.sandbox import HOME
 from runners.tasks.contract import Task, VerdictKind
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.datasets import load_dataset, read_dataset
+from runners.tasks.dataset_report import read_dataset
+from runners.tasks.datasets import load_dataset
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import capture_patch
 from runners.tasks.pytest_mounts import NEEDED

@@ -14,7 +14,8 @@ from conf.errors import ConfigError
 from conf.sections.task import JsonlTaskConfig
 from runners.tasks.contract import EvalCommand, EvalScript, ProScripts
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.datasets import load_dataset, read_dataset
+from runners.tasks.dataset_report import read_dataset
+from runners.tasks.datasets import load_dataset
 from runners.tasks.pinned_repositories import SourceError, find_source
 from runners.tasks.task_sets import load_tasks
 from tests.runners.tasks.dataset_rows import CLASSIC, config, write

@@ -14,7 +14,8 @@ import pytest
 
 from runners.tasks.contract import Task, VerdictKind
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.datasets import load_dataset, read_dataset
+from runners.tasks.dataset_report import read_dataset
+from runners.tasks.datasets import load_dataset
 from runners.tasks.graders import eval_script
 from runners.tasks.graders.eval_script import ScriptRun
 from runners.tasks.graders.log_reader import log_file

@@ -19,7 +19,8 @@ from runners.runtime.driver import open_run
 from runners.store.store_error import StoreError
 from runners.tasks.contract import HarborVerifier
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.datasets import load_dataset, read_dataset
+from runners.tasks.dataset_report import read_dataset
+from runners.tasks.datasets import load_dataset
 from runners.tasks.harbor.directory import make_safe_id, read_directory, strip_canary
 from runners.tasks.harbor.dockerfile import find_workdir
 from tests.fakes.harbor_tasks import FILES, toml, write_task

@@ -15,7 +15,7 @@ from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
 from runners.tasks import bugfix
 from runners.tasks.contract import EvalCommand, F2PScript, Task, VerdictKind
-from runners.tasks.datasets import read_dataset
+from runners.tasks.dataset_report import read_dataset
 from runners.tasks.diffs import read_paths
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.harbor.directory import read_directory

@@ -1,0 +1,166 @@
+"""Make tasks of a dataset's rows, and put a row's faults into words.
+
+A row is read alone; what many rows share (a repository's place and HEAD, a file beside the rows) is
+found once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from conf.cache import cache_root
+from conf.sections.task import TaskFileConfig
+from runners.tasks.contract import Origin, Task
+from runners.tasks.pinned_repositories import SourceError, find_source, read_head
+from runners.tasks.schemas.detection import read_row
+from runners.tasks.schemas.multi_swe import MultiSweRow
+from runners.tasks.schemas.row import Row, RowContext, TestListRow
+from runners.trajectory.printable import make_printable, shorten
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Surroundings of a dataset's rows that decide its tasks too."""
+
+    sources: list[tuple[str, str, str | None]]
+    """``repo_path`` and ``repo`` of rows, and where that repository was found."""
+    heads: dict[str, str]
+    """Commit that was the HEAD, by source, of rows without a commit."""
+    files: dict[str, str]
+    """Digest by path of the files beside the rows."""
+
+
+class TaskBuilder:
+    """Makes the tasks of one dataset's rows."""
+
+    def __init__(self, config: TaskFileConfig, beside: Path) -> None:
+        self._config = config
+        self._context = RowContext(beside, config.grader)
+        self._pristine = cache_root() / "repositories"
+        self._sources: dict[tuple[str, str], str | SourceError] = {}
+        self._heads: dict[str, str] = {}
+
+    def build(self, fields: Mapping[str, Any]) -> Task:
+        """Return the task of a row; raises ValueError, OSError, SourceError and MultiSweError."""
+        row = read_row(fields, self._config.format)
+        fail_to_pass, pass_to_pass = row.tests
+        if isinstance(row, TestListRow | MultiSweRow) and not fail_to_pass:
+            raise ValueError("FAIL_TO_PASS is empty: every patch would solve it")
+        grading = row.grading(self._context)
+        image = row.image or (row.derived_image if not row.repo_path else "")
+        source = self._find_source(row, image)
+        commit = "" if source is None else row.base_commit or self._read_head(source)
+        return Task(
+            id=row.instance_id,
+            split="train",
+            repo=self._pristine / commit,
+            base_commit=commit,
+            problem_statement=row.statement,
+            fail_to_pass=fail_to_pass,
+            pass_to_pass=pass_to_pass,
+            protected=_inside(row.test_paths(), row.workdir),
+            gold_patch=row.reference_patch,
+            kind=row.repo or Path(source or image).stem,
+            grading=grading,
+            origin=Origin(source, commit, row.setup, row.workdir, image or None, row.test_setup),
+            image=image or None,
+            workdir=row.workdir if image else None,
+            hidden_paths=row.hidden if image else (),
+        )
+
+    def list_surroundings(self) -> Surroundings:
+        """Return all that decided the tasks so far besides their rows."""
+        return Surroundings(
+            sources=[
+                (*key, found if isinstance(found, str) else None)
+                for key, found in self._sources.items()
+            ],
+            heads=self._heads,
+            files={str(path): hash_text(text) for path, text in self._context.files.items()},
+        )
+
+    def is_unchanged(self, found: Surroundings) -> bool:
+        """Return whether all of it would be found again."""
+        for repo_path, repo, place in found.sources:
+            now = self._ask_source(repo_path, repo)
+            if place != (now if isinstance(now, str) else None):
+                return False
+        try:
+            return all(read_head(source) == head for source, head in found.heads.items()) and all(
+                hash_text(Path(path).read_text()) == digest for path, digest in found.files.items()
+            )
+        except (SourceError, OSError, ValueError):
+            return False
+
+    def _find_source(self, row: Row, image: str) -> str | None:
+        """Return the source of a row's repository; None if only its image has it."""
+        found = self._ask_source(row.repo_path, row.repo)
+        if isinstance(found, str):
+            return found
+        if not image or row.repo_path:
+            raise found
+        return None
+
+    def _ask_source(self, repo_path: str, repo: str) -> str | SourceError:
+        key = (repo_path, repo)
+        if key not in self._sources:
+            beside, repositories = self._context.beside, self._config.repositories
+            try:
+                self._sources[key] = find_source(repo_path, repo, beside, repositories)
+            except SourceError as error:
+                self._sources[key] = error
+        return self._sources[key]
+
+    def _read_head(self, source: str) -> str:
+        if source not in self._heads:
+            self._heads[source] = read_head(source)
+        return self._heads[source]
+
+
+def hash_text(text: str) -> str:
+    """Return the SHA-256 of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _inside(paths: set[str], workdir: str) -> tuple[str, ...]:
+    """Return the paths that are in the repository, relative to it."""
+    inside = {path.removeprefix(f"{workdir}/").removeprefix("./") for path in paths}
+    return tuple(sorted(p for p in inside if p and not p.startswith("/") and ".." not in p))
+
+
+def format_errors(error: ValidationError) -> str:
+    """Return one fault per field, each with its fix, in one line."""
+    found: dict[str, str] = {}
+    for fault in error.errors(include_url=False):
+        name = str(fault["loc"][0]) if fault["loc"] else "the row"
+        found.setdefault(name, _explain_fault(name, fault))
+    return "; ".join(found.values())
+
+
+FORMS = {
+    "instance_id": "up to 100 letters, digits, '.', '_' and '-', of which the first is no mark",
+    "base_commit": "a commit's full hash (40 or 64 digits of 0-9a-f), without which the "
+    "repository's HEAD is taken",
+    **dict.fromkeys(
+        ("FAIL_TO_PASS", "PASS_TO_PASS", "fail_to_pass", "pass_to_pass", "selected_test_files"),
+        "a list of names, or the JSON text of one",
+    ),
+    "pre_commands": "a list of commands, or one text",
+}
+"""Forms of fields that are no plain text."""
+
+
+def _explain_fault(name: str, fault: ErrorDetails) -> str:
+    if fault["type"] == "missing":
+        return f"{name} is missing: add it"
+    if fault["type"] == "value_error" and name not in FORMS:
+        return f"{name}: {fault['ctx']['error']}"
+    given = make_printable(shorten(repr(fault["input"]), 60))
+    return f"{name}={given} is not {FORMS.get(name, 'a text that is not empty')}"
