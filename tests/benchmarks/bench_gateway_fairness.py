@@ -102,6 +102,20 @@ async def read_slowly(http: aiohttp.ClientSession, url: str, key: str) -> None:
         writer.transport.abort()
 
 
+async def send_chunks(http: aiohttp.ClientSession, url: str, key: str) -> None:
+    """Send a body in chunks of one byte, which cost the parser more than any other bytes."""
+    host, port = url.removeprefix("http://").split(":")
+    head = f"POST /v1/messages HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\n"
+    _, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+        for _ in range(200):
+            writer.write(b"1\r\n \r\n" * 10_000)
+            await writer.drain()
+    finally:
+        writer.transport.abort()
+
+
 def attacks() -> dict[str, Send]:
     """Return the attacks, by name."""
     long_text = OUTPUT * (800_000 // len(OUTPUT))  # about 200 000 tokens of a real tokenizer
@@ -129,6 +143,7 @@ def attacks() -> dict[str, Send]:
         ),
         "connections": open_connections,
         "readers": read_slowly,
+        "chunks": send_chunks,
     }
 
 

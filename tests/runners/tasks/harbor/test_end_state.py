@@ -21,6 +21,8 @@ from tests.fakes.harbor_suite import SUITE
 from tests.fakes.harbor_tasks import SOLVE, TEST, toml, write_task
 from tests.runners.tasks.harbor.grading import grade_agent, grade_reference, make_grader
 
+pytestmark = pytest.mark.integration
+
 REWARD = "#!/bin/bash\n{} > /logs/verifier/reward.txt\n"
 
 
