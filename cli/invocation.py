@@ -115,16 +115,16 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def report_error(message: str) -> None:
-    """Print an error of one or more lines to stderr, in red."""
+    """Print an error to stderr, in red: a line, a heading with its list, or several errors."""
     from runners.trajectory.printable import make_printable
 
     lines = make_printable(message).splitlines() or ["(no message)"]
     console = stderr()
-    if len(lines) == 1:
+    if len(lines) == 1 or lines[0].endswith(":"):
         console.print("error:", style="bold red", end=" ")
-        console.print(lines[0], style="red", soft_wrap=True)
-        return
-    console.print(f"{len(lines)} errors:", style="bold red")
+        console.print(lines.pop(0), style="red", soft_wrap=True)
+    else:
+        console.print(f"{len(lines)} errors:", style="bold red")
     for line in lines:
         console.print(f"  {line}", style="red", soft_wrap=True)
 

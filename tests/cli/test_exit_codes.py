@@ -52,6 +52,14 @@ def test_all_configuration_faults_go_to_stderr_with_exit_code_2(agentrl_process:
     ]
 
 
+def test_a_list_of_faults_has_one_heading(agentrl: Agentrl, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("[]\n{}\n")
+    done = agentrl("check", "eval", "swebench", f"task.path={tmp_path / 'rows.jsonl'}", "--gold")
+    heading, *faults = done.stderr.splitlines()[-3:]
+    assert heading == f"error: {tmp_path / 'rows.jsonl'} has 2 malformed rows:"
+    assert [fault.partition("rows.jsonl")[2][:4] for fault in faults] == [":1: ", ":2: "]
+
+
 def test_with_json_an_error_is_a_document_too(agentrl: Agentrl) -> None:
     done = agentrl("show", "seed=x", "--json")
     assert done.code == 2
