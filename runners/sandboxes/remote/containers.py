@@ -25,6 +25,7 @@ from runners.sandboxes.remote.egress import (
     find_gateway_host,
     narrow_hosts,
 )
+from runners.sandboxes.remote.machine import BusyError
 from runners.sandboxes.remote.sandbox import RemoteBackend, RemoteSandbox
 
 RUN_LABEL = "agentrl_run"
@@ -97,6 +98,11 @@ def find_image_argv(program: str, tag: str) -> list[str]:
 def inspect_argv(program: str, network: str) -> list[str]:
     """Return the command that prints whether a network is internal: ``true`` or ``false``."""
     return [program, "network", "inspect", "--format", "{{.Internal}}", network]
+
+
+def state_argv(program: str, name: str) -> list[str]:
+    """Return the command that prints whether a container runs: ``true`` or ``false``."""
+    return [program, "inspect", "--format", "{{.State.Running}}", name]
 
 
 def list_argv(program: str, tag: str) -> list[str]:
@@ -239,9 +245,14 @@ class _Container:
 
     async def run_script(self, script: str, *, deadline_s: float) -> bytes:
         """Run a script as root; see the contract."""
-        return await run_program(
-            exec_argv(self._program, self._name, script), deadline_s=deadline_s
-        )
+        argv = exec_argv(self._program, self._name, script)
+        try:
+            return await run_program(argv, deadline_s=deadline_s)
+        except SandboxError as error:
+            state = await run_program(state_argv(self._program, self._name), deadline_s=CALL_S)
+            if state.strip() == b"true":
+                raise BusyError(str(error)) from error
+            raise
 
     async def write_file(self, path: str, content: bytes | Path) -> None:
         """Write a file as root; see the contract."""

@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass
 
 from runners.sandboxes.contract import TIMED_OUT, CommandResult, SandboxError, join_output
-from runners.sandboxes.remote.machine import AGENT_ID, STATE, Machine
+from runners.sandboxes.remote.machine import AGENT_ID, STATE, BusyError, Machine
 
 WAIT_S = 10
 """Time for which one call waits inside for the command to end, checking every 20 to 200 ms."""
@@ -32,6 +32,8 @@ CALL_S = 30.0
 """Time after its wait at which a call counts as lost."""
 LATE_S = 60.0
 """Time after a command's deadline at which the machine counts as lost: its supervisor is gone."""
+BUSY_S = 0.5
+"""Time between calls while the machine can start no process."""
 SUPERVISE_AT = f"{STATE}/supervise"
 _REPORT_START = b"agentrl-report\n"
 """First line of a report; login profiles may print something before it."""
@@ -76,23 +78,27 @@ def _write_supervisor(
 ) -> str:
     """Return the supervisor's script; ``drop`` becomes the command's user, ``kill`` ends it.
 
+    ``at_deadline`` runs in the watchdog, also at signal USR1.
+
     ``before`` runs in the process that becomes the command, ``head`` when the supervisor starts.
     """
     return f"""\
 #!/bin/sh
 # supervise DIRECTORY WORKDIR DEADLINE_S
-directory=$1 workdir=$2 deadline=$3
+directory=$1 workdir=$2 deadline=$3 watchdog=
 umask 077
 {head}
 # Renamed: a call that read the file between its creation and the write would find no pid in it,
 # and take this process for dead.
 echo $$ > "$directory/pid.new" && mv "$directory/pid.new" "$directory/pid"
+# No fork in here for an agent's command: it may have taken all processes of a container.
 end() {{
     trap '' EXIT HUP INT TERM
     code=$1
     {kill}
-    rm -f "$directory/command" "$directory/stdin"
-    echo "$code" > "$directory/exit.new" && mv "$directory/exit.new" "$directory/exit"
+    : > "$directory/command"
+    : > "$directory/stdin"
+    echo "$code" > "$directory/exit"
     kill -KILL 0
 }}
 trap 'end lost' EXIT
@@ -102,10 +108,17 @@ cd -- "$workdir" || end 'no workdir'
 # The watchdog is in the background, not the command: see --fork in ATTEND.
 (
     trap - EXIT HUP INT TERM
-    sleep "$deadline"
+    stop() {{
+        {at_deadline}
+    }}
+    trap stop USR1
+    # A shell handles a signal while it waits, not while a command in the foreground runs.
+    sleep "$deadline" &
+    wait $!
     : > "$directory/timed_out"
-    {at_deadline}
+    stop
 ) &
+watchdog=$!
 (
     trap - EXIT HUP INT TERM
     umask 022
@@ -118,8 +131,19 @@ end $?
 """
 
 
-# The kill at the deadline is without a fork, which may fail where a fork bomb went off.
-SUPERVISE = _write_supervisor(DROP, KILL_ALL, f"exec {KILL_ALL}")
+# The watchdog becomes what kills, as a fork may fail where a fork bomb went off.
+SUPERVISE = _write_supervisor(
+    DROP,
+    f"""\
+if [ -n "$watchdog" ]; then
+        kill -USR1 "$watchdog" 2>/dev/null
+        wait "$watchdog"
+        # Killed itself, perhaps before it could handle the signal.
+        [ $? -lt 128 ] || {KILL_ALL}
+    fi""",
+    # Ignored from here on: the signal for the command's end must not stop what kills.
+    f"trap '' USR1\n        exec {KILL_ALL}",
+)
 
 
 def write_check_supervisor(user: str | None) -> str:
@@ -145,14 +169,14 @@ d={directory}
 mkdir "$d/started" 2>/dev/null &&
     setsid --fork sh {supervisor} "$d" {workdir} {deadline} </dev/null >/dev/null 2>&1
 looks=0
-until [ -f "$d/exit" ] || [ "$looks" -ge {looks} ]; do
+until [ -s "$d/exit" ] || [ "$looks" -ge {looks} ]; do
     [ "$looks" -lt 20 ] && sleep 0.02 || sleep 0.2
     looks=$((looks + 1))
 done
 echo agentrl-report
-if [ ! -f "$d/exit" ]; then
+if [ ! -s "$d/exit" ]; then
     pid=$(cat "$d/pid" 2>/dev/null) || exit 0
-    kill -0 "$pid" 2>/dev/null || [ -f "$d/exit" ] || echo lost
+    kill -0 "$pid" 2>/dev/null || [ -s "$d/exit" ] || echo lost
     exit 0
 fi
 cat "$d/exit"
@@ -176,7 +200,7 @@ d={directory}
 mkdir -p "$d"
 mkdir "$d/started" 2>/dev/null && {{ echo lost > "$d/exit"; exit 0; }}
 looks=0
-until [ -f "$d/exit" ] || [ "$looks" -ge 200 ]; do
+until [ -s "$d/exit" ] || [ "$looks" -ge 200 ]; do
     {kill_all}
     sleep 0.05
     looks=$((looks + 1))
@@ -227,7 +251,14 @@ async def _attend(machine: Machine, command: DetachedCommand, directory: str) ->
     )
     started = time.monotonic()
     while True:
-        report = await machine.run_script(script, deadline_s=WAIT_S + CALL_S)
+        try:
+            report = await machine.run_script(script, deadline_s=WAIT_S + CALL_S)
+        except BusyError:
+            # The command may have taken all processes or memory of its machine, until its end.
+            if time.monotonic() - started > command.deadline_s + LATE_S:
+                raise
+            await asyncio.sleep(BUSY_S)
+            continue
         elapsed = time.monotonic() - started
         result = read_report(report, elapsed)
         if result is not None:

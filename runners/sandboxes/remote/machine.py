@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from runners.sandboxes.contract import SandboxError
+
 AGENT = "agent"
 AGENT_ID = 61000
 """User and group id of commands inside; high, so that no image uses it for another user."""
@@ -16,11 +18,18 @@ STATE = "/var/lib/agentrl"
 """Directory inside for our own files; only root can read it."""
 
 
+class BusyError(SandboxError):
+    """A script failed on a machine that runs: there may be no process or memory left for it."""
+
+
 class Machine(Protocol):
     """Short calls to a machine, all with root rights."""
 
     async def run_script(self, script: str, *, deadline_s: float) -> bytes:
-        """Run a short script as root and return its output; raises SandboxError."""
+        """Run a short script as root and return its output.
+
+        Raises SandboxError; BusyError if it is worth to repeat the call.
+        """
         ...
 
     async def write_file(self, path: str, content: bytes | Path) -> None:

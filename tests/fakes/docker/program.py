@@ -264,6 +264,15 @@ def inspect_network(words: list[str]) -> None:
         print(str(name in internal).lower())
 
 
+def inspect(words: list[str]) -> None:
+    """Print whether a container runs, in the format of the one caller."""
+    flags, (name,) = parse(words, {"--format": 1})
+    if flags != {"--format": ["{{.State.Running}}"]}:
+        refuse("the stand-in only tells whether a container runs")
+    pid = find_container(name)["pid"]
+    print(str(Path(f"/proc/{pid}").exists()).lower())
+
+
 def remove(words: list[str]) -> None:
     """End a container."""
     flags, words = parse(words, REMOVE)
@@ -296,5 +305,5 @@ if __name__ == "__main__":
     command, *rest = sys.argv[1:]
     {
         **{"run": run, "exec": execute, "rm": remove, "ps": show, "network": inspect_network},
-        **{"build": build, "images": list_images},
+        **{"build": build, "images": list_images, "inspect": inspect},
     }[command](rest)

@@ -172,7 +172,9 @@ async def test_an_agent_of_podman_reaches_the_gateway_and_nothing_beyond(
             sandbox = await backend.create(spec)
             reached = await sandbox.run([*PYTHON, CONNECT, url], deadline_s=60)
             fetched = await sandbox.run([*PYTHON, FETCH], deadline_s=60)
-            shown = await sandbox.run(["env"], deadline_s=60)
+            # An agent has the proxy's own variables; a grader would have the host's.
+            grader = await backend.create(SandboxSpec("two", source, "none"))
+            shown = await grader.run(["env"], deadline_s=60)
         await backend.close()
         podman("rm", "--all", "--force", "--time", "0")
         podman("network", "rm", "agents")
@@ -204,17 +206,53 @@ async def test_a_container_of_podman_keeps_its_limits(
     assert processes.stdout == b"40\n", processes
 
 
+FILL = """
+import os, sys, time
+first = os.getpid()
+while os.getpid() == first or {every}:
+    try:
+        if os.fork() == 0 and not {every}:
+            time.sleep(300)
+    except OSError:
+        if not {every}:
+            sys.exit(3)
+        time.sleep(0.02)
+"""
+"""Takes all processes: each of them forks on, or the first one ends and leaves the others."""
+
+
+@pytest.mark.integration
+async def test_a_command_that_takes_all_processes_ends_as_any_other(tmp_path: Path) -> None:
+    if (obstacle := find_obstacle()) is not None:
+        pytest.skip(obstacle)
+    (source := tmp_path / "source").mkdir()
+    with podman_engine():
+        settings = podman_settings(processes=40)
+        backend = containers.ContainerBackend(settings, tmp_path / "driver")
+        sandbox = await backend.create(SandboxSpec("one", source, "none"))
+        left = await sandbox.run([*PYTHON, FILL.format(every=False)], deadline_s=60)
+        bomb = await sandbox.run([*PYTHON, FILL.format(every=True)], deadline_s=2)
+        alive = await sandbox.run(["echo", "alive"], deadline_s=60)
+        await backend.close()
+    assert left.exit_code == 3, left
+    assert bomb.timed_out, bomb
+    assert alive.stdout == b"alive\n"
+
+
 @pytest.mark.integration
 async def test_what_a_killed_driver_left_with_podman_is_ended_by_the_next(tmp_path: Path) -> None:
     if (obstacle := find_obstacle()) is not None:
         pytest.skip(obstacle)
     with podman_engine():
         backend = containers.ContainerBackend(podman_settings(), tmp_path / "driver")
-        await backend.create(SandboxSpec("one", tmp_path / "driver", "none"))
+        for name in ("one", "two"):
+            await backend.create(SandboxSpec(name, tmp_path / "driver", "none"))
         other = containers.ContainerBackend(podman_settings(), tmp_path / "other")
         kept = await other.create(SandboxSpec("one", tmp_path / "driver", "none"))
         following = containers.ContainerBackend(podman_settings(), tmp_path / "driver")
         await following.reap({"one": {}})
-        assert podman("ps", "--all", "--format", "{{.Names}}").count("-one") == 1
+        names = podman("ps", "--all", "--format", "{{.Names}}")
+        assert (names.count("-one"), names.count("-two")) == (1, 1)
         assert (await kept.run(["echo", "alive"], deadline_s=60)).stdout == b"alive\n"
+        await following.close()
         await other.close()
