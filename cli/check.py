@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from runners.tasks.dataset_report import DatasetReport
 
 Reports = Mapping[str, "DatasetReport"]
-"""Reports on the sets of tasks, by their section."""
-SET_NAMES = {"task": "tasks", "eval_task": "evaluation tasks"}
+"""Reports on the sets of tasks, by their places in the configuration."""
 
 EXAMPLES = examples(
     "agentrl check",
@@ -110,7 +109,7 @@ def _warn_about_canaries(config: Config, sets: Reports) -> None:
     from runners.tasks.canaries.coverage import count_uncheckable
 
     for key, report in sets.items():
-        if not getattr(config, key).canaries:
+        if not getattr(config, key.partition(".")[0]).canaries:
             continue
         for reason, number in count_uncheckable(report.tasks).items():
             report_warning(
@@ -181,17 +180,25 @@ def _show_tasks_only(sets: Reports, problems: list[Problem], *, as_json: bool) -
         stdout().print("tasks not read here")
     else:
         for key, tasks in sets.items():
-            stdout().print(SET_NAMES[key], _count_tasks(tasks))
+            stdout().print(_name_set(key), _count_tasks(tasks))
 
 
 def _describe_sets(sets: Reports) -> dict[str, Any]:
-    """Return the fields ``tasks`` and ``eval_tasks``, null for a set that was not read."""
-    found = {key: _describe_tasks(tasks) for key, tasks in sets.items()}
-    return {"tasks": found.get("task"), "eval_tasks": found.get("eval_task")}
+    """Return the fields ``tasks`` and ``eval_tasks``: one set, a list of a mixture's, or null."""
+    found: dict[str, Any] = {"tasks": None, "eval_tasks": None}
+    for key, tasks in sets.items():
+        name, described = key.partition(".")[0] + "s", _describe_tasks(tasks)
+        found[name] = [*(found[name] or []), described] if tasks.name else described
+    return found
+
+
+def _name_set(key: str) -> str:
+    return "evaluation tasks" if key.startswith("eval_task") else "tasks"
 
 
 def _describe_tasks(tasks: DatasetReport) -> dict[str, Any]:
     return {
+        **({"name": tasks.name} if tasks.name else {}),
         "path": tasks.path,
         "number": len(tasks.tasks),
         "kinds": tasks.kinds,
@@ -201,7 +208,8 @@ def _describe_tasks(tasks: DatasetReport) -> dict[str, Any]:
 
 def _count_tasks(tasks: DatasetReport) -> str:
     kinds = ", ".join(f"{number} by {kind}" for kind, number in tasks.kinds.items())
-    return f"{len(tasks.tasks)} of {len(tasks.repositories)} repositories, graded: {kinds}"
+    name = f"{tasks.name}: " if tasks.name else ""
+    return f"{name}{len(tasks.tasks)} of {len(tasks.repositories)} repositories, graded: {kinds}"
 
 
 def _document(
@@ -241,7 +249,7 @@ def _show(config: Config, found: AgentTurn, sets: Reports) -> None:
 
     table = Table.grid(padding=(0, 2))
     for key, tasks in sets.items():
-        table.add_row(SET_NAMES[key], _count_tasks(tasks))
+        table.add_row(_name_set(key), _count_tasks(tasks))
     if isinstance(config.model, MoeModel) and config.model.path is not None:
         table.add_row("checkpoint", f"its config.json agrees with model={config.model.kind}")
     version = found.result.facts.get("version")

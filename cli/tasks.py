@@ -46,7 +46,7 @@ def list_tasks(
     assert isinstance(config.task, JsonlTaskConfig)
     family = config.task.model_copy(update={"path": path})
     with stderr().status("reading the tasks…") as status:
-        listing = list_dataset(family, config.sandbox, match, show=status.update)
+        listing = list_dataset(family, config.sandbox, match, seed=config.seed, show=status.update)
     if as_json:
         print_json(listing.to_dict())
     else:

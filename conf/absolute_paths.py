@@ -13,7 +13,9 @@ from pydantic import BaseModel
 
 from conf.schema import Config
 
-FILES_OR_NAMES = frozenset({("task", "path"), ("eval_task", "path")})
+FILES_OR_NAMES = frozenset(
+    (section, "path") for section in ("task", "eval_task", "task.sets", "eval_task.sets")
+)
 """Texts that are a file if there is one, and else a name on a hub."""
 
 
@@ -37,4 +39,9 @@ def _resolve_section(name: str, section: BaseModel) -> BaseModel:
             changed[key] = str(Path.cwd() / value)
         elif isinstance(value, BaseModel):
             changed[key] = _resolve_section(f"{name}.{key}", value)
+        elif isinstance(value, tuple):
+            changed[key] = tuple(
+                _resolve_section(f"{name}.{key}", each) if isinstance(each, BaseModel) else each
+                for each in value
+            )
     return section.model_copy(update=changed)

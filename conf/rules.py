@@ -32,6 +32,7 @@ from conf.sections.task import (
     EvalTaskConfig,
     HeldOutEvalTaskConfig,
     JsonlTaskConfig,
+    MixtureTaskConfig,
     RewardConfig,
     SwebenchTaskConfig,
     TaskConfig,
@@ -204,9 +205,9 @@ def slime_rules(
         "launch=ssh, slurm, ray or kubernetes",
     )
     yield (
-        not isinstance(task, JsonlTaskConfig),
+        not isinstance(task, JsonlTaskConfig | MixtureTaskConfig),
         f"task={task.kind} has no file that slime's data source could read: choose task=jsonl "
-        "and set task.path as the nodes see it",
+        "and set task.path as the nodes see it, or task=mixture",
     )
     window = getattr(scenario, "window_tokens", None)
     yield (

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conf.sections.cluster import KubernetesLaunchConfig, SshLaunchConfig
+from conf.task_sets import list_sets
 from launch.plan import JobPlan
 from launch.preflight import Problem
 from launch.running_job import read_hosts
@@ -56,10 +57,10 @@ def _check_shared_dir(plan: JobPlan) -> Iterator[str]:
     model = plan.job.model.path
     if model is not None and model.is_relative_to(shared) and not (model / "config.json").exists():
         yield f"model.path={model} has no config.json: put the checkpoint there"
-    for key, section in (("task", config.task), ("eval_task", config.eval_task)):
-        path = getattr(section, "path", None)
+    for each in list_sets(config):
+        path = each.config.path
         if path is not None and Path(path).is_relative_to(shared) and not Path(path).exists():
-            yield f"{key}.path={path} does not exist: put the tasks there"
+            yield f"{each.key}.path={path} does not exist: put the tasks there"
 
 
 def _check_secrets(plan: JobPlan) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from conf.errors import ConfigError
+from conf.task_sets import name_sets
 from launch import flags
 from launch.architecture import Arguments, megatron_arguments
 from launch.topology import ClusterJob, Topology
@@ -100,7 +101,8 @@ def _rollouts(job: ClusterJob, topology: Topology) -> Arguments:
         "--rollout-stop-token-ids": tuple(map(str, job.model.stop_token_ids)),
         "--rollout-seed": (str(config.seed),),
         "--seed": (str(config.seed + 1),),  # Megatron refuses 0.
-        "--rollout-shuffle": (),
+        # The prompts of a mixture are in the order of its draws.
+        **({} if name_sets(config) else {"--rollout-shuffle": ()}),
         "--use-fault-tolerance": (),
     }
     if config.run.eval_tasks and config.run.steps:

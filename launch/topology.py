@@ -14,6 +14,7 @@ from conf.schema import Config
 from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.moe import LatentAttention, MoeModel
 from conf.sections.training import SlimeTrainerConfig
+from conf.task_sets import list_sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +300,7 @@ def _path_rules(job: ClusterJob) -> Iterator[Rule]:
         "launch.megatron_dir": launch.megatron_dir,
         "model.path": model.path,
         "model.tokenizer": model.tokenizer,
-        "task.path": getattr(job.config.task, "path", None),
-        "eval_task.path": getattr(job.config.eval_task, "path", None),
+        **{f"{each.key}.path": each.config.path for each in list_sets(job.config)},
     }
     for key, path in paths.items():
         yield (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
+from collections import Counter
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
 from conf.sections.section import Section
 
@@ -89,11 +91,58 @@ class JsonlTaskConfig(TaskFileConfig):
     kind: Literal["jsonl"]
     path: str
     held_out_tasks: Annotated[int, Field(ge=0)]
-    """Number of tasks at the end of the file that are held out."""
+    """Number of tasks that are held out; the seed and their ids choose them."""
+
+
+class MixedSetConfig(Section):
+    """One set of a mixture."""
+
+    path: str
+    """As ``task.path`` of ``task=jsonl``."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the tasks that are drawn, relative to the weights of the other sets."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    """Name in metrics and reports; null: that of the file or dataset."""
+    format: TaskFormat = "auto"
+    repositories: Path | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name: that of the file, or of the dataset without owner, revision and split."""
+        place = PurePosixPath(self.path)
+        is_file = place.suffix in (".jsonl", ".json", ".parquet")
+        found = place.stem if is_file else re.split("[@:]", place.name)[0]
+        return self.name or re.sub(r"[^A-Za-z0-9._-]", "-", found)
+
+
+def _check_names(sets: tuple[MixedSetConfig, ...]) -> tuple[MixedSetConfig, ...]:
+    shared = [name for name, count in Counter(each.label for each in sets).items() if count > 1]
+    if shared:
+        raise ValueError(f"has several sets called {', '.join(shared)}: give each its own name")
+    return sets
+
+
+class MixtureConfig(Section):
+    """Several sets of tasks."""
+
+    kind: Literal["mixture"]
+    sets: Annotated[tuple[MixedSetConfig, ...], Field(min_length=1), AfterValidator(_check_names)]
+    """The sets, each with its weight."""
+    grader: Literal["auto", "official", "own"]
+    flaky_reruns: Annotated[int, Field(ge=0)]
+    canaries: Literal[0, 1, 2]
+
+
+class MixtureTaskConfig(MixtureConfig):
+    """Several sets of tasks, for training."""
+
+    held_out_tasks: Annotated[int, Field(ge=0)]
+    """Number of tasks, of all sets together, that are held out."""
 
 
 TaskConfig = Annotated[
-    BugfixTaskConfig | SwebenchTaskConfig | JsonlTaskConfig, Field(discriminator="kind")
+    BugfixTaskConfig | SwebenchTaskConfig | JsonlTaskConfig | MixtureTaskConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -110,8 +159,13 @@ class JsonlEvalTaskConfig(TaskFileConfig):
     path: str
 
 
+class MixtureEvalTaskConfig(MixtureConfig):
+    """Evaluation on several sets; the weights share ``run.eval_tasks`` among them."""
+
+
 EvalTaskConfig = Annotated[
-    HeldOutEvalTaskConfig | SwebenchTaskConfig | JsonlEvalTaskConfig, Field(discriminator="kind")
+    HeldOutEvalTaskConfig | SwebenchTaskConfig | JsonlEvalTaskConfig | MixtureEvalTaskConfig,
+    Field(discriminator="kind"),
 ]
 """The tasks on which a campaign evaluates its policy."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from conf.errors import error_text
 from conf.schema import Config
+from conf.task_sets import name_sets
 from runners.campaign.drain import pause_turns
 from runners.campaign.result import metrics_rows, summarize_evaluation
 from runners.campaign.schedule import (
@@ -118,7 +119,7 @@ class Campaign:
         self._progress.begin_phase("training")
         trained = await asyncio.to_thread(self._trainer.step, samples.rollouts)
         note_masked(self._store, "routing_refused", self._trainer.refused)
-        metrics = step_metrics(samples, rollout_s) | trained
+        metrics = step_metrics(samples, rollout_s, name_sets(self._config)) | trained
         for record in samples.records:
             self._store.put_rollout(record)
         self._progress.begin_phase("checkpoint")

@@ -13,7 +13,7 @@ from runners.observe.status import read_best
 from runners.store.campaign_tables import StepRow
 from runners.store.run_store import RunStore
 from runners.training.step_metrics import mean
-from runners.trajectory.record import RolloutRecord
+from runners.trajectory.record import TASK_SET, RolloutRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +73,32 @@ def summarize_evaluation(records: Sequence[RolloutRecord]) -> dict[str, Any]:
 
     ``solve_rate`` is the mean over tasks of the share of their graded rollouts that solve them
     (pass@1), ``pass@k`` the mean of its estimate over the tasks with k graded rollouts or more, for
-    each k from 2 to the number of attempts. ``tasks`` and ``graded`` count tasks and rollouts.
+    each k from 2 to the number of attempts; ``solve_rate/NAME`` is that of one set of a mixture.
+    ``tasks`` and ``graded`` count tasks and rollouts.
     """
     graded = [record for record in records if record.solved is not None]
-    solved = Counter(record.group for record in graded if record.solved)
-    counts = [(number, solved[group]) for group, number in _count_groups(graded).items()]
+    counts = _count_solved(graded)
+    names = sorted({name for record in records if (name := record.extra.get(TASK_SET))})
+    by_set = {name: [r for r in graded if r.extra.get(TASK_SET) == name] for name in names}
     attempts = max(_count_groups(records).values(), default=1)
     return {
-        "solve_rate": _pass_rate(counts, 1),
+        "solve_rate": _solve_rate(graded),
         **{f"pass@{k}": _pass_rate(counts, k) for k in range(2, attempts + 1)},
+        **{f"solve_rate/{name}": _solve_rate(found) for name, found in by_set.items()},
         "tasks": len(_count_groups(records)),
         "graded": len(graded),
         "turns_mean": mean([float(record.turns) for record in graded]),
     }
+
+
+def _count_solved(graded: Sequence[RolloutRecord]) -> list[tuple[int, int]]:
+    """Return how many rollouts of each task are graded, and how many of them solve it."""
+    solved = Counter(record.group for record in graded if record.solved)
+    return [(number, solved[group]) for group, number in _count_groups(graded).items()]
+
+
+def _solve_rate(graded: Sequence[RolloutRecord]) -> float | None:
+    return _pass_rate(_count_solved(graded), 1)
 
 
 def _count_groups(records: Sequence[RolloutRecord]) -> Counter[int]:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 
 from conf.schema import Config
+from conf.task_sets import find_weights
 from runners.rollouts.spec import RolloutSpec, derive_seed, make_spec
 from runners.tasks.contract import Task
+from runners.tasks.mixture import draws
 
 
 def training_batch(config: Config, tasks: Sequence[Task], step: int) -> list[RolloutSpec]:
     """Return the rollouts of training step ``step`` (1, 2, …): ``run.tasks_per_step`` groups.
 
-    Each pass over the split has its own order; within a pass no task comes twice.
+    Each pass over a set has its own order; within a pass no task comes twice. The sets of a mixture
+    take turns by their weights.
     """
-    groups = enumerate(_tasks_of_step(config, tasks, step))
+    groups = enumerate(step_tasks(config, tasks, step))
     return [spec for group, task in groups for spec in _group(config, step, group, task)]
 
 
@@ -28,10 +32,13 @@ def spare_group(config: Config, tasks: Sequence[Task], step: int, number: int) -
 
     Its task is none of the step's own, as long as there are others.
     """
-    used = {task.id for task in _tasks_of_step(config, tasks, step)}
-    others = [task for task in tasks if task.id not in used] or list(tasks)
+    used = {task.id for task in step_tasks(config, tasks, step)}
+    name, place = _spare_set(config, step, number)
+    others = [task for task in tasks if task.id not in used and task.set_name == name]
+    if not others:
+        others, place = [task for task in tasks if task.id not in used] or list(tasks), number
     random.Random(derive_seed(config.seed, f"spare-{step}")).shuffle(others)
-    task = others[number % len(others)]
+    task = others[place % len(others)]
     return _group(config, step, config.run.tasks_per_step + number, task)
 
 
@@ -56,11 +63,28 @@ def evaluation_due(config: Config, step: int) -> bool:
     return step in (0, config.run.steps) or bool(every and step % every == 0)
 
 
-def _tasks_of_step(config: Config, tasks: Sequence[Task], step: int) -> list[Task]:
+def step_tasks(config: Config, tasks: Sequence[Task], step: int) -> list[Task]:
+    """Return the tasks of a step: a window of the run's endless sequence of draws."""
+    weights = find_weights(config)
+    names = list(weights)
+    sets = {name: [task for task in tasks if task.set_name == name] for name in names}
+    sequence = draws(tuple(weights.values()))
     first = (step - 1) * config.run.tasks_per_step
-    return [
-        _task_at(config.seed, tasks, first + offset) for offset in range(config.run.tasks_per_step)
-    ]
+    found = []
+    for number in range(first, first + config.run.tasks_per_step):
+        index, place = sequence[number]
+        found.append(_task_at(config.seed, names[index], sets[names[index]], place))
+    return found
+
+
+def _spare_set(config: Config, step: int, number: int) -> tuple[str, int]:
+    """Return the name of the set of a spare group, and how many spare groups of the step are of it
+    before; chosen by weight, so that the sets keep their shares on average.
+    """
+    weights = find_weights(config)
+    dice = random.Random(derive_seed(config.seed, f"spare-sets-{step}"))
+    names = dice.choices(list(weights), list(weights.values()), k=number + 1)
+    return names[number], names[:number].count(names[number])
 
 
 def _group(config: Config, step: int, group: int, task: Task) -> list[RolloutSpec]:
@@ -68,9 +92,16 @@ def _group(config: Config, step: int, group: int, task: Task) -> list[RolloutSpe
     return [make_spec(config, "train", step, group, member, task) for member in members]
 
 
-def _task_at(seed: int, tasks: Sequence[Task], index: int) -> Task:
-    """Return task number ``index`` in the run's endless sequence of shuffled passes."""
-    lap, place = divmod(index, len(tasks))
-    order = list(range(len(tasks)))
-    random.Random(derive_seed(seed, f"lap-{lap}")).shuffle(order)
-    return tasks[order[place]]
+def _task_at(seed: int, name: str, tasks: Sequence[Task], number: int) -> Task:
+    """Return task ``number`` in the endless sequence of a set's shuffled passes (epochs)."""
+    lap, place = divmod(number, len(tasks))
+    label = f"lap-{lap}-{name}" if name else f"lap-{lap}"
+    return tasks[_order(derive_seed(seed, label), len(tasks))[place]]
+
+
+@lru_cache(maxsize=16)
+def _order(seed: int, length: int) -> list[int]:
+    """Return the order of one pass; kept, since every task of a step needs it."""
+    order = list(range(length))
+    random.Random(seed).shuffle(order)
+    return order

@@ -135,11 +135,12 @@ def render(status: Status) -> Table:
     for step, rate in status.evaluations:
         table.add_row(f"held-out after {step}", f"{rate:.1%}")
     for name, value in status.evaluation.items():
-        if name.startswith("pass@") and value is not None:
+        if name.startswith(("pass@", "solve_rate/")) and value is not None:
             table.add_row(f"held-out {name}", f"{value:.1%}")
     if (best := status.best_checkpoint) is not None:
         table.add_row("best checkpoint", f"{Path(best['path']).name} ({best['solve_rate']:.1%})")
-    for name in (REWARD, SOLVE_RATE):
+    by_set = [name for name in status.metrics if name.startswith(f"{SOLVE_RATE}/")]
+    for name in (REWARD, SOLVE_RATE, *by_set):
         if (value := status.metrics.get(name)) is not None:
             table.add_row(name, f"{value:.3f}")
     for code, count in status.outcomes.items():

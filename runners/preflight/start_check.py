@@ -19,7 +19,7 @@ from conf.key_numbers import find_short_window
 from conf.schema import Config
 from conf.sections.engine import FixedEngineConfig, SglangEngineConfig
 from conf.sections.model import EndpointModelConfig, TinyModelConfig
-from conf.sections.task import TaskFileConfig
+from conf.task_sets import list_sets
 from runners.engines.capabilities import check_answers, check_context
 from runners.engines.contract import EngineError
 from runners.engines.fixed_engines import check_fixed_engine
@@ -77,14 +77,15 @@ def _find_task_errors(
         )
         return
     try:
-        report = check_sets(config, show=show).get("task")
+        reports = check_sets(config, show=show)
     except AgentrlError as error:
         yield error
         return
-    if report is None:
+    if benchmark is None or "task" not in reports:
         return  # generated, built in, or on the nodes only
+    report = reports["task"]
     matching = sum(fnmatchcase(each.id, wanted.ids) for each in report.tasks)
-    if benchmark is not None and matching <= wanted.offset:
+    if matching <= wanted.offset:
         yield ConfigError(
             f"eval.ids={wanted.ids} eval.offset={wanted.offset} select no task ({matching} of "
             f"{len(report.tasks)} tasks of {report.path} match eval.ids): change one of them"
@@ -99,11 +100,11 @@ def _find_combination_errors(config: Config, benchmark: str | None) -> Iterator[
             f"engine={config.engine.kind} has no weights that a campaign could start from: measure "
             "it with `agentrl eval BENCHMARK`, or record with `agentrl gateway`"
         )
-    foreign = [each for each in (config.task, config.eval_task) if isinstance(each, TaskFileConfig)]
-    if isinstance(model, TinyModelConfig) and foreign:
-        chosen = "task" if foreign[0] is config.task else "eval_task"
+    if isinstance(model, TinyModelConfig) and (foreign := list_sets(config)):
+        chosen = foreign[0].key.partition(".")[0]
         yield ConfigError(
-            f"model=tiny knows the words of task=bugfix only, and {chosen}={foreign[0].kind} is "
+            "model=tiny knows the words of task=bugfix only, and "
+            f"{chosen}={getattr(config, chosen).kind} is "
             "chosen: it could solve none of them. Choose another model (e.g. model=local "
             "engine=sglang engine.url=…), or task=bugfix"
         )

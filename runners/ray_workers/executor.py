@@ -229,7 +229,8 @@ class RayExecutor:
         timings = remote.progress.timings()
         timings["total"] = sum(timings.values())
         record = make_record(remote.spec, remote.number, outcome, summary)
-        return AttemptResult(replace(record, timings=timings, extra=extra), pushed_back=False)
+        final = replace(record, timings=timings, extra=record.extra | extra)
+        return AttemptResult(final, pushed_back=False)
 
 
 async def join(

@@ -138,6 +138,7 @@ def build_curves(facts: ReportData) -> Element | None:
             most=1.0,
         ),
         draw_line_chart("Training solve rate", "graded rollouts", solved, rate=True, most=1.0),
+        *_charts_by_set(facts),
         draw_line_chart(
             "Solved in part",
             "graded rollouts; partial credit pays them",
@@ -165,6 +166,21 @@ def build_curves(facts: ReportData) -> Element | None:
     ]
     shown = [chart for chart in charts if chart is not None]
     return make_section("Curves", make("div", *shown, class_="charts")) if shown else None
+
+
+def _charts_by_set(facts: ReportData) -> Iterator[Element | None]:
+    """Yield the solve rates of each set of a mixture, in training and in evaluations."""
+    kinds = {SOLVE_RATE: "Training solve rate", "eval/solve_rate": "Held-out solve rate"}
+    metrics = dict.fromkeys(name for step in facts.steps for name in step)
+    for key, title in kinds.items():
+        for metric in metrics:
+            if metric.startswith(f"{key}/"):
+                name = metric.removeprefix(f"{key}/")
+                found = metric_points(facts.steps, metric)
+                points = [(step, value) for step, value in found if value is not None]
+                lines = [ChartLine(name, points, "blue" if key == SOLVE_RATE else "orange")]
+                what = "graded rollouts"
+                yield draw_line_chart(f"{title}: {name}", what, lines, rate=True, most=1.0)
 
 
 def _cheating(facts: ReportData, name: str) -> list[ChartLine]:

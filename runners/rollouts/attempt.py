@@ -412,15 +412,17 @@ class Attempt:
             result = RolloutResult(outcome, self._summary, self._patch, verdict)
             reward = compute_reward(self._context.reward, result)
             solved = verdict.kind is VerdictKind.SOLVED
+        record = make_record(self._spec, self._number, outcome, self._summary)
+        patch = encode_patch_extra(self._patch) if self._patch else {}
         return replace(
-            make_record(self._spec, self._number, outcome, self._summary),
+            record,
             reward=reward,
             solved=solved,
             final_message=self._harness.final_message if self._harness else "",
             patch=encode_patch_text(self._patch) if self._patch else "",
             verdict=verdict_to_dict(self._verdict),
             timings=dict(self._timings),
-            extra=self._extra | (encode_patch_extra(self._patch) if self._patch else {}),
+            extra=record.extra | self._extra | patch,
         )
 
 

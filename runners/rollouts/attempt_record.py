@@ -15,7 +15,7 @@ from runners.tasks.patch_record import decode_patch
 from runners.tasks.rollout_result import RolloutResult
 from runners.trajectory import ids
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
-from runners.trajectory.record import RolloutRecord
+from runners.trajectory.record import TASK_SET, RolloutRecord
 from runners.trajectory.session_summary import SessionSummary
 
 AGENT_CODE = "agent_code"
@@ -48,6 +48,7 @@ def make_record(
         patch="",
         verdict=None,
         timings={},
+        extra={TASK_SET: spec.task.set_name} if spec.task.set_name else {},
     )
 
 

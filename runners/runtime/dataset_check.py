@@ -10,26 +10,33 @@ from pathlib import Path
 
 from conf.errors import ExitCode
 from conf.schema import Config
+from conf.sections.task import HeldOutEvalTaskConfig
+from conf.task_sets import list_sets
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.harbor import suites
-from runners.tasks.task_sets import list_sets
 
+SPLIT = "by id"
+"""Name of the way in which tasks are held out (``tasks/splits.py``)."""
 EVENT = "dataset"
-"""Kind of the events that have section, path and SHA-256 (hex) of a task file."""
+"""Kind of the events that have key, path, split and SHA-256 (hex) of a set of tasks."""
 
 
 def note_datasets(store: RunStore, config: Config) -> None:
-    """Keep the digests of a new run's task files; other datasets have none."""
+    """Keep how a new run splits its sets, and the digests of its task files; other datasets have
+    none.
+    """
     for each in list_sets(config):
-        digest = _hash_dataset(each.config.path)
-        if digest is not None:
-            data = {"key": each.key, "path": each.config.path, "sha256": digest}
-            store.event(EVENT, data)
+        path = each.config.path
+        data = {"key": each.key, "path": path, "sha256": _hash_dataset(path), "split": SPLIT}
+        store.event(EVENT, data)
 
 
 def check_datasets(store: RunStore, config: Config) -> None:
-    """Raise StoreError (exit code 5) if a task file is not what it was when the run began."""
+    """Raise StoreError (exit code 5) if a task file is not what it was when the run began, or if
+    its tasks were split in the way of earlier versions.
+    """
+    _check_split(store, config)
     paths = {each.key: each.config.path for each in list_sets(config)}
     for noted in store.events(EVENT):
         key = noted.data.get("key", "task")  # runs of earlier versions have one file
@@ -40,6 +47,20 @@ def check_datasets(store: RunStore, config: Config) -> None:
                 "start a new run",
                 ExitCode.DATA_REFUSED,
             )
+
+
+def _check_split(store: RunStore, config: Config) -> None:
+    """Refuse a run that has trained tasks which are held out now: it held out the last rows."""
+    held_out = config.task.kind == "jsonl" and config.task.held_out_tasks
+    separate = not isinstance(config.eval_task, HeldOutEvalTaskConfig)
+    if separate or not held_out or any(e.data.get("split") for e in store.events(EVENT)):
+        return
+    raise StoreError(
+        f"the run in {store.run_dir} was begun by a version that held out the last "
+        f"{held_out} rows of task.path, and this one chooses them by their ids: continue it with "
+        "the version that began it, or start a new run with model.path=one of its checkpoints",
+        ExitCode.DATA_REFUSED,
+    )
 
 
 def _hash_dataset(path: str | None) -> str | None:

@@ -2,8 +2,9 @@
 
 ``check`` lets the agent program take one turn from a sandbox, through a gateway at the address that
 sandboxes use. ``begin`` writes the file of prompts that slime samples from: the training split, in
-slime's form. ``end`` records how the job ended, once the processes that wrote the run's store are
-gone, and leaves a store that any machine can read.
+slime's form; of a mixture, the tasks of every step in their order. ``end`` records how the job
+ended, once the processes that wrote the run's store are gone, and leaves a store that any machine
+can read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from conf.errors import AgentrlError, ExitCode
+from conf.task_sets import name_sets
 from runners.campaign.result import metrics_rows
+from runners.campaign.schedule import step_tasks
 from runners.evaluation.files import replace_file
 from runners.observe.metrics import MetricsWriter
 from runners.observe.png_charts import write_reward_curve
@@ -56,7 +59,11 @@ def check(run_dir: Path) -> None:
 
 def begin(run_dir: Path) -> None:
     """Write the prompts; raises AgentrlError, which names every malformed row."""
-    tasks = [task for task in load_tasks(read_config(run_dir)) if task.split == "train"]
+    config = read_config(run_dir)
+    tasks = [task for task in load_tasks(config) if task.split == "train"]
+    if name_sets(config):  # slime reads them in this order, so that the sets have their shares
+        steps = range(1, config.run.steps + 1)
+        tasks = [task for step in steps for task in step_tasks(config, tasks, step)]
     rows = [
         {
             "prompt": task.problem_statement,

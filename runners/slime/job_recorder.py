@@ -18,6 +18,7 @@ from typing import Any
 
 from conf.errors import AgentrlError
 from conf.schema import Config
+from conf.task_sets import name_sets
 from runners.campaign.result import metrics_rows, summarize_evaluation
 from runners.observe.metrics import MetricsWriter
 from runners.observe.remote_status import write_document
@@ -190,7 +191,7 @@ def _summarize_step(
             return load_rollout(store, None, record) if known is None else known
 
         samples = build_samples(StepGroups(config, records), load, config)
-    return samples.records, step_metrics(samples, rollout_s)
+    return samples.records, step_metrics(samples, rollout_s, name_sets(config))
 
 
 def publish_gateway(run_dir: Path, url: str, public_url: str | None) -> None:

@@ -45,6 +45,8 @@ class DatasetReport:
     """Number of tasks by kind of grading."""
     repositories: dict[str, int] = field(default_factory=dict)
     """Number of tasks by repository."""
+    name: str = ""
+    """Its name in a mixture."""
 
 
 def read_dataset(

@@ -5,10 +5,8 @@ Every malformed row is reported, all at once.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from conf.cache import cache_root
-from conf.sections.task import JsonlTaskConfig, TaskFileConfig
+from conf.sections.task import TaskFileConfig
 from runners.tasks import builtin
 from runners.tasks.contract import Task
 from runners.tasks.dataset_files import DatasetError
@@ -19,17 +17,6 @@ SHOWN = 20
 """Faults in the message that stops a run; ``agentrl check`` shows all."""
 
 
-def count_train_rows(family: TaskFileConfig, rows: int, path: str) -> int:
-    """Return the number of rows that are trained; raises DatasetError."""
-    held_out = family.held_out_tasks if isinstance(family, JsonlTaskConfig) else rows
-    if held_out > rows:
-        raise DatasetError(
-            f"task.held_out_tasks={held_out} is more than the {rows} rows of {path}: lower it (its "
-            "default is run.eval_tasks)"
-        )
-    return rows - held_out
-
-
 def find_dataset(family: TaskFileConfig) -> str:
     """Return the dataset's file or hub name; the built-in set is made first."""
     if family.path is not None:
@@ -38,18 +25,14 @@ def find_dataset(family: TaskFileConfig) -> str:
 
 
 def load_dataset(config: TaskFileConfig, path: str) -> list[Task]:
-    """Return the tasks of a dataset that has no fault.
+    """Return the tasks of a dataset that has no fault, all of them in the training split.
 
     Raises DatasetError, which names every fault, and PytestMissingError.
     """
     report = read_dataset(config, path)
     raise_for_faults(report, shown=SHOWN)
     pytest_mounts()  # raises now rather than in every sandbox
-    train = count_train_rows(config, len(report.tasks), path)
-    return [
-        task if number < train else replace(task, split="held_out")
-        for number, task in enumerate(report.tasks)
-    ]
+    return list(report.tasks)
 
 
 def raise_for_faults(report: DatasetReport, *, shown: int | None = None) -> None:

@@ -21,6 +21,7 @@ from conf.schema import Config
 from conf.sections.task import (
     BugfixTaskConfig,
     HeldOutEvalTaskConfig,
+    MixtureConfig,
     SwebenchTaskConfig,
     TaskFileConfig,
 )
@@ -52,7 +53,7 @@ def make_grader(
 ) -> Grader:
     """Return the grader of a configuration's tasks; a benchmark's logs are kept in ``run_dir``."""
 
-    def make(tasks: BugfixTaskConfig | TaskFileConfig) -> TaskGrader:
+    def make(tasks: BugfixTaskConfig | TaskFileConfig | MixtureConfig) -> TaskGrader:
         return _make_task_grader(backend, config, tasks, ensure_repository, run_dir)
 
     if isinstance(config.eval_task, HeldOutEvalTaskConfig):
@@ -63,7 +64,7 @@ def make_grader(
 def _make_task_grader(
     backend: SandboxBackend,
     config: Config,
-    task: BugfixTaskConfig | TaskFileConfig,
+    task: BugfixTaskConfig | TaskFileConfig | MixtureConfig,
     ensure_repository: EnsureRepository,
     run_dir: Path,
 ) -> TaskGrader:

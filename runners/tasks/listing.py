@@ -11,6 +11,7 @@ from conf.sections.sandbox import SandboxConfig
 from conf.sections.task import JsonlTaskConfig
 from runners.tasks.dataset_report import Progress, read_dataset
 from runners.tasks.readiness import find_readiness
+from runners.tasks.splits import sort_by_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +43,19 @@ class TaskListing:
 
 
 def list_dataset(
-    config: JsonlTaskConfig, sandbox: SandboxConfig, match: str, *, show: Progress
+    config: JsonlTaskConfig, sandbox: SandboxConfig, match: str, *, seed: int, show: Progress
 ) -> TaskListing:
     """Return the tasks whose id matches a pattern; raises DatasetError.
 
     ``show`` is told how far it is.
     """
     report = read_dataset(config, config.path, show=show)
-    trained = len(report.tasks) - config.held_out_tasks
+    held_out = {task.id for task in sort_by_rank(seed, report.tasks)[: config.held_out_tasks]}
     listed = []
-    for number, task in enumerate(report.tasks):
+    for task in report.tasks:
         if fnmatchcase(task.id, match):
             found = find_readiness(task, sandbox)
-            split = "train" if number < trained else "held_out"
+            split = "held_out" if task.id in held_out else "train"
             facts = (task.kind, task.grading.kind, task.image or "", found.state, found.reason)
             listed.append(ListedTask(task.id, split, *facts))
     return TaskListing(config.path, tuple(listed), report.faults)

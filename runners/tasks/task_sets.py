@@ -5,9 +5,12 @@ Invariant: no task is in both, by its id or by its problem (the same statement a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain, islice
+from math import ceil
 from pathlib import Path
 
 from conf.cache import cache_root
@@ -16,56 +19,55 @@ from conf.schema import Config
 from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.task import (
     BugfixTaskConfig,
-    HeldOutEvalTaskConfig,
+    JsonlTaskConfig,
+    MixtureTaskConfig,
     SwebenchTaskConfig,
-    TaskFileConfig,
 )
+from conf.task_sets import TaskSet, find_weights, list_sets
 from runners.tasks import bugfix
 from runners.tasks.contract import Task
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.dataset_report import DatasetReport, Progress, read_dataset
 from runners.tasks.datasets import (
     SHOWN,
-    count_train_rows,
     find_dataset,
     load_dataset,
     raise_for_faults,
 )
 from runners.tasks.hub import HubError
+from runners.tasks.mixture import draw_sets
 from runners.tasks.readiness import find_readiness
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSet:
-    """A set of tasks in a file or on the hub."""
-
-    key: str
-    """Section of the configuration: "task" or "eval_task"."""
-    config: TaskFileConfig
-
-
-def list_sets(config: Config) -> list[TaskSet]:
-    """Return the sets of a configuration that are read; generated tasks are none."""
-    return [
-        TaskSet(key, section)
-        for key, section in (("task", config.task), ("eval_task", config.eval_task))
-        if isinstance(section, TaskFileConfig)
-    ]
+from runners.tasks.splits import sort_by_rank, split_tasks
 
 
 def load_tasks(config: Config) -> list[Task]:
     """Return the tasks of both splits; generated tasks are made once and cached.
 
-    Blocks. Raises TaskRootError, RepositoryError, DatasetError, and ConfigError if there are too
-    few to train on.
+    Those of a campaign's evaluation are in the order in which they are chosen. Blocks. Raises
+    TaskRootError, RepositoryError, DatasetError, and ConfigError if there are too few to train on.
     """
-    by_key = {each.key: _load_set(config, each) for each in list_sets(config)}
-    tasks = by_key["task"] if "task" in by_key else _generate(config)
-    if (evaluated := by_key.get("eval_task")) is not None:
+    found = {each.key: _load_set(config, each) for each in list_sets(config)}
+    generated = _generate(config) if isinstance(config.task, BugfixTaskConfig) else []
+    return _assemble(config, found, generated)
+
+
+def _assemble(
+    config: Config, found: Mapping[str, Sequence[Task]], generated: Sequence[Task]
+) -> list[Task]:
+    """Return the tasks of both splits, of the sets in ``found`` (by their keys); raises what
+    ``load_tasks`` does.
+    """
+    sets = [each for each in list_sets(config) if each.key in found]
+    trained = [found[each.key] for each in sets if not each.evaluated]
+    evaluated = [found[each.key] for each in sets if each.evaluated]
+    tasks = _split(config, trained) if trained else list(generated)
+    if evaluated:
         tasks = [task for task in tasks if task.split == "train"]
-        refuse_overlap(tasks, evaluated)
-        tasks += evaluated
-    _check_enough(config, sum(task.split == "train" for task in tasks))
+        refuse_overlap(tasks, list(chain(*evaluated)))
+        weights = [each.weight for each in sets if each.evaluated]
+        tasks += _order_evaluated(config, evaluated, weights)
+    if trained:
+        _check_enough(config, Counter(task.set_name for task in tasks if task.split == "train"))
     return tasks
 
 
@@ -73,10 +75,33 @@ def _load_set(config: Config, task_set: TaskSet) -> list[Task]:
     with _naming(task_set.key):
         tasks = load_dataset(task_set.config, find_dataset(task_set.config))
         refuse_unready(config, tasks)
-    if task_set.key != "eval_task":
-        return tasks
-    _check_evaluated(config, len(tasks))
-    return [replace(task, split="held_out") for task in tasks]
+    return [replace(task, set_name=task_set.name) for task in tasks]
+
+
+def _split(config: Config, sets: Sequence[Sequence[Task]]) -> list[Task]:
+    """Return the tasks of the training sets, split; a benchmark's are all held out."""
+    refuse_shared_ids(sets)
+    tasks = list(chain(*sets))
+    if isinstance(config.task, SwebenchTaskConfig):
+        return [replace(task, split="held_out") for task in tasks]
+    return split_tasks(config.seed, tasks, _count_held_out(config, len(tasks)))
+
+
+def _order_evaluated(
+    config: Config, sets: Sequence[Sequence[Task]], weights: Sequence[float]
+) -> list[Task]:
+    """Return the evaluated tasks in the order in which they are chosen: by rank, and from several
+    sets by weight until they are used up.
+    """
+    refuse_shared_ids(sets)
+    _check_evaluated(config, sum(map(len, sets)))
+    left = [iter(sort_by_rank(config.seed, tasks)) for tasks in sets]
+    ordered: list[Task] = []
+    for number in draw_sets(weights):
+        if len(ordered) == sum(map(len, sets)):
+            break
+        ordered += islice(left[number], 1)
+    return [replace(task, split="held_out") for task in ordered]
 
 
 def _generate(config: Config) -> list[Task]:
@@ -94,14 +119,15 @@ def _generate(config: Config) -> list[Task]:
 def check_sets(
     config: Config, *, make_builtin: bool = False, show: Progress = lambda text: None
 ) -> dict[str, DatasetReport]:
-    """Read the sets that are here, and return a report on each by its section.
+    """Read the sets that are here, and return a report on each by its place in the configuration.
 
     Left out are sets that only the nodes of a cluster have, and the built-in one unless it may be
     made. ``show`` is told how far it is. Raises AgentrlError for what ``load_tasks`` would refuse;
     it names every malformed row.
     """
+    sets = list_sets(config)
     reports: dict[str, DatasetReport] = {}
-    for each in list_sets(config):
+    for each in sets:
         path = find_dataset(each.config) if make_builtin else each.config.path
         on_nodes = isinstance(config.launch, ClusterLaunchConfig)
         if path is None or (on_nodes and not Path(path).exists()):
@@ -110,13 +136,11 @@ def check_sets(
             report = read_dataset(each.config, path, show=show)
             raise_for_faults(report)
             refuse_unready(config, report.tasks)
-        reports[each.key] = report
-        if each.key == "eval_task":
-            _check_evaluated(config, len(report.tasks))
-        else:
-            _check_enough(config, count_train_rows(each.config, len(report.tasks), path))
-    if len(reports) == 2:
-        refuse_overlap(reports["task"].tasks, reports["eval_task"].tasks)
+        named = tuple(replace(task, set_name=each.name) for task in report.tasks)
+        reports[each.key] = replace(report, tasks=named, name=each.name)
+    missing = {each.evaluated for each in sets if each.key not in reports}
+    here = [each.key for each in sets if each.evaluated not in missing]
+    _assemble(config, {key: reports[key].tasks for key in here}, [])
     return reports
 
 
@@ -176,21 +200,60 @@ def _shorten(lines: list[str]) -> str:
     return "\n".join([*lines[:SHOWN], *([f"… and {more} more"] if more > 0 else [])])
 
 
-def _check_enough(config: Config, found: int) -> None:
-    """Raise ConfigError if a step would need a task twice; a file's length is known only now."""
+def refuse_shared_ids(sets: Sequence[Sequence[Task]]) -> None:
+    """Raise DatasetError, which names every id that is in several sets of a mixture."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for task in chain(*sets):
+        places[task.id].append(task.set_name)
+    lines = [f"{name}: in {' and '.join(found)}" for name, found in places.items() if found[1:]]
+    if lines:
+        raise DatasetError(
+            f"{len(lines)} ids are in several sets of the mixture: rename or remove them in all "
+            f"but one\n{_shorten(lines)}"
+        )
+
+
+def _count_held_out(config: Config, rows: int) -> int:
+    """Return the number of tasks that are held out; raises DatasetError for more than there are."""
+    assert isinstance(config.task, JsonlTaskConfig | MixtureTaskConfig)
+    held_out = config.task.held_out_tasks
+    if held_out > rows:
+        places = ", ".join(
+            str(each.config.path) for each in list_sets(config) if not each.evaluated
+        )
+        raise DatasetError(
+            f"task.held_out_tasks={held_out} is more than the {rows} rows of {places}: lower it "
+            "(its default is run.eval_tasks)"
+        )
+    return held_out
+
+
+def _check_enough(config: Config, found: Mapping[str, int]) -> None:
+    """Raise ConfigError if a step would need a task twice; a file's length is known only now.
+
+    ``found``: number of training tasks by the name of their set.
+    """
+    weights = find_weights(config)
     wanted = config.run.tasks_per_step if config.run.steps else 0
-    if found >= wanted:
-        return
-    fix = "lower run.tasks_per_step or task.held_out_tasks"
-    if isinstance(config.task, SwebenchTaskConfig):
-        fix = "it is for measuring (agentrl eval swebench); train on task=jsonl task.path=FILE"
-    has = f"task={config.task.kind} has {found} tasks to train on"
-    raise ConfigError([f"{has}, run.tasks_per_step={wanted}: {fix}"])
+    for name, weight in weights.items():
+        number = sum(found.values()) if len(weights) == 1 else found.get(name, 0)
+        share = ceil(wanted * weight / sum(weights.values()))
+        if number >= share:
+            continue
+        fix = "lower run.tasks_per_step or task.held_out_tasks"
+        if isinstance(config.task, SwebenchTaskConfig):
+            fix = "it is for measuring (agentrl eval swebench); train on task=jsonl task.path=FILE"
+        elif name:
+            raise ConfigError(
+                f"the set {name} of task=mixture has {number} tasks to train on, and its weight "
+                f"asks for {share} of the {wanted} of a step: lower its weight, or {fix}"
+            )
+        has = f"task={config.task.kind} has {number} tasks to train on"
+        raise ConfigError([f"{has}, run.tasks_per_step={wanted}: {fix}"])
 
 
 def _check_evaluated(config: Config, found: int) -> None:
     """Raise ConfigError if an evaluation would have fewer tasks than it should."""
-    assert not isinstance(config.eval_task, HeldOutEvalTaskConfig)
     if config.run.eval_tasks > found:
         raise ConfigError(
             f"run.eval_tasks={config.run.eval_tasks} is more than the {found} tasks of eval_task="

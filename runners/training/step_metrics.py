@@ -5,7 +5,7 @@ Invariant: the keys are the same in every step; a figure of nothing is None.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -13,14 +13,15 @@ import numpy as np
 from runners.training.step_samples import StepSamples
 from runners.trajectory.counters import SUMMED_COUNTERS
 from runners.trajectory.outcome import OutcomeCode
-from runners.trajectory.record import RolloutRecord, SegmentKind
+from runners.trajectory.record import TASK_SET, RolloutRecord, SegmentKind
 
 
-def step_metrics(step: StepSamples, rollout_s: float) -> dict[str, Any]:
+def step_metrics(step: StepSamples, rollout_s: float, sets: Iterable[str] = ()) -> dict[str, Any]:
     """Return the metrics of a step's rollouts; where a grade is needed, of the graded ones.
 
-    ``rollout_s``: seconds that the step's rollouts took. ``cheating/`` counts rollouts that
-    canaries accused, that have static signs, or that no canary could check;
+    ``rollout_s``: seconds that the step's rollouts took. ``sets``: names of a mixture's sets, each
+    of which has its own ``train/solve_rate/NAME`` and ``rollout/groups/NAME``. ``cheating/`` counts
+    rollouts that canaries accused, that have static signs, or that no canary could check;
     ``fanout/`` counts segments, ``tokens/`` sampled tokens.
     """
     graded = [record for record in step.records if record.reward is not None]
@@ -31,6 +32,7 @@ def step_metrics(step: StepSamples, rollout_s: float) -> dict[str, Any]:
     return {
         "train/reward_mean": mean(rewards),
         "train/solve_rate": mean([float(bool(record.solved)) for record in graded]),
+        **_metrics_by_set(step, graded, sets),
         "train/solved_in_part": mean([float(bool(_finding(r, "solved_in_part"))) for r in graded]),
         "rollout/turns_mean": mean([float(record.turns) for record in graded]),
         "rollout/turns_max": max((record.turns for record in graded), default=0),
@@ -66,6 +68,17 @@ def step_metrics(step: StepSamples, rollout_s: float) -> dict[str, Any]:
         "tokens/per_s": sampled / max(rollout_s, 1e-9),
         "time/rollout_s": rollout_s,
     }
+
+
+def _metrics_by_set(
+    step: StepSamples, graded: Sequence[RolloutRecord], sets: Iterable[str]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in sets:
+        solved = [float(bool(r.solved)) for r in graded if r.extra.get(TASK_SET) == name]
+        groups = {r.group for r in step.records if r.extra.get(TASK_SET) == name}
+        found |= {f"train/solve_rate/{name}": mean(solved), f"rollout/groups/{name}": len(groups)}
+    return found
 
 
 def _finding(record: RolloutRecord, name: str) -> object:

@@ -21,6 +21,8 @@ LogprobArray = NDArray[np.float32]
 
 UNKNOWN_VERSION = -1
 """Weight version of a turn whose engine does not report a number."""
+TASK_SET = "task_set"
+"""Key of a rollout's ``extra``: the name of its task's set, if it is of a mixture."""
 MAIN_THREAD = "main"
 """Thread of every request that names none."""
 

@@ -42,7 +42,9 @@ NEEDED = {
     ],
     ("engine", "sglang_launch"): ["model.tokenizer=tok", "model.renderer=qwen3"],
     ("task", "jsonl"): ["task.path=tasks.jsonl"],
+    ("task", "mixture"): ["task.sets=[{path:a.jsonl}]"],
     ("eval_task", "jsonl"): ["eval_task.path=rows.jsonl"],
+    ("eval_task", "mixture"): ["eval_task.sets=[{path:rows.jsonl}]"],
     ("model", "local"): ["model.path=weights", "model.tokenizer=tok", "model.renderer=qwen3"],
     ("sandbox", "e2b"): ["gateway.public_url=https://g.example", "gateway.port=8080"],
     **{

@@ -11,7 +11,7 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.keys import flatten, lookup
 from conf.resume import CHANGEABLE, resume_config
-from conf.sections.task import JsonlTaskConfig
+from conf.sections.task import JsonlTaskConfig, MixtureTaskConfig
 
 STORED = compose(["seed=3", "run.steps=10"]).model_dump(mode="json")
 
@@ -57,6 +57,10 @@ def test_relative_paths_mean_the_directory_where_the_run_started(
     assert config.task.path == str(tmp_path / "rows.jsonl")
     assert config.task.repositories == tmp_path / "clones"
     assert config.run.dir == tmp_path / "runs" / "a"
+    sets = compose(["task=mixture", "task.sets=[{path:rows.jsonl},{path:owner/name}]"])
+    assert isinstance(mixed := make_paths_absolute(sets).task, MixtureTaskConfig)
+    assert [each.path for each in mixed.sets] == [str(tmp_path / "rows.jsonl"), "owner/name"]
+    assert resume_config(make_paths_absolute(sets).model_dump(mode="json"), []).task == mixed
     hub = compose(["task=jsonl", "task.path=owner/name@main:test"])
     assert make_paths_absolute(hub) == hub, "a name on the hub is no path"
     older = compose([*lines, *task]).model_dump(mode="json")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from conf.compose import compose
 from conf.errors import ConfigError
@@ -15,9 +18,11 @@ from runners.campaign.schedule import (
     evaluation_batch,
     evaluation_due,
     spare_group,
+    step_tasks,
     training_batch,
 )
 from runners.tasks.contract import Task
+from runners.tasks.mixture import draws
 
 
 def make_tasks(count: int) -> list[Task]:
@@ -75,6 +80,56 @@ def test_a_spare_group_works_on_a_task_that_the_step_does_not_have() -> None:
 def test_a_spare_group_repeats_a_task_only_when_there_is_no_other() -> None:
     tasks = make_tasks(4)
     assert spare_group(config(), tasks, 1, 9)[0].task in tasks
+
+
+MIXTURE = "task.sets=[{path:a.jsonl,weight:3},{path:b.jsonl,weight:1,name:rare}]"
+
+
+def mix(common: int, rare: int) -> list[Task]:
+    """Tasks of two sets, the rows of one after those of the other."""
+    return [
+        replace(task, id=f"{name}-{task.id}", set_name=name)
+        for name, count in (("a", common), ("rare", rare))
+        for task in make_tasks(count)
+    ]
+
+
+def drawn(settings: Config, tasks: list[Task], steps: range) -> list[Task]:
+    return [task for step in steps for task in step_tasks(settings, tasks, step)]
+
+
+@given(st.integers(1, 9), st.integers(1, 60), st.integers(4, 30), st.integers(2, 12))
+@settings(max_examples=40)
+def test_a_mixture_has_its_shares_and_repeats_nothing_within_a_pass(
+    per_step: int, steps: int, common: int, rare: int
+) -> None:
+    mixture = config("task=mixture", MIXTURE).model_copy()
+    mixture = mixture.model_copy(
+        update={"run": mixture.run.model_copy(update={"tasks_per_step": per_step})}
+    )
+    tasks = drawn(mixture, mix(common, rare), range(1, steps + 1))
+    for name, share, size in (("a", 0.75, common), ("rare", 0.25, rare)):
+        of_set = [task.id for task in tasks if task.set_name == name]
+        assert abs(len(of_set) - share * len(tasks)) < 1
+        for lap in range(0, len(of_set), size):
+            one_pass = of_set[lap : lap + size]
+            assert len(set(one_pass)) == len(one_pass)
+
+
+def test_a_step_of_a_mixture_is_a_function_of_the_step_alone() -> None:
+    mixture, tasks = config("task=mixture", MIXTURE), mix(9, 5)
+    forwards = [training_batch(mixture, tasks, step) for step in range(1, 30)]
+    draws.cache_clear()  # as after a resume
+    assert training_batch(mixture, tasks, 29) == forwards[-1]
+    assert training_batch(mixture, tasks, 2) == forwards[1]
+
+
+def test_spare_groups_of_a_mixture_are_of_its_sets_by_weight() -> None:
+    mixture, tasks = config("task=mixture", MIXTURE), mix(40, 40)
+    spares = [spare_group(mixture, tasks, step, n)[0].task for step in range(200) for n in (0, 1)]
+    assert 0.15 < sum(task.set_name == "rare" for task in spares) / len(spares) < 0.35
+    pairs = zip(spares[::2], spares[1::2], strict=True)
+    assert all(first.id != second.id for first, second in pairs)
 
 
 def test_evaluations_draw_the_same_dice_before_and_after() -> None:

@@ -45,6 +45,19 @@ def test_an_evaluation_set_is_held_to_its_content_too(tmp_path: Path) -> None:
             check_datasets(store, config)
 
 
+def test_a_run_that_held_out_its_last_rows_is_not_continued_with_others(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+    held_out = configure(rows, "task.held_out_tasks=1")
+    with open_run(compose([]), tmp_path / "run", resume=False) as store:  # as one of before
+        check_datasets(store, configure(rows))
+        with pytest.raises(StoreError, match="held out the last 1 rows") as refused:
+            check_datasets(store, held_out)
+        assert refused.value.exit_code is ExitCode.DATA_REFUSED
+    with open_run(held_out, tmp_path / "new", resume=False) as store:
+        check_datasets(store, held_out)
+
+
 def test_a_run_of_an_earlier_version_has_one_file(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("{}\n")

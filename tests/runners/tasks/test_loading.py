@@ -11,7 +11,6 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from conf.sections.task import JsonlTaskConfig
 from runners.tasks.contract import EvalCommand, EvalScript, ProScripts
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.dataset_report import read_dataset
@@ -32,7 +31,7 @@ def row(tmp_path: Path) -> dict[str, Any]:
 def test_valid_rows_become_tasks(tmp_path: Path, row: dict[str, Any]) -> None:
     file = write(tmp_path / "rows.jsonl", [row, "", {**row, "instance_id": "o__r-2"}])
     first, second = load_dataset(config(file), str(file))
-    assert (first.id, second.id, first.kind, first.split) == ("o__r-1", "o__r-2", "o/r", "held_out")
+    assert (first.id, second.id, first.kind) == ("o__r-1", "o__r-2", "o/r")
     assert first.protected == ("t.py",)
     assert first.origin is not None
     assert first.origin.source == str(tmp_path / "repo")
@@ -111,21 +110,21 @@ def test_parquet_and_jsonl_give_the_same_tasks_and_faults(
     assert [f.replace("parquet", "jsonl") for f in other.faults] == list(one.faults)
 
 
-def test_the_last_rows_of_a_training_file_are_held_out(tmp_path: Path, row: dict[str, Any]) -> None:
-    file = write(tmp_path / "r.jsonl", [{**row, "instance_id": f"t-{n}"} for n in range(4)])
-    choice = JsonlTaskConfig(
-        kind="jsonl",
-        path=str(file),
-        format="auto",
-        repositories=None,
-        held_out_tasks=1,
-        grader="own",
-        flaky_reruns=0,
-        canaries=0,
-    )
-    assert [task.split for task in load_dataset(choice, str(file))] == ["train"] * 3 + ["held_out"]
-    with pytest.raises(DatasetError, match=r"task\.held_out_tasks=9 is more than the 4 rows"):
-        load_dataset(choice.model_copy(update={"held_out_tasks": 9}), str(file))
+def test_rows_are_held_out_by_their_ids(tmp_path: Path, row: dict[str, Any]) -> None:
+    rows = [{**row, "instance_id": f"t-{n}"} for n in range(6)]
+    file = tmp_path / "r.jsonl"
+    settings = ["task=jsonl", f"task.path='{file}'", "run.tasks_per_step=1"]
+
+    def split(*rows: dict[str, Any]) -> dict[str, str]:
+        write(file, [*rows])
+        tasks = load_tasks(compose([*settings, "task.held_out_tasks=2"]))
+        return {task.id: task.split for task in tasks}
+
+    found = split(*rows)
+    assert sorted(found.values()) == ["held_out"] * 2 + ["train"] * 4
+    assert split(*reversed(rows)) == found, "the place of a row decides nothing"
+    with pytest.raises(DatasetError, match=r"task\.held_out_tasks=9 is more than the 6 rows"):
+        load_tasks(compose([*settings, "task.held_out_tasks=9"]))
 
 
 def test_a_file_that_is_not_a_dataset_is_refused(tmp_path: Path) -> None:

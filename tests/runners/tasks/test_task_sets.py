@@ -43,12 +43,18 @@ def classic_row(name: str, **changes: Any) -> dict[str, Any]:
     return {**CLASSIC, "instance_id": name, "repo_path": "repo", **changes}
 
 
-def configure(train: Sequence[Any], evaluated: Sequence[Any], *overrides: str) -> Config:
-    """Write both files and return the configuration that reads them."""
+def configure(
+    train: Sequence[Any], evaluated: Sequence[Any], *overrides: str, mixture: str = ""
+) -> Config:
+    """Write both files and return the configuration that reads them; ``mixture``: the sets of the
+    evaluation instead.
+    """
     write(Path("train.jsonl"), list(train))
     write(Path("eval.jsonl"), list(evaluated))
     task = ["task=jsonl", "task.path=train.jsonl", "run.tasks_per_step=1"]
     evaluation = ["eval_task=swebench", "eval_task.path=eval.jsonl", "run.eval_tasks=1"]
+    if mixture:
+        evaluation = ["eval_task=mixture", mixture]
     return compose([*SERVED, *task, *evaluation, *overrides])
 
 
@@ -134,6 +140,62 @@ def test_check_reports_both_sets() -> None:
         "task": 3,
         "eval_task": 1,
     }
+
+
+def configure_mixture(a: Sequence[Any], b: Sequence[Any], *overrides: str) -> Config:
+    """Write two files and return the configuration that mixes them."""
+    write(Path("a.jsonl"), list(a))
+    write(Path("b.jsonl"), list(b))
+    sets = "task.sets=[{path:a.jsonl,weight:3},{path:b.jsonl,name:rare}]"
+    return compose([*SERVED, "task=mixture", sets, "run.tasks_per_step=4", *overrides])
+
+
+def test_the_tasks_of_a_mixture_name_their_sets_and_some_of_all_are_held_out() -> None:
+    rows = [own_row(f"a-{n}") for n in range(6)], [own_row(f"b-{n}") for n in range(6)]
+    tasks = load_tasks(configure_mixture(*rows, "run.eval_tasks=6", "run.tasks_per_step=1"))
+    assert {task.id: task.set_name for task in tasks} == {
+        f"{letter}-{n}": name for letter, name in (("a", "a"), ("b", "rare")) for n in range(6)
+    }
+    assert {task.set_name for task in tasks if task.split == "held_out"} == {"a", "rare"}
+    assert sum(task.split == "held_out" for task in tasks) == 6
+
+
+def test_an_id_in_two_sets_of_a_mixture_is_refused_by_name() -> None:
+    config = configure_mixture(TRAIN, [own_row("t-1"), own_row("b")])
+    for read in (load_tasks, check_sets):
+        with pytest.raises(DatasetError, match="1 ids are in several sets") as caught:
+            read(config)
+        assert str(caught.value).endswith("t-1: in a and rare")
+
+
+def test_a_set_that_is_too_small_for_its_weight_is_refused() -> None:
+    with pytest.raises(ConfigError, match="asks for 3 of the 4 of a step: lower its weight"):
+        load_tasks(configure_mixture(TRAIN[:2], [own_row("b")]))
+    assert len(load_tasks(configure_mixture(TRAIN, [own_row("b")]))) == 4
+
+
+def test_a_fault_in_a_mixture_names_the_set() -> None:
+    config = configure_mixture(TRAIN, [own_row("b")])
+    Path("b.jsonl").unlink()
+    with pytest.raises(DatasetError, match=r"task\.sets\[1\]\.path=b\.jsonl: there is no"):
+        check_sets(config)
+
+
+def test_sets_of_one_name_are_refused() -> None:
+    sets = "task.sets=[{path:x/a.jsonl},{path:owner/a@v1:train}]"
+    with pytest.raises(ConfigError, match="several sets called a: give each its own name"):
+        compose([*SERVED, "task=mixture", sets])
+
+
+def test_an_evaluation_on_several_sets_shares_its_tasks_by_weight() -> None:
+    write(Path("c.jsonl"), [own_row(f"c-{n}") for n in range(9)])
+    sets = "eval_task.sets=[{path:eval.jsonl},{path:c.jsonl,weight:2}]"
+    evaluation = [own_row(f"e-{n}") for n in range(2)]
+    config = configure(TRAIN, evaluation, "run.eval_tasks=6", mixture=sets)
+    held_out = [task for task in load_tasks(config) if task.split == "held_out"]
+    first = [task.set_name for task in held_out[:6]]
+    assert (first.count("eval"), first.count("c"), len(held_out)) == (2, 4, 11)
+    assert len({task.id for task in held_out}) == 11
 
 
 async def test_the_split_of_a_task_chooses_its_grader(tmp_path: Path) -> None:
