@@ -114,6 +114,8 @@ def _parse(content: bytes) -> Any:
     except UnicodeDecodeError as error:
         byte = f"byte {content[error.start]:#x} at position {error.start + 1}"
         raise ValueError(f"not UTF-8: {byte}") from error
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
     except RecursionError as error:
         raise ValueError(NESTED) from error
 

@@ -16,15 +16,17 @@ from pydantic import ValidationError
 
 from conf.sections.task import TaskFileConfig
 from runners.tasks.contract import Task
-from runners.tasks.dataset_files import DatasetError, find_parts, read_rows
+from runners.tasks.dataset_files import NESTED, DatasetError, find_parts, read_rows
 from runners.tasks.graders.multi_swe import MultiSweError
 from runners.tasks.harbor import suites
 from runners.tasks.pinned_repositories import SourceError
 from runners.tasks.row_tasks import TaskBuilder, format_errors
 from runners.tasks.task_cache import TaskCache
+from runners.trajectory.printable import make_printable, shorten
 
 SHOWN_EVERY = 1000
 """Rows."""
+LONGEST_REASON = 800
 CACHED_FROM = 2000
 """Rows; fewer are read in well under a second."""
 Progress = Callable[[str], None]
@@ -100,8 +102,11 @@ def _read_entries(
             seen[task.id] = str(location)
         except ValidationError as error:
             faults.append(f"{location}: {format_errors(error)}")
+        except RecursionError:
+            faults.append(f"{location}: {NESTED}")
         except (ValueError, LookupError, TypeError, OSError, SourceError, MultiSweError) as error:
-            faults.append(f"{location}: {' '.join(str(error).split())}")
+            reason = make_printable(shorten(" ".join(str(error).split()), LONGEST_REASON))
+            faults.append(f"{location}: {reason}")
     return tasks, faults
 
 
@@ -114,8 +119,9 @@ def _find_directories(path: str, config: TaskFileConfig) -> Entries:
         raise DatasetError(f"{key} is for rows, and task.path={path} has Harbor tasks: drop it")
     try:
         yield from suites.find_tasks(path)
-    except (ValueError, OSError) as error:
-        raise DatasetError(f"task.path={path} cannot be read: {error}") from error
+    except (ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
+        reason = NESTED if isinstance(error, RecursionError) else error
+        raise DatasetError(f"task.path={path} cannot be read: {reason}") from error
 
 
 def _read_task(row: Path | dict[str, Any], builder: TaskBuilder) -> Task:

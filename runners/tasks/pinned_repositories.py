@@ -51,7 +51,7 @@ class SourceError(AgentrlError):
 
 
 def find_source(row_path: str, repo: str, beside: Path, repositories: Path | None) -> str:
-    """Return the source of a repository; raises SourceError.
+    """Return the source of a repository; raises SourceError, and ValueError for a path as a name.
 
     It is the row's ``repo_path`` (a URL, or a path relative to the row's file), else the clone of
     ``owner/name`` in the directory ``repositories``.
@@ -68,6 +68,8 @@ def find_source(row_path: str, repo: str, beside: Path, repositories: Path | Non
             f"the source of {repo or 'its repository'} is unknown: give the row a repo_path, or "
             "set task.repositories to a directory of clones"
         )
+    if repo.startswith(("/", "~")) or ".." in repo.split("/"):
+        raise ValueError(f"repo={repo} is no owner/name: it leads out of {repositories}")
     names = [repo, repo.replace("/", "__"), repo.rpartition("/")[2]]
     for path in (
         repositories / f"{name}{end}" for name in names for end in ("", ".git", ".bundle")

@@ -7,6 +7,7 @@ found once.
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from runners.tasks.contract import Origin, Task
 from runners.tasks.pinned_repositories import SourceError, find_source, read_head
 from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.multi_swe import MultiSweRow
-from runners.tasks.schemas.row import Row, RowContext, TestListRow
+from runners.tasks.schemas.row import NAMES_LIMIT, Row, RowContext, TestListRow
 from runners.trajectory.printable import make_printable, shorten
 
 
@@ -130,9 +131,9 @@ def hash_text(text: str) -> str:
 
 
 def _inside(paths: set[str], workdir: str) -> tuple[str, ...]:
-    """Return the paths that are in the repository, relative to it."""
+    """Return the paths that are in the work tree, relative to it."""
     inside = {path.removeprefix(f"{workdir}/").removeprefix("./") for path in paths}
-    return tuple(sorted(p for p in inside if p and not p.startswith("/") and ".." not in p))
+    return tuple(sorted(p for p in inside if p and not {"", "..", ".git"} & {*p.split("/")}))
 
 
 def format_errors(error: ValidationError) -> str:
@@ -153,8 +154,13 @@ FORMS = {
         "a list of names, or the JSON text of one",
     ),
     "pre_commands": "a list of commands, or one text",
+    "workdir": "an absolute path of letters, digits and ._+@- without '..', below the root",
+    "image": "the name of an image: letters, digits and ._:/@+-, a letter or digit first",
 }
 """Forms of fields that are no plain text."""
+SHORT = reprlib.Repr()
+"""Shows values of any size and depth."""
+SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 3, 100, 100
 
 
 def _explain_fault(name: str, fault: ErrorDetails) -> str:
@@ -162,5 +168,7 @@ def _explain_fault(name: str, fault: ErrorDetails) -> str:
         return f"{name} is missing: add it"
     if fault["type"] == "value_error" and name not in FORMS:
         return f"{name}: {fault['ctx']['error']}"
-    given = make_printable(shorten(repr(fault["input"]), 60))
+    if fault["type"] == "too_long":
+        return f"{name} has more than {NAMES_LIMIT:,} entries"
+    given = make_printable(shorten(SHORT.repr(fault["input"]), 60))
     return f"{name}={given} is not {FORMS.get(name, 'a text that is not empty')}"

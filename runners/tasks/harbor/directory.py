@@ -37,6 +37,10 @@ LONGEST_ID = 100
 SCRIPT_LIMIT = 1 << 20
 
 
+TEXT_LIMITS = {CONFIG: 64 << 10, INSTRUCTION: 1 << 20}
+"""Bytes; the time to read TOML is quadratic in the parts of a key."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskDirectory:
     """A valid task directory."""
@@ -88,6 +92,9 @@ def make_safe_id(name: str) -> str:
 def read_directory(path: Path) -> TaskDirectory:
     """Return the task of a directory; raises ValueError and OSError."""
     path = path.resolve()
+    for name, limit in TEXT_LIMITS.items():
+        if (path / name).is_file() and (path / name).stat().st_size > limit:
+            raise ValueError(f"{name} is longer than {limit >> 10} KiB")
     digest = hash_tree(path)
     config = _read_config(path / CONFIG)
     name = config.task.name if config.task is not None else path.name
@@ -176,6 +183,8 @@ def _read_config(file: Path) -> TaskConfig:
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text("utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{CONFIG} has brackets in brackets, deeper than can be read") from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{CONFIG} is not TOML: {error}") from error
     except UnicodeDecodeError as error:

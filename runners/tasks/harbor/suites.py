@@ -64,21 +64,23 @@ def find_tasks(path: str) -> Iterator[tuple[str, Path | str]]:
     elif (place / MANIFEST).is_file():
         yield from _read_manifest(place / MANIFEST)
     else:
-        yield from _search(place, place)
+        yield from _search(place)
 
 
-def _search(root: Path, place: Path) -> Iterator[tuple[str, Path | str]]:
+def _search(root: Path) -> Iterator[tuple[str, Path | str]]:
     """Yield the tasks below a directory, by name; a task's own directories are not searched."""
-    for entry in sorted(place.iterdir()):
-        if entry.name.startswith(".") or entry.is_symlink() or not entry.is_dir():
-            continue
-        name = entry.relative_to(root).as_posix()
-        if (entry / CONFIG).exists():
-            yield name, entry
-        elif any((entry / mark).exists() for mark in MARKS):
+    waiting = [root]
+    while waiting:
+        place = waiting.pop()
+        name = place.relative_to(root).as_posix()
+        if place != root and (place / CONFIG).exists():
+            yield name, place
+        elif place != root and any((place / mark).exists() for mark in MARKS):
             yield name, f"it has no {CONFIG}"
         else:
-            yield from _search(root, entry)
+            inside = (entry for entry in place.iterdir() if not entry.name.startswith("."))
+            found = (entry for entry in inside if entry.is_dir() and not entry.is_symlink())
+            waiting += sorted(found, reverse=True)
 
 
 def _read_registry(file: Path) -> Iterator[tuple[str, Path | str]]:
@@ -109,11 +111,13 @@ def _read_manifest(file: Path) -> Iterator[tuple[str, Path | str]]:
         document = tomllib.loads(file.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file.name} is not TOML: {error}") from error
-    found = dict(_search(file.parent, file.parent))
+    found = dict(_search(file.parent))
     tasks = document.get("tasks")
     if tasks is None:  # the form that has no list: every task beside it
         yield from found.items()
         return
+    if not isinstance(tasks, list):
+        raise ValueError(f"{file.name}: tasks is no list")
     for task in tasks:
         name = str(task.get("name", "?")) if isinstance(task, dict) else str(task)
         short = name.rpartition("/")[2]

@@ -12,9 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
 
 from runners.tasks.contract import Grading
+from runners.tasks.diffs import read_paths
+from runners.trajectory.printable import shorten
 
 
 def read_list(value: object) -> object:
@@ -54,13 +65,55 @@ def _empty_if_none(value: object) -> object:
     return "" if value is None else value
 
 
+def check_text(value: str) -> None:
+    """Raise ValueError for a text that no program could be given."""
+    if "\0" in value:
+        raise ValueError("it has a NUL character: remove it")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("it has half of a character (a lone surrogate)") from error
+
+
+def check_diff(diff: str) -> None:
+    """Raise ValueError for a diff that leads out of the repository, or into ``.git``."""
+    if "../" not in diff and ".git" not in diff.lower():
+        return
+    for path in read_paths(diff).all:
+        parts = {part.lower() for part in path.split("/")}
+        if parts & {"..", ".git"}:
+            raise ValueError(f"it changes {shorten(path, 80)}, which is not in the work tree")
+
+
+def _check_workdir(value: str) -> str:
+    if ".." in value.split("/"):
+        raise ValueError("leads elsewhere")
+    return value
+
+
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Diff = Annotated[str, StringConstraints(min_length=1)]
 """A diff as it is: white space at its end may be a line of context."""
-NameList = Annotated[tuple[Name, ...], BeforeValidator(read_list)]
+NAMES_LIMIT = 250_000
+"""Tests of a list; no published row comes near it."""
+NameList = Annotated[tuple[Name, ...], BeforeValidator(read_list), Field(max_length=NAMES_LIMIT)]
 Commands = Annotated[tuple[str, ...], BeforeValidator(_read_commands)]
 Text = Annotated[str, BeforeValidator(_empty_if_none)]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+Workdir = Annotated[
+    str,
+    StringConstraints(pattern=r"^/[A-Za-z0-9._+@/-]*[A-Za-z0-9_+@-]$"),
+    AfterValidator(_check_workdir),
+]
+"""An absolute path that means the same in a shell, quoted or not."""
+Image = Annotated[
+    str,
+    BeforeValidator(_empty_if_none),
+    StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._:/@+-]*)?$", max_length=512),
+]
+"""Name of an image or a template; never an option of a program."""
+DIFFS = frozenset({"patch", "test_patch", "fix_patch", "f2p_patch"})
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """An id that can name sandboxes, files and directories; SWE-bench-Pro's have up to 110."""
 Judge = Literal["auto", "official", "own"]
@@ -122,11 +175,22 @@ class Row(BaseModel):
     """Directory, bundle (relative to the row's file) or URL to fetch the repository from."""
     patch: Text = ""
     """The reference fix."""
-    workdir: Text = "/testbed"
+    workdir: Workdir = "/testbed"
     """The repository's path in commands."""
     pre_commands: Commands = ()
-    image: Text = ""
+    image: Image = ""
     """Image of its sandboxes, where sandboxes have images."""
+
+    @field_validator("*")
+    @classmethod
+    def _check_texts(cls, value: object, info: ValidationInfo) -> object:
+        texts = value if isinstance(value, tuple) else (value,)
+        for text in texts:
+            if isinstance(text, str):
+                check_text(text)
+                if info.field_name in DIFFS:
+                    check_diff(text)
+        return value
 
     @classmethod
     def convert(cls, fields: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from runners.tasks.contract import Grading, ProScripts
-from runners.tasks.schemas.row import Commands, NameList, RowContext, TestListRow, Text
+from runners.tasks.schemas.row import Commands, NameList, RowContext, TestListRow, Text, Workdir
 
 SCRIPTS = "run_scripts"
 TAG_LIMIT = 128
@@ -40,7 +40,7 @@ class ProRow(TestListRow):
     requirements: Text = ""
     interface: Text = ""
     dockerhub_tag: Text = ""
-    workdir: Text = "/app"
+    workdir: Workdir = "/app"
 
     @classmethod
     def convert(cls, fields: dict[str, Any]) -> dict[str, Any]:
