@@ -203,13 +203,16 @@ def _describe_tasks(tasks: DatasetReport) -> dict[str, Any]:
         "number": len(tasks.tasks),
         "kinds": tasks.kinds,
         "repositories": tasks.repositories,
+        "set_aside": tasks.aside,
     }
 
 
 def _count_tasks(tasks: DatasetReport) -> str:
     kinds = ", ".join(f"{number} by {kind}" for kind, number in tasks.kinds.items())
     name = f"{tasks.name}: " if tasks.name else ""
-    return f"{name}{len(tasks.tasks)} of {len(tasks.repositories)} repositories, graded: {kinds}"
+    aside = f"; {len(tasks.aside)} set aside" if tasks.aside else ""
+    number = f"{name}{len(tasks.tasks)} of {len(tasks.repositories)} repositories"
+    return f"{number}, graded: {kinds}{aside}"
 
 
 def _document(

@@ -56,6 +56,7 @@ def _list_section(key: str, section: object) -> Iterator[TaskSet]:
                 path=each.path,
                 format=each.format,
                 repositories=each.repositories,
+                exclude=each.exclude,
                 grader=section.grader,
                 flaky_reruns=section.flaky_reruns,
                 canaries=section.canaries,

@@ -61,6 +61,10 @@ class TaskFileConfig(Section):
     """Directory of clones (``owner/name``, ``owner__name.git`` or ``….bundle``), for rows without
     ``repo_path``.
     """
+    exclude: Path | None = None
+    """File of tasks that are set aside: a ``calibration.json`` of ``agentrl eval … --gold``, or a
+    text with one id or glob a line, its reason after ``#``.
+    """
     grader: Literal["auto", "official", "own"]
     """Judge of rows with an eval script. ``official``: the package ``swebench`` reads the log;
     ``own``: our pytest plugin reports; ``auto``: official for SWE-bench's own rows, and for tests
@@ -105,6 +109,7 @@ class MixedSetConfig(Section):
     """Name in metrics and reports; null: that of the file or dataset."""
     format: TaskFormat = "auto"
     repositories: Path | None = None
+    exclude: Path | None = None
 
     @property
     def label(self) -> str:

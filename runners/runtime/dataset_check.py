@@ -10,7 +10,7 @@ from pathlib import Path
 
 from conf.errors import ExitCode
 from conf.schema import Config
-from conf.sections.task import HeldOutEvalTaskConfig
+from conf.sections.task import HeldOutEvalTaskConfig, TaskFileConfig
 from conf.task_sets import list_sets
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
@@ -27,8 +27,8 @@ def note_datasets(store: RunStore, config: Config) -> None:
     none.
     """
     for each in list_sets(config):
-        path = each.config.path
-        data = {"key": each.key, "path": path, "sha256": _hash_dataset(path), "split": SPLIT}
+        found = {"path": each.config.path, "sha256": _hash_set(each.config)}
+        data = {"key": each.key, **found, "split": SPLIT}
         store.event(EVENT, data)
 
 
@@ -37,14 +37,14 @@ def check_datasets(store: RunStore, config: Config) -> None:
     its tasks were split in the way of earlier versions.
     """
     _check_split(store, config)
-    paths = {each.key: each.config.path for each in list_sets(config)}
+    sets = {each.key: each.config for each in list_sets(config)}
     for noted in store.events(EVENT):
         key = noted.data.get("key", "task")  # runs of earlier versions have one file
-        if noted.data["sha256"] != _hash_dataset(paths.get(key)):
+        if noted.data["sha256"] != _hash_set(sets.get(key)):
             raise StoreError(
                 f"{key}.path={noted.data['path']} has changed or is missing since the run in "
-                f"{store.run_dir} began: restore it, since rollouts would be at other tasks, or "
-                "start a new run",
+                f"{store.run_dir} began, or its exclude: restore it, since rollouts would be at "
+                "other tasks, or start a new run",
                 ExitCode.DATA_REFUSED,
             )
 
@@ -61,6 +61,15 @@ def _check_split(store: RunStore, config: Config) -> None:
         "the version that began it, or start a new run with model.path=one of its checkpoints",
         ExitCode.DATA_REFUSED,
     )
+
+
+def _hash_set(config: TaskFileConfig | None) -> str | None:
+    """Return a digest of a set and of the file of the tasks that are set aside."""
+    digest = None if config is None else _hash_dataset(config.path)
+    if config is None or config.exclude is None:
+        return digest
+    names = config.exclude.read_bytes() if config.exclude.is_file() else b""
+    return hashlib.sha256(f"{digest} ".encode() + names).hexdigest()
 
 
 def _hash_dataset(path: str | None) -> str | None:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from conf.sections.task import TaskFileConfig
 from runners.tasks.contract import Task
 from runners.tasks.dataset_files import NESTED, DatasetError, find_parts, read_rows
+from runners.tasks.exclusions import set_aside
 from runners.tasks.graders.multi_swe import MultiSweError
 from runners.tasks.harbor import suites
 from runners.tasks.pinned_repositories import SourceError
@@ -47,6 +48,8 @@ class DatasetReport:
     """Number of tasks by kind of grading."""
     repositories: dict[str, int] = field(default_factory=dict)
     """Number of tasks by repository."""
+    aside: dict[str, str] = field(default_factory=dict)
+    """Tasks that ``task.exclude`` sets aside, with the reason; they are in no other field."""
     name: str = ""
     """Its name in a mixture."""
 
@@ -60,25 +63,33 @@ def read_dataset(
     """
     builder = TaskBuilder(config, Path(path).parent)
     if suites.is_suite(path):
-        return _make_report(path, *_read_entries(_find_directories(path, config), builder, show))
+        return _make_report(
+            config, path, *_read_entries(_find_directories(path, config), builder, show)
+        )
     parts = find_parts(path)
     cache = TaskCache(config, path, parts)
     cached = cache.read(builder, show)
     if cached is not None:
-        return _make_report(path, cached, [])
+        return _make_report(config, path, cached, [])
     tasks, faults = _read_entries(read_rows(path, parts), builder, show)
     if not faults and len(tasks) >= CACHED_FROM:
         cache.write(builder, tasks)
-    return _make_report(path, tasks, faults)
+    return _make_report(config, path, tasks, faults)
 
 
-def _make_report(path: str, tasks: list[Task], faults: list[str]) -> DatasetReport:
+def _make_report(
+    config: TaskFileConfig, path: str, tasks: list[Task], faults: list[str]
+) -> DatasetReport:
+    aside: dict[str, str] = {}
+    if config.exclude is not None and not faults:  # a malformed row may be the one that is named
+        tasks, aside = set_aside(tasks, config.exclude)
     return DatasetReport(
         path=path,
         tasks=tuple(tasks),
         faults=tuple(faults),
         kinds=dict(Counter(task.grading.kind for task in tasks)),
         repositories=dict(Counter(task.kind for task in tasks)),
+        aside=aside,
     )
 
 

@@ -35,6 +35,8 @@ class TaskListing:
     path: str
     tasks: tuple[ListedTask, ...]
     faults: tuple[str, ...]
+    set_aside: dict[str, str]
+    """Tasks that ``task.exclude`` names, with the reason."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
@@ -58,4 +60,4 @@ def list_dataset(
             split = "held_out" if task.id in held_out else "train"
             facts = (task.kind, task.grading.kind, task.image or "", found.state, found.reason)
             listed.append(ListedTask(task.id, split, *facts))
-    return TaskListing(config.path, tuple(listed), report.faults)
+    return TaskListing(config.path, tuple(listed), report.faults, report.aside)

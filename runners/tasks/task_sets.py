@@ -157,7 +157,7 @@ def _naming(key: str) -> Iterator[None]:
 
 def rename_keys(text: str, key: str) -> str:
     """Return a message about a set of tasks with the keys of its section."""
-    for name in ("path", "format", "repositories"):
+    for name in ("path", "format", "repositories", "exclude"):
         text = text.replace(f"task.{name}", f"{key}.{name}")
     return text
 

@@ -1,0 +1,64 @@
+"""Set tasks of a dataset aside by name: those that a calibration found unfit, or a list names.
+
+A file of exclusions is a ``calibration.json``, or a text of ids and globs, one a line, each with
+its reason after ``#``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from conf.suggestions import suggest
+from runners.tasks.contract import Task
+from runners.tasks.dataset_files import DatasetError
+
+LIMIT = 64 << 20
+"""Bytes of a file."""
+
+
+def set_aside(tasks: Sequence[Task], file: Path) -> tuple[list[Task], dict[str, str]]:
+    """Return the tasks that are left, and id → reason of the others.
+
+    Raises DatasetError if the file cannot be read, names a task that is not there, or names all.
+    """
+    ids = {task.id for task in tasks}
+    aside: dict[str, str] = {}
+    unknown: list[str] = []
+    for name, reason in _read(file).items():
+        globs = any(character in name for character in "*?[")
+        found = [each for each in ids if fnmatchcase(each, name)] if globs else [name]
+        if not found or not ids.issuperset(found):
+            unknown.append(f"{name}{suggest(name, ids, ' (did you mean {}?)')}")
+        for each in found:
+            aside.setdefault(each, reason)
+    if unknown:
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise DatasetError(
+            f"task.exclude={file} names tasks that are not there: {', '.join(unknown[:5])}{more}: "
+            "remove them, or make a calibration of this set"
+        )
+    left = [task for task in tasks if task.id not in aside]
+    if tasks and not left:
+        raise DatasetError(f"task.exclude={file} excludes all {len(tasks)} tasks: name fewer")
+    return left, {task.id: aside[task.id] for task in tasks if task.id in aside}
+
+
+def _read(file: Path) -> dict[str, str]:
+    """Return id or glob → reason."""
+    try:
+        if not file.is_file() or file.stat().st_size > LIMIT:
+            raise DatasetError(f"task.exclude={file} is no file of at most {LIMIT >> 20} MiB")
+        text = file.read_text("utf-8")
+        if file.suffix == ".json":
+            names = json.loads(text)["set_aside"]
+            return {str(name): str(reason) for name, reason in names.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DatasetError(
+            f"task.exclude={file} is neither a calibration.json nor a text of ids: {error!r:.80}"
+        ) from error
+    lines = (line.partition("#") for line in text.splitlines())
+    entries = ((name.strip(), reason.strip()) for name, _, reason in lines)
+    return {name: reason or f"named in {file.name}" for name, reason in entries if name}
