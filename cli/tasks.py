@@ -19,6 +19,8 @@ EXPORT_EXAMPLES = examples(
     "agentrl tasks export-harbor suite task=swebench",
     "agentrl tasks export-harbor suite task=jsonl task.path=tasks.jsonl --match 'acme__*'",
 )
+NO_GATEWAY = ("gateway.host=0.0.0.0", "gateway.port=1", "gateway.public_url=http://gateway:1")
+"""An address that remote sandboxes could reach: nothing is started, so none is needed."""
 Match = Annotated[str, typer.Option("--match", metavar="GLOB", help="Only tasks of such ids.")]
 
 
@@ -42,7 +44,8 @@ def list_tasks(
     from conf.sections.task import JsonlTaskConfig
     from runners.tasks.listing import list_dataset
 
-    config = compose(["task=jsonl", "task.path=PATH", *NO_TRAINING, *(overrides or [])])
+    lines = ["task=jsonl", "task.path=PATH", *NO_TRAINING, *NO_GATEWAY, *(overrides or [])]
+    config = compose(lines)
     assert isinstance(config.task, JsonlTaskConfig)
     family = config.task.model_copy(update={"path": path})
     with stderr().status("reading the tasks…") as status:
