@@ -23,7 +23,7 @@ from tests.fakes.tiny_model import write_tiny_model
 from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
 SMALL = [
-    "run.steps=2", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=4",
+    "run.steps=2", "seed=2", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=4",
     "task.train_tasks=8", "task.held_out_tasks=4", "rollout.concurrency=8",
 ]  # fmt: skip
 
