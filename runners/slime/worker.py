@@ -27,6 +27,7 @@ from runners.gateway.tokenizer import load_tokenizer
 from runners.processes.service import ServiceError
 from runners.rollouts.pool import Pool
 from runners.rollouts.spec import RolloutSpec, make_spec
+from runners.runtime.dataset_check import check_datasets, note_datasets
 from runners.runtime.policy import find_captured_shape
 from runners.runtime.services import start_services
 from runners.slime.arguments import find_engine, sample_step, sample_task
@@ -277,11 +278,20 @@ class SlimeRolloutWorker:
 
 
 async def _open_store(config: Config, run_dir: Path) -> RunStore:
-    """Open the run's store, once an earlier driver on another machine has gone silent."""
+    """Open the run's store, once an earlier driver on another machine has gone silent.
+
+    Raises StoreError if the tasks have changed since the job began.
+    """
     until = time.monotonic() + REMOTE_SILENCE_S
     while (host := find_remote_driver(run_dir)) is not None and time.monotonic() < until:
         _log.warning("waiting for the run's driver on %s to be gone", host)
         await asyncio.sleep(POLL_S)
-    if (run_dir / STORE_FILE).is_file():
-        return RunStore.open(run_dir)
-    return RunStore.create(run_dir, config.model_dump(mode="json"))
+    is_new = not (run_dir / STORE_FILE).is_file()
+    content = config.model_dump(mode="json")
+    store = RunStore.create(run_dir, content) if is_new else RunStore.open(run_dir)
+    try:
+        (note_datasets if is_new else check_datasets)(store, config)
+    except BaseException:
+        store.close()
+        raise
+    return store
