@@ -70,10 +70,11 @@ def read_dataset(
     cache = TaskCache(config, path, parts)
     cached = cache.read(builder, show)
     if cached is not None:
-        return _make_report(config, path, cached, [])
+        return _make_report(config, path, cached, list(builder.find_missing_commits(cached)))
     tasks, faults = _read_entries(read_rows(path, parts), builder, show)
     if not faults and len(tasks) >= CACHED_FROM:
         cache.write(builder, tasks)
+    faults += builder.find_missing_commits(tasks)
     return _make_report(config, path, tasks, faults)
 
 

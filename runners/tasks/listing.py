@@ -9,6 +9,7 @@ from typing import Any
 
 from conf.sections.sandbox import SandboxConfig
 from conf.sections.task import JsonlTaskConfig
+from runners.tasks.dataset_files import DatasetError
 from runners.tasks.dataset_report import Progress, read_dataset
 from runners.tasks.readiness import find_readiness
 from runners.tasks.splits import sort_by_rank
@@ -52,6 +53,8 @@ def list_dataset(
     ``show`` is told how far it is.
     """
     report = read_dataset(config, config.path, show=show)
+    if not (report.tasks or report.faults or report.aside):
+        raise DatasetError(f"{config.path} has no rows")
     held_out = {task.id for task in sort_by_rank(seed, report.tasks)[: config.held_out_tasks]}
     listed = []
     for task in report.tasks:

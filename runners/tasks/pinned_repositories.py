@@ -98,6 +98,30 @@ def read_head(source: str) -> str:
     return commit
 
 
+def list_missing_commits(source: str, commits: set[str]) -> set[str]:
+    """Return those of the commits that a repository on this disk does not have; none if git cannot
+    tell.
+    """
+    # Nothing is fetched where a clone lacks some objects by intent.
+    environment = {**os.environ, "GIT_NO_LAZY_FETCH": "1"}
+    command = ["git", "-c", "safe.directory=*", "-C", source, "cat-file", "--batch-check"]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            input="\n".join(sorted(commits)).encode(),
+            capture_output=True,
+            timeout=FETCH_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return set()
+    if done.returncode:
+        return set()
+    answers = (line.split() for line in done.stdout.decode().splitlines())
+    return {answer[0] for answer in answers if answer[1] == "missing"}
+
+
 def make_pinned_repository(
     source: str, commit: str, target: Path, *, also: tuple[str, ...] = ()
 ) -> None:

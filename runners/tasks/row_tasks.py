@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,12 @@ from pydantic_core import ErrorDetails
 from conf.cache import cache_root
 from conf.sections.task import TaskFileConfig
 from runners.tasks.contract import Origin, Task
-from runners.tasks.pinned_repositories import SourceError, find_source, read_head
+from runners.tasks.pinned_repositories import (
+    SourceError,
+    find_source,
+    list_missing_commits,
+    read_head,
+)
 from runners.tasks.schemas.detection import read_row
 from runners.tasks.schemas.multi_swe import MultiSweRow
 from runners.tasks.schemas.row import NAMES_LIMIT, Row, RowContext, TestListRow
@@ -75,6 +80,25 @@ class TaskBuilder:
             workdir=row.workdir if image else None,
             hidden_paths=row.hidden if image else (),
         )
+
+    def find_missing_commits(self, tasks: Iterable[Task]) -> Iterator[str]:
+        """Yield a fault for each task whose base commit its repository on this disk does not have.
+
+        git is asked once per repository; one that it cannot read is found later.
+        """
+        by_source: dict[str, list[Task]] = {}
+        for task in tasks:
+            source = task.origin.source if task.origin else None
+            if source and Path(source).is_dir():
+                by_source.setdefault(source, []).append(task)
+        for source, found in by_source.items():
+            missing = list_missing_commits(source, {task.base_commit for task in found})
+            for task in found:
+                if task.base_commit in missing:
+                    yield (
+                        f"{task.id}: {source} has no commit {task.base_commit}: correct its "
+                        "base_commit, or fetch the commit there"
+                    )
 
     def list_surroundings(self) -> Surroundings:
         """Return all that decided the tasks so far besides their rows."""
@@ -146,9 +170,8 @@ def format_errors(error: ValidationError) -> str:
 
 
 FORMS = {
-    "instance_id": "up to 100 letters, digits, '.', '_' and '-', of which the first is no mark",
-    "base_commit": "a commit's full hash (40 or 64 digits of 0-9a-f), without which the "
-    "repository's HEAD is taken",
+    "instance_id": "up to 128 letters, digits, '.', '_' and '-', of which the first is no mark",
+    "base_commit": "a commit's full hash: 40 or 64 digits of 0-9a-f, as `git rev-parse` prints it",
     **dict.fromkeys(
         ("FAIL_TO_PASS", "PASS_TO_PASS", "fail_to_pass", "pass_to_pass", "selected_test_files"),
         "a list of names, or the JSON text of one",
@@ -165,7 +188,8 @@ SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 3, 100, 100
 
 def _explain_fault(name: str, fault: ErrorDetails) -> str:
     if fault["type"] == "missing":
-        return f"{name} is missing: add it"
+        form = f", {FORMS[name]}" if name in FORMS else ""
+        return f"{name} is missing: add it{form}"
     if fault["type"] == "value_error" and name not in FORMS:
         return f"{name}: {fault['ctx']['error']}"
     if fault["type"] == "too_long":

@@ -20,3 +20,9 @@ def test_a_list_for_remote_sandboxes_needs_no_address_of_a_gateway(
     assert done.code == 0, done.stderr
     (task,) = json.loads(done.stdout)["tasks"]
     assert task["state"] == "ready"
+
+
+def test_a_file_without_rows_is_no_list(agentrl: Agentrl, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    done = agentrl("tasks", "list", "empty.jsonl")
+    assert (done.code, done.stderr) == (5, "error: empty.jsonl has no rows\n")

@@ -92,7 +92,10 @@ def read_row(row: Fields, schema: str = AUTO) -> Row:
 def detect_schema(fields: Fields) -> type[Row]:
     """Return the schema of flat fields; raises ValueError if none or more than one fits."""
     candidates = [schema for schema, is_marked in MARKS.items() if is_marked(fields)]
-    if not candidates and _is_classic(fields):
+    if any(each in (CommandRow, ScriptRow) for each in candidates):
+        if _has(fields, "test_patch", "FAIL_TO_PASS"):  # named tests, which a command would replace
+            candidates.append(SwebenchRow)
+    elif not candidates and _is_classic(fields):
         candidates = [SwebenchRow]
         if str(fields.get("repo", "")).lower() in COMMANDS and not _has(fields, "repo_path"):
             candidates.append(GymRow)

@@ -50,7 +50,7 @@ def test_every_malformed_row_is_named_with_its_line(tmp_path: Path, row: dict[st
             row,
             {**row, "instance_id": "y", "repo_path": "elsewhere"},
             {**row, "instance_id": "z", "FAIL_TO_PASS": []},
-            {**row, "instance_id": "w", "repo_path": None, "eval_cmd": "true"},
+            {"instance_id": "w", "problem_statement": "p", "repo": "o/r", "eval_cmd": "true"},
             {"instance_id": "v", "problem_statement": "p", "repo_path": "repo"},
         ],
     )
@@ -74,13 +74,25 @@ def test_every_malformed_row_is_named_with_its_line(tmp_path: Path, row: dict[st
     assert all(fault in str(caught.value) for fault in report.faults)
 
 
+def test_a_commit_that_a_repository_does_not_have_is_named(tmp_path: Path) -> None:
+    made = make_task(tmp_path)
+    row = {**CLASSIC, "repo_path": made.repo.name, "base_commit": made.base_commit}
+    rows = [row, {**row, "instance_id": "lost", "base_commit": "1" * 40}]
+    file = write(tmp_path / "rows.jsonl", rows)
+    assert read_dataset(config(file), str(file)).faults == (
+        f"lost: {made.repo} has no commit {'1' * 40}: correct its base_commit, or fetch the commit "
+        "there",
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ({"base_commit": "main"}, "base_commit='main' is not a commit's full hash (40 or 64 digits "
-         "of 0-9a-f), without which the repository's HEAD is taken"),
+        ({"base_commit": "main"}, "base_commit='main' is not a commit's full hash: 40 or 64 digits "
+         "of 0-9a-f, as `git rev-parse` prints it"),
+        ({"base_commit": None}, "base_commit is missing: add it, a commit's full hash"),
         ({"base_commit": 7}, "base_commit=7 is not a commit's full hash"),
-        ({"instance_id": "../x\x1b"}, "instance_id='../x\\x1b' is not up to 100 letters"),
+        ({"instance_id": "../x\x1b"}, "instance_id='../x\\x1b' is not up to 128 letters"),
         ({"problem_statement": None}, "problem_statement is missing: add it"),
         ({"problem_statement": " "}, "problem_statement=' ' is not a text that is not empty"),
         ({"FAIL_TO_PASS": [1, 2]}, "FAIL_TO_PASS=1 is not a list of names, or the JSON"),

@@ -106,6 +106,7 @@ def test_the_tags_of_swe_bench_pro_follow_its_helper(
     [
         ({**ROWS["swebench_live"], **ROWS["swe_rebench"]}, ("swebench_live", "swe_rebench")),
         ({**ROWS["eval_cmd"], **ROWS["f2p_script"]}, ("eval_cmd", "f2p_script")),
+        ({**ROWS["swebench"], "eval_cmd": "true"}, ("eval_cmd", "swebench")),
         ({**ROWS["swebench"], "repo": "pandas-dev/pandas"}, ("swebench", "swe_gym")),
         ({**ROWS["swe_smith"], "test_cmds": ["x"]}, ("swe_smith", "swebench_live")),
     ],
