@@ -116,6 +116,15 @@ def test_a_mixture_has_its_shares_and_repeats_nothing_within_a_pass(
             assert len(set(one_pass)) == len(one_pass)
 
 
+def test_the_sets_of_a_mixture_have_orders_of_their_own() -> None:
+    mixture, tasks = config("task=mixture", MIXTURE.replace("weight:3", "weight:1")), mix(20, 20)
+    orders: dict[str, list[str]] = {"a": [], "rare": []}
+    for task in drawn(mixture, tasks, range(1, 11)):
+        orders[task.set_name].append(task.id.removeprefix(f"{task.set_name}-"))
+    assert sorted(orders["a"]) == sorted(orders["rare"]), "one pass of each"
+    assert orders["a"] != orders["rare"]
+
+
 def test_a_step_of_a_mixture_is_a_function_of_the_step_alone() -> None:
     mixture, tasks = config("task=mixture", MIXTURE), mix(9, 5)
     forwards = [training_batch(mixture, tasks, step) for step in range(1, 30)]

@@ -45,6 +45,18 @@ def test_an_evaluation_set_is_held_to_its_content_too(tmp_path: Path) -> None:
             check_datasets(store, config)
 
 
+def test_a_run_is_not_continued_with_another_list_of_tasks_set_aside(tmp_path: Path) -> None:
+    rows, names = tmp_path / "rows.jsonl", tmp_path / "names.txt"
+    rows.write_text("{}\n")
+    names.write_text("a\n")
+    config = configure(rows, f"task.exclude={names}")
+    with open_run(config, tmp_path / "run", resume=False) as store:
+        check_datasets(store, config)
+        names.write_text("b\n")
+        with pytest.raises(StoreError, match="or its exclude: restore it"):
+            check_datasets(store, config)
+
+
 def test_a_run_that_held_out_its_last_rows_is_not_continued_with_others(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("{}\n")

@@ -115,6 +115,17 @@ def test_a_cache_that_is_damaged_or_old_is_ignored(
     assert not is_cached(file)
 
 
+def test_a_file_that_is_written_to_while_it_is_read_is_not_cached(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    file = write(tmp_path / "rows.jsonl", [row])
+    builder, cache = TaskBuilder(config(file), tmp_path), TaskCache(config(file), str(file), [file])
+    tasks = [builder.build(row)]
+    write(file, [row, {**row, "instance_id": "t-2"}])
+    cache.write(builder, tasks)
+    assert not is_cached(file)
+
+
 def test_a_dataset_that_changes_is_read_again(tmp_path: Path, row: dict[str, Any]) -> None:
     file = write(tmp_path / "rows.jsonl", [row])
     store(file)
