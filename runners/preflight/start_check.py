@@ -102,11 +102,12 @@ def _find_combination_errors(config: Config, benchmark: str | None) -> Iterator[
         )
     if isinstance(model, TinyModelConfig) and (foreign := list_sets(config)):
         chosen = foreign[0].key.partition(".")[0]
+        kind = getattr(config, chosen).kind
+        instead = "task=bugfix" if benchmark is None else "--gold, which needs no model"
         yield ConfigError(
-            "model=tiny knows the words of task=bugfix only, and "
-            f"{chosen}={getattr(config, chosen).kind} is "
-            "chosen: it could solve none of them. Choose another model (e.g. model=local "
-            "engine=sglang engine.url=…), or task=bugfix"
+            f"model=tiny knows the words of task=bugfix only, and {chosen}={kind} is chosen: it "
+            "could solve none of them. Choose another model (e.g. model=local engine=sglang "
+            f"engine.url=…), or {instead}"
         )
     if (
         isinstance(model, TinyModelConfig)
