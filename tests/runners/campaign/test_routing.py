@@ -23,7 +23,7 @@ def test_a_campaign_under_an_int8_engine_replays_every_token_of_every_branch(
 ) -> None:
     document = miniature.finish(
         miniature.begin(
-            "scenario=mixed", "routing_replay=rollout", "routing_replay.shadow_every=1",
+            "scenario=mixed", "seed=0", "routing_replay=rollout", "routing_replay.shadow_every=1",
             "engine.weights=int8", "run.steps=1", "run.eval_tasks=0", "reward.turn_penalty=0.1",
         )
     )  # fmt: skip
