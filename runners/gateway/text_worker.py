@@ -22,7 +22,7 @@ from runners.gateway.refusal import OverLimit, Refused
 from runners.gateway.text_work import TextWork, make_text_work, parse_request
 
 LENGTH_BYTES = 8
-NICENESS = 5
+NICENESS = 10
 """The gateway's loop comes first: it works for every session, this process for one."""
 
 IDS = "i"
