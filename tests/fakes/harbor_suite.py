@@ -81,9 +81,9 @@ SUITE: Mapping[str, Changes] = {
         "solution/solve.sh": "#!/bin/bash\necho $NUMBER > /app/answer.txt\n",
     },
     "13-workdir-of-its-own": {
-        "task.toml": toml(environment='workdir = "/box/work"'),
-        "environment/Dockerfile": "FROM python:3.12\nWORKDIR /box\nCOPY words.txt /box/work/w\n",
-        "tests/test.sh": TEST.replace("/app/", "/box/work/"),
+        "task.toml": toml(environment='workdir = "/box/inner"'),
+        "environment/Dockerfile": "FROM python:3.12\nWORKDIR /box\nCOPY words.txt /box/inner/w\n",
+        "tests/test.sh": TEST.replace("/app/", "/box/inner/"),
         "solution/solve.sh": "#!/bin/bash\nwc -l < w > answer.txt\n",
     },
     "14-files-elsewhere": {
