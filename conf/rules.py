@@ -85,6 +85,12 @@ def evaluation_rules(
             f"run.eval_tasks={run.eval_tasks} is more than task.held_out_tasks="
             f"{task.held_out_tasks}: raise task.held_out_tasks or lower run.eval_tasks",
         )
+    held_out = isinstance(task, JsonlTaskConfig | MixtureTaskConfig) and task.held_out_tasks
+    yield (
+        own_set and held_out > 0,
+        f"task.held_out_tasks={held_out}, and eval_task={eval_task.kind} is measured instead: "
+        "these tasks would be neither trained nor measured; drop task.held_out_tasks or eval_task",
+    )
     yield (
         own_set and not run.eval_tasks,
         f"run.eval_tasks=0, and eval_task={eval_task.kind} would never be measured: set "

@@ -334,3 +334,15 @@ def test_yaml_shows_every_key() -> None:
     shown = to_yaml(compose([]))
     for key in ("seed: 0", "  steps: ", "  learning_rate: ", "kind: embedded"):
         assert key in shown
+
+
+@pytest.mark.parametrize("task", ["task=jsonl", "task=mixture"])
+def test_tasks_that_are_neither_trained_nor_measured_are_refused(task: str) -> None:
+    where = "task.path=a.jsonl" if task == "task=jsonl" else "task.sets=[{path:a.jsonl}]"
+    model = ["model=local", "model.path=w", "model.tokenizer=w", "model.renderer=qwen3"]
+    engine = ["engine=sglang", "engine.url=http://127.0.0.1:9"]
+    lines = [task, where, "eval_task=swebench", "run.eval_tasks=3", *model, *engine]
+    config = compose(lines)
+    assert config.task.kind != "swebench"
+    with pytest.raises(ConfigError, match="neither trained nor measured"):
+        compose([*lines, "task.held_out_tasks=5"])
