@@ -349,7 +349,7 @@ class RemoteBackend(ABC):
         if not file.exists():
             file.write_text(secrets.token_hex(16))
         self._tag = file.read_text()
-        self._scratch = root / "transit"
+        self._scratch = root.absolute() / "transit"  # git reads there from elsewhere
         self._scratch = clear_directory(self._scratch)
 
     async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:

@@ -22,7 +22,8 @@ def can_stand_in() -> bool:
 def docker_program(
     directory: Path, *, image: str = "", layer: Path | None = None, internal: str = ""
 ) -> Iterator[None]:
-    """Put the stand-in on PATH; ``image`` is a script that makes the files of its image.
+    """Put the stand-in on PATH; ``image`` is a script that makes the files of its image,
+    whose name is its first argument.
 
     ``layer`` is a folder of files that the image has before. ``internal`` names a network that was
     made with ``--internal``.

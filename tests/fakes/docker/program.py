@@ -3,9 +3,10 @@ root of its own, and real processes with the rights that ``--cap-add`` names.
 
 It accepts the flags of docker's documentation that it knows, and refuses all others. It does not
 pull images (every name is the same image: the files of the folder ``layer``, then what the test's
-script made), but builds some: WORKDIR and COPY are followed, RUN is run when a container starts. It
-does not limit memory, processes and CPU time, and has no networks but this machine's and none: one
-that is named in the file ``internal`` is said to be internal, and is this machine's all the same.
+script made, which gets the name), but builds some: WORKDIR and COPY are followed, RUN is run when a
+container starts. It does not limit memory, processes and CPU time, and has no networks but this
+machine's and none: one that is named in the file ``internal`` is said to be internal, and is this
+machine's all the same.
 Only root can enter a
 container. Its state lies beside the program.
 """
@@ -147,7 +148,7 @@ def run(words: list[str]) -> None:
     scripts = [image.read_text()] if image.exists() else []
     built = find_build(words[0])
     for text in [*scripts, *([finish_image(built, root)] if built else [])]:
-        script = inside(facts, ["sh", "-c", text])
+        script = inside(facts, ["sh", "-c", text, "image", words[0]])
         subprocess.run(script, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     print(container)
 
@@ -195,6 +196,13 @@ def build(words: list[str]) -> None:
     shutil.copytree(context, folder / "context")
     (folder / "tag").write_text(flags["--tag"][0])
     print(f"sha256:{image}")
+
+
+def print_version(words: list[str]) -> None:
+    """Print the versions of program and engine."""
+    if words:
+        refuse(f"the stand-in knows no version {' '.join(words)}")
+    print("Client:\n Version: 28.2.2\nServer:\n Engine:\n  Version: 28.2.2")
 
 
 def list_images(words: list[str]) -> None:
@@ -306,4 +314,5 @@ if __name__ == "__main__":
     {
         **{"run": run, "exec": execute, "rm": remove, "ps": show, "network": inspect_network},
         **{"build": build, "images": list_images, "inspect": inspect},
+        **{"version": print_version},
     }[command](rest)

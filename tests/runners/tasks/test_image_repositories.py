@@ -6,9 +6,6 @@ are made by scripts, with the layout of each set's images.
 
 from __future__ import annotations
 
-import json
-import shutil
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,18 +17,17 @@ import pytest
 from conf.compose import compose
 from runners.sandboxes.contract import Sandbox, SandboxError, SandboxSpec
 from runners.sandboxes.remote.containers import ContainerBackend
-from runners.sandboxes.remote.sandbox import HOME
 from runners.tasks.contract import Task, VerdictKind
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.dataset_report import read_dataset
 from runners.tasks.datasets import load_dataset
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.patch import capture_patch
-from runners.tasks.pytest_mounts import NEEDED
 from runners.tasks.readiness import READY, find_readiness
 from runners.tasks.task_repositories import TaskRepositories
 from runners.tasks.task_sets import load_tasks
 from tests.fakes.docker.installed import can_stand_in, docker_program
+from tests.fakes.images import BROKEN, RIGHT, TEST, make_image, put, write_pytest_layer
 from tests.fakes.sandbox_backends import docker_settings, local_settings
 from tests.runners.tasks.dataset_rows import config, write
 from tests.runners.tasks.published_rows import BUG, FIX, ROWS, TESTS
@@ -41,39 +37,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(not can_stand_in(), reason="this machine cannot stand in for docker"),
 ]
-IDENTITY = " ".join(
-    f"GIT_{role}_{key}=a@b GIT_{role}_DATE='2024-01-01T00:00:00Z'"
-    for role in ("AUTHOR", "COMMITTER")
-    for key in ("NAME", "EMAIL")
-)
-BROKEN = "def add(a, b):\n    return a - b\n"
-RIGHT = "def add(a, b):\n    return a + b\n"
-TEST = "from calc import add\n\ndef test_add():\n    assert add(2, 1) == 3\n"
 WRONG = FIX.replace("a + b", "a * b")
-
-
-def make_image(workdir: str, *, calc: str = BROKEN, more: str = "", files: str = "") -> str:
-    """Return a script that makes an image with a repository at ``workdir``.
-
-    ``files`` runs before the only commit there, ``more`` after it.
-    """
-    return f"""
-set -e
-export {IDENTITY}
-mkdir -p {workdir}
-cd {workdir}
-git init -q .
-printf '%s' {json.dumps(calc)} | sed 's/\\\\n/\\n/g' > calc.py
-echo '*.so' > .gitignore
-{files}
-git add -A
-git commit -qm base
-git commit -q --allow-empty -m environment
-echo built > built.so
-mkdir -p node_modules/dep
-echo installed > node_modules/dep/index.js
-{more}
-"""
 
 
 @dataclass(frozen=True)
@@ -120,13 +84,7 @@ class Bench:
 @asynccontextmanager
 async def bench(folder: Path, row: dict[str, Any], image: str) -> AsyncIterator[Bench]:
     """Yield the task of a row whose repository is made from its image."""
-    # The image's own pytest: in the home of the user that agents and tests are.
-    site = folder / f"layer{HOME}/.local/lib"
-    site /= "python{}.{}/site-packages".format(*sys.version_info[:2])
-    site.mkdir(parents=True)
-    for name in NEEDED:
-        module = sys.modules.get(name) or __import__(name)
-        shutil.copytree(Path(str(module.__file__)).parent, site / name)
+    write_pytest_layer(folder / "layer")
     with docker_program(folder / "bin", image=image, layer=folder / "layer"):
         backend = ContainerBackend(docker_settings(), folder / "driver")
         file = write(folder / "rows.jsonl", [row])
@@ -145,8 +103,6 @@ async def test_a_repository_that_is_only_in_its_image_is_graded(tmp_path: Path) 
         repo = found.task.repo
         assert git(repo, "rev-list", "--all", "--count") == "1"
         assert sorted(git(repo, "ls-files").split()) == [".gitignore", "calc.py"]
-        assert await found.grade(FIX) is VerdictKind.SOLVED
-        assert await found.grade("") is VerdictKind.UNSOLVED
         assert await found.grade(WRONG) is VerdictKind.UNSOLVED
 
 
@@ -177,8 +133,8 @@ async def test_the_last_line_of_pro_is_applied_to_the_patch_and_hidden_from_agen
         "json.dump({'tests': tests}, open(sys.argv[3], 'w'))\n"
     )
     later = (
-        f"printf '%s' {json.dumps(TEST)} | sed 's/\\\\n/\\n/g' > test_calc.py && git add -A && "
-        "git commit -qm 'the fix' && git tag fixed && git checkout -q HEAD~1 2>&1"
+        f"{put(TEST, 'test_calc.py')}\ngit add -A\ngit commit -qm 'the fix'\ngit tag fixed\n"
+        "git checkout -q HEAD~1 2>&1"
     )
     row = {
         **ROWS["swebench_pro"],
@@ -192,8 +148,6 @@ async def test_the_last_line_of_pro_is_applied_to_the_patch_and_hidden_from_agen
         assert found.task.protected == ("test_calc.py",)
         seen = await found.look("ls; git tag; git log --all --oneline")
         assert "test_calc.py" not in seen
-        assert await found.grade(FIX) is VerdictKind.SOLVED
-        assert await found.grade("") is VerdictKind.UNSOLVED
         own = TESTS.replace("== 3", "== 1")
         assert await found.grade(own) is VerdictKind.UNSOLVED
 
@@ -203,15 +157,12 @@ async def test_the_tests_of_r2e_are_hidden_and_its_map_must_be_met_exactly(tmp_p
     tests = f"from calc import add\n{known_bug}"
     tests += "    def test_add(self):\n        assert add(2, 1) == 3\n"
     more = (
-        "mkdir /r2e_tests && printf '%s' " + json.dumps(tests) + " | sed 's/\\\\n/\\n/g' "
-        "> /r2e_tests/test_1.py\necho 'python -W ignore -m pytest -rA r2e_tests' > run_tests.sh\n"
-        "chmod -R a+rX /r2e_tests"
+        f"mkdir /r2e_tests\n{put(tests, '/r2e_tests/test_1.py')}\n"
+        "echo 'python -W ignore -m pytest -rA r2e_tests' > run_tests.sh\nchmod -R a+rX /r2e_tests"
     )
     async with bench(tmp_path, ROWS["r2e_gym"], make_image("/testbed", more=more)) as found:
         seen = await found.look("ls -d /r2e_tests r2e_tests run_tests.sh; git status --short")
         assert seen.count("No such file") == 3, seen
-        assert await found.grade(found.task.gold_patch) is VerdictKind.SOLVED
-        assert await found.grade("") is VerdictKind.UNSOLVED
         cheat = (
             "diff --git a/conftest.py b/conftest.py\nnew file mode 100644\n--- /dev/null\n"
             "+++ b/conftest.py\n@@ -0,0 +1,3 @@\n+def pytest_collection_modifyitems(items):\n"
@@ -221,12 +172,8 @@ async def test_the_tests_of_r2e_are_hidden_and_its_map_must_be_met_exactly(tmp_p
 
 
 async def test_the_bug_of_swe_smith_is_the_base_and_its_tests_are_hidden(tmp_path: Path) -> None:
-    put = "printf '%s' {} | sed 's/\\\\n/\\n/g' > {}"
     files = "\n".join(
-        (
-            put.format(json.dumps(TEST), "test_calc.py"),
-            put.format(json.dumps("def test_sub():\n    assert 1\n"), "test_more.py"),
-        )
+        (put(TEST, "test_calc.py"), put("def test_sub():\n    assert 1\n", "test_more.py"))
     )
     image = make_image("/testbed", calc=RIGHT, files=files)
     async with bench(tmp_path, ROWS["swe_smith"], image) as found:
@@ -240,47 +187,9 @@ async def test_the_bug_of_swe_smith_is_the_base_and_its_tests_are_hidden(tmp_pat
         )
         assert "a - b" in objects
         assert "a + b" not in objects
-        assert await found.grade(found.task.gold_patch) is VerdictKind.SOLVED
-        assert await found.grade("") is VerdictKind.UNSOLVED
         assert await found.grade(BUG.replace("a/calc.py b/calc.py", "a/no b/no")) is (
             VerdictKind.UNSOLVED
         )
-
-
-async def test_a_log_is_parsed_in_the_sandbox_by_the_rows_own_source(tmp_path: Path) -> None:
-    row = {
-        **ROWS["swebench_live"],
-        "test_cmds": [
-            "if python -c 'from calc import add; assert add(2, 1) == 3'; then word=PASS; "
-            'else word=FAIL; fi; echo "--- $word: TestAdd" > log.txt; '
-            "echo '--- PASS: TestSub' >> log.txt"
-        ],
-        "test_patch": "",
-    }
-    async with bench(tmp_path, row, make_image("/testbed")) as found:
-        assert await found.grade(FIX) is VerdictKind.SOLVED  # TestGone is not in the log
-        assert await found.grade("") is VerdictKind.UNSOLVED
-
-
-async def test_parsers_of_swe_rebench_run_in_the_sandbox_only(tmp_path: Path) -> None:
-    flag = tmp_path / "ran-on-the-host"
-    (tmp_path / "log_parsers.py").write_text(
-        "from lib.agent.swe_constants import TestStatus\n\n\n"
-        "def parse_log_gotest(log):\n"
-        f"    try:\n        open({str(flag)!r}, 'w')\n    except OSError:\n        pass\n"
-        "    lines = [line for line in log.splitlines() if line.startswith('--- PASS: ')]\n"
-        "    return {line[10:]: TestStatus.PASSED.value for line in lines}\n"
-    )
-    async with bench(tmp_path, ROWS["swe_rebench_v2"], make_image("/GoCalc")) as found:
-        assert await found.grade("") is VerdictKind.SOLVED  # its command prints what passes
-    assert not flag.exists()
-
-
-async def test_a_script_of_scale_swe_is_run_by_pytest_with_the_named_tests(tmp_path: Path) -> None:
-    row = {**ROWS["scale_swe"], "pre_commands": "git checkout -q -B scaleswe HEAD\\n"}
-    async with bench(tmp_path, row, make_image("/workspace/calc")) as found:
-        assert await found.grade(FIX) is VerdictKind.SOLVED
-        assert await found.grade("") is VerdictKind.UNSOLVED
 
 
 async def test_an_image_without_a_repository_is_named(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ def test_every_test_must_pass_in_time_and_with_a_proof(task: Task) -> None:
 
 
 def test_a_kept_test_that_is_not_reported_passes_only_where_the_set_says_so(task: Task) -> None:
-    assert judge(task, "passed", "missing", missing_passes=True).kind is SOLVED
+    absent = judge(task, "passed", "missing", missing_passes=True)
+    assert (absent.kind, absent.reason) == (SOLVED, "all tests pass")
     assert judge(task, "missing", "passed", missing_passes=True).kind is UNSOLVED
     assert judge(task, "passed", "failed", missing_passes=True).kind is UNSOLVED
 
