@@ -4,7 +4,9 @@
     python -m tests.benchmarks.bench_sandbox --isolation unshare --count 20 --at-once 4
 
 Wall time is per piece with nothing else running; CPU time counts this process and everything it
-started. The repositories are those of the built-in family; the gateway answers from a script.
+started. The repositories are those of the built-in family; the gateway answers from a script. The
+last rows are of remote sandboxes: a group's files from one archive and from one each; where podman
+runs, also containers that are filled, and such of an image committed with the files.
 """
 
 from __future__ import annotations
@@ -28,11 +30,17 @@ from runners.harnesses.contract import HarnessContext
 from runners.harnesses.native import NativeHarness
 from runners.sandboxes.contract import Sandbox, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
+from runners.sandboxes.remote.archive_cache import ArchiveCache
+from runners.sandboxes.remote.containers import ContainerBackend, container_name, run_program
+from runners.sandboxes.remote.long_script import START
+from runners.sandboxes.remote.sandbox import RemoteSandbox
 from runners.tasks.bugfix import build
 from runners.tasks.contract import Task, VerdictKind
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.workspace_diff import diff_workspace
 from runners.trajectory.outcome import OutcomeCode
+from tests.fakes.podman import find_obstacle, podman_engine
+from tests.fakes.sandbox_backends import podman_settings
 from tests.fakes.scripted_gateway import Reply, ScriptedGateway, Step, scripted_gateway, use
 
 HARNESS = NativeHarness(
@@ -45,6 +53,8 @@ BOOT_MS = 30
 """Target for a boot on an idle machine, at the median."""
 WARM = 2
 """Sandboxes kept warm, where the row says so."""
+GROUP = 8
+"""Attempts at one task."""
 PAUSE_S = 0.25
 """Between two boots from warm slots: less than a model computes between two turns."""
 
@@ -154,6 +164,81 @@ class Bench:
         assert verdict.kind is VerdictKind.UNSOLVED, verdict
 
 
+def make_source(directory: Path, files: int) -> Path:
+    """Make a repository of ``files`` files of 10 KB."""
+    for number in range(files):
+        file = directory / f"d{number % 50}" / f"f{number}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = (f"line_{(number * 7919 + each) % 99991} = {each}\n" for each in range(500))
+        file.write_text("".join(lines))
+    return directory
+
+
+class Nowhere:
+    """A machine that takes everything and does nothing: what is left is the driver's own work."""
+
+    async def run_script(self, script: str, *, deadline_s: float) -> bytes:
+        return START + b"0\n\n\n"
+
+    async def write_file(self, path: str, content: bytes | Path) -> None:
+        return
+
+    async def read_file(self, path: str, target: Path) -> None:
+        raise NotImplementedError
+
+    async def terminate(self) -> None:
+        return
+
+
+async def bench_groups(root: Path, files: int) -> list[Cost]:
+    """Prepare the files of a group's sandboxes, with one archive for all and with one for each."""
+    source = make_source(root / f"source-{files}", files)
+    spec = SandboxSpec("one", source, "none", mounts=HARNESS.mounts())
+    costs = []
+    for piece, share in (("one archive", True), ("an archive each", False)):
+
+        async def start_group(turn: int, share: bool = share) -> None:
+            caches = [root / f"{files}-{share}-{turn}-{each}" for each in range(GROUP)]
+            caches = caches[:1] if share else caches
+            made = [ArchiveCache(each) for each in caches]
+            sandboxes = (
+                RemoteSandbox(spec, Nowhere(), root, made[each % len(made)])
+                for each in range(GROUP)
+            )
+            await asyncio.gather(*(each.open() for each in sandboxes))
+
+        costs.append(await measure(f"{GROUP} x {files} files packed, {piece}", 3, start_group))
+    return costs
+
+
+async def bench_committed(root: Path, files: int) -> list[Cost]:
+    """Start containers with a repository, and from an image that was committed with it."""
+    source, place = make_source(root / f"podman-{files}", files), root / f"driver-{files}"
+    with podman_engine():
+        backend = ContainerBackend(podman_settings(), place)
+
+        async def create(number: int, image: str | None = None) -> None:
+            here = source if image is None else root / "empty"
+            await backend.create(SandboxSpec(f"{bool(image)}{number}", here, "none", image=image))
+
+        (root / "empty").mkdir(exist_ok=True)
+        filled = await measure(f"podman: a container, {files} files", 3, create)
+        name = container_name((place / "mark").read_text(), "False0")
+
+        async def commit(number: int) -> None:
+            argv = ["podman", "commit", "--quiet", name, f"localhost/prepared:n{number}"]
+            await run_program(argv, deadline_s=60)
+
+        committed = await measure(f"podman: committed with {files} files", 3, commit)
+
+        async def start(number: int) -> None:
+            await create(number, "localhost/prepared:n0")
+
+        started = await measure("podman: a container of that image, set up again", 3, start)
+        await backend.close()
+    return [filled, committed, started]
+
+
 def settings(isolation: str, *, warm: int) -> LocalSandboxConfig:
     """Return a backend's settings."""
     values = {
@@ -225,6 +310,10 @@ async def bench(isolation: str, count: int, at_once: int) -> list[Cost]:
                 )
             )
             await backend.close()
+        for files in (20, 2000):
+            costs += await bench_groups(root, files)
+            if find_obstacle() is None:
+                costs += await bench_committed(root, files)
     return costs
 
 

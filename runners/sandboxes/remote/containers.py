@@ -18,6 +18,7 @@ from typing import IO
 
 from conf.sections.sandbox import ContainerSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
+from runners.sandboxes.remote.backend import RemoteBackend
 from runners.sandboxes.remote.egress import (
     EgressAccount,
     EgressPolicy,
@@ -26,7 +27,7 @@ from runners.sandboxes.remote.egress import (
     narrow_hosts,
 )
 from runners.sandboxes.remote.machine import BusyError
-from runners.sandboxes.remote.sandbox import RemoteBackend, RemoteSandbox
+from runners.sandboxes.remote.sandbox import RemoteSandbox
 
 RUN_LABEL = "agentrl_run"
 """Label of a container: the run's tag."""
@@ -156,11 +157,12 @@ class ContainerBackend(RemoteBackend):
                 spec,
                 container,
                 self._scratch,
+                self._archives,
                 lambda name: self._proxy.close_account(account),
                 account.attempts,
             )
         else:
-            sandbox = RemoteSandbox(spec, container, self._scratch)
+            sandbox = RemoteSandbox(spec, container, self._scratch, self._archives)
         try:
             image = await self._find_image(spec.image or self._config.image)
             argv = run_argv(self._config, spec, self._tag, image)

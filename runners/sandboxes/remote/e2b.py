@@ -26,10 +26,11 @@ from e2b.sandbox.sandbox_api import SandboxNetworkOpts
 
 from conf.sections.sandbox import E2bSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
+from runners.sandboxes.remote.backend import RemoteBackend
 from runners.sandboxes.remote.e2b_calls import E2bCalls, SandboxGoneError, lacks_route
 from runners.sandboxes.remote.e2b_v1 import create_by_v1
 from runners.sandboxes.remote.egress import is_below, narrow_hosts
-from runners.sandboxes.remote.sandbox import RemoteBackend, RemoteSandbox
+from runners.sandboxes.remote.sandbox import RemoteSandbox
 
 API_KEY = "E2B_API_KEY"
 """The environment variable."""
@@ -82,7 +83,9 @@ class E2bBackend(RemoteBackend):
             raise SandboxError(f"there is a sandbox {spec.name} already")
         async with self._boots:
             machine = await self._boot(spec)
-            sandbox = RemoteSandbox(spec, machine, self._scratch, self._open.discard)
+            sandbox = RemoteSandbox(
+                spec, machine, self._scratch, self._archives, self._open.discard
+            )
             self._open.add(spec.name)
             try:
                 await sandbox.open()

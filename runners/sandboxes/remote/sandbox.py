@@ -12,11 +12,9 @@ import re
 import secrets
 import shlex
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from runners.sandboxes.contract import (
     BASE_ENVIRONMENT,
@@ -29,10 +27,11 @@ from runners.sandboxes.contract import (
     SandboxSpec,
     describe_os_error,
 )
-from runners.sandboxes.discard import clear_directory, discard, discard_tree
+from runners.sandboxes.discard import discard
 from runners.sandboxes.program import find_source
 from runners.sandboxes.remote import detached
 from runners.sandboxes.remote.archive import UNPACKED_LIMIT, ArchiveWriter, oversized_error, unpack
+from runners.sandboxes.remote.archive_cache import ArchiveCache, fingerprint
 from runners.sandboxes.remote.long_script import run_long_script
 from runners.sandboxes.remote.machine import AGENT, AGENT_ID, STATE, Machine
 from runners.sandboxes.tree import copy_tree
@@ -137,10 +136,13 @@ class RemoteSandbox:
         spec: SandboxSpec,
         machine: Machine,
         scratch: Path,
+        archives: ArchiveCache,
         on_close: Callable[[str], None] = lambda name: None,
         egress: Callable[[], tuple[EgressAttempt, ...]] = tuple,
     ) -> None:
         """``scratch`` is a directory of the host for archives in transfer.
+
+        ``archives`` holds those that sandboxes with the same files start from.
 
         ``on_close`` is called with the sandbox's name when its machine has ended; ``egress``
         returns what it tried to reach.
@@ -150,6 +152,7 @@ class RemoteSandbox:
         self.gateway_url = spec.gateway_url if spec.network == "gateway" else None
         self._machine = machine
         self._scratch = scratch
+        self._archives = archives
         self._on_close = on_close
         self.egress_attempts = egress
         self._mounts = {mount: _with_source(mount, host) for mount, host in spec.mounts.items()}
@@ -161,14 +164,12 @@ class RemoteSandbox:
 
     async def open(self) -> None:
         """Copy the workspace, the mounts and the supervisor to the machine; raises SandboxError."""
-        with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
-            archive = Path(directory) / "source.tar.gz"
-            try:
-                await asyncio.to_thread(self._pack, archive)
-            except OSError as error:
-                text = describe_os_error(f"cannot pack {self.spec.source}", self._scratch, error)
-                raise SandboxError(text) from error
-            await self._machine.write_file(ARCHIVE, archive)
+        try:
+            async with self._archive() as archive:
+                await self._machine.write_file(ARCHIVE, archive)
+        except OSError as error:
+            text = describe_os_error(f"cannot pack {self.spec.source}", self._scratch, error)
+            raise SandboxError(text) from error
         script = SETUP.format(
             state=STATE,
             workdir=shlex.quote(self.workdir),
@@ -181,6 +182,22 @@ class RemoteSandbox:
             removed=" ".join(shlex.quote(path) for path in self.spec.removed) or '""',
         )
         await run_long_script(self._machine, script, deadline_s=SETUP_S)
+
+    @asynccontextmanager
+    async def _archive(self) -> AsyncIterator[Path]:
+        """Yield an archive of all that is copied there; raises OSError."""
+        if self.spec.change is not None:  # a grader's: its files are like no other's
+            with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
+                archive = Path(directory) / "source.tar.gz"
+                await asyncio.to_thread(self._pack, archive)
+                yield archive
+            return
+        places = [*self._mounts.values(), *self.spec.trees.items()]
+        if self.spec.source is not None:
+            places.append((self.workdir, self.spec.source))
+        name = await asyncio.to_thread(fingerprint, places)
+        async with self._archives.use(name, self._pack) as archive:
+            yield archive
 
     def _pack(self, archive: Path) -> None:
         with ArchiveWriter(archive) as pack:
@@ -331,46 +348,6 @@ class RemoteSandbox:
         if self._running:
             await asyncio.wait(self._running)
         self._on_close(self.spec.name)
-
-
-class RemoteBackend(ABC):
-    """Makes sandboxes on machines that bear the run's tag; a provider is a subclass."""
-
-    has_images = True
-
-    def __init__(self, root: Path) -> None:
-        """Read or make the run's tag in ``root``, and empty its directory for archives in transfer.
-
-        The tag is the same for all drivers of the run. It is kept in the file ``mark``, so that a
-        resumed run finds what an earlier driver left.
-        """
-        file = root / "mark"
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not file.exists():
-            file.write_text(secrets.token_hex(16))
-        self._tag = file.read_text()
-        self._scratch = root.absolute() / "transit"  # git reads there from elsewhere
-        self._scratch = clear_directory(self._scratch)
-
-    async def reap(self, leaked: Mapping[str, Mapping[str, Any]]) -> None:
-        """End the machines of a dead driver of this run."""
-        await self._end(set(leaked))
-
-    async def close(self) -> None:
-        """End every machine of this run."""
-        await self._end(None)
-        await asyncio.to_thread(discard_tree, self._scratch, self._scratch.parent)
-
-    async def build_image(self, context: Path, tag: str, *, deadline_s: float) -> None:
-        """Raise SandboxError: this provider takes images that exist."""
-        raise SandboxError(
-            "these sandboxes build no images: build the task's environment yourself and name it in "
-            "[environment] docker_image, or choose sandbox=docker or podman"
-        )
-
-    @abstractmethod
-    async def _end(self, names: set[str] | None) -> None:
-        """End this run's machines with sandboxes of these names, or all; raises SandboxError."""
 
 
 def _literal(name: str) -> str:

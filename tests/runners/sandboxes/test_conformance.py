@@ -72,6 +72,8 @@ async def test_a_workspace_is_a_private_copy(tested: BackendUnderTest, source: P
         assert result.exit_code == 0, result
         assert result.stdout.decode().splitlines() == ["one", "ran", one.workdir]
         assert (await sh(other, "cat *.txt")).stdout == b"one\n"
+        async with open_sandbox(tested, source) as later:  # from the same prepared files
+            assert (await sh(later, "cat *.txt")).stdout == b"one\n"
         async with one.on_host() as workspace:
             assert (workspace / "a.txt").read_text() == "two\n"
             assert (workspace / "b.txt").read_text() == "new\n"
