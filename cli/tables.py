@@ -28,16 +28,18 @@ def _facts(title: str) -> Table:
 
 
 def render_tasks(listing: TaskListing) -> RenderableType:
-    """Return the tasks of a dataset."""
+    """Return the tasks of a dataset; a task that cannot be run has its reason below its id."""
     table = Table(title=make_printable(listing.path), title_justify="left")
+    for column in ("state", "split", "schema"):
+        table.add_column(column, no_wrap=True)
     table.add_column("id", overflow="fold")
-    for column in ("split", "kind", "grading", "image", "state"):
-        table.add_column(column)
     for task in listing.tasks:
-        state = f"{task.state}: {task.reason}" if task.reason else task.state
-        words = (task.id, task.split, task.kind, task.grading, task.image, state)
-        table.add_row(*(Text(make_printable(word)) for word in words))
-    return table
+        name = Text(make_printable(task.id))
+        if task.reason:
+            name.append(f"\n{make_printable(task.reason)}", style="bright_black")
+        table.add_row(task.state, task.split, task.schema, name)
+    counts = ", ".join(f"{number:,} {state}" for state, number in listing.states.items())
+    return Group(table, Text(counts or "no task is meant"))
 
 
 def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:

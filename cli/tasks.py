@@ -1,18 +1,29 @@
-"""``agentrl tasks``: list the tasks of a dataset, and write tasks as Harbor directories."""
+"""``agentrl tasks``: list a dataset's tasks; write tasks as rows or as Harbor directories."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
 from cli.arguments import NO_TRAINING, Json, Overrides, examples
 
-app = typer.Typer(no_args_is_help=True, help="List tasks, and write them as Harbor directories.")
+if TYPE_CHECKING:
+    from conf.sections.task import JsonlTaskConfig
+    from runners.tasks.contract import Task
+    from runners.tasks.listing import TaskFilter, TaskListing
+
+app = typer.Typer(
+    no_args_is_help=True, help="List tasks, and write them as rows or Harbor directories."
+)
 LIST_EXAMPLES = examples(
     "agentrl tasks list suite",
-    "agentrl tasks list tasks.jsonl --match 'django__*' sandbox=docker",
+    "agentrl tasks list tasks.jsonl --match 'django__*' --state ready sandbox=docker",
+)
+CONVERT_EXAMPLES = examples(
+    "agentrl tasks convert SWE-Gym/SWE-Gym gym.jsonl task.format=swe_gym --match 'pandas*'",
+    "agentrl tasks convert rows.parquet ready.jsonl --state ready task.exclude=calibration.json",
 )
 EXPORT_EXAMPLES = examples(
     "agentrl tasks export-harbor suite task=bugfix --match 'train-00*'",
@@ -21,35 +32,45 @@ EXPORT_EXAMPLES = examples(
 )
 NO_GATEWAY = ("gateway.host=0.0.0.0", "gateway.port=1", "gateway.public_url=http://gateway:1")
 """An address that remote sandboxes could reach: nothing is started, so none is needed."""
+DatasetPath = Annotated[
+    str, typer.Argument(metavar="PATH", help="As in task.path.", show_default=False)
+]
 Match = Annotated[str, typer.Option("--match", metavar="GLOB", help="Only tasks of such ids.")]
+Split = Annotated[
+    Literal["train", "held_out"] | None,
+    typer.Option(help="Only tasks of this split.", show_default=False),
+]
+State = Annotated[
+    Literal["ready", "needs-image", "refused"] | None,
+    typer.Option(help="Only tasks of which these sandboxes say so.", show_default=False),
+]
+Schema = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Only rows of this task.format, or harbor.", show_default=False
+    ),
+]
 
 
 @app.command("list", epilog=LIST_EXAMPLES)
 def list_tasks(
-    path: Annotated[
-        str, typer.Argument(metavar="PATH", help="As in task.path.", show_default=False)
-    ],
+    path: DatasetPath,
     overrides: Overrides = None,
     match: Match = "*",
+    state: State = None,
+    schema: Schema = None,
+    split: Split = None,
     as_json: Json = False,
 ) -> None:
-    """List tasks: split, grading, image, and whether these sandboxes can run each.
+    """List tasks: whether these sandboxes can run each, split, schema.
 
-    Exit code 5: an entry is malformed.
+    With --json also kind, grading and image. Exit code 5: an entry is malformed.
     """
-    from cli.invocation import print_json, report_error, stderr, stdout
+    from cli.invocation import print_json, report_error, stdout
     from cli.tables import render_tasks
-    from conf.compose import compose
     from conf.errors import ExitCode
-    from conf.sections.task import JsonlTaskConfig
-    from runners.tasks.listing import list_dataset
 
-    lines = ["task=jsonl", "task.path=PATH", *NO_TRAINING, *NO_GATEWAY, *(overrides or [])]
-    config = compose(lines)
-    assert isinstance(config.task, JsonlTaskConfig)
-    family = config.task.model_copy(update={"path": path})
-    with stderr().status("reading the tasks…") as status:
-        listing = list_dataset(family, config.sandbox, match, seed=config.seed, show=status.update)
+    _, listing, _ = _read(path, overrides, _make_filter(match, state, schema, split))
     if as_json:
         print_json(listing.to_dict())
     else:
@@ -59,6 +80,75 @@ def list_tasks(
     raise typer.Exit(int(ExitCode.DATA_REFUSED if listing.faults else ExitCode.DONE))
 
 
+@app.command("convert", epilog=CONVERT_EXAMPLES)
+def convert(
+    path: DatasetPath,
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A .jsonl file to be made.", show_default=False)
+    ],
+    overrides: Overrides = None,
+    match: Match = "*",
+    state: State = None,
+    schema: Schema = None,
+    split: Split = None,
+    as_json: Json = False,
+) -> None:
+    """Write rows of any schema as JSONL that task=jsonl reads and grades in the same way.
+
+    Layers of trainers are removed, each row names its schema, and files beside the rows that they
+    need are copied. Exit code 5: an entry is malformed; the other ones are written.
+    """
+    from cli.invocation import print_json, report_error, report_warning
+    from conf.errors import ConfigError, ExitCode
+    from runners.tasks.row_conversion import convert_rows
+
+    config, listing, tasks = _read(path, overrides, _make_filter(match, state, schema, split))
+    for fault in listing.faults:
+        report_error(fault)
+    for name, reason in listing.set_aside.items():
+        report_warning(f"{name} is set aside: {reason}")
+    if not tasks:
+        raise ConfigError(f"no task of {path} is meant: change --match, --state, --schema, --split")
+    written = convert_rows(config, tasks, out)
+    if as_json:
+        document = {"path": str(out), "written": list(written), "refused": list(listing.faults)}
+        print_json({**document, "set_aside": listing.set_aside})
+    else:
+        typer.echo(out)
+    raise typer.Exit(int(ExitCode.DATA_REFUSED if listing.faults else ExitCode.DONE))
+
+
+def _make_filter(match: str, state: State, schema: str | None, split: str | None) -> TaskFilter:
+    from conf.errors import ConfigError
+    from conf.sections.task import TaskFormat
+    from runners.tasks.listing import TaskFilter
+
+    known = {*get_args(TaskFormat), "harbor"} - {"auto"}
+    if schema is not None and schema not in known:
+        raise ConfigError(f"--schema {schema} is none of {', '.join(sorted(known))}")
+    return TaskFilter(match, "needs image" if state == "needs-image" else state, schema, split)
+
+
+def _read(
+    path: str, overrides: list[str] | None, wanted: TaskFilter
+) -> tuple[JsonlTaskConfig, TaskListing, tuple[Task, ...]]:
+    """Return the configuration of a dataset and its tasks that are wanted; raises AgentrlError."""
+    from cli.invocation import stderr
+    from conf.compose import compose
+    from conf.sections.task import JsonlTaskConfig
+    from runners.tasks.listing import list_dataset
+
+    lines = ["task=jsonl", "task.path=PATH", *NO_TRAINING, *NO_GATEWAY, *(overrides or [])]
+    config = compose(lines)
+    assert isinstance(config.task, JsonlTaskConfig)
+    family = config.task.model_copy(update={"path": path})
+    with stderr().status("reading the tasks…") as status:
+        listing, tasks = list_dataset(
+            family, config.sandbox, wanted, seed=config.seed, show=status.update
+        )
+    return family, listing, tasks
+
+
 @app.command("export-harbor", epilog=EXPORT_EXAMPLES)
 def export_harbor(
     out: Annotated[
@@ -66,10 +156,7 @@ def export_harbor(
     ],
     overrides: Overrides = None,
     match: Match = "*",
-    split: Annotated[
-        Literal["train", "held_out"] | None,
-        typer.Option(help="Only tasks of this split.", show_default=False),
-    ] = None,
+    split: Split = None,
     as_json: Json = False,
 ) -> None:
     """Write tasks as Harbor directories that need nothing of agentrl.

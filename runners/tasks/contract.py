@@ -179,6 +179,8 @@ class Task:
     """
     hidden_paths: tuple[str, ...] = ()
     """Absolute paths of the image that are removed before an agent starts."""
+    schema: str = ""
+    """Schema of its row (``task.format``), ``harbor``, or "" if it is generated."""
     set_name: str = ""
     """Name of its set in a mixture (``task=mixture``), else ""."""
 

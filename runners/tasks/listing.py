@@ -9,10 +9,23 @@ from typing import Any
 
 from conf.sections.sandbox import SandboxConfig
 from conf.sections.task import JsonlTaskConfig
+from runners.tasks.contract import Task
 from runners.tasks.dataset_files import DatasetError
-from runners.tasks.dataset_report import Progress, read_dataset
-from runners.tasks.readiness import find_readiness
+from runners.tasks.dataset_report import DatasetReport, Progress, read_dataset
+from runners.tasks.readiness import Readiness, State, find_readiness
 from runners.tasks.splits import sort_by_rank
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFilter:
+    """Tasks that are meant; None: any."""
+
+    match: str = "*"
+    """Glob of ids."""
+    state: State | None = None
+    schema: str | None = None
+    """As ``task.format``; ``harbor`` for directories."""
+    split: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +34,11 @@ class ListedTask:
 
     id: str
     split: str
+    schema: str
     kind: str
     grading: str
     image: str
-    state: str
-    """``ready``, ``needs image`` or ``refused``."""
+    state: State
     reason: str
 
 
@@ -39,28 +52,66 @@ class TaskListing:
     set_aside: dict[str, str]
     """Tasks that ``task.exclude`` names, with the reason."""
 
+    @property
+    def states(self) -> dict[str, int]:
+        """Return the number of tasks by state."""
+        return dict(Counter(task.state for task in self.tasks))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
-        states = dict(Counter(task.state for task in self.tasks))
-        return asdict(self) | {"states": states}
+        return asdict(self) | {"states": self.states}
 
 
 def list_dataset(
-    config: JsonlTaskConfig, sandbox: SandboxConfig, match: str, *, seed: int, show: Progress
-) -> TaskListing:
-    """Return the tasks whose id matches a pattern; raises DatasetError.
+    config: JsonlTaskConfig,
+    sandbox: SandboxConfig,
+    wanted: TaskFilter,
+    *,
+    seed: int,
+    show: Progress,
+) -> tuple[TaskListing, tuple[Task, ...]]:
+    """Return the wanted tasks, as a list and as they are; raises DatasetError.
 
     ``show`` is told how far it is.
     """
     report = read_dataset(config, config.path, show=show)
     if not (report.tasks or report.faults or report.aside):
         raise DatasetError(f"{config.path} has no rows")
-    held_out = {task.id for task in sort_by_rank(seed, report.tasks)[: config.held_out_tasks]}
-    listed = []
+    held_out = _find_held_out(config, seed, report)
+    listed, tasks = [], []
     for task in report.tasks:
-        if fnmatchcase(task.id, match):
-            found = find_readiness(task, sandbox)
-            split = "held_out" if task.id in held_out else "train"
-            facts = (task.kind, task.grading.kind, task.image or "", found.state, found.reason)
-            listed.append(ListedTask(task.id, split, *facts))
-    return TaskListing(config.path, tuple(listed), report.faults, report.aside)
+        split = "held_out" if task.id in held_out else "train"
+        entry = _list_task(task, split, find_readiness(task, sandbox))
+        if _is_wanted(entry, wanted):
+            listed.append(entry)
+            tasks.append(task)
+    return TaskListing(config.path, tuple(listed), report.faults, report.aside), tuple(tasks)
+
+
+def _find_held_out(config: JsonlTaskConfig, seed: int, report: DatasetReport) -> set[str]:
+    ranked = sort_by_rank(seed, report.tasks) if config.held_out_tasks else []
+    return {task.id for task in ranked[: config.held_out_tasks]}
+
+
+def _list_task(task: Task, split: str, found: Readiness) -> ListedTask:
+    return ListedTask(
+        id=task.id,
+        split=split,
+        schema=task.schema,
+        kind=task.kind,
+        grading=task.grading.kind,
+        image=task.image or "",
+        state=found.state,
+        reason=found.reason,
+    )
+
+
+def _is_wanted(task: ListedTask, wanted: TaskFilter) -> bool:
+    return fnmatchcase(task.id, wanted.match) and all(
+        choice in (None, value)
+        for choice, value in (
+            (wanted.state, task.state),
+            (wanted.schema, task.schema),
+            (wanted.split, task.split),
+        )
+    )

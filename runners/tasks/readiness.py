@@ -10,12 +10,14 @@ from runners.tasks.contract import HarborVerifier, Task
 from runners.tasks.harbor.dockerfile import ImageOnlyError
 from runners.tasks.harbor.readiness import check_readiness
 
+State = Literal["ready", "needs image", "refused"]
+
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """Answer of ``find_readiness``."""
 
-    state: Literal["ready", "needs image", "refused"]
+    state: State
     reason: str = ""
     """The obstacle, and the fix."""
 

@@ -79,6 +79,7 @@ class TaskBuilder:
             image=image or None,
             workdir=row.workdir if image else None,
             hidden_paths=row.hidden if image else (),
+            schema=row.schema_name,
         )
 
     def find_missing_commits(self, tasks: Iterable[Task]) -> Iterator[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Agentrl
 from tests.runners.tasks.dataset_rows import CLASSIC, write
+from tests.runners.tasks.published_rows import ROWS
 
 
 @pytest.mark.parametrize("sandbox", ["docker", "podman"])
@@ -26,3 +28,68 @@ def test_a_file_without_rows_is_no_list(agentrl: Agentrl, tmp_path: Path) -> Non
     (tmp_path / "empty.jsonl").write_text("\n")
     done = agentrl("tasks", "list", "empty.jsonl")
     assert (done.code, done.stderr) == (5, "error: empty.jsonl has no rows\n")
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> list[dict[str, Any]]:
+    """Write ``rows.jsonl``: two tasks with a repository, and two that need their image."""
+    own = {**ROWS["eval_cmd"], "repo_path": "https://git.invalid/r", "base_commit": "1" * 40}
+    rows = [own, {**own, "instance_id": "own-2"}, ROWS["scale_swe"], ROWS["r2e_gym"]]
+    write(tmp_path / "rows.jsonl", rows)
+    return rows
+
+
+def test_an_ambiguous_row_is_refused_with_its_line_and_both_schemas(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
+    both = {**ROWS["swebench_live"], **ROWS["swe_rebench"]}
+    write(tmp_path / "rows.jsonl", [ROWS["scale_swe"], both])
+    done = agentrl("tasks", "list", "rows.jsonl", "sandbox=docker")
+    assert done.code == 5
+    assert "rows.jsonl:2: its fields are those of swebench_live and swe_rebench" in done.stderr
+    assert "task.format=NAME" in done.stderr
+    assert "acme_calc_pr7" in done.stdout
+
+
+def test_the_states_can_be_read_at_eighty_columns(
+    agentrl: Agentrl, mixed: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = agentrl("tasks", "list", "rows.jsonl").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split() for line in lines if "own-1" in line] == [
+        ["│", "ready", "│", "train", "│", "eval_cmd", "│", "own-1", "│"]
+    ]
+    assert any("needs image │ train │ r2e_gym   │ calc__555555555555" in line for line in lines)
+    assert lines[-1] == "2 ready, 2 needs image"
+
+
+def test_an_unknown_schema_is_a_usage_error(agentrl: Agentrl, mixed: list[dict[str, Any]]) -> None:
+    done = agentrl("tasks", "list", "rows.jsonl", "--schema", "swegym")
+    assert done.code == 2
+    assert "--schema swegym is none of eval_cmd, " in done.stderr
+
+
+def test_a_subset_is_converted_and_malformed_rows_are_named(
+    agentrl: Agentrl, mixed: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    write(tmp_path / "rows.jsonl", [*mixed, {"messages": []}, {**mixed[0], "instance_id": "a/b"}])
+    (tmp_path / "aside").write_text("own-2  # flaky\n")
+    words = ("tasks", "convert", "rows.jsonl", "out/ready.jsonl", "--state", "ready", "--json")
+    done = agentrl(*words)
+    assert done.code == 5
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == [
+        "rows.jsonl:5",
+        "rows.jsonl:6",
+    ]
+    document = json.loads(done.stdout)
+    assert document["written"] == ["own-1", "own-2"]
+    listed = agentrl("tasks", "list", "out/ready.jsonl", "--json")
+    assert json.loads(listed.stdout)["states"] == {"ready": 2}
+    write(tmp_path / "rows.jsonl", mixed)
+    done = agentrl("tasks", "convert", "rows.jsonl", "b.jsonl", "task.exclude=aside")
+    assert (done.code, done.stdout) == (0, "b.jsonl\n")
+    assert done.stderr == "warning: own-2 is set aside: flaky\n"
+    assert len((tmp_path / "b.jsonl").read_text().splitlines()) == 3
+    done = agentrl("tasks", "convert", "rows.jsonl", "c.jsonl", "--match", "none*")
+    assert (done.code, (tmp_path / "c.jsonl").exists()) == (2, False)

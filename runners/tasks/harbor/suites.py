@@ -154,6 +154,7 @@ def make_task(found: TaskDirectory) -> Task:
         grading=HarborVerifier(),
         image=found.config.environment.docker_image,
         workdir=found.workdir,
+        schema="harbor",
     )
 
 

@@ -21,9 +21,12 @@ from runners.tasks.schemas.swe_smith import SmithRow
 from runners.tasks.schemas.swebench import SwebenchRow
 from runners.tasks.schemas.swebench_live import LiveRow
 from runners.tasks.schemas.swebench_pro import ProRow
+from runners.trajectory.printable import shorten
 
 Fields = Mapping[str, Any]
 AUTO = "auto"
+FORMAT = "task_format"
+"""Field in which a row names its own schema, as ``agentrl tasks convert`` writes it."""
 
 
 def _has(fields: Fields, *names: str) -> bool:
@@ -91,6 +94,11 @@ def read_row(row: Fields, schema: str = AUTO) -> Row:
 
 def detect_schema(fields: Fields) -> type[Row]:
     """Return the schema of flat fields; raises ValueError if none or more than one fits."""
+    if (named := fields.get(FORMAT)) is not None:
+        if not isinstance(named, str) or named not in SCHEMAS:
+            known = ", ".join(SCHEMAS)
+            raise ValueError(f"{FORMAT}={shorten(repr(named), 60)} is no schema: {known}")
+        return SCHEMAS[named]
     candidates = [schema for schema, is_marked in MARKS.items() if is_marked(fields)]
     if any(each in (CommandRow, ScriptRow) for each in candidates):
         if _has(fields, "test_patch", "FAIL_TO_PASS"):  # named tests, which a command would replace

@@ -32,20 +32,8 @@ def flatten(row: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ValueError for a layer that is no object.
     """
-    layers = [row]
-    for name in LAYERS:
-        inner = next((layer[name] for layer in reversed(layers) if layer.get(name)), None)
-        if isinstance(inner, str) and name in ("task", "info", "instance") and inner[:1] != "{":
-            continue  # a text of another meaning
-        if isinstance(inner, str):
-            inner = _read_json(name, inner)
-        if inner is None:
-            continue
-        if not isinstance(inner, Mapping):
-            raise ValueError(f"{name} is not an object")
-        layers.append(inner)
     fields: dict[str, Any] = {}
-    for layer in layers:
+    for layer in (row, *list_layers(row).values()):
         for name, value in layer.items():
             if value is not None and value != "":
                 fields.setdefault(name, value)
@@ -59,6 +47,27 @@ def flatten(row: Mapping[str, Any]) -> dict[str, Any]:
         fields.setdefault("image", sandbox["image"])
     fields.setdefault("image", next((fields[n] for n in IMAGES if fields.get(n)), ""))
     return fields
+
+
+def list_layers(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the layers inside a row by name, outermost first.
+
+    Raises ValueError for a layer that is no object.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for name in LAYERS:
+        around = (row, *found.values())
+        inner = next((layer[name] for layer in reversed(around) if layer.get(name)), None)
+        if isinstance(inner, str) and name in ("task", "info", "instance") and inner[:1] != "{":
+            continue  # a text of another meaning
+        if isinstance(inner, str):
+            inner = _read_json(name, inner)
+        if inner is None:
+            continue
+        if not isinstance(inner, Mapping):
+            raise ValueError(f"{name} is not an object")
+        found[name] = inner
+    return found
 
 
 def _read_json(name: str, text: str) -> object:
