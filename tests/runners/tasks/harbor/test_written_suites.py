@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,10 +28,12 @@ from runners.tasks.readiness import READY, find_readiness
 from runners.tasks.suite_export import export_suite
 from runners.tasks.task_sets import load_tasks
 from runners.tasks.workspace_diff import diff_workspace
+from tests.fakes.images import BROKEN, RIGHT, TEST
 from tests.fakes.sandbox_backends import local_settings
-from tests.runners.tasks.dataset_rows import config
+from tests.runners.tasks.dataset_rows import config, write
 from tests.runners.tasks.harbor.grading import grade_agent, grade_reference
-from tests.runners.tasks.repositories import make_task
+from tests.runners.tasks.published_rows import FIX, ROWS, TESTS
+from tests.runners.tasks.repositories import git, make_task
 
 pytestmark = pytest.mark.integration
 
@@ -194,3 +198,55 @@ def test_export_takes_the_tasks_of_a_split_and_a_pattern(tmp_path: Path) -> None
     written = export_suite(settings, tmp_path / "suite", "*-0001", "held_out")
     assert written.written == ("held_out-0001",)
     assert len(load_tasks(settings)) == 5
+
+
+def make_repository(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
+    """Make a repository; return a row's fields that name it and its commit."""
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "base")
+    return {"repo_path": str(folder), "base_commit": git(folder, "rev-parse", "HEAD")}
+
+
+async def test_rows_of_published_schemas_are_written_and_graded_or_named(
+    backend: LocalBackend, tmp_path: Path
+) -> None:
+    base = make_repository(tmp_path / "base", {"calc.py": BROKEN})
+    right = make_repository(tmp_path / "right", {"calc.py": RIGHT, "test_calc.py": TEST})
+    tests = f"git apply -v - <<'EOF'\n{TESTS}EOF\npython -m pytest -rA test_calc.py"
+    check = "python3 -c 'from calc import add; assert add(2, 1) == 3'"
+    changes: dict[str, dict[str, Any]] = {
+        "swebench": {},
+        "swe_gym": {"eval_script": tests},
+        "swe_rebench": {},
+        "swe_lego": {},
+        "openswe": {"eval_script": f"{tests}; echo OPENSWE_EXIT_CODE=$?"},
+        "eval_cmd": {"eval_cmd": check, "patch": FIX, "workdir": "/testbed"},
+        "f2p_script": {"patch": FIX},
+        "swebench_live": {},
+        "swe_rebench_v2": {},
+        "scale_swe": {"parent_commit": base["base_commit"], "pre_commands": ""},
+        "swe_smith": {**right, "PASS_TO_PASS": []},
+    }
+    (tmp_path / "log_parsers.py").write_text("def parse_log_gotest(log):\n    return {}\n")
+    rows = [
+        {**ROWS[name], **base, **change, "instance_id": name} for name, change in changes.items()
+    ]
+    file = write(tmp_path / "rows.jsonl", rows)
+    lines = ["task=jsonl", f"task.path={file}", "task.grader=own", "run.steps=0"]
+    settings = compose([*lines, "run.eval_tasks=0"])
+    suite = tmp_path / "suite"
+    written = await asyncio.to_thread(export_suite, settings, suite, "*", None)
+    assert written.written == tuple(changes)[:7]
+    program = "its tests are read by a program that only its set has"
+    assert written.refused == {
+        **dict.fromkeys(("swebench_live", "swe_rebench_v2"), program),
+        **dict.fromkeys(("scale_swe", "swe_smith"), "the eval script applies no test patch"),
+    }
+    for name in ("swebench", "swe_gym", "openswe"):
+        for solve, kind in ((True, VerdictKind.SOLVED), (False, VerdictKind.UNSOLVED)):
+            _, verdict = await grade_reference(backend, suite / name, solve=solve)
+            assert verdict.kind is kind, (name, verdict)
