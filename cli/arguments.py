@@ -52,5 +52,23 @@ def split_command(words: list[str]) -> tuple[str | None, list[str]]:
     return None, words
 
 
+def _use_config_dir(directory: Path | None) -> Path | None:
+    from conf.config_dir import use_config_dir
+
+    use_config_dir(directory)
+    return directory
+
+
+ConfigDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--config-dir",
+        metavar="DIR",
+        help="Take choices from your own folder, too: DIR/GROUP/CHOICE.yaml is GROUP=CHOICE.",
+        callback=_use_config_dir,
+        is_eager=True,
+        show_default=False,
+    ),
+]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]

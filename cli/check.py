@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.arguments import CommandAndOverrides, Json, examples, split_command
+from cli.arguments import CommandAndOverrides, ConfigDir, Json, examples, split_command
 from cli.invocation import print_json, report_warning, stderr, stdout
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ EXAMPLES = examples(
 
 def check(
     overrides: CommandAndOverrides = None,
+    _config_dir: ConfigDir = None,
     config: Annotated[
         Path | None,
         typer.Option(

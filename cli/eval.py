@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.arguments import Json, Overrides, examples, split_command
+from cli.arguments import ConfigDir, Json, Overrides, examples, split_command
 from cli.invocation import (
     Invocation,
     can_resume,
@@ -45,6 +45,7 @@ def evaluate(
         ),
     ],
     overrides: Overrides = None,
+    _config_dir: ConfigDir = None,
     resume: Annotated[
         Path | None,
         typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cli.arguments import Overrides, examples
+from cli.arguments import ConfigDir, Overrides, examples
 from conf.errors import AgentrlError
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ NO_TRAINING = {"run.steps": "0", "run.eval_tasks": "0"}
 """Recording trains nothing; the rules ask, since the weights of some engines are fixed."""
 
 
-def gateway(context: typer.Context, overrides: Overrides = None) -> None:
+def gateway(
+    context: typer.Context, overrides: Overrides = None, _config_dir: ConfigDir = None
+) -> None:
     """Serve the gateway alone: attach any agent to any engine, and record every turn.
 
     The first line on stdout is JSON with url and admin_key; ctrl-C ends the gateway. With

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.arguments import Json, Overrides, examples
+from cli.arguments import ConfigDir, Json, Overrides, examples
 from cli.invocation import print_json, report_warning, stderr, stdout
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def launch(
         typer.Option(metavar="DIR", help="Directory to write to.", show_default=False),
     ],
     overrides: Overrides = None,
+    _config_dir: ConfigDir = None,
     as_json: Json = False,
 ) -> None:
     """Write the scripts of a job on a cluster, with its plan and its memory.

@@ -18,6 +18,7 @@ from cli import (
     eval,
     gateway,
     launch,
+    plugins,
     regrade,
     replay,
     report,
@@ -71,6 +72,7 @@ app.command(epilog=replay.EXAMPLES, rich_help_panel=_RUN)(replay.replay)
 app.command(epilog=launch.EXAMPLES, rich_help_panel=_RUN)(launch.launch)
 app.command(epilog=show.EXAMPLES, rich_help_panel=_RUN)(show.show)
 app.command(epilog=check.EXAMPLES, rich_help_panel=_RUN)(check.check)
+app.command(epilog=plugins.EXAMPLES, rich_help_panel=_RUN)(plugins.plugins)
 app.add_typer(tasks.app, name="tasks", rich_help_panel=_RUN)
 app.command(epilog=status.EXAMPLES, rich_help_panel=_LOOK)(status.status)
 app.command(epilog=watch.EXAMPLES, rich_help_panel=_LOOK)(watch.watch)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.arguments import Json, Overrides, examples
+from cli.arguments import ConfigDir, Json, Overrides, examples
 from cli.invocation import (
     Invocation,
     can_resume,
@@ -38,6 +38,7 @@ EXAMPLES = examples(
 def run(
     context: typer.Context,
     overrides: Overrides = None,
+    _config_dir: ConfigDir = None,
     dry_run: Annotated[
         bool,
         typer.Option(

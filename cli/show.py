@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.arguments import CommandAndOverrides, Json, examples, split_command
+from cli.arguments import CommandAndOverrides, ConfigDir, Json, examples, split_command
 
 EXAMPLES = examples(
     "agentrl show",
@@ -18,6 +18,7 @@ EXAMPLES = examples(
 
 def show(
     overrides: CommandAndOverrides = None,
+    _config_dir: ConfigDir = None,
     matrix: Annotated[
         bool,
         typer.Option(

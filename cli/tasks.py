@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from cli.arguments import NO_TRAINING, Json, Overrides, examples
+from cli.arguments import NO_TRAINING, ConfigDir, Json, Overrides, examples
 
 if TYPE_CHECKING:
     from conf.sections.task import JsonlTaskConfig
@@ -56,6 +56,7 @@ Schema = Annotated[
 def list_tasks(
     path: DatasetPath,
     overrides: Overrides = None,
+    _config_dir: ConfigDir = None,
     match: Match = "*",
     state: State = None,
     schema: Schema = None,
@@ -155,6 +156,7 @@ def export_harbor(
         Path, typer.Argument(metavar="OUT", help="A directory to be made.", show_default=False)
     ],
     overrides: Overrides = None,
+    _config_dir: ConfigDir = None,
     match: Match = "*",
     split: Split = None,
     as_json: Json = False,

@@ -7,7 +7,7 @@ line, a stored configuration) become overrides first, so that there is only this
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -27,10 +27,14 @@ from conf.fault_plan import load_fault_plan
 from conf.keys import (
     CONF_DIR,
     RETIRED,
+    SEAMS,
     choice_content,
+    choice_of_kind,
+    config_dir,
     default_choices,
     flatten,
     groups,
+    is_option,
     lookup,
     root_content,
     to_dict,
@@ -41,6 +45,7 @@ from conf.layers import OTHER_SECTIONS, imply_choices, layer_values
 from conf.origins import find_yaml_origins, overridden_keys
 from conf.resolvers import register_resolvers
 from conf.schema import Config
+from conf.targets import plugin_names
 
 
 def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> Config:
@@ -63,7 +68,7 @@ def compose_with_origins(
     An origin is ``config.yaml``, ``GROUP=CHOICE`` (whose YAML file has the value), ``--config`` or
     ``command line``.
     """
-    given, faults = grammar.parse(overrides)
+    given, faults = grammar.parse(_name_targets(overrides))
     stored: list[Override] = []
     if base is not None:
         replaced = {o.key_or_group for o in given}
@@ -83,7 +88,8 @@ def compose_with_origins(
         if o.key_or_group not in groups() and _check_key(o, defaults, faults)
     ]
     wanted = [f"{group}={choice}" for group, (choice, _) in implied.items()]
-    lines = [*wanted, *(str(o.input_line) for o in explicit + values)]
+    lines = [*wanted, *(str(o.input_line) for o in explicit)]
+    lines += [_add_option(o, defaults) for o in values]
     composed = _compose_with_hydra(lines, faults)
     set_by_user = set(overridden_keys(values))
     _set_layers(composed, layers, set_by_user)
@@ -132,6 +138,26 @@ def changed_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flatten(content) if defaults.get(key, ...) != value}
 
 
+def _name_targets(overrides: list[str]) -> list[str]:
+    """Replace a group's choice that an installed plug-in offers by its target."""
+    lines: list[str] = []
+    for line in overrides:
+        group, _, name = line.partition("=")
+        offered = {}
+        if group in SEAMS and name not in groups()[group]:
+            offered = plugin_names(SEAMS[group])
+        lines += (
+            [f"{group}=custom", f"{group}.target={offered[name]}"] if name in offered else [line]
+        )
+    return lines
+
+
+def _add_option(override: Override, tree: Mapping[str, Any]) -> str:
+    """Return the line for Hydra, which knows no option of a plug-in."""
+    line = str(override.input_line)
+    return f"++{line.lstrip('+')}" if is_option(override.key_or_group, tree) else line
+
+
 def _load_defaults(choices: Mapping[str, str]) -> dict[str, Any]:
     """Return all keys with their defaults, from the YAML files of these choices."""
     tree = root_content()
@@ -145,6 +171,8 @@ def _compose_with_hydra(lines: list[str], faults: list[str]) -> DictConfig:
     The defaults let the later checks run, so that the user sees all faults at once.
     """
     register_resolvers()
+    if (users := config_dir()) is not None:
+        lines = [f"hydra.searchpath=[{grammar.as_text(f'file://{users}')}]", *lines]
     with initialize_config_dir(config_dir=str(CONF_DIR), version_base="1.3"):
         try:
             tree = hydra_compose("config", overrides=lines)
@@ -201,6 +229,8 @@ def _check_key(override: Override, tree: dict[str, Any], faults: list[str]) -> b
         )
     elif override.is_add() and known:
         faults.append(f"{line}: {key} exists already; drop the +")
+    elif is_option(key, tree):
+        return True
     elif not known and not override.is_add() and not override.is_force_add():
         faults.append(unknown_key(key, tree))
     elif key.partition(".")[0] in groups() and key.endswith(".kind") and key.count(".") == 1:
@@ -295,9 +325,7 @@ def _to_overrides(base: Mapping[str, Any], replaced: set[str], faults: list[str]
             lines += _leaves(section, content)
         elif section not in replaced:
             kind = content.get("kind") if isinstance(content, dict) else content
-            choice = next(
-                (c for c in groups()[section] if choice_content(section, c)["kind"] == kind), None
-            )
+            choice = choice_of_kind(section, kind)
             if choice is None:
                 faults.append(unknown_choice(section, kind))
                 continue
@@ -313,6 +341,16 @@ def _leaves(section: str, content: Any) -> list[str]:
         return [grammar.as_override(section, content)]
     return [
         grammar.as_override(key, value)
-        for key, value in flatten(content, f"{section}.")
+        for key, value in _whole_plugins(content, f"{section}.")
         if key not in RETIRED or RETIRED[key] != value
     ]
+
+
+def _whole_plugins(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield every leaf of a section with its key; a plug-in behind a key, and options, are one."""
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if not isinstance(value, Mapping) or not value or "target" in value or name == "options":
+            yield key, value
+        else:
+            yield from _whole_plugins(value, f"{key}.")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from conf.keys import unknown_key
+from conf.sections.plugin import BY_NAME, BY_TARGET
 from conf.suggestions import suggest
 from conf.url_secrets import hide_secrets
 
@@ -60,13 +61,19 @@ def _dotted_key(loc: Iterable[int | str], tree: Mapping[str, Any]) -> str:
     for part in loc:
         if isinstance(part, int):
             key += f"[{part}]"
-        elif isinstance(node, Mapping) and part not in node and node.get("kind") == part:
+        elif (
+            isinstance(node, Mapping) and part not in node and node.get("kind") == part
+        ) or part in (BY_NAME, BY_TARGET):
             continue
         else:
             key = f"{key}.{part}" if key else part
         if isinstance(node, Mapping):
             node = node.get(str(part))
     return key
+
+
+def _is_tag(part: str, node: object) -> bool:
+    return isinstance(node, Mapping) and part not in node and node.get("kind") == part
 
 
 def _explain(key: str, detail: Mapping[str, Any], tree: Mapping[str, Any]) -> str:

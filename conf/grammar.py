@@ -100,7 +100,12 @@ def _literal(value: Any) -> str:
     if isinstance(value, dict):
         # Hydra's grammar has no quoted keys; the keys of our sections need no quotes.
         return "{" + ",".join(f"{key}:{_literal(item)}" for key, item in value.items()) + "}"
+    return as_text(str(value))
+
+
+def as_text(value: str) -> str:
+    """Return a text as a quoted value of an override, with all characters escaped."""
     # OmegaConf reads "${" as an interpolation unless it is escaped; backslashes before it must be
     # doubled too, or they would escape our escape.
-    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
+    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     return QuotedString(escaped, quote=Quote.single).with_quotes()

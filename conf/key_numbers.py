@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.schema import Config
-from conf.sections.harness import PROMPT_TOKENS, CodexHarnessConfig
+from conf.sections.harness import PROMPT_TOKENS, CodexHarnessConfig, CustomHarnessConfig
 from conf.sections.scenario import compaction_window
-from conf.sections.task import RewardConfig
+from conf.sections.task import RewardConfig, VerdictRewardConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class KeyNumbers:
 def find_key_numbers(config: Config) -> KeyNumbers:
     """Return the deciding numbers of a configuration."""
     per_turn = config.sampling.max_new_tokens
-    if not isinstance(config.harness, CodexHarnessConfig):  # its requests name no limit
+    # Codex's requests name no limit, and those of a plug-in's agent are not known.
+    if not isinstance(config.harness, CodexHarnessConfig | CustomHarnessConfig):
         per_turn = min(per_turn, config.harness.max_tokens)
     return KeyNumbers(
         window=config.model.max_context_tokens,
@@ -75,6 +76,8 @@ def find_short_window(config: Config) -> str | None:
 
 
 def _describe_reward(reward: RewardConfig) -> str:
+    if not isinstance(reward, VerdictRewardConfig):
+        return reward.target
     text = f"{reward.solved:g} or {reward.unsolved:g}"
     if reward.partial_credit:
         text += f", + at most {reward.partial_credit:g} for a part"

@@ -10,6 +10,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from conf.suggestions import closest_match, suggest
+from conf.targets import plugin_names
 
 CONF_DIR = Path(__file__).parent
 RETIRED: dict[str, Any] = {"reward.partial": False}
@@ -17,21 +18,54 @@ RETIRED: dict[str, Any] = {"reward.partial": False}
 have it at that value; at another, and on a command line, it is unknown.
 """
 
+SEAMS = {"reward": "rewards", "harness": "harnesses"}
+"""Groups with a choice ``custom``, and the entry points (``agentrl.NAME``) that are choices too."""
+
+
+_users_own: list[Path] = []
+
+
+def config_dir() -> Path | None:
+    """Return the user's own folder of choices in this process, None if there is none."""
+    return _users_own[0] if _users_own else None
+
+
+def set_config_dir(directory: Path | None) -> None:
+    """Take choices from a folder too, from now on; ``config_dir.py`` checks it before."""
+    _users_own[:] = [] if directory is None else [directory]
+    for cached in (groups, choice_file, choice_content):
+        cached.cache_clear()
+
 
 @cache
 def groups() -> dict[str, tuple[str, ...]]:
-    """Return each group's choices: the YAML files in its folder."""
+    """Return each group's choices: the YAML files in its folder, and those of the user."""
     folders = sorted(path for path in CONF_DIR.iterdir() if path.is_dir())
     choices = {
-        folder.name: tuple(sorted(f.stem for f in folder.glob("*.yaml"))) for folder in folders
+        folder.name: tuple(sorted({f.stem for f in folder.glob("*.yaml")} | _users(folder.name)))
+        for folder in folders
     }
     return {group: names for group, names in choices.items() if names}
+
+
+def _users(group: str) -> set[str]:
+    directory = config_dir()
+    return {file.stem for file in (directory / group).glob("*.yaml")} if directory else set()
 
 
 @cache
 def choice_file(group: str, choice: str) -> dict[str, Any]:
     """Return the content of a choice's YAML file."""
-    return to_dict(cast("DictConfig", OmegaConf.load(CONF_DIR / group / f"{choice}.yaml")))
+    file = CONF_DIR / group / f"{choice}.yaml"
+    if not file.exists() and (directory := config_dir()) is not None:
+        file = directory / group / f"{choice}.yaml"
+    return to_dict(cast("DictConfig", OmegaConf.load(file)))
+
+
+def choice_of_kind(group: str, kind: object) -> str | None:
+    """Return the choice of a group that has a kind, a built-in one first; None if none has it."""
+    names = sorted(groups()[group], key=lambda name: (name != kind, name in _users(group), name))
+    return next((name for name in names if choice_content(group, name)["kind"] == kind), None)
 
 
 @cache
@@ -105,6 +139,12 @@ def _closest_key(word: str, known: Iterable[str]) -> str | None:
     return f"{section_match}.{leaf_match}" if leaf_match else None
 
 
+def is_option(key: str, tree: Mapping[str, Any]) -> bool:
+    """Return whether a key is a plug-in's own option, which only the plug-in knows."""
+    section, found, name = key.partition(".options")
+    return bool(found) and (not name or name[0] == ".") and lookup(tree, f"{section}.target")[0]
+
+
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     """Return the fault of a key that is not in ``tree``."""
     group, _, rest = key.partition(".")
@@ -132,8 +172,6 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
 
 def unknown_choice(group: str, choice: object) -> str:
     """Return the fault of a choice that a group does not have."""
-    choices = groups()[group]
-    if len(choices) == 1:
-        return f"{group}={choice} is not a choice: the only one is {choices[0]}"
+    choices = [*groups()[group], *sorted(plugin_names(SEAMS.get(group, group)))]
     hint = suggest(str(choice), choices, f"did you mean {group}={{}}? ")
     return f"{group}={choice} is not a choice: {hint}(choices: {', '.join(choices)})"

@@ -45,6 +45,8 @@ def find_combinations(
     axes = [only.get(axis) or groups()[axis] for axis in AXES]
     for harness, model, launch in itertools.product(*axes):
         lines = [f"harness={harness}", f"model={model}", *_fill(model, launch), *overrides]
+        if harness == "custom" and not any(line.startswith("harness.target") for line in lines):
+            lines.append("harness.target=package.module:Name")
         try:
             config = compose(lines)
         except ConfigError as error:

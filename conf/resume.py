@@ -64,7 +64,10 @@ def resume_config(
         f"{key} was {old.get(key)} and cannot become {new.get(key)} in a resumed run: "
         "drop the override, or start a new run"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and key not in GROWING and not key.startswith(free)
+        if old.get(key) != new.get(key)
+        and key not in GROWING
+        and not key.startswith(free)
+        and not _is_version(key, old)
     ]
     faults += [
         f"{key} was {old[key]} and can only grow, not become {new[key]}"
@@ -74,6 +77,12 @@ def resume_config(
     if faults:
         raise ConfigError(faults)
     return after
+
+
+def _is_version(key: str, config: Mapping[str, Any]) -> bool:
+    """Return whether a key is the version of a plug-in, by which other code is taken knowingly."""
+    section, _, name = key.rpartition(".")
+    return name == "version" and f"{section}.target" in config
 
 
 def _null_as_infinity(value: float | None) -> float:

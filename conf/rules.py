@@ -36,6 +36,7 @@ from conf.sections.task import (
     RewardConfig,
     SwebenchTaskConfig,
     TaskConfig,
+    VerdictRewardConfig,
 )
 from conf.sections.training import (
     FanoutConfig,
@@ -135,8 +136,10 @@ def length_rules(
 
 def reward_rules(reward: RewardConfig) -> Iterator[Rule]:
     """Yield the rules that solving a task at the highest cost beats giving up at once, and solving
-    a part of it at no cost.
+    a part of it at no cost. What a plug-in pays is unknown.
     """
+    if not isinstance(reward, VerdictRewardConfig):
+        return
     penalties = ("turn_penalty", "length_penalty", "malformed_penalty")
     most = sum(getattr(reward, name) for name in penalties)
     named = " + ".join(f"reward.{name}" for name in penalties if getattr(reward, name))

@@ -28,7 +28,7 @@ _TRAINING_MB = 450
 _ENGINE_MB = 280
 _GATEWAY_MB = 90
 _SANDBOX_MB = {"native": 10, "claude_code": 200, "codex": 150, "mini_swe_agent": 200}
-"""By agent program."""
+"""By agent program; a plug-in's is taken for a large one."""
 
 _ROLLOUT_KB = 16
 """Store and arrays of one rollout."""
@@ -133,7 +133,7 @@ def _plan_processes(config: Config, cores: int, weights_mb: int) -> Iterator[Pla
     yield PlannedProcess("gateway", 1, 1, _GATEWAY_MB)
     if config.sandbox.kind != "e2b":
         yield PlannedProcess(
-            "sandbox", config.rollout.concurrency, 1, _SANDBOX_MB[config.harness.kind]
+            "sandbox", config.rollout.concurrency, 1, _SANDBOX_MB.get(config.harness.kind, 200)
         )
 
 

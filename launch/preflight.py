@@ -19,7 +19,7 @@ from conf.errors import AgentrlError, ExitCode
 from conf.programs import PROGRAM_NAMES, program_override, program_path
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig, SglangLaunchEngineConfig
-from conf.sections.harness import PROMPT_TOKENS, NativeHarnessConfig
+from conf.sections.harness import PROMPT_TOKENS, CustomHarnessConfig, NativeHarnessConfig
 from conf.sections.model import TinyModelConfig
 from conf.sections.moe import MoeModel
 from conf.sections.sandbox import ContainerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
@@ -134,7 +134,7 @@ def _check_key(isolation: str) -> Iterator[Problem]:
 
 def _check_harness(config: Config) -> Iterator[Problem]:
     harness = config.harness
-    if isinstance(harness, NativeHarnessConfig):
+    if isinstance(harness, NativeHarnessConfig | CustomHarnessConfig):
         return
     program, own = program_path(harness), program_override(harness)
     if not program.exists():

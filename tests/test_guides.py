@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from runners.store.run_store import RunStore
 from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.endpoint_servers import TextAnswer
 from tests.fakes.openai_server import OpenaiServer
@@ -37,7 +38,7 @@ async def follow(page: str, place: Path, addresses: Mapping[str, str]) -> list[s
     environment = {
         **os.environ,
         "PATH": f"{shim}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'runners' / 'api'}",
         "TERM": "dumb",
         "COLUMNS": "200",
     }
@@ -81,6 +82,31 @@ async def test_training_on_an_own_repository_goes_as_its_guide_says(place: Path)
     found = json.loads((place / "calibration" / "calibration.json").read_text())
     assert (found["fit"], found["gold_solved"], found["empty_solved"]) == (1, 1, 0)
     assert not (place / "runs").exists()
+
+
+async def test_code_of_ones_own_takes_every_seam_of_a_campaign(place: Path) -> None:
+    printed = await follow("extending.md", place, {})
+    assert "trainer.advantage" in printed[0]
+    run = place / "trial"
+    config = json.loads((run / "config.json").read_text())
+    plugins = [config["harness"], config["reward"], config["task"]["format"]]
+    plugins += [config["task"]["grader"], config["trainer"]["advantage"]]
+    assert all(each["version"].startswith("sha256:") for each in plugins)
+    assert config["reward"]["options"] == {"per_token": 0.002}
+    with RunStore.open(run, read_only=True) as store:
+        rollouts = [record for record in store.rollouts() if record.counts]
+        assert len(rollouts) == 16
+        for step in (1, 2):
+            groups = [[r for r in rollouts if (r.step, r.group) == (step, g)] for g in (0, 1)]
+            for group in groups:
+                assert sum(record.advantage or 0.0 for record in group) == pytest.approx(0)
+    for record in rollouts:
+        assert record.verdict is not None
+        score = record.verdict["rewards"]["reward"]
+        assert record.reward == pytest.approx(score - 0.002 * record.sampled_tokens)
+    first = [record for record in rollouts if (record.step, record.group) == (1, 0)]
+    rewards = [record.reward or 0.0 for record in first]
+    assert first[0].advantage == pytest.approx(rewards[0] - sum(rewards[1:]) / 3)
 
 
 async def test_a_served_model_gets_exactly_the_documented_sampling(place: Path) -> None:

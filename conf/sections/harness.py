@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
+from conf.sections.plugin import PluginConfig
 from conf.sections.section import Section
 
 
@@ -80,10 +81,22 @@ class MiniSweAgentHarnessConfig(Section):
     """Default of ``sandbox.cpu_s``."""
 
 
+class CustomHarnessConfig(PluginConfig):
+    """An agent program of a plug-in (``runners/harnesses/contract.py``)."""
+
+    kind: Literal["custom"]
+    max_turns: PositiveInt
+    """Model calls of an attempt; the gateway refuses more."""
+    memory_mb: PositiveInt
+    """Default of ``sandbox.memory_mb``."""
+    cpu_s: PositiveInt
+    """Default of ``sandbox.cpu_s``."""
+
+
 ExternalHarnessConfig = ClaudeCodeHarnessConfig | CodexHarnessConfig | MiniSweAgentHarnessConfig
 """Third-party programs, which are installed apart from agentrl."""
 HarnessConfig = Annotated[
-    NativeHarnessConfig | ExternalHarnessConfig,
+    NativeHarnessConfig | ExternalHarnessConfig | CustomHarnessConfig,
     Field(discriminator="kind"),
 ]
 

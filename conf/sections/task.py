@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt, Tag
 
+from conf.sections.plugin import BY_NAME, SELECT, ByTarget, PluginConfig, by_name
 from conf.sections.section import Section
 
-TaskFormat = Literal[
+FormatName = Literal[
     "auto",
     "swebench",
     "swebench_live",
@@ -29,6 +30,17 @@ TaskFormat = Literal[
     "f2p_script",
 ]
 """Row schemas (``runners/tasks/schemas``)."""
+TaskFormat = Annotated[
+    Annotated[FormatName, Tag(BY_NAME)] | ByTarget,
+    SELECT,
+    by_name("readers", *get_args(FormatName)),
+]
+GraderName = Literal["auto", "official", "own"]
+TaskGrader = Annotated[
+    Annotated[GraderName, Tag(BY_NAME)] | ByTarget,
+    SELECT,
+    by_name("graders", *get_args(GraderName)),
+]
 
 
 class BugfixTaskConfig(Section):
@@ -55,7 +67,7 @@ class TaskFileConfig(Section):
     """
     format: TaskFormat
     """Schema of the rows. ``auto``: detected for each row by fields that no other schema has; a row
-    that could be two is refused.
+    that could be two is refused. Or a plug-in that reads ``path`` and yields rows of these schemas.
     """
     repositories: Path | None
     """Directory of clones (``owner/name``, ``owner__name.git`` or ``….bundle``), for rows without
@@ -65,10 +77,11 @@ class TaskFileConfig(Section):
     """File of tasks that are set aside: a ``calibration.json`` of ``agentrl eval … --gold``, or a
     text with one id or glob a line, its reason after ``#``.
     """
-    grader: Literal["auto", "official", "own"]
+    grader: TaskGrader
     """Judge of rows with an eval script. ``official``: the package ``swebench`` reads the log;
     ``own``: our pytest plugin reports; ``auto``: official for SWE-bench's own rows, and for tests
-    of other programs than pytest, if the package is installed.
+    of other programs than pytest, if the package is installed. Or a plug-in, which grades every row
+    of the set.
     """
     flaky_reruns: Annotated[int, Field(ge=0)]
     """Further gradings when only pass-to-pass tests fail, which may be chance; one good run
@@ -133,7 +146,7 @@ class MixtureConfig(Section):
     kind: Literal["mixture"]
     sets: Annotated[tuple[MixedSetConfig, ...], Field(min_length=1), AfterValidator(_check_names)]
     """The sets, each with its weight."""
-    grader: Literal["auto", "official", "own"]
+    grader: TaskGrader
     flaky_reruns: Annotated[int, Field(ge=0)]
     canaries: Literal[0, 1, 2]
 
@@ -175,7 +188,7 @@ EvalTaskConfig = Annotated[
 """The tasks on which a campaign evaluates its policy."""
 
 
-class RewardConfig(Section):
+class VerdictRewardConfig(Section):
     """Reward from the graded tests; penalties are off unless they are set."""
 
     kind: Literal["tests"]
@@ -197,3 +210,17 @@ class RewardConfig(Section):
     """Sampled tokens that cost the whole ``length_penalty``."""
     malformed_penalty: Annotated[float, Field(ge=0)]
     """Taken off once if the rollout contains a malformed tool call."""
+
+
+class CustomRewardConfig(PluginConfig):
+    """Reward of a plug-in (``runners/rollouts/reward.py``)."""
+
+    kind: Literal["custom"]
+
+
+RewardConfig = Annotated[VerdictRewardConfig | CustomRewardConfig, Field(discriminator="kind")]
+
+
+def pays_parts(reward: RewardConfig) -> bool:
+    """Return whether a task that is solved in part may pay more than one that is not at all."""
+    return not isinstance(reward, VerdictRewardConfig) or reward.partial_credit > 0

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, Tag
 
+from conf.sections.plugin import BY_NAME, SELECT, ByTarget, by_name
 from conf.sections.section import Section
 
-RewardShare = Literal["copy", "uniform", "token_share", "final_only", "root_only"]
+ShareName = Literal["copy", "uniform", "token_share", "final_only", "root_only"]
+RewardShare = Annotated[
+    Annotated[ShareName, Tag(BY_NAME)] | ByTarget, SELECT, by_name("shares", *get_args(ShareName))
+]
+AdvantageName = Literal["grpo"]
+AdvantageChoice = Annotated[
+    Annotated[AdvantageName, Tag(BY_NAME)] | ByTarget,
+    SELECT,
+    by_name("advantages", *get_args(AdvantageName)),
+]
 
 LongFinal = Literal["cut", "drop"]
 
@@ -20,7 +30,7 @@ class SegmentsFanoutConfig(Section):
     reward: RewardShare
     """Part of the rollout's advantage A for each of its K kept segments: ``copy`` A; ``uniform``
     A / K; ``token_share`` A · n / Σn, n being its sampled tokens; ``final_only`` A on the final
-    segment, 0 on the others; ``root_only`` A on the main thread's, 0 on sub-agents'.
+    segment, 0 on the others; ``root_only`` A on the main thread's, 0 on sub-agents'. Or a plug-in.
     """
     max_segment_tokens: PositiveInt | None
     """Tokens; a longer one is dropped whole, the final one as ``long_final`` says. null: no cap."""
@@ -114,8 +124,12 @@ class PolicyGradientConfig(Section):
     """Largest norm of the gradient."""
     minibatches: PositiveInt
     """Optimizer updates per pass: the step's rollouts are split into this many parts."""
+    advantage: AdvantageChoice
+    """Advantages of a group's rollouts: ``grpo``, their rewards compared with their mean; or a
+    plug-in.
+    """
     normalize_std: bool
-    """Divide advantages by the group's standard deviation (GRPO); false: Dr. GRPO."""
+    """Of ``grpo``: divide by the group's standard deviation; false: Dr. GRPO."""
     min_group: Annotated[int, Field(ge=2)]
     """Least number of graded rollouts for a baseline; a smaller group is dropped and counted."""
     train_unfinished: bool

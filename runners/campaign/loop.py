@@ -193,6 +193,9 @@ class Campaign:
             self._progress.batch_size += len(extra)
             groups.add(await self._run_rollouts(extra))
             spares += more
+        for group, reason in groups.failed.items():
+            self._store.event("advantage_failed", {"step": step, "group": group, "reason": reason})
+            self._progress.add_note(f"group {group} of step {step} is not trained: {reason}")
         return groups
 
     async def _run_rollouts(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:

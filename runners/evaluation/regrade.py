@@ -24,8 +24,9 @@ from runners.evaluation.benchmarks import BENCHMARKS
 from runners.evaluation.run import rewrite_results
 from runners.observe.dashboard import LiveView
 from runners.observe.progress import Progress
+from runners.plugins.calls import PluginFailedError
 from runners.rollouts.attempt_record import conclude, rebuild_result, verdict_to_dict
-from runners.rollouts.reward import compute_reward
+from runners.rollouts.reward import make_reward
 from runners.runtime.services import start_grader
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
@@ -142,6 +143,7 @@ class _Regrade:
         self._config = config
         self._store = store
         self._records = records
+        self._reward = make_reward(config.reward)
         self._trained = {row.step for row in store.steps() if row.state == "done"}
 
     async def run(self) -> None:
@@ -177,17 +179,24 @@ class _Regrade:
                 name=f"{record.session_id}-regrade",
                 deadline_s=self._config.rollout.deadlines.grade_s,
             )
-        if verdict.kind is VerdictKind.INFRA:
-            self.not_graded[record.rollout_id] = verdict.reason
+        reward, failure = None, verdict.reason
+        if verdict.kind is not VerdictKind.INFRA:
+            result = replace(result, outcome=conclude(result.outcome, verdict), verdict=verdict)
+            try:
+                reward = await self._reward(result, self._config.rollout.deadlines.grade_s)
+            except PluginFailedError as error:
+                failure = str(error)
+        if reward is None:
+            self.not_graded[record.rollout_id] = failure
             progress.add_rollout(OutcomeCode.GRADER_ERROR, 0)
             progress.columns["error"] += 1
             return
-        self._store_verdict(record, result, verdict)
+        self._store_verdict(record, result, verdict, reward)
         progress.add_rollout(verdict.kind, 0)
         progress.columns[verdict.kind] += 1
 
     def _store_verdict(
-        self, record: RolloutRecord, result: RolloutResult, verdict: Verdict
+        self, record: RolloutRecord, final: RolloutResult, verdict: Verdict, reward: float
     ) -> None:
         solved = verdict.kind is VerdictKind.SOLVED
         self.graded += 1
@@ -213,14 +222,13 @@ class _Regrade:
         )
         if record.split == "train" and record.step in self._trained:
             return
-        final = replace(result, outcome=conclude(result.outcome, verdict), verdict=verdict)
         self._store.put_rollout(
             replace(
                 record,
                 counts=True,
                 outcome=final.outcome,
                 solved=solved,
-                reward=compute_reward(self._config.reward, final),
+                reward=reward,
                 verdict=verdict_to_dict(verdict),
             )
         )

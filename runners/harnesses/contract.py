@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from runners.sandboxes.contract import Sandbox
+from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.trajectory.outcome import OutcomeCode
+
+TAIL = 2000
+"""Bytes of a program's output that its result keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,21 @@ class HarnessResult:
     """Tail of what the program printed, for diagnosis."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Further statements that the rollout's record keeps: its version, its own counts. JSON."""
+
+    @classmethod
+    def of_command(cls, result: CommandResult, *, final_message: str = "") -> HarnessResult:
+        """Return the result of a program that has no words of its own for its end: finished if its
+        exit code is 0, out of time if the deadline ended it, else a failure of the program.
+        """
+        code = OutcomeCode.POLICY_FINISHED if result.exit_code == 0 else OutcomeCode.INFRA_HARNESS
+        return cls(
+            code=OutcomeCode.BUDGET_WALL if result.timed_out else code,
+            final_message=final_message,
+            raw_finish_reason=None,
+            exit_code=result.exit_code,
+            duration_s=result.duration_s,
+            output=(result.stdout + result.stderr)[-TAIL:].decode(errors="replace"),
+        )
 
 
 class Harness(Protocol):

@@ -8,15 +8,18 @@ from typing import Any
 from conf.sections.harness import (
     ClaudeCodeHarnessConfig,
     CodexHarnessConfig,
+    CustomHarnessConfig,
     HarnessConfig,
     MiniSweAgentHarnessConfig,
 )
 from conf.sections.scenario import ScenarioConfig
 from runners.harnesses import claude_code, codex, installation
 from runners.harnesses.contract import Harness
+from runners.harnesses.guarded import GuardedHarness
 from runners.harnesses.mini_swe_agent import harness as mini_swe_agent
 from runners.harnesses.mini_swe_agent import package
 from runners.harnesses.native import NativeHarness
+from runners.plugins.loading import load_plugin
 
 
 def _make_claude_code(config: ClaudeCodeHarnessConfig, scenario: ScenarioConfig) -> Harness:
@@ -33,11 +36,16 @@ def _make_mini_swe_agent(config: MiniSweAgentHarnessConfig, _: ScenarioConfig) -
     return mini_swe_agent.make_harness(config, package.find_package(config))
 
 
+def _load_custom(config: CustomHarnessConfig, _: ScenarioConfig) -> Harness:
+    return GuardedHarness(config.target, load_plugin(config, Harness, "harness"))
+
+
 HARNESSES: dict[str, Callable[[Any, ScenarioConfig], Harness]] = {
     "native": NativeHarness,
     "claude_code": _make_claude_code,
     "codex": _make_codex,
     "mini_swe_agent": _make_mini_swe_agent,
+    "custom": _load_custom,
 }
 
 

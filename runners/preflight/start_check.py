@@ -32,6 +32,7 @@ from runners.engines.server_check import (
 )
 from runners.gateway.chat_template import make_renderer
 from runners.gateway.tokenizer import check_family, load_tokenizer
+from runners.preflight.plugins import find_plugin_errors
 from runners.preflight.tokenizer_check import PolicyFormat, check_tokenizer
 from runners.runtime.engine_service import list_workers
 from runners.runtime.policy import find_captured_shape
@@ -54,7 +55,7 @@ def find_start_errors(
     calibration, which needs tasks and sandboxes only. ``show`` is told how far the tasks are read.
     """
     checks: list[Callable[[Config, str | None], Iterable[AgentrlError]]]
-    checks = [partial(_find_task_errors, show=show)]
+    checks = [_find_plugin_errors, partial(_find_task_errors, show=show)]
     if uses_policy:
         checks += [_find_combination_errors, _find_policy_errors, _find_engine_errors]
     found: dict[str, AgentrlError] = {}
@@ -63,6 +64,10 @@ def find_start_errors(
             for error in check(config, benchmark):
                 found.setdefault(str(error), error)
     return list(found.values())
+
+
+def _find_plugin_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
+    yield from find_plugin_errors(config)
 
 
 def _find_task_errors(

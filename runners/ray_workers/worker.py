@@ -37,6 +37,7 @@ from runners.ray_workers.repository_cache import RepositoryCache
 from runners.ray_workers.wire import RESULT, SPEC, WorkerSettings, dump, identity
 from runners.rollouts.attempt import Attempt
 from runners.rollouts.context import AttemptContext, AttemptResult
+from runners.rollouts.reward import make_reward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.wrappers import RegisteredBackend
@@ -165,7 +166,7 @@ class Worker:
                 gateway_control=root,  # each attempt has its own
                 deadlines=config.rollout.deadlines,
                 capture=CaptureLimits.of(config.rollout.capture),
-                reward=config.reward,
+                reward=make_reward(config.reward),
                 scenario=config.scenario.kind,
                 sandbox_starts=TokenBucket(None),  # the driver counts those of all nodes
                 watch=self._watch,

@@ -28,7 +28,6 @@ from runners.rollouts.attempt_record import (
     verdict_to_dict,
 )
 from runners.rollouts.context import AttemptContext, AttemptResult, Execute
-from runners.rollouts.reward import compute_reward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import EGRESS, KilledError, OversizedError, Sandbox
 from runners.store.store_error import StoreError
@@ -90,6 +89,7 @@ class Attempt:
         self._harness: HarnessResult | None = None
         self._patch: Patch | None = None
         self._verdict: Verdict | None = None
+        self._reward: float | None = None
         self._summary = SessionSummary()
         self._extra: dict[str, Any] = {}
         self._progress: AttemptProgress
@@ -210,9 +210,14 @@ class Attempt:
         # Twice the time of one grading: the same patch of another rollout may be graded first, and
         # this attempt then waits for that verdict.
         late_s = 2 * (deadlines.boot_s + deadlines.grade_s + deadlines.teardown_s)
+        late_s += deadlines.grade_s  # of the reward
         async with self._in_stage(Stage.GRADE, late_s, OutcomeCode.GRADER_TIMEOUT):
             self._verdict = await grade(f"{self._session_id}-grade", deadlines.grade_s)
-        return conclude(outcome, self._verdict)
+            outcome = conclude(outcome, self._verdict)
+            if outcome.meaning.reward_counts and self._patch is not None:
+                result = RolloutResult(outcome, self._summary, self._patch, self._verdict)
+                self._reward = await self._context.reward(result, deadlines.grade_s)
+        return outcome
 
     async def _run_agent(self, sandbox: Sandbox, api_key: str) -> HarnessResult:
         """Run the agent to its end; what it does to the sandbox is its own doing."""
@@ -407,16 +412,12 @@ class Attempt:
 
     def _make_record(self, outcome: Outcome) -> RolloutRecord:
         verdict = self._verdict if outcome.meaning.reward_counts else None
-        reward = solved = None
-        if verdict is not None and self._patch is not None:
-            result = RolloutResult(outcome, self._summary, self._patch, verdict)
-            reward = compute_reward(self._context.reward, result)
-            solved = verdict.kind is VerdictKind.SOLVED
+        solved = None if verdict is None else verdict.kind is VerdictKind.SOLVED
         record = make_record(self._spec, self._number, outcome, self._summary)
         patch = encode_patch_extra(self._patch) if self._patch else {}
         return replace(
             record,
-            reward=reward,
+            reward=None if verdict is None else self._reward,
             solved=solved,
             final_message=self._harness.final_message if self._harness else "",
             patch=encode_patch_text(self._patch) if self._patch else "",

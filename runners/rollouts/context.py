@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.sections.rollout import DeadlinesConfig
-from conf.sections.task import RewardConfig
 from runners.concurrency.limits import TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.gateway.client import GatewayAdmin
 from runners.harnesses.contract import Harness
+from runners.rollouts.reward import ComputeReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import SandboxBackend
 from runners.tasks.capture_limits import DEFAULT_LIMITS, CaptureLimits
@@ -34,7 +34,7 @@ class AttemptContext:
     gateway_control: Path
     """Directory of the gateway's Unix socket."""
     deadlines: DeadlinesConfig
-    reward: RewardConfig
+    reward: ComputeReward
     scenario: str
     """The scenario's kind; stored with each session."""
     sandbox_starts: TokenBucket

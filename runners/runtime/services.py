@@ -34,6 +34,7 @@ from runners.ray_workers.executor import RayExecutor, join
 from runners.rollouts.attempt import execute_here
 from runners.rollouts.context import AttemptContext, Execute
 from runners.rollouts.pool import Pool
+from runners.rollouts.reward import make_reward
 from runners.runtime.engine_service import (
     START_DEADLINE_S,
     connect_to_engine,
@@ -156,7 +157,7 @@ def _make_context(
         gateway_control=Path(gateway["control"]),
         deadlines=config.rollout.deadlines,
         capture=CaptureLimits.of(config.rollout.capture),
-        reward=config.reward,
+        reward=make_reward(config.reward),
         scenario=config.scenario.kind,
         sandbox_starts=TokenBucket(config.rollout.limits.sandbox_starts_per_s),
         watch=watch,

@@ -55,11 +55,10 @@ def post_process_rewards(args: Any, samples: Samples) -> tuple[list[float], list
     _ensure_importable()
     from runners.slime.rewards import compute_rewards
     from runners.slime.worker import note_training_started, read_config
+    from runners.training.advantages import make_estimator
 
     trainer = read_config(run_dir(args)).trainer
-    rewards = compute_rewards(
-        samples, min_group=trainer.min_group, normalize_std=trainer.normalize_std
-    )
+    rewards = compute_rewards(samples, make_estimator(trainer), min_group=trainer.min_group)
     note_training_started(run_dir(args), samples)
     return rewards
 

@@ -45,9 +45,12 @@ POLL_S = 0.5
 def check(run_dir: Path) -> None:
     """Let the run's agent program take a turn; raises AgentrlError if it cannot."""
     from runners.harnesses.registry import install_harness
+    from runners.preflight.plugins import find_plugin_errors
     from runners.preflight.run_check import check_run
+    from runners.preflight.start_check import refuse
 
     config = read_config(run_dir)
+    refuse(list(find_plugin_errors(config)))
     install_harness(config.harness)
     with TemporaryDirectory(prefix="agentrl-check-") as work:
         _, found = asyncio.run(check_run(config, Path(work), report=lambda findings: None))

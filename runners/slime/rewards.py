@@ -6,19 +6,22 @@ both give rollouts of many segments more weight, and compare rollouts of differe
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from runners.training.advantages import compute_group_advantages
+from runners.plugins.calls import PluginFailedError
+from runners.training.advantages import AdvantageEstimator, compute_group_advantages
 
+logger = logging.getLogger(__name__)
 KEY = "agentrl"
 """Key of this package's own entry in a sample's ``metadata``."""
 
 
 def compute_rewards(
-    samples: Sequence[Any], *, min_group: int, normalize_std: bool
+    samples: Sequence[Any], estimator: AdvantageEstimator, *, min_group: int
 ) -> tuple[list[float], list[float]]:
     """Return the raw rewards, and each sample's share of its rollout's advantage.
 
@@ -32,9 +35,13 @@ def compute_rewards(
         groups[sample.group_index][sample.rollout_id] = reward
     advantages: dict[tuple[int, int], float] = {}
     for group, rewards in groups.items():
-        computed = compute_group_advantages(
-            list(rewards.values()), min_group=min_group, normalize_std=normalize_std
-        )
+        try:
+            computed = compute_group_advantages(
+                list(rewards.values()), estimator, min_group=min_group
+            )
+        except PluginFailedError as error:
+            logger.warning("group %d is not trained: %s", group, error)
+            computed = [None] * len(rewards)
         for rollout, advantage in zip(rewards, computed, strict=True):
             advantages[group, rollout] = advantage or 0.0
     overall_mean = _mean(reward for rewards in groups.values() for reward in rewards.values())

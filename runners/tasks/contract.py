@@ -104,6 +104,17 @@ class MultiSweLog:
     kind: Literal["multi_swe"] = "multi_swe"
 
 
+@dataclass(frozen=True, slots=True)
+class CustomGrading:
+    """A plug-in grades the patch in a fresh sandbox (``graders/custom.py``)."""
+
+    plugin: str
+    """Its ``PluginConfig`` as JSON."""
+    row: str
+    """The row's fields, as a JSON object."""
+    kind: Literal["custom"] = "custom"
+
+
 Grading = (
     UnittestIds
     | EvalScript
@@ -114,6 +125,7 @@ Grading = (
     | StatusMap
     | MultiSweLog
     | HarborVerifier
+    | CustomGrading
 )
 """Way to run a task's tests and to read them; ``graders/`` has one judge per ``kind``."""
 

@@ -14,8 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from conf.sections.plugin import PluginConfig
 from conf.sections.task import TaskFileConfig
 from runners.tasks.contract import Task
+from runners.tasks.custom_reader import read_with_plugin
 from runners.tasks.dataset_files import NESTED, DatasetError, find_parts, read_rows
 from runners.tasks.exclusions import set_aside
 from runners.tasks.graders.multi_swe import MultiSweError
@@ -62,6 +64,9 @@ def read_dataset(
     ``show`` is told from time to time how far it is.
     """
     builder = TaskBuilder(config, Path(path).parent)
+    if isinstance(config.format, PluginConfig):
+        rows = read_with_plugin(config.format, Path(path))
+        return _make_report(config, path, *_read_entries(rows, builder, show))
     if suites.is_suite(path):
         return _make_report(
             config, path, *_read_entries(_find_directories(path, config), builder, show)

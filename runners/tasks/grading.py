@@ -24,14 +24,16 @@ from conf.sections.task import (
     MixtureConfig,
     SwebenchTaskConfig,
     TaskFileConfig,
+    pays_parts,
 )
+from runners.plugins.calls import PluginFailedError
 from runners.sandboxes.contract import KilledError, OversizedError, SandboxBackend, SandboxSpec
 from runners.sandboxes.discard import remove_tree
 from runners.sandboxes.tree import copy_tree
 from runners.sandboxes.wrappers import open_sandbox
 from runners.tasks.canaries.verification import Verification
 from runners.tasks.capture_limits import RefusedError
-from runners.tasks.contract import Patch, Task, Verdict, VerdictKind
+from runners.tasks.contract import GradingKey, Patch, Task, Verdict, VerdictKind
 from runners.tasks.git import git_environment, init_git_dir, run_git
 from runners.tasks.graders import JUDGES
 from runners.tasks.graders.split_grader import SplitGrader
@@ -39,6 +41,7 @@ from runners.tasks.graders.task_grader import EnsureRepository, TaskGrader
 from runners.tasks.graders.verdicts import DOES_NOT_APPLY, make_verdict
 from runners.tasks.harbor.end_state import EndStateGrader
 from runners.tasks.install_metadata import find_metadata
+from runners.tasks.patch_record import decode_patch
 from runners.tasks.protection import find_touched
 from runners.tasks.pytest_mounts import filter_mounts
 from runners.tasks.rollout_result import Grader
@@ -79,7 +82,7 @@ def _make_task_grader(
             run_tests,
             task.canaries,
             runs=1 + flaky_reruns,
-            partial_credit=config.reward.partial_credit > 0,
+            partial_credit=pays_parts(config.reward),
         ),
         log_dir=run_dir if isinstance(task, SwebenchTaskConfig) else None,
         end_states=EndStateGrader(backend, ensure_repository),
@@ -91,6 +94,7 @@ class SandboxGrader:
 
     def __init__(self, backend: SandboxBackend) -> None:
         self._backend = backend
+        self._fails_untouched: dict[GradingKey, str] = {}
 
     async def grade(
         self,
@@ -107,11 +111,33 @@ class SandboxGrader:
             return make_verdict(task, VerdictKind.UNSOLVED, patch.refused)
         try:
             verdict = await self._run_judge(task, patch, name, deadline_s, files or {})
+        except PluginFailedError as error:
+            verdict = await self._find_cause(task, error, name, deadline_s)
         except (OversizedError, KilledError) as error:  # the tests run the agent's code
             verdict = make_verdict(task, VerdictKind.UNSOLVED, str(error))
         except (AgentrlError, OSError, subprocess.SubprocessError) as error:
             verdict = make_verdict(task, VerdictKind.INFRA, f"{type(error).__name__}: {error}")
         return replace(verdict, duration_s=time.monotonic() - started)
+
+    async def _find_cause(
+        self, task: Task, error: PluginFailedError, name: str, deadline_s: float
+    ) -> Verdict:
+        """Return infra if a plug-in also fails on the untouched task, else unsolved: a policy must
+        not escape its grade by what its patch makes the plug-in raise.
+        """
+        key = task.grading_key
+        if key not in self._fails_untouched:
+            self._fails_untouched[key] = ""
+            try:
+                await self._run_judge(
+                    task, decode_patch("", {}), f"{name}-untouched", deadline_s, {}
+                )
+            except (PluginFailedError, AgentrlError, OSError, subprocess.SubprocessError) as own:
+                self._fails_untouched[key] = str(own)
+        if self._fails_untouched[key]:
+            return make_verdict(task, VerdictKind.INFRA, str(error))
+        reason = f"with this patch, and not without it, {error}"
+        return make_verdict(task, VerdictKind.UNSOLVED, reason)
 
     async def _run_judge(
         self,

@@ -7,6 +7,7 @@ found once.
 from __future__ import annotations
 
 import hashlib
+import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,15 +18,16 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from conf.cache import cache_root
+from conf.sections.plugin import PluginConfig
 from conf.sections.task import TaskFileConfig
-from runners.tasks.contract import Origin, Task
+from runners.tasks.contract import CustomGrading, Grading, Origin, Task
 from runners.tasks.pinned_repositories import (
     SourceError,
     find_source,
     list_missing_commits,
     read_head,
 )
-from runners.tasks.schemas.detection import read_row
+from runners.tasks.schemas.detection import AUTO, read_row
 from runners.tasks.schemas.multi_swe import MultiSweRow
 from runners.tasks.schemas.row import NAMES_LIMIT, Row, RowContext, TestListRow
 from runners.trajectory.printable import make_printable, shorten
@@ -48,18 +50,24 @@ class TaskBuilder:
 
     def __init__(self, config: TaskFileConfig, beside: Path) -> None:
         self._config = config
-        self._context = RowContext(beside, config.grader)
+        self._plugin = config.grader if isinstance(config.grader, PluginConfig) else None
+        self._schema = config.format if isinstance(config.format, str) else AUTO
+        judge = config.grader if isinstance(config.grader, str) else "auto"
+        self._context = RowContext(beside, judge)
         self._pristine = cache_root() / "repositories"
         self._sources: dict[tuple[str, str], str | SourceError] = {}
         self._heads: dict[str, str] = {}
 
     def build(self, fields: Mapping[str, Any]) -> Task:
         """Return the task of a row; raises ValueError, OSError, SourceError and MultiSweError."""
-        row = read_row(fields, self._config.format)
+        row = read_row(fields, self._schema, needs_grading=self._plugin is None)
         fail_to_pass, pass_to_pass = row.tests
-        if isinstance(row, TestListRow | MultiSweRow) and not fail_to_pass:
+        if self._plugin is not None:
+            grading: Grading = CustomGrading(self._plugin.model_dump_json(), _write_json(fields))
+        elif isinstance(row, TestListRow | MultiSweRow) and not fail_to_pass:
             raise ValueError("FAIL_TO_PASS is empty: every patch would solve it")
-        grading = row.grading(self._context)
+        else:
+            grading = row.grading(self._context)
         image = row.image or (row.derived_image if not row.repo_path else "")
         source = self._find_source(row, image)
         commit = "" if source is None else row.base_commit or self._read_head(source)
@@ -148,6 +156,14 @@ class TaskBuilder:
         if source not in self._heads:
             self._heads[source] = read_head(source)
         return self._heads[source]
+
+
+def _write_json(fields: Mapping[str, Any]) -> str:
+    """Return a row as JSON text, the same for the same row; raises ValueError."""
+    try:
+        return json.dumps(fields, sort_keys=True, allow_nan=False)
+    except TypeError as error:
+        raise ValueError(f"it has a value that is no JSON: {error}") from error
 
 
 def hash_text(text: str) -> str:

@@ -38,7 +38,9 @@ class TaskCache:
     """The cache of one dataset under one configuration; a dataset that changes replaces it."""
 
     def __init__(self, config: TaskFileConfig, path: str, parts: list[Path]) -> None:
-        choices = (config.format, str(config.repositories), config.grader)
+        grader = config.grader
+        judge = grader if isinstance(grader, str) else grader.model_dump_json()
+        choices = (config.format, str(config.repositories), judge)
         name = hashlib.sha256(json.dumps([str(Path(path).absolute()), *choices]).encode())
         self._file = cache_root() / "rows" / f"{name.hexdigest()[:32]}.jsonl"
         self._parts = parts

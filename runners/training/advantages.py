@@ -1,4 +1,4 @@
-"""GRPO's advantage: a rollout's reward compared with those of the other rollouts of its task.
+"""Advantages: a rollout's reward compared with those of the other rollouts of its task.
 
 Invariant: a rollout without a grade gets no advantage and moves nobody else's; the advantages of a
 group are computed once, when its rollouts are complete.
@@ -9,36 +9,88 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from conf.schema import Config
+from conf.sections.plugin import PluginConfig
+from conf.sections.training import PolicyGradientConfig
+from runners.plugins.calls import PluginFailedError, check_number, describe_failure
+from runners.plugins.loading import load_shared
 from runners.trajectory.record import RolloutRecord
 
 STD_FLOOR = 1e-6
 """Keeps the division finite; groups with a spread below it carry no signal and get exactly 0."""
 
 
+class AdvantageEstimator(Protocol):
+    """Computes the advantages of one group: the graded rollouts of one task in one step."""
+
+    def __call__(self, rewards: Sequence[float]) -> Sequence[float]:
+        """Return one finite advantage per reward, in order; all 0 for a group without signal.
+
+        It gets at least ``trainer.min_group`` rewards. Should it raise, the group is not trained.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GrpoEstimator:
+    """``A_i = (r_i − mean(r)) / std(r)`` with the population's standard deviation: Group Relative
+    Policy Optimization, Shao et al. 2024 (arXiv 2402.03300).
+
+    Rewards that are all equal yield exactly 0.0.
+    """
+
+    normalize_std: bool = True
+    """False: no division (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783)."""
+
+    def __call__(self, rewards: Sequence[float]) -> list[float]:
+        """Return the advantages; ``[1, 0]`` yields ``[1.0, -1.0]``."""
+        mean = math.fsum(rewards) / len(rewards)
+        std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+        if std < STD_FLOOR:
+            return [0.0] * len(rewards)
+        scale = 1.0 / std if self.normalize_std else 1.0
+        return [(reward - mean) * scale for reward in rewards]
+
+
+def make_estimator(trainer: PolicyGradientConfig) -> AdvantageEstimator:
+    """Return the estimator of ``trainer.advantage``; raises PluginError."""
+    if isinstance(trainer.advantage, PluginConfig):
+        found: AdvantageEstimator = load_shared(
+            trainer.advantage, AdvantageEstimator, "trainer.advantage"
+        )
+        return found
+    return GrpoEstimator(trainer.normalize_std)
+
+
 def compute_group_advantages(
-    rewards: Sequence[float | None], *, min_group: int, normalize_std: bool
+    rewards: Sequence[float | None], estimator: AdvantageEstimator, *, min_group: int
 ) -> list[float | None]:
     """Return one advantage per member of a group, in order.
 
-    Over the graded members' rewards r, ``A_i = (r_i − mean(r)) / std(r)`` with the population's
-    standard deviation: Group Relative Policy Optimization, Shao et al. 2024 (arXiv 2402.03300).
-    Without ``normalize_std`` there is no division: Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783).
-
-    ``None`` stands for a rollout without a grade: it gets ``None`` back. A group with fewer than
-    ``min_group`` graded members yields only ``None``; one whose rewards are all equal yields
-    exactly 0.0 for every graded member. ``[1, 0, None]`` yields ``[1.0, -1.0, None]``.
+    ``None`` stands for a rollout without a grade: it gets ``None`` back and moves nobody else's. A
+    group with fewer than ``min_group`` graded members yields only ``None``. With GRPO,
+    ``[1, 0, None]`` yields ``[1.0, -1.0, None]``. Raises PluginFailedError.
     """
     graded = [reward for reward in rewards if reward is not None]
     if len(graded) < min_group:
         return [None] * len(rewards)
-    mean = math.fsum(graded) / len(graded)
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in graded) / len(graded))
-    if std < STD_FLOOR:
-        return [None if reward is None else 0.0 for reward in rewards]
-    scale = 1.0 / std if normalize_std else 1.0
-    return [None if reward is None else (reward - mean) * scale for reward in rewards]
+    computed = iter(_call(estimator, graded))
+    return [None if reward is None else next(computed) for reward in rewards]
+
+
+def _call(estimator: AdvantageEstimator, rewards: list[float]) -> list[float]:
+    """Return an estimator's advantages; raises PluginFailedError if they are of no use."""
+    name = "trainer.advantage"
+    try:
+        found = list(estimator(rewards))
+    except Exception as error:
+        raise describe_failure(name, error) from error
+    if len(found) != len(rewards):
+        raise PluginFailedError(f"{name} returned {len(found)} values for {len(rewards)} rewards")
+    return [check_number(name, value) for value in found]
 
 
 class StepGroups:
@@ -46,10 +98,14 @@ class StepGroups:
 
     def __init__(self, config: Config, records: Iterable[RolloutRecord] = ()) -> None:
         self._config = config
+        self._estimator = make_estimator(config.trainer)
         self.advantages: list[tuple[RolloutRecord, float | None]] = []
         """Every rollout with its advantage, group by group; None: not trained."""
         self.without_baseline: list[int] = []
-        """Groups with fewer than ``trainer.min_group`` graded rollouts."""
+        """Groups with fewer than ``trainer.min_group`` graded rollouts, and those that ``failed``.
+        """
+        self.failed: dict[int, str] = {}
+        """Groups whose advantages a plug-in did not compute, with the reason."""
         self.flat: list[int] = []
         """Groups whose rewards are all equal. Advantage 0; None with ``rollout.replace_flat``,
         which takes them out of the averages (DAPO's dynamic sampling, arXiv 2503.14476).
@@ -62,11 +118,15 @@ class StepGroups:
         for record in records:
             groups[record.group].append(record)
         for group, members in groups.items():
-            advantages = compute_group_advantages(
-                [record.reward for record in members],
-                min_group=self._config.trainer.min_group,
-                normalize_std=self._config.trainer.normalize_std,
-            )
+            try:
+                advantages = compute_group_advantages(
+                    [record.reward for record in members],
+                    self._estimator,
+                    min_group=self._config.trainer.min_group,
+                )
+            except PluginFailedError as error:
+                self.failed[group] = str(error)
+                advantages = [None] * len(members)
             graded = [advantage for advantage in advantages if advantage is not None]
             if not graded:
                 self.without_baseline.append(group)

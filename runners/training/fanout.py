@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
+from conf.sections.plugin import PluginConfig
 from conf.sections.training import (
     CollapseFanoutConfig,
     FanoutConfig,
     RewardShare,
     SegmentsFanoutConfig,
 )
+from runners.plugins.calls import PluginFailedError, check_number, describe_failure
+from runners.plugins.loading import load_shared
 from runners.training.sample import Sample
 from runners.trajectory.record import MAIN_THREAD, Segment, SegmentKind
 from runners.trajectory.routing import Routing
@@ -100,14 +103,28 @@ def fan_out(
     return FanOut(samples, trained, dropped, cut_tokens)
 
 
+class SharePolicy(Protocol):
+    """Divides a rollout's advantage among its kept segments (``fanout.reward``)."""
+
+    def __call__(self, segments: Sequence[Segment]) -> Sequence[float]:
+        """Return one finite factor of the advantage per segment, in order; 0: not trained.
+
+        Should it raise, the rollout is not trained.
+        """
+        ...
+
+
 def compute_shares(kept: Sequence[Segment], reward: RewardShare) -> list[float]:
     """Return each kept segment's share of the rollout's advantage, as a factor of it.
 
     With K segments of n sampled tokens each: ``copy`` 1; ``uniform`` 1 / K; ``token_share``
     n / Σn; ``final_only`` 1 on the final segment, else 0; ``root_only`` 1 on segments of the main
     thread, else 0. Example: ``token_share`` of segments with 2 and 6 sampled tokens: [0.25, 0.75].
+    Raises PluginFailedError.
     """
     match reward:
+        case PluginConfig():
+            return _call(load_shared(reward, SharePolicy, "fanout.reward"), kept)
         case "copy":
             return [1.0] * len(kept)
         case "uniform":
@@ -119,6 +136,17 @@ def compute_shares(kept: Sequence[Segment], reward: RewardShare) -> list[float]:
             return [float(segment.kind == "final") for segment in kept]
         case "root_only":
             return [float(_on_main_thread(segment)) for segment in kept]
+
+
+def _call(policy: SharePolicy, kept: Sequence[Segment]) -> list[float]:
+    name = "fanout.reward"
+    try:
+        found = list(policy(tuple(kept)))
+    except Exception as error:
+        raise describe_failure(name, error) from error
+    if len(found) != len(kept):
+        raise PluginFailedError(f"{name} returned {len(found)} shares of {len(kept)} segments")
+    return [check_number(name, share) for share in found]
 
 
 def _unwanted(segment: Segment, config: FanoutConfig) -> DropReason | None:

@@ -11,6 +11,7 @@ from conf.errors import ConfigError
 from conf.keys import choice_content, choice_file, default_choices, flatten, groups, lookup
 from conf.layers import ORDER, OTHER_SECTIONS, imply_choices
 from conf.schema import Config
+from conf.sections.task import VerdictRewardConfig
 
 SERVED = ["engine=sglang", "engine.url=http://h", "model.tokenizer=t", "model.renderer=qwen3"]
 LAYERS = [
@@ -133,6 +134,7 @@ def test_the_toy_numbers_stay_with_the_tiny_model() -> None:
     }
     for harness, task in itertools.product(groups()["harness"], ("swebench", "jsonl")):
         path = ["task.path=t.jsonl"] if task == "jsonl" else []
+        path += ["harness.target=agents:Own"] if harness == "custom" else []
         config = compose([*SERVED, f"harness={harness}", f"task={task}", *path])
         for key, number in toy.items():
             if key.startswith("scenario."):
@@ -159,6 +161,7 @@ def test_the_caps_of_segments_are_those_of_the_reference_systems() -> None:
 
 def test_the_default_reward_of_a_real_model_is_1_or_0() -> None:
     reward = compose([*SERVED, "harness=claude_code"]).reward
+    assert isinstance(reward, VerdictRewardConfig)
     penalties = (reward.turn_penalty, reward.length_penalty, reward.malformed_penalty)
     assert (reward.solved, reward.unsolved, *penalties) == (1.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -194,7 +197,9 @@ def test_partial_credit_that_could_pay_as_much_as_solving_is_refused(shaping: li
 
 def test_partial_credit_below_the_least_reward_of_solving_is_taken() -> None:
     shaping = ["reward.partial_credit=0.59", "reward.turn_penalty=0.3", "reward.length_penalty=0.1"]
-    assert compose([*SERVED, *shaping]).reward.partial_credit == 0.59
+    reward = compose([*SERVED, *shaping]).reward
+    assert isinstance(reward, VerdictRewardConfig)
+    assert reward.partial_credit == 0.59
 
 
 def test_a_stored_configuration_may_have_a_retired_key_where_it_did_nothing() -> None:

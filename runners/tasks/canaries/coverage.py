@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from runners.tasks.canaries.program_contraries import find_program_contraries
 from runners.tasks.canaries.source_file import SourceFile
 from runners.tasks.contract import (
+    CustomGrading,
     EvalCommand,
     EvalScript,
     F2PScript,
@@ -25,6 +26,7 @@ NO_GOLD = "without a reference patch"
 NO_PYTHON = "without a Python test file"
 NO_TEST_FILES = "with tests that are only in their image"
 OWN_VERIFIER = "graded by their own verifiers"
+PLUGIN = "graded by a plug-in"
 NO_CLAIM = "without a comparison in their program"
 
 
@@ -39,6 +41,8 @@ def count_uncheckable(tasks: Iterable[Task]) -> dict[str, int]:
 def _find_obstacle(task: Task) -> str:
     if isinstance(task.grading, HarborVerifier):
         return OWN_VERIFIER
+    if isinstance(task.grading, CustomGrading):
+        return PLUGIN
     if not task.gold_patch:
         return NO_GOLD
     match task.grading:

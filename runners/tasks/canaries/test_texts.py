@@ -15,6 +15,7 @@ from pathlib import Path
 
 from conf.errors import AgentrlError
 from runners.tasks.contract import (
+    CustomGrading,
     EvalCommand,
     EvalScript,
     F2PScript,
@@ -69,6 +70,8 @@ def read_tests(task: Task) -> dict[str, bytes]:
             raise UnreadableTestsError("the tests are only in the image")
         case HarborVerifier():
             raise UnreadableTestsError("its verifier is a program of the task's own")
+        case CustomGrading():
+            raise UnreadableTestsError("a plug-in grades it")
 
 
 def place_tests(task: Task, files: Mapping[str, bytes]) -> PlacedTask:

@@ -15,6 +15,7 @@ from runners.tasks.graders.commands import (
     judge_pro,
     pro_mounts,
 )
+from runners.tasks.graders.custom import judge_custom, no_mounts
 from runners.tasks.graders.eval_script import judge_pytest, script_mounts
 from runners.tasks.graders.multi_swe import judge_multi_swe
 from runners.tasks.graders.official import judge_official
@@ -44,5 +45,6 @@ JUDGES = {
     "multi_swe": Judge(script_mounts, judge_multi_swe),
     "eval_cmd": Judge(script_mounts, judge_command),
     "f2p_script": Judge(script_mounts, judge_f2p_script),
+    "custom": Judge(no_mounts, judge_custom),
 }
 """By the ``kind`` of a task's grading."""

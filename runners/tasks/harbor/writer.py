@@ -22,6 +22,7 @@ from runners.processes.atomic_write import atomic_directory
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.canaries.test_texts import UnreadableTestsError, read_test_patch
 from runners.tasks.contract import (
+    CustomGrading,
     EvalCommand,
     EvalScript,
     F2PScript,
@@ -161,6 +162,8 @@ def _describe_grading(task: Task) -> dict[str, Any]:
             return config | {"kind": "command", "command": argv}
         case ProScripts() | LogParser() | StatusMap() | MultiSweLog():
             raise UnwritableTaskError("its tests are read by a program that only its set has")
+        case CustomGrading():
+            raise UnwritableTaskError("a plug-in grades it")
         case HarborVerifier():
             raise UnwritableTaskError("it is a Harbor directory already")
 

@@ -13,7 +13,7 @@ from runners.tasks.schemas.image_rows import MARKER, LegoRow, OpenSweRow
 from runners.tasks.schemas.layers import flatten
 from runners.tasks.schemas.multi_swe import MultiSweRow
 from runners.tasks.schemas.r2e_gym import R2eRow
-from runners.tasks.schemas.row import Row
+from runners.tasks.schemas.row import PlainRow, Row
 from runners.tasks.schemas.scale_swe import ScaleSweRow
 from runners.tasks.schemas.swe_gym import COMMANDS, GymRow
 from runners.tasks.schemas.swe_rebench import RebenchRow, RebenchV2Row
@@ -82,13 +82,19 @@ NO_TESTS = ("trajectory", "messages", "golden_patch", "relevant_file_contents")
 """Fields of published trajectories and of sets that have no tests."""
 
 
-def read_row(row: Fields, schema: str = AUTO) -> Row:
+def read_row(row: Fields, schema: str = AUTO, *, needs_grading: bool = True) -> Row:
     """Return the row in its schema; raises ValueError (also pydantic's) that names every fault.
 
-    ``schema``: a name of ``SCHEMAS``, or "auto".
+    ``schema``: a name of ``SCHEMAS``, or "auto". Unless it ``needs_grading``, a row may be without
+    tests (a plug-in grades it).
     """
     fields = flatten(row)
-    found = SCHEMAS[schema] if schema != AUTO else detect_schema(fields)
+    if schema != AUTO:
+        found = SCHEMAS[schema]
+    elif not needs_grading and fields.get(FORMAT) is None and not list_candidates(fields):
+        found = PlainRow
+    else:
+        found = detect_schema(fields)
     return found.model_validate(found.convert(fields))
 
 
@@ -99,14 +105,7 @@ def detect_schema(fields: Fields) -> type[Row]:
             known = ", ".join(SCHEMAS)
             raise ValueError(f"{FORMAT}={shorten(repr(named), 60)} is no schema: {known}")
         return SCHEMAS[named]
-    candidates = [schema for schema, is_marked in MARKS.items() if is_marked(fields)]
-    if any(each in (CommandRow, ScriptRow) for each in candidates):
-        if _has(fields, "test_patch", "FAIL_TO_PASS"):  # named tests, which a command would replace
-            candidates.append(SwebenchRow)
-    elif not candidates and _is_classic(fields):
-        candidates = [SwebenchRow]
-        if str(fields.get("repo", "")).lower() in COMMANDS and not _has(fields, "repo_path"):
-            candidates.append(GymRow)
+    candidates = list_candidates(fields)
     if len(candidates) > 1:
         names = " and ".join(candidate.schema_name for candidate in candidates)
         raise ValueError(f"its fields are those of {names}: say which with task.format=NAME")
@@ -122,3 +121,16 @@ def detect_schema(fields: Fields) -> type[Row]:
         "run_script and parser_script (SWE-bench-Pro), eval_cmd, or f2p_script; docs/data.md has "
         "the other formats"
     )
+
+
+def list_candidates(fields: Fields) -> list[type[Row]]:
+    """Return the schemas that flat fields could be of."""
+    candidates = [schema for schema, is_marked in MARKS.items() if is_marked(fields)]
+    if any(each in (CommandRow, ScriptRow) for each in candidates):
+        if _has(fields, "test_patch", "FAIL_TO_PASS"):  # named tests, which a command would replace
+            candidates.append(SwebenchRow)
+    elif not candidates and _is_classic(fields):
+        candidates = [SwebenchRow]
+        if str(fields.get("repo", "")).lower() in COMMANDS and not _has(fields, "repo_path"):
+            candidates.append(GymRow)
+    return candidates

@@ -243,6 +243,19 @@ class Row(BaseModel):
         raise NotImplementedError
 
 
+class PlainRow(Row):
+    """A row without tests, for a set that a plug-in grades."""
+
+    schema_name: ClassVar[str] = "plain"
+
+    protected: NameList = ()
+    """Paths in the repository that are restored before it is graded."""
+
+    def test_paths(self) -> set[str]:
+        """Return the row's own list; see the base."""
+        return set(self.protected)
+
+
 class TestListRow(Row):
     """A row whose named tests decide."""
 

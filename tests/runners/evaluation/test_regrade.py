@@ -85,7 +85,7 @@ def test_a_rollout_whose_grading_was_interrupted_gets_its_verdict_and_counts(
     assert (result.graded, result.solved, result.exit_code) == (1, 1, ExitCode.DONE)
     found = store.rollout(cut.rollout_id)
     assert found is not None
-    assert (found.attempt, found.solved, found.reward) == (0, True, CONFIG.reward.solved)
+    assert (found.attempt, found.solved, found.reward) == (0, True, 1.0)
     assert found.outcome.code is OutcomeCode.POLICY_FINISHED
     assert found.verdict is not None
     assert found.verdict["reason"] == "all tests pass"

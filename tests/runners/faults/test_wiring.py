@@ -31,6 +31,7 @@ from runners.processes.service import Service
 from runners.rollouts.attempt import execute_here
 from runners.rollouts.context import AttemptContext
 from runners.rollouts.pool import Pool
+from runners.rollouts.reward import make_reward
 from runners.rollouts.spec import RolloutSpec
 from runners.trajectory.outcome import OutcomeClass, Stage
 from runners.trajectory.record import RolloutRecord
@@ -93,7 +94,7 @@ def make_context(parts: RunParts, gateway: Gateway, backend: FolderBackend) -> A
         gateway_url=gateway.url,
         gateway_control=Path(gateway.control),
         deadlines=short.rollout.deadlines,
-        reward=short.reward,
+        reward=make_reward(short.reward),
         scenario="linear",
         sandbox_starts=TokenBucket(None),
         watch=AttemptWatch(),

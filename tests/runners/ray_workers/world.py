@@ -24,6 +24,7 @@ from runners.ray_workers.worker_pool import SILENCE_S
 from runners.rollouts.attempt import execute_here
 from runners.rollouts.context import AttemptContext, AttemptResult, Execute
 from runners.rollouts.pool import Pool
+from runners.rollouts.reward import make_reward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.wrappers import RegisteredBackend
@@ -138,7 +139,7 @@ async def world(
                 gateway_url=gateway.url,
                 gateway_control=Path(gateway.control),
                 deadlines=config.rollout.deadlines,
-                reward=config.reward,
+                reward=make_reward(config.reward),
                 scenario="linear",
                 sandbox_starts=TokenBucket(None),
                 watch=AttemptWatch(),

@@ -9,11 +9,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from conf.compose import compose
 from conf.errors import ExitCode
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.rollouts.attempt_record import rebuild_result
 from runners.rollouts.pool import BreakerOpen
+from runners.rollouts.reward import make_reward
 from runners.sandboxes.contract import Sandbox, SandboxError
 from runners.store.store_error import StoreError
 from runners.tasks.contract import DecidingTest, Task, Verdict, VerdictKind
@@ -94,8 +96,8 @@ async def test_a_tampered_patch_is_the_policy_s_doing_and_rewarded_as_unsolved(
 ) -> None:
     async with world(tmp_path, task) as here:
         here.grader.verdicts = [TAMPERED]
-        reward = here.context.reward.model_copy(update={"partial_credit": 0.5, "turn_penalty": 0.0})
-        here.context = replace(here.context, reward=reward)
+        config = compose(["reward.partial_credit=0.4", "reward.turn_penalty=0.0"])
+        here.context = replace(here.context, reward=make_reward(config.reward))
         [record] = await here.pool().run(here.specs(1))
         assert (record.outcome.code, record.outcome.message) == (
             OutcomeCode.POLICY_TAMPERED,

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from conf.sections.task import RewardConfig
-from runners.rollouts.reward import compute_reward
+from conf.sections.task import VerdictRewardConfig
+from runners.rollouts.reward import VerdictReward
 from runners.tasks.contract import Verdict, VerdictKind
 from runners.tasks.rollout_result import RolloutResult
 from runners.trajectory.session_summary import SessionSummary, TokenUsage
 from tests.runners.tasks.pytest_tasks import scripted_verdict
 from tests.runners.tasks.repositories import result_of
 
-CONFIG = RewardConfig(
+CONFIG = VerdictRewardConfig(
     kind="tests", solved=1, unsolved=-1, partial_credit=0.0, malformed_penalty=0.25,
     turn_penalty=0.2, turn_budget=10, length_penalty=0.5, token_budget=1000,
 )  # fmt: skip
@@ -55,12 +55,12 @@ def make_result(verdict: Verdict, spent: SessionSummary) -> RolloutResult:
 def test_turns_and_tokens_cost_by_their_budgets_and_malformed_calls_once(
     kind: VerdictKind, spent: SessionSummary, reward: float
 ) -> None:
-    assert compute_reward(CONFIG, make_result(make_verdict(kind), spent)) == pytest.approx(reward)
+    assert VerdictReward(CONFIG)(make_result(make_verdict(kind), spent)) == pytest.approx(reward)
 
 
 def test_a_rollout_without_a_verdict_has_no_reward() -> None:
     with pytest.raises(ValueError, match="was not graded"):
-        compute_reward(CONFIG, result_of(b""))
+        VerdictReward(CONFIG)(result_of(b""))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,8 @@ def test_a_rollout_without_a_verdict_has_no_reward() -> None:
 def test_partial_credit_is_for_the_share_of_fixed_tests_of_an_honest_patch_that_breaks_none(
     first: int, second: int, finding: dict[str, Any], credit: float, expected: float
 ) -> None:
-    reward = RewardConfig(kind="tests", solved=1, unsolved=-1, partial_credit=credit, **UNSHAPED)
+    reward = VerdictRewardConfig(
+        kind="tests", solved=1, unsolved=-1, partial_credit=credit, **UNSHAPED
+    )
     verdict = replace(scripted_verdict(first, second), **finding)
-    assert compute_reward(reward, make_result(verdict, summary())) == expected
+    assert VerdictReward(reward)(make_result(verdict, summary())) == expected

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conf.sections.rollout import DeadlinesConfig
-from conf.sections.task import RewardConfig
+from conf.sections.task import VerdictRewardConfig
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.diagnostics.attempt_progress import AttemptWatch
 from runners.gateway.service import NO_HOOKS, GatewayHooks
@@ -22,6 +22,7 @@ from runners.processes.recorder import StoreRecorder
 from runners.rollouts.attempt import execute_here
 from runners.rollouts.context import AttemptContext, Execute
 from runners.rollouts.pool import Pool
+from runners.rollouts.reward import make_reward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.wrappers import RegisteredBackend
 from runners.store.run_store import RunStore
@@ -160,16 +161,18 @@ async def world(
                     guard_s=30,
                     drain_s=5,
                 ),
-                reward=RewardConfig(
-                    kind="tests",
-                    solved=1,
-                    unsolved=0,
-                    partial_credit=0.0,
-                    turn_penalty=0.16,
-                    turn_budget=8,
-                    length_penalty=0,
-                    token_budget=1000,
-                    malformed_penalty=0.25,
+                reward=make_reward(
+                    VerdictRewardConfig(
+                        kind="tests",
+                        solved=1,
+                        unsolved=0,
+                        partial_credit=0.0,
+                        turn_penalty=0.16,
+                        turn_budget=8,
+                        length_penalty=0,
+                        token_budget=1000,
+                        malformed_penalty=0.25,
+                    )
                 ),
                 scenario="linear",
                 sandbox_starts=TokenBucket(None),

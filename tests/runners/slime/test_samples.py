@@ -11,6 +11,7 @@ import pytest
 from conf.compose import compose
 from runners.slime.rewards import compute_rewards
 from runners.slime.samples import SampleConfig, to_slime_samples
+from runners.training.advantages import GrpoEstimator
 from runners.training.stored_rollout import StoredRollout
 from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
@@ -112,24 +113,24 @@ def test_rewards_are_compared_within_their_group_however_many_segments_there_are
         *(sample(0, 0, 1.0, 0.5), sample(0, 0, 1.0, 0.5), sample(0, 1, 0.0)),
         *(sample(1, 2, 1.0), sample(1, 3, 1.0), sample(1, 3, 1.0)),
     ]
-    raw, trained = compute_rewards(samples, min_group=2, normalize_std=False)
+    raw, trained = compute_rewards(samples, GrpoEstimator(normalize_std=False), min_group=2)
     assert raw == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
     assert trained == [0.25, 0.25, -0.5, 0.0, 0.0, 0.0]
 
 
 def test_a_rollout_without_a_grade_is_in_no_baseline() -> None:
     samples = [sample(0, 0, 1.0), sample(0, 1, 0.0), sample(0, 2, None), sample(1, 3, None)]
-    raw, trained = compute_rewards(samples, min_group=2, normalize_std=True)
+    raw, trained = compute_rewards(samples, GrpoEstimator(), min_group=2)
     assert trained == pytest.approx([1.0, -1.0, 0.0, 0.0])
     assert raw == [1.0, 0.0, 0.5, 0.5], "slime reports it: it moves no average"
 
 
 def test_a_group_with_too_few_grades_has_no_advantages() -> None:
     samples = [sample(0, 0, 1.0), sample(0, 1, 0.0), sample(0, 2, None)]
-    _, trained = compute_rewards(samples, min_group=3, normalize_std=False)
+    _, trained = compute_rewards(samples, GrpoEstimator(normalize_std=False), min_group=3)
     assert trained == [0.0, 0.0, 0.0]
 
 
 def test_samples_of_another_generate_function_are_refused() -> None:
     with pytest.raises(ValueError, match="--custom-generate-function-path"):
-        compute_rewards([Sample(group_index=0, index=7)], min_group=2, normalize_std=False)
+        compute_rewards([Sample(group_index=0, index=7)], GrpoEstimator(), min_group=2)

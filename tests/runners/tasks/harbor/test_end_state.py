@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conf.sections.task import RewardConfig
+from conf.sections.task import VerdictRewardConfig
 from runners.rollouts.attempt_record import verdict_to_dict
-from runners.rollouts.reward import compute_reward
+from runners.rollouts.reward import VerdictReward
 from runners.sandboxes.local.backend import LocalBackend
 from runners.tasks.contract import VerdictKind
 from runners.tasks.harbor.end_state import script_argv
@@ -82,7 +82,7 @@ async def test_a_real_reward_is_kept_and_solves_from_one(
 async def test_partial_credit_pays_the_verifiers_reward(
     backend: LocalBackend, tmp_path: Path
 ) -> None:
-    paid = RewardConfig.model_validate(
+    paid = VerdictRewardConfig.model_validate(
         {
             **{"kind": "tests", "solved": 1.0, "unsolved": 0.0, "partial_credit": 0.4},
             **{"turn_penalty": 0.0, "turn_budget": 1, "length_penalty": 0.0, "token_budget": 1},
@@ -94,7 +94,7 @@ async def test_partial_credit_pays_the_verifiers_reward(
         place = write_task(tmp_path / "one", {"tests/test.sh": REWARD.format(printed)})
         verdict = await grade_agent(backend, place, "")
         ungraded = RolloutResult.of_patch(decode_patch("", {}))
-        rewards.append(compute_reward(paid, replace(ungraded, verdict=verdict)))
+        rewards.append(VerdictReward(paid)(replace(ungraded, verdict=verdict)))
     assert rewards == [0.2, 0.0, 1.0]
 
 

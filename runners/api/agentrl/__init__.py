@@ -1,0 +1,41 @@
+"""Names that a plug-in imports: the contracts that it keeps, and what it is given.
+
+Everything else of agentrl may change without notice; these names do not. docs/extending.md.
+"""
+
+from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
+from runners.rollouts.reward import Reward
+from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError
+from runners.tasks.contract import DecidingTest, Patch, Task, Verdict, VerdictKind
+from runners.tasks.custom_reader import DatasetReader
+from runners.tasks.graders.custom import Scorer
+from runners.tasks.rollout_result import RolloutResult
+from runners.training.advantages import AdvantageEstimator
+from runners.training.fanout import SharePolicy
+from runners.trajectory.outcome import Outcome, OutcomeCode
+from runners.trajectory.record import Segment
+from runners.trajectory.session_summary import SessionSummary
+
+__all__ = [
+    "AdvantageEstimator",
+    "CommandResult",
+    "DatasetReader",
+    "DecidingTest",
+    "Harness",
+    "HarnessContext",
+    "HarnessResult",
+    "Outcome",
+    "OutcomeCode",
+    "Patch",
+    "Reward",
+    "RolloutResult",
+    "Sandbox",
+    "SandboxError",
+    "Scorer",
+    "Segment",
+    "SessionSummary",
+    "SharePolicy",
+    "Task",
+    "Verdict",
+    "VerdictKind",
+]

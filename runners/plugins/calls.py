@@ -1,0 +1,98 @@
+"""Call plug-ins so that a slow, hanging or failing one harms its own rollout only."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import reprlib
+import threading
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from conf.errors import error_text
+from runners.plugins.contract_check import is_async
+from runners.trajectory.printable import make_printable, shorten
+
+Result = TypeVar("Result")
+SHORT = reprlib.Repr()
+"""Shows values of any size and depth."""
+
+
+class PluginFailedError(Exception):
+    """A plug-in raised, or returned what its contract does not allow; the text says which, where
+    and what.
+    """
+
+
+async def call_plugin(
+    name: str, plugin: Callable[..., Result | Awaitable[Result]], *args: Any, deadline_s: float
+) -> Result:
+    """Call a plug-in, async or not, within a deadline; raises PluginFailedError.
+
+    One that is not async runs in a thread of its own, so it may block; after its deadline it is
+    left to itself. ``name`` is for the message.
+    """
+    try:
+        async with asyncio.timeout(deadline_s) as limit:
+            if is_async(plugin):
+                result: Result = await plugin(*args)  # type: ignore[misc]
+            else:
+                result = await _run_in_thread(plugin, *args)
+            return result
+    except Exception as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            raise PluginFailedError(f"{name} took longer than {deadline_s:g} s") from error
+        raise describe_failure(name, error) from error
+
+
+def check_number(name: str, found: object) -> float:
+    """Return a plug-in's number as a float; raises PluginFailedError unless it is finite."""
+    try:
+        number = math.nan if isinstance(found, str) else float(found)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        shown = make_printable(shorten(SHORT.repr(found), 80))
+        raise PluginFailedError(f"{name} returned {shown}, which is no finite number")
+    return number
+
+
+def describe_failure(name: str, error: BaseException) -> PluginFailedError:
+    """Return the failure of a plug-in, with the last line of its code that was reached."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    place = "".join(f" ({each.filename}:{each.lineno})" for each in last)
+    return PluginFailedError(
+        make_printable(f"{name} raised {type(error).__name__}: {error_text(error)}{place}")
+    )
+
+
+async def _run_in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Run a function in a daemon thread: one that hangs neither fills a pool nor holds the end of
+    the process.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def finish(result: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        result: Any = None
+        failure: BaseException | None = None
+        try:
+            result = function(*args)
+        except StopIteration as error:  # a future cannot hold it
+            failure = RuntimeError(f"StopIteration: {error_text(error)}")
+        except BaseException as error:
+            failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(finish, result, failure)
+
+    threading.Thread(target=run, name="plug-in", daemon=True).start()
+    return await done
