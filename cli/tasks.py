@@ -121,10 +121,10 @@ def convert(
 
 def _make_filter(match: str, state: State, schema: str | None, split: str | None) -> TaskFilter:
     from conf.errors import ConfigError
-    from conf.sections.task import TaskFormat
+    from conf.sections.task import FormatName
     from runners.tasks.listing import TaskFilter
 
-    known = {*get_args(TaskFormat), "harbor"} - {"auto"}
+    known = {*get_args(FormatName), "harbor"} - {"auto"}
     if schema is not None and schema not in known:
         raise ConfigError(f"--schema {schema} is none of {', '.join(sorted(known))}")
     return TaskFilter(match, "needs image" if state == "needs-image" else state, schema, split)

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import AgentrlError, ConfigError, ExitCode
+from conf.sections.plugin import PluginConfig
 from conf.sections.task import JsonlTaskConfig
 from runners.processes.atomic_write import atomic_file
 from runners.tasks.contract import Task
+from runners.tasks.custom_reader import read_with_plugin
 from runners.tasks.dataset_files import DatasetError, read_rows
 from runners.tasks.harbor import suites
-from runners.tasks.schemas.detection import FORMAT, read_row
+from runners.tasks.schemas.detection import AUTO, FORMAT, read_row
 from runners.tasks.schemas.layers import flatten, list_layers
 from runners.tasks.schemas.row import Row, RowContext
 
@@ -46,6 +48,11 @@ def convert_rows(config: JsonlTaskConfig, tasks: Iterable[Task], out: Path) -> t
         raise ConversionError(
             f"{config.path} has Harbor directories, which are no rows: copy the directories"
         )
+    if isinstance(config.grader, PluginConfig):
+        raise ConversionError(
+            f"task.grader={config.grader.target} grades these rows, which have no tests of their "
+            "own to be written: leave task.grader out, or train on them as they are"
+        )
     context = RowContext(Path(config.path).parent, config.grader)
     out.parent.mkdir(parents=True, exist_ok=True)
     written = []
@@ -63,11 +70,14 @@ def _convert(
     config: JsonlTaskConfig, tasks: dict[str, Task], context: RowContext, out: Path
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the new rows of tasks, which it takes out of ``tasks``, by id."""
-    for _, fields in read_rows(config.path):
+    plugin = config.format if isinstance(config.format, PluginConfig) else None
+    schema = config.format if isinstance(config.format, str) else AUTO
+    rows = read_with_plugin(plugin, Path(config.path)) if plugin else read_rows(config.path)
+    for _, fields in rows:
         if isinstance(fields, str) or suites.is_packed(fields):
             continue
         try:
-            row = read_row(fields, config.format)
+            row = read_row(fields, schema)
         except (ValueError, LookupError, TypeError):
             continue  # a fault, which the reader of the dataset has named
         if (task := tasks.pop(row.instance_id, None)) is not None:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from conf.sections.task import TaskFormat
+from conf.sections.task import FormatName
 from runners.tasks.contract import (
     EvalCommand,
     EvalScript,
@@ -31,7 +31,7 @@ def test_each_schema_is_detected_by_its_fields(name: str) -> None:
 
 
 def test_the_configuration_names_every_schema() -> None:
-    assert {*get_args(TaskFormat)} == {"auto", *SCHEMAS} == {"auto", *ROWS}
+    assert {*get_args(FormatName)} == {"auto", *SCHEMAS} == {"auto", *ROWS}
 
 
 @pytest.mark.parametrize("name", WRAPPED)
