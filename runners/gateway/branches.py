@@ -3,7 +3,7 @@
 A request continues the turn whose whole history it repeats. One that repeats less forks off the
 last turn that it does repeat, so that no token is rendered twice; one that repeats nothing is
 rendered whole. Threads that the agent program names are kept apart; a request that names none
-belongs to the main thread, unless its text shows which sub-agent it is.
+belongs to the main thread, unless it shows otherwise (``branch_names.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from runners.gateway.conversation import Answer, IssuedCall, TurnRequest
+from runners.gateway.branch_names import BranchName, BranchNames
+from runners.gateway.conversation import SYSTEM_PROMPT, Answer, TurnRequest
+from runners.gateway.dispatches import CALL_THREAD
 from runners.gateway.prefix_matching import (
     AssistantPart,
     HistoryBreak,
@@ -24,22 +26,12 @@ from runners.gateway.prefix_matching import (
     PreparedRequest,
     RequestPart,
 )
-from runners.gateway.recognition import (
-    asks_for_summary,
-    begins_with_summary,
-    digest_system_prompt,
-    is_probe,
-    starts_subagent,
-    task_of,
-)
+from runners.gateway.recognition import begins_with_summary
 from runners.gateway.texts import Texts
 from runners.trajectory.graph import TurnGraph, TurnNode
 from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import MAIN_THREAD, BranchKind, Turn
 
-CALL_THREAD = "call:"
-"""Prefix of the threads that are named by the gateway: after the call that started the sub-agent.
-"""
 MAX_TIPS = 256
 """Ends of conversations that a request is compared with: the latest. An older one is rendered whole
 if it is continued.
@@ -72,7 +64,6 @@ class TipState:
     """Of the request that it answered."""
     response: dict[str, Any]
     """The body that answered it."""
-    calls: tuple[IssuedCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +75,23 @@ class Placement:
     first_new_piece: int
     """Index of the first piece that is not in that turn's history."""
     prompt: list[int]
-    thread: str
-    parent_thread: str | None
-    branch: BranchKind
+    name: BranchName
     history_break: HistoryBreak | None
     """Set if some of the thread's history is left behind."""
     tools_changed: bool = False
     """Its tools differ from those of the turn that it continues."""
-    ambiguous: bool = False
-    """It may be a sub-agent's request without naming it; the main thread has it."""
     difference: dict[str, Any] = field(default_factory=dict)
     """The first token that differs from what is left behind: ``token``, ``before``, ``after``."""
+
+    @property
+    def thread(self) -> str:
+        """Line of work that the turn belongs to."""
+        return self.name.thread
+
+    @property
+    def branch(self) -> BranchKind:
+        """Purpose of the turn."""
+        return self.name.branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +113,7 @@ class Branches:
         self.graph = TurnGraph()
         self.pieces = 0
         """Parts that the tree holds."""
+        self._names = BranchNames()
         self._session_id = session_id
         self._texts = texts
         self._nodes: list[PathNode] = []
@@ -128,7 +126,8 @@ class Branches:
         there is none, or if the conversation has gone on since.
         """
         for tip, state in reversed(self._tips.items()):
-            if state.fingerprint == fingerprint:
+            # the same words after a sub-agent's report are another sub-agent's, not a retry
+            if state.fingerprint == fingerprint and not self._names.has_ended(tip.node.thread):
                 return state.response, tip.prompt_length
         return None
 
@@ -138,35 +137,26 @@ class Branches:
         Turns that are added while a long text is at work are not looked at.
         """
         request = prepared.request
-        thread, parent_thread = request.attribution.thread, request.attribution.parent
+        thread = request.attribution.thread
         tips = [tip for tip in reversed(self._tips) if _may_continue(tip, thread)]
         found = await self._find_continuation(tips, prepared)
         if not tips and thread != MAIN_THREAD:
             # A new thread may be a fork, which repeats the history of the thread that started it.
             # What it does not repeat is no break: that history goes on in its own thread.
-            origin = parent_thread or MAIN_THREAD
+            origin = self._names.find_name(prepared, None).parent_thread or MAIN_THREAD
             forked = [tip for tip in reversed(self._tips) if tip.node.thread == origin]
             found = await self._find_continuation(forked, prepared)
             found = _Continuation(found.parent, found.first_new_piece, found.prompt, None, None)
-        ambiguous = False
-        if found.parent is None and thread == MAIN_THREAD and tips:
-            ambiguous, named = self._find_dispatch(request)
-            thread, parent_thread = named or (thread, parent_thread)
-        elif found.parent is not None and thread == MAIN_THREAD:
-            thread, parent_thread = found.parent.node.thread, found.parent.node.parent_thread
-        branch = self._classify_branch(request, thread, found.parent, tips)
+        name = self._names.find_name(prepared, found.parent.node if found.parent else None)
         prompt = found.prompt or await self._texts.render(self._session_id, request)
-        history_break, tip = self._find_break(request, branch, thread, found), found.tip
+        history_break, tip = self._find_break(prepared, name, found)
         return Placement(
             parent=found.parent,
             first_new_piece=found.first_new_piece,
             prompt=prompt,
-            thread=thread,
-            parent_thread=parent_thread,
-            branch=branch,
+            name=name,
             history_break=history_break,
             tools_changed=found.parent is not None and found.parent.tools != request.tools,
-            ambiguous=ambiguous and branch == "main",
             difference=self._first_difference(tip, prompt)
             if history_break and tip and self._texts.has_ids
             else {},
@@ -203,7 +193,8 @@ class Branches:
         self.pieces += len(added.parts)
         if parent is not None and parent in self._tips and _same_line(parent.node, place):
             del self._tips[parent]
-        self._tips[added] = TipState(prepared.fingerprint, response, answer.calls)
+        self._tips[added] = TipState(prepared.fingerprint, response)
+        self._names.add_turn(added.node, place.name, prepared, place.first_new_piece, answer.calls)
         if len(self._tips) > MAX_TIPS:
             del self._tips[next(iter(self._tips))]
 
@@ -250,68 +241,33 @@ class Branches:
         path += added
         return path
 
-    # --- thread and branch of a request ---------------------------------------------------------
-
-    def _find_dispatch(self, request: TurnRequest) -> tuple[bool, tuple[str, str | None] | None]:
-        """Return whether a request is ambiguous, and thread and parent if it is a sub-agent's.
-
-        A sub-agent that names no thread is recognised by its task: the argument of a dispatching
-        call whose result has not come back. The request is ambiguous if there are such calls, its
-        system prompt is a new one, and its task is not that of exactly one of them.
-        """
-        waiting = [
-            (tip, call)
-            for tip, state in self._tips.items()
-            if tip.node.branch in ("main", "subagent")
-            for call in state.calls
-            if starts_subagent(call)
-        ]
-        text = "\n".join(piece.text for piece in request.pieces if piece.role == "user")
-        tasks = [(tip, call) for tip, call in waiting if task_of(call) in text]
-        if len(tasks) != 1:
-            is_new = digest_system_prompt(request.pieces) not in self._system_prompts()
-            return bool(waiting) and is_new, None
-        tip, call = tasks[0]
-        parent = None if tip.node.thread == MAIN_THREAD else tip.node.thread
-        return False, (CALL_THREAD + call.id, parent)
-
-    def _system_prompts(self) -> set[bytes]:
-        """Return the digests of the first pieces of all conversations of the session."""
-        return {
-            entry.parts[0].key
-            for entry in self._nodes
-            if entry.node.parent is None and not isinstance(entry.parts[0], AssistantPart)
-        }
-
-    def _classify_branch(
-        self, request: TurnRequest, thread: str, parent: PathNode | None, tips: Sequence[PathNode]
-    ) -> BranchKind:
-        request_class = request.attribution.request_class
-        if request_class == "compaction" or (tips and asks_for_summary(request)):
-            return "compaction"
-        lost_tools = not request.tools and any(tip.tools for tip in tips) and parent is None
-        if request_class == "side" or is_probe(request) or lost_tools:
-            return "side"
-        return "subagent" if request_class == "subagent" or thread != MAIN_THREAD else "main"
+    # --- what is left behind --------------------------------------------------------------------
 
     def _find_break(
-        self, request: TurnRequest, branch: BranchKind, thread: str, found: _Continuation
-    ) -> HistoryBreak | None:
-        """Return why some of the thread's history is left behind; None if none of it is."""
-        if branch in ("compaction", "side") or found.history_break is None or found.tip is None:
-            return None
-        if found.parent is None and thread != found.tip.node.thread:
-            return None  # a thread of its own: the other one goes on
+        self, prepared: PreparedRequest, name: BranchName, found: _Continuation
+    ) -> tuple[HistoryBreak | None, PathNode | None]:
+        """Return why some of the thread's history is left behind, None if none of it is, and the
+        end of that history.
+        """
+        tip, broken = found.tip, found.history_break
+        if name.branch in ("compaction", "side") or broken is None or tip is None:
+            return None, None
+        if found.parent is None and not _is_of(tip, name):
+            # It was compared with another thread too: that one goes on, and only its own counts.
+            own = [each for each in reversed(self._tips) if _is_of(each, name)]
+            if not own:
+                return None, None
+            tip = own[0]
+            matcher = PathMatcher(prepared.parts, prepared.request.pieces)
+            broken = matcher.match(tip.node, self._parts_of).mismatch or broken
+        request = prepared.request
         is_stated = request.attribution.compacted or begins_with_summary(request)
-        if is_stated or self._ended_in_compaction(thread):
-            message = found.history_break.message
-            return HistoryBreak("compaction", "a summary replaced the history", message)
-        return found.history_break
-
-    def _ended_in_compaction(self, thread: str) -> bool:
-        """Return whether the last turn of this thread summed up its history."""
-        last = next((entry for entry in reversed(self._nodes) if entry.node.thread == thread), None)
-        return last is not None and last.node.branch == "compaction"
+        if is_stated or name.evidence == "summary" or self._names.has_summary(name.thread):
+            return HistoryBreak("compaction", "a summary replaced the history", broken.message), tip
+        if name.evidence == "handoff" and broken.message == SYSTEM_PROMPT:
+            reason = "another agent goes on with the conversation, under its own system prompt"
+            return HistoryBreak("handoff", reason, broken.message), tip
+        return broken, tip
 
     def _first_difference(self, tip: PathNode, prompt: list[int]) -> dict[str, Any]:
         before, after = tip.node.tokens(), np.array(prompt, np.int32)
@@ -329,6 +285,11 @@ def _may_continue(tip: PathNode, thread: str) -> bool:
     """
     own = tip.node.thread
     return own == thread or (thread == MAIN_THREAD and own.startswith(CALL_THREAD))
+
+
+def _is_of(tip: PathNode, name: BranchName) -> bool:
+    """Return whether a turn is of the work of a thread, not a side request or a summary."""
+    return tip.node.thread == name.thread and tip.node.branch in ("main", "subagent")
 
 
 def _same_line(node: TurnNode, place: Placement) -> bool:

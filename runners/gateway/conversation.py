@@ -71,7 +71,9 @@ class RequestAttribution:
     thread: str = MAIN_THREAD
     """The program's own id of the thread, e.g. Claude Code's ``x-claude-code-agent-id``."""
     parent: str | None = None
-    """Id of the thread that dispatched it; None for the main thread's own sub-agents."""
+    """The program's id of the thread that dispatched it; None, or an id that no thread of the
+    session has: the main thread did.
+    """
     agent_type: str | None = None
     """The program's name for this kind of agent, e.g. ``Explore``."""
     request_class: RequestClass | None = None
@@ -93,10 +95,12 @@ class TurnRequest:
     stop: tuple[str, ...] = ()
     show_thinking: bool = False
     ignored: tuple[str, ...] = ()
-    """Names of sampling settings that the client asked for; the campaign decides them."""
+    """Names of the client's keys that have no effect: settings that the campaign decides, and some
+    of those that are unknown here.
+    """
+    unknown_keys: int = 0
+    """Keys of the client that are unknown here."""
     attribution: RequestAttribution = field(default_factory=RequestAttribution)
-    structured: bool = False
-    """The client wants JSON of a given schema: a title, a topic, a verdict."""
 
     def digest_pieces(self) -> list[bytes]:
         """Return the pieces' digests, in order. It is the costly part of recognising a request, so

@@ -38,7 +38,11 @@ class SessionCounters(EngineCallCounters):
     rendering the history again would replace them (token-in-token-out).
     """
     ignored: Counter[str] = field(default_factory=Counter)
-    """Sampling settings in requests, by name: the campaign decides, not the client."""
+    """Keys of requests that have no effect, by name: settings that the campaign decides, not the
+    client, and keys that are unknown here.
+    """
+    unknown_keys: int = 0
+    """The latter, all of them."""
     breaks: list[dict[str, Any]] = field(default_factory=list)
     """Every turn that left some of its thread's history behind: ``turn, thread, kind, reason,
     message``, and the first token that differs: ``token, before, after``.

@@ -53,8 +53,9 @@ class PreparedRequest:
     fingerprint: bytes
 
 
-BreakKind = Literal["compaction", "rewrite", "rollback", "repeat", "renderer"]
-"""``compaction``: a summary replaced the history; ``rewrite``: something in it changed;
+BreakKind = Literal["compaction", "handoff", "rewrite", "rollback", "repeat", "renderer"]
+"""``compaction``: a summary replaced the history; ``handoff``: another agent of the program took it
+over, under its own system prompt; ``rewrite``: something in it changed;
 ``rollback``: its end was cut off; ``repeat``: the same turn was asked for with other parameters;
 ``renderer``: the template cannot continue after this output.
 """

@@ -8,6 +8,7 @@ turn; a request that was answered before gets the same answer again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections import Counter
@@ -50,11 +51,16 @@ from runners.gateway.tokenizer import ParsedResponse
 from runners.gateway.turn_log import AsyncTurnLog
 from runners.gateway.turn_record import count_added, make_turn
 from runners.gateway.turn_seeds import SeedPlace, TurnSeeds
+from runners.trajectory.printable import shorten
 from runners.trajectory.record import Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
 
+logger = logging.getLogger(__name__)
+
 MAX_IGNORED = 100
 """Names of ignored settings that a session counts apart."""
+MAX_LINE = 500
+"""Characters of the line of the log that names some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,8 +402,12 @@ class Session:
     def _count_ignored(self, request: TurnRequest) -> None:
         """Count the settings that the client asked for; it makes up the names of some of them."""
         ignored = self.counters.ignored
+        if request.unknown_keys and not self.counters.unknown_keys:  # once: the others are alike
+            names = shorten(", ".join(request.ignored), MAX_LINE)
+            logger.warning("session %s: ignored in its requests: %s", self.id, names)
         for name in request.ignored:
             ignored[name if name in ignored or len(ignored) < MAX_IGNORED else "others"] += 1
+        self.counters.unknown_keys += request.unknown_keys
 
     def _add_turn(
         self,
@@ -412,7 +422,7 @@ class Session:
         self._stored_bytes += count_added(prepared.request, place)
         counters.branches[turn.branch] += turn.segment == self._branches.graph.chains
         self._branches.add_turn(turn, place, prepared, answer, response)
-        counters.ambiguous += place.ambiguous
+        counters.ambiguous += place.name.ambiguous
         self._turns_of[prepared.request.attribution.thread] += 1
         counters.turns += 1
         counters.sampled_tokens += turn.output_tokens

@@ -32,7 +32,7 @@ def make_turn(
         session_id=session_id,
         index=index,
         thread=place.thread,
-        parent_thread=place.parent_thread,
+        parent_thread=place.name.parent_thread,
         branch=place.branch,
         segment=segment,
         parent=parent.node.index if parent else None,

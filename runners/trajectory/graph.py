@@ -102,8 +102,11 @@ class TurnGraph:
         """Return every chain from its root, in order of their first turns."""
         # a chain that is not the last of its thread and branch was replaced by a later one
         last = {(node.thread, node.branch): node.segment for node in self.nodes}
+        # a session of nothing but side requests was misread: what looks like one is its work
+        only_aside = all(node.branch == "side" for node in self.nodes)
         return [
-            self._segment(leaf, last[leaf.thread, leaf.branch]) for leaf in self._leaves.values()
+            self._segment(leaf, last[leaf.thread, leaf.branch], only_aside)
+            for leaf in self._leaves.values()
         ]
 
     def _make_node(self, turn: Turn) -> TurnNode:
@@ -145,7 +148,7 @@ class TurnGraph:
             length=held + len(turn.prompt_new) + len(turn.output_ids),
         )
 
-    def _segment(self, leaf: TurnNode, last: int) -> Segment:
+    def _segment(self, leaf: TurnNode, last: int, only_aside: bool) -> Segment:
         path = leaf.path()
         own = [node for node in path if node.segment == leaf.segment]
         loss_mask = np.zeros(leaf.length, np.bool_)
@@ -159,7 +162,7 @@ class TurnGraph:
         return Segment(
             session_id=self._session_id or "",
             index=leaf.segment,
-            kind=_kind(leaf, is_last=leaf.segment == last),
+            kind=_kind("main" if only_aside else leaf.branch, is_last=leaf.segment == last),
             thread=leaf.thread,
             parent_thread=leaf.parent_thread,
             tokens=leaf.tokens(),
@@ -171,12 +174,12 @@ class TurnGraph:
         )
 
 
-def _kind(leaf: TurnNode, *, is_last: bool) -> SegmentKind:
-    if leaf.branch in ("compaction", "side"):
-        return leaf.branch
+def _kind(branch: BranchKind, *, is_last: bool) -> SegmentKind:
+    if branch in ("compaction", "side"):
+        return branch
     if not is_last:
         return "wipe"
-    return "final" if leaf.branch == "main" else "subagent"
+    return "final" if branch == "main" else "subagent"
 
 
 def build_segments(turns: Sequence[Turn]) -> list[Segment]:

@@ -1,16 +1,16 @@
 """Anthropic Messages: requests.
 
-They are validated strictly (types, roles, block kinds, unknown top-level keys), as Anthropic's own
-API does.
+Their known parts are validated strictly (types, roles, block kinds); unknown keys are ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from runners.gateway.conversation import (
     SYSTEM_PROMPT,
@@ -20,14 +20,17 @@ from runners.gateway.conversation import (
     group_messages,
 )
 from runners.gateway.dialects import anthropic_reply
-from runners.gateway.dialects.attribution import read_claude_code
+from runners.gateway.dialects.attribution import UNNAMED, is_claude_code, read_attribution
 from runners.gateway.dialects.body import (
+    NOTHING_KEPT,
     ModelName,
     Name,
+    RequestBody,
     StopSequences,
     Typed,
     WireModel,
     check_conversation,
+    must_be_null,
     omission_text,
     parse_body,
     text_as_list,
@@ -100,12 +103,10 @@ class _Tool(WireModel):
     """Absent: a tool that Anthropic's servers would run; it is left out."""
 
 
-class CountRequest(WireModel):
+class CountRequest(RequestBody):
     """Body of ``POST /v1/messages/count_tokens``: the fields that make the prompt, and those that
     are accepted without effect.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     model: ModelName
     messages: Annotated[list[_Message], Field(min_length=1)]
@@ -124,6 +125,8 @@ class CountRequest(WireModel):
     output_format: dict[str, Any] | None = None
     service_tier: str | None = None
     speed: str | None = None
+    thread: Annotated[None, must_be_null(f"{NOTHING_KEPT} in messages")] = None
+    """A conversation that Anthropic's servers would hold: the client sends only what is new."""
 
 
 class MessagesRequest(CountRequest):
@@ -140,20 +143,20 @@ class MessagesRequest(CountRequest):
 MODEL_CREATED = "2026-01-01T00:00:00Z"
 """Clients expect a date; a policy in training has none."""
 
-UNNAMED = RequestAttribution()
-"""Of the main thread."""
-
 
 def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Parse a ``POST /v1/messages``."""
     messages = parse_body(MessagesRequest, body)
-    request = to_turn_request(messages, read_claude_code(headers))
+    attribution = read_attribution(headers)
+    if is_claude_code(headers) and _wants_json(messages) and not messages.tools:
+        attribution = replace(attribution, request_class="side")  # a title or a verdict
+    request = to_turn_request(messages, attribution)
     return ParsedRequest(request, anthropic_reply, messages.stream)
 
 
 def parse_count(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Parse a ``POST /v1/messages/count_tokens``."""
-    counted = to_turn_request(parse_body(CountRequest, body), read_claude_code(headers))
+    counted = to_turn_request(parse_body(CountRequest, body), read_attribution(headers))
     return ParsedRequest(counted, anthropic_reply, stream=False)
 
 
@@ -179,8 +182,8 @@ def to_turn_request(body: CountRequest, attribution: RequestAttribution = UNNAME
         stop=tuple(sampled.stop_sequences or ()) if sampled else (),
         show_thinking=body.thinking is not None and body.thinking.type != "disabled",
         ignored=tuple(_ignored(sampled)) if sampled else (),
+        unknown_keys=len(body.model_extra or ()),
         attribution=attribution,
-        structured=_wants_json(body),
     )
 
 
@@ -274,6 +277,9 @@ def _ignored(body: MessagesRequest) -> Iterator[str]:
             yield name
     if body.tool_choice is not None and body.tool_choice.type != "auto":
         yield "tool_choice"
+    if _wants_json(body):
+        yield "output_config.format"
+    yield from body.unknown_keys
 
 
 def error_response(refused: Refused) -> tuple[int, dict[str, Any]]:

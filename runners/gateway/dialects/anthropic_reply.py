@@ -66,7 +66,10 @@ def _usage(usage: Mapping[str, int]) -> dict[str, int]:
 
 def error_body(refused: Refused) -> dict[str, Any]:
     """Return the error envelope."""
-    return {"type": "error", "error": {"type": refused.kind.value, "message": str(refused)}}
+    error: dict[str, Any] = {"type": refused.kind.value, "message": str(refused)}
+    if refused.param == "thread":  # on these words its client sends whole conversations instead
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": error}
 
 
 def open_stream(request: TurnRequest, message_id: str, prompt_tokens: int) -> bytes:

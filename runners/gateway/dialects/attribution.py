@@ -16,6 +16,9 @@ from runners.trajectory.record import MAIN_THREAD
 
 MAX_VALUE_LENGTH = 200
 
+UNNAMED = RequestAttribution()
+"""Of the main thread."""
+
 CLAUDE_CODE_CLASSES: dict[str | None, RequestClass] = {
     "main": "main",
     "subagent": "subagent",
@@ -27,6 +30,35 @@ CODEX_TURN_METADATA = "x-codex-turn-metadata"
 """Header, and key of ``client_metadata``: a JSON object."""
 
 CODEX_SIDE_REQUESTS = ("prewarm", "memory")
+
+SESSION, PARENT_SESSION = "x-session-id", "x-parent-session-id"
+"""Headers of opencode and its relatives, whatever API they speak. A sub-agent is a session that
+names its parent; the main agent's session, which also titles come from, names none.
+"""
+
+
+def read_attribution(
+    headers: Mapping[str, str], client_metadata: Mapping[str, Any] | None = None
+) -> RequestAttribution:
+    """Read the headers and metadata of whichever known program sent a request.
+
+    A program may speak any of the APIs, directly or through a translating proxy.
+    """
+    known = (read_claude_code(headers), read_codex(headers, client_metadata or {}))
+    return next((found for found in known if found != UNNAMED), read_session(headers))
+
+
+def read_session(headers: Mapping[str, str]) -> RequestAttribution:
+    """Read the headers by which a program names its session and the one that started it."""
+    session, parent = _printable(headers.get(SESSION)), _printable(headers.get(PARENT_SESSION))
+    if session is None or parent in (None, session):
+        return UNNAMED
+    return RequestAttribution(thread=session, parent=parent)
+
+
+def is_claude_code(headers: Mapping[str, str]) -> bool:
+    """Return whether Claude Code sent a request."""
+    return "x-claude-code-session-id" in headers
 
 
 def read_claude_code(headers: Mapping[str, str]) -> RequestAttribution:

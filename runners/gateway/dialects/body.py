@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Annotated, LiteralString, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -10,9 +11,32 @@ from pydantic_core import PydanticCustomError
 
 from runners.gateway.conversation import Piece
 from runners.gateway.refusal import RefusalKind, Refused
+from runners.trajectory.printable import make_printable, shorten
 
 MAX_NAMED_FAULTS = 5
 """A body of another kind altogether has a fault in every line."""
+
+
+ONE_ANSWER: LiteralString = "one answer is sampled per request: leave this out"
+NOTHING_KEPT: LiteralString = "nothing is kept here for clients: send the whole conversation"
+
+
+def only_value(value: object, reason: LiteralString) -> BeforeValidator:
+    """Return the validator of a field that is served with one value, or absent, only.
+
+    ``reason`` tells what to do instead.
+    """
+
+    def refuse(given: object) -> None:
+        if given is not None and (type(given), given) != (type(value), value):
+            raise PydanticCustomError("unserved", reason)
+
+    return BeforeValidator(refuse)
+
+
+def must_be_null(reason: LiteralString) -> BeforeValidator:
+    """Return the validator of a field that is not served; ``reason`` tells what to use instead."""
+    return only_value(None, reason)
 
 
 class WireModel(BaseModel):
@@ -28,6 +52,36 @@ class Typed(WireModel):
 
     type: Annotated[str, Field(max_length=100)]
     """Counted by name if it is ignored."""
+
+
+MAX_UNKNOWN, MAX_KEY = 16, 64
+"""Unknown keys of a request that are named, and characters of each: a client makes them up."""
+
+
+class RequestBody(WireModel):
+    """The body of a request for a turn, of any API.
+
+    Clients and servers add keys as they like, so one that is unknown here is ignored and counted.
+    Those below would change what a client gets back, whatever its API: they are refused.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    n: Annotated[None, only_value(1, ONE_ANSWER)] = None
+    best_of: Annotated[None, only_value(1, ONE_ANSWER)] = None
+    use_beam_search: Annotated[None, only_value(False, ONE_ANSWER)] = None
+    echo: Annotated[None, only_value(False, "a prompt is not repeated in its answer")] = None
+    continue_final_message: Annotated[
+        None, only_value(False, "an assistant's message is not continued: end with a user's")
+    ] = None
+    previous_response_id: Annotated[None, must_be_null(NOTHING_KEPT)] = None
+    session_params: Annotated[None, must_be_null(NOTHING_KEPT)] = None
+
+    @property
+    def unknown_keys(self) -> tuple[str, ...]:
+        """Names of the keys that are unknown here, bounded."""
+        names = islice(self.model_extra or {}, MAX_UNKNOWN)
+        return tuple(make_printable(" ".join(shorten(name, MAX_KEY).split())) for name in names)
 
 
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -72,16 +126,6 @@ def parse_body(model: type[Body], body: bytes) -> Body:
             "; ".join(faults[:MAX_NAMED_FAULTS]) + more,
             param=places[0] or None,
         ) from None
-
-
-def must_be_null(reason: LiteralString) -> BeforeValidator:
-    """Return the validator of a field that is not served; ``reason`` tells what to use instead."""
-
-    def refuse(value: object) -> None:
-        if value is not None:
-            raise PydanticCustomError("unserved", reason)
-
-    return BeforeValidator(refuse)
 
 
 def check_conversation(pieces: Iterable[Piece], field: str) -> tuple[Piece, ...]:

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any, Literal
 
-from pydantic import BaseModel
 from pydantic_core import from_json
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece
-from runners.gateway.dialects.body import Name, Typed, WireModel, omission_text
+from runners.gateway.dialects.body import Name, RequestBody, Typed, WireModel, omission_text
 from runners.gateway.refusal import STATUS, RefusalKind, Refused
 
 NO_LIMIT = 2**31 - 1
@@ -113,9 +112,9 @@ def part_text(part: TextPart | Refusal | Typed) -> str:
             return omission_text(part.type.removesuffix("_url").removeprefix("input_"))
 
 
-def ignored_settings(body: BaseModel, names: Iterable[str]) -> Iterator[str]:
-    """Return the sampling settings that a client asked for and does not get: those among ``names``,
-    and those of both dialects.
+def ignored_settings(body: RequestBody, names: Iterable[str]) -> Iterator[str]:
+    """Return the settings that a client asked for and does not get: those among ``names``, those of
+    both dialects, and some that are unknown here.
     """
     for name in names:
         value = getattr(body, name)
@@ -125,6 +124,13 @@ def ignored_settings(body: BaseModel, names: Iterable[str]) -> Iterator[str]:
         yield "tool_choice"
     if getattr(body, "parallel_tool_calls", None) is False:
         yield "parallel_tool_calls"
+    yield from body.unknown_keys
+
+
+def ignored_format(name: str, asked: Typed | None) -> Iterator[str]:
+    """Return the name of the field with a format of the answer, if it asks for any but text."""
+    if asked is not None and asked.type != "text":
+        yield name
 
 
 def error_response(refused: Refused) -> tuple[int, dict[str, Any]]:

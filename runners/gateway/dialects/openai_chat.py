@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, PositiveInt, Tag
+from pydantic import Discriminator, Field, PositiveInt, Tag
 
 from runners.gateway.conversation import Piece, Role, TurnRequest
 from runners.gateway.dialects import openai
+from runners.gateway.dialects.attribution import read_attribution
 from runners.gateway.dialects.body import (
     ModelName,
     Name,
+    RequestBody,
     StopSequences,
     Typed,
     WireModel,
@@ -93,10 +95,8 @@ _Tool = Annotated[
 ]
 
 
-class ChatRequest(WireModel):
+class ChatRequest(RequestBody):
     """Body of ``POST /v1/chat/completions``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: ModelName
     messages: Annotated[list[_Message], Field(min_length=1)]
@@ -110,7 +110,6 @@ class ChatRequest(WireModel):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     response_format: Typed | None = None
-    n: Literal[1] | None = None
     modalities: list[Literal["text"]] | None = None
     functions: Annotated[None, must_be_null("legacy functions are not served: use tools")] = None
     function_call: Annotated[
@@ -150,7 +149,7 @@ _SAMPLING = (
 
 
 def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-    """Parse a ``POST /v1/chat/completions``. Its clients send no attribution in ``headers``."""
+    """Parse a ``POST /v1/chat/completions``."""
     chat = parse_body(ChatRequest, body)
     stop = [chat.stop] if isinstance(chat.stop, str) else chat.stop
     functions = [tool.function for tool in chat.tools or () if isinstance(tool, _FunctionTool)]
@@ -166,8 +165,10 @@ def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         ignored=(
             *openai.ignored_settings(chat, _SAMPLING),
             *(f"tools.{tool.type}" for tool in chat.tools or () if isinstance(tool, Typed)),
+            *openai.ignored_format("response_format", chat.response_format),
         ),
-        structured=chat.response_format is not None and chat.response_format.type != "text",
+        unknown_keys=len(chat.model_extra or ()),
+        attribution=read_attribution(headers),
     )
     with_usage = chat.stream_options is not None and chat.stream_options.include_usage
     return ParsedRequest(request, ChatReply(with_usage), bool(chat.stream))

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece, Role, TurnRequest
 from runners.gateway.dialects import openai, openai_tools
-from runners.gateway.dialects.attribution import read_codex
+from runners.gateway.dialects.attribution import read_attribution
 from runners.gateway.dialects.body import (
+    NOTHING_KEPT,
     ModelName,
     Name,
+    RequestBody,
     Typed,
     WireModel,
     check_conversation,
@@ -114,10 +116,8 @@ class _TextSettings(WireModel):
     format: Typed | None = None
 
 
-class ResponsesRequest(WireModel):
+class ResponsesRequest(RequestBody):
     """Body of ``POST /v1/responses``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: ModelName
     input: Annotated[list[_Item], BeforeValidator(_as_items), Field(min_length=1)]
@@ -129,12 +129,7 @@ class ResponsesRequest(WireModel):
     stream: bool | None = None
     reasoning: _ReasoningSettings | None = None
     text: _TextSettings | None = None
-    previous_response_id: Annotated[
-        None, must_be_null("no responses are kept here: send the whole conversation in input")
-    ] = None
-    conversation: Annotated[
-        None, must_be_null("no conversations are kept here: send the whole conversation in input")
-    ] = None
+    conversation: Annotated[None, must_be_null(NOTHING_KEPT)] = None
     prompt: Annotated[
         None, must_be_null("no prompt templates are kept here: send instructions and input")
     ] = None
@@ -177,9 +172,10 @@ def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         ignored=(
             *openai.ignored_settings(wire, _SAMPLING),
             *(f"tools.{kind}" for kind in left_out),
+            *openai.ignored_format("text.format", format_),
         ),
-        attribution=read_codex(headers, wire.client_metadata or {}),
-        structured=format_ is not None and format_.type != "text",
+        unknown_keys=len(wire.model_extra or ()),
+        attribution=read_attribution(headers, wire.client_metadata),
     )
     return ParsedRequest(request, ResponsesReply(tools), bool(wire.stream))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
 from tests.fakes.running_gateway import Gateway, running_gateway
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
@@ -16,6 +17,13 @@ from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of the tiny tokenizer."""
     return write_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def parts(tokenizer_dir: Path) -> tuple[Renderer, Tokenizer]:
+    """Return a renderer and its tokenizer."""
+    tokenizer = load_tokenizer(tokenizer_dir)
+    return load_renderer(tokenizer, "qwen3"), tokenizer
 
 
 @pytest.fixture

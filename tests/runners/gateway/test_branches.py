@@ -4,134 +4,38 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.gateway.branches import MAX_TIPS, Branches, Placement
+from runners.gateway.branches import MAX_TIPS
 from runners.gateway.conversation import (
-    Answer,
     IssuedCall,
     Piece,
     RequestAttribution,
     TurnRequest,
 )
-from runners.gateway.prefix_matching import prepare_request
-from runners.gateway.text_work import TextWork
-from runners.gateway.texts import Texts
-from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
-from runners.trajectory.record import MAIN_THREAD, Turn
-from tests.fakes.running_gateway import make_limits
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
-
-SYSTEM = Piece(-1, "system", "text", "You fix bugs.")
-TOOLS = [{"type": "function", "function": {"name": "Bash", "parameters": {}}}]
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Renderer, Tokenizer]:
-    """Return a renderer and its tokenizer."""
-    directory = tmp_path_factory.mktemp("tokenizer")
-    write_tiny_tokenizer(directory)
-    tokenizer = load_tokenizer(directory)
-    return load_renderer(tokenizer, "qwen3"), tokenizer
-
-
-def run_at_once(placement: Coroutine[Any, Any, Placement]) -> Placement:
-    """Return the result of a coroutine that waits for nothing, as short texts are placed."""
-    try:
-        placement.send(None)
-    except StopIteration as done:
-        return cast(Placement, done.value)
-    raise AssertionError("it waits")
-
-
-@dataclass
-class Gateway:
-    """Takes turns as a session does, with a scripted policy."""
-
-    renderer: Renderer
-    tokenizer: Tokenizer
-    branches: Branches = field(init=False)
-    turns: list[Turn] = field(default_factory=list)
-    prompts: list[list[int]] = field(default_factory=list)
-    places: list[Placement] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        texts = Texts(TextWork(self.tokenizer, self.renderer), make_limits())
-        self.branches = Branches("s", texts)
-
-    def ask(self, request: TurnRequest, *calls: IssuedCall, text: str = "") -> int:
-        """Return the index of the turn that answers a request."""
-        asked = prepare_request(request, "test")
-        earlier = self.branches.find_answer(asked.fingerprint)
-        if earlier is not None:
-            return int(earlier[0]["turn"])
-        place = run_at_once(self.branches.find_placement(asked))
-        body = text + "".join(f"<tool_call>{call.id}</tool_call>" for call in calls)
-        output = np.array(self.tokenizer.encode(body + "<|im_end|>"), np.int32)
-        kept = place.parent.node.length if place.parent else 0
-        turn = Turn(
-            session_id="s", index=len(self.turns), thread=place.thread,
-            parent_thread=place.parent_thread, branch=place.branch,
-            segment=self.branches.choose_segment(place),
-            parent=place.parent.node.index if place.parent else None, prompt_kept=kept,
-            prompt_new=np.array(place.prompt[kept:], np.int32), output_ids=output,
-            output_logprobs=np.full(len(output), -0.5, np.float32), weight_version=0,
-            finish_reason="stop",
-            break_reason=place.history_break.reason if place.history_break else None,
-            malformed_calls=0, request={}, reply={}, usage={}, started_at=0.0, engine_s=0.0,
-            total_s=0.0,
-        )  # fmt: skip
-        answer = Answer("", text, calls, 0, "end_turn", None, {})
-        self.branches.add_turn(turn, place, asked, answer, {"turn": turn.index})
-        self.turns.append(turn)
-        self.prompts.append(place.prompt)
-        self.places.append(place)
-        return turn.index
-
-    def check(self) -> None:
-        """Hold the invariants: paths are what the model saw, each sampled token is trained once."""
-        chains = self.branches.graph.build_segments()
-        owned = sorted(index for chain in chains for index in chain.own_turns)
-        assert owned == list(range(len(self.turns)))
-        assert sum(int(chain.loss_mask.sum()) for chain in chains) == sum(
-            len(turn.output_ids) for turn in self.turns
-        )
-        for chain in chains:
-            for index in chain.turns:
-                saw = [*self.prompts[index], *self.turns[index].output_ids.tolist()]
-                assert chain.tokens[: len(saw)].tolist() == saw
-
-
-def request(pieces: Sequence[Piece], **attributes: Any) -> TurnRequest:
-    """Return a request as a dialect reads it."""
-    attribution = RequestAttribution(**attributes)
-    return TurnRequest("m", tuple(pieces), TOOLS, 1000, attribution=attribution)
-
-
-def user(text: str, message: int = 0) -> Piece:
-    return Piece(message, "user", "text", text)
-
-
-def call_of(call: IssuedCall, message: int) -> Piece:
-    return Piece(message, "assistant", "tool_call", tool_id=call.id, name=call.name)
-
-
-def result_of(call: IssuedCall, message: int, text: str = "ok") -> Piece:
-    return Piece(message, "user", "tool_result", text, tool_id=call.id)
+from runners.gateway.tokenizer import Renderer, Tokenizer
+from runners.trajectory.record import MAIN_THREAD
+from tests.fakes.placing_gateway import (
+    SYSTEM,
+    TOOLS,
+    PlacingGateway,
+    call_of,
+    request,
+    result_of,
+    user,
+)
 
 
 @dataclass
 class Program:
     """An agent program with several threads; each keeps a history of its own."""
 
-    gateway: Gateway
+    gateway: PlacingGateway
     named: bool
     """It names its threads; a program that does not has the main thread only."""
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
@@ -214,7 +118,7 @@ ACTIONS = st.lists(
 def test_for_any_program_every_token_is_trained_once_and_no_chain_forks(
     parts: tuple[Renderer, Tokenizer], actions: list[tuple[str, str, str]], named: bool
 ) -> None:
-    gateway = Gateway(*parts)
+    gateway = PlacingGateway(*parts)
     program = Program(gateway, named)
     for action, thread, edit in actions:
         thread_name = thread if named else MAIN_THREAD
@@ -235,7 +139,7 @@ def test_for_any_program_every_token_is_trained_once_and_no_chain_forks(
 
 
 def test_byte_identical_parallel_sub_agents_stay_apart(parts: tuple[Renderer, Tokenizer]) -> None:
-    gateway = Gateway(*parts)
+    gateway = PlacingGateway(*parts)
     program = Program(gateway, named=True)
     for thread in (MAIN_THREAD, "a1", "a2", "a1", "a2", MAIN_THREAD):
         program.say(thread, "faithful")
@@ -247,7 +151,7 @@ def test_byte_identical_parallel_sub_agents_stay_apart(parts: tuple[Renderer, To
 
 
 def test_a_forked_agent_starts_as_a_branch_of_its_parent(parts: tuple[Renderer, Tokenizer]) -> None:
-    gateway = Gateway(*parts)
+    gateway = PlacingGateway(*parts)
     program = Program(gateway, named=True)
     program.say(MAIN_THREAD, "faithful")
     program.say(MAIN_THREAD, "faithful")
@@ -263,46 +167,10 @@ def test_a_forked_agent_starts_as_a_branch_of_its_parent(parts: tuple[Renderer, 
     ]  # fmt: skip
 
 
-def dispatch(number: int, task: str) -> IssuedCall:
-    return IssuedCall(f"d{number}", "Agent", {"prompt": task, "description": "look"})
-
-
-def test_a_sub_agent_that_names_no_thread_is_recognised_by_its_task(
-    parts: tuple[Renderer, Tokenizer],
-) -> None:
-    gateway = Gateway(*parts)
-    main = [SYSTEM, user("fix it")]
-    gateway.ask(request(main), dispatch(1, "read a.py"), dispatch(2, "read b.py"))
-    second = [user("You are an explorer."), user("read b.py", 1)]
-    first = gateway.ask(request(second), IssuedCall("r", "Bash", {}))
-    more = [
-        *second,
-        call_of(IssuedCall("r", "Bash", {}), 2),
-        result_of(IssuedCall("r", "Bash", {}), 3),
-    ]
-    gateway.ask(request(more), text="found")
-    gateway.check()
-    assert [turn.thread for turn in gateway.turns] == ["main", "call:d2", "call:d2"]
-    assert gateway.places[first].branch == "subagent"
-    assert not any(place.ambiguous for place in gateway.places)
-
-
-def test_ambiguous_requests_are_the_main_threads_and_counted(
-    parts: tuple[Renderer, Tokenizer],
-) -> None:
-    gateway = Gateway(*parts)
-    gateway.ask(request([SYSTEM, user("fix it")]), dispatch(1, "look"), dispatch(2, "look"))
-    other = replace(SYSTEM, text="You explore.")
-    gateway.ask(request([other, user("look")]), text="found")
-    assert [turn.thread for turn in gateway.turns] == ["main", "main"]
-    assert [place.ambiguous for place in gateway.places] == [False, True]
-
-
 @pytest.mark.parametrize(
     "aside",
     [
         TurnRequest("m", (user("Title?"),), [], 1000),
-        TurnRequest("m", (user("Title?"),), TOOLS, 1000, structured=True),
         TurnRequest("m", (user("quota"),), TOOLS, 1),
         TurnRequest(
             "m", (user("topic"),), TOOLS, 1000, attribution=RequestAttribution(request_class="side")
@@ -312,7 +180,7 @@ def test_ambiguous_requests_are_the_main_threads_and_counted(
 def test_side_requests_leave_the_main_chain_alone(
     aside: TurnRequest, parts: tuple[Renderer, Tokenizer]
 ) -> None:
-    gateway = Gateway(*parts)
+    gateway = PlacingGateway(*parts)
     program = Program(gateway, named=True)
     program.say(MAIN_THREAD, "faithful")
     gateway.ask(aside, text="A title")
@@ -327,7 +195,7 @@ def test_side_requests_leave_the_main_chain_alone(
 
 
 def test_a_rollback_forks_off_the_turn_it_goes_back_to(parts: tuple[Renderer, Tokenizer]) -> None:
-    gateway = Gateway(*parts)
+    gateway = PlacingGateway(*parts)
     program = Program(gateway, named=True)
     for _ in range(3):
         program.say(MAIN_THREAD, "faithful")
@@ -363,7 +231,7 @@ def test_a_continuation_that_changes_sampled_history_is_a_break_and_never_a_prom
     parts: tuple[Renderer, Tokenizer],
 ) -> None:
     renderer, tokenizer = parts
-    gateway = Gateway(cast(Renderer, RewritingRenderer(renderer)), tokenizer)
+    gateway = PlacingGateway(cast(Renderer, RewritingRenderer(renderer)), tokenizer)
     program = Program(gateway, named=True)
     program.say(MAIN_THREAD, "faithful")
     program.say(MAIN_THREAD, "faithful")
@@ -378,7 +246,7 @@ def test_a_continuation_that_changes_sampled_history_is_a_break_and_never_a_prom
 def test_only_the_latest_ends_of_conversations_are_continued(
     parts: tuple[Renderer, Tokenizer],
 ) -> None:
-    gateway = Gateway(*parts)
+    gateway = PlacingGateway(*parts)
     first = [user(f"conversation {number}") for number in range(MAX_TIPS + 1)]
     for piece in first:
         gateway.ask(request([piece]), text="ok")
@@ -390,7 +258,7 @@ def test_only_the_latest_ends_of_conversations_are_continued(
 
 
 def test_a_long_session_holds_each_token_once(parts: tuple[Renderer, Tokenizer]) -> None:
-    gateway = Gateway(*parts)
+    gateway = PlacingGateway(*parts)
     program = Program(gateway, named=True)
     tracemalloc.start()
     for _ in range(60):

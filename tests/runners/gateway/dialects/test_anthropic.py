@@ -47,7 +47,8 @@ def refusal_text(**changes: Any) -> str:
         ({"stop_sequences": [""]}, "stop_sequences.0: "),
         ({"tools": [{"name": ""}]}, "tools.0.name: "),
         ({"tools": [{"name": "x", "input_schema": []}]}, "tools.0.input_schema: "),
-        ({"max_tokenz": 7}, "max_tokenz: Extra inputs are not permitted"),
+        ({"thread": {"type": "create"}}, "thread: nothing is kept here for clients"),
+        ({"n": 2}, "n: one answer is sampled per request"),
     ],
 )
 def test_a_malformed_request_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
@@ -93,7 +94,7 @@ def test_every_field_that_claude_code_sends_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "structured"),
+    ("changes", "is_title"),
     [
         ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, True),
         ({"output_format": {"type": "json_schema", "schema": {}}}, True),
@@ -102,10 +103,26 @@ def test_every_field_that_claude_code_sends_is_accepted() -> None:
         ({"output_format": {"type": "text"}}, False),
     ],
 )
-def test_a_request_for_json_of_a_schema_is_structured(
-    changes: dict[str, Any], structured: bool
+def test_json_without_tools_is_a_title_of_claude_code_and_of_no_other_program(
+    changes: dict[str, Any], is_title: bool
 ) -> None:
-    assert parse(**changes).structured is structured
+    headers = {"x-claude-code-session-id": "s"}
+
+    def request_class(headers: dict[str, str], **more: Any) -> str | None:
+        parsed = anthropic.parse_request(orjson.dumps({**BASE, **changes, **more}), headers)
+        return parsed.request.attribution.request_class
+
+    assert request_class(headers) == ("side" if is_title else None)
+    assert request_class({}) == request_class(headers, tools=TOOLS) is None
+    assert parse(**changes).ignored == (("output_config.format",) if is_title else ())
+
+
+def test_a_refused_thread_is_reported_in_the_words_on_which_its_client_does_without() -> None:
+    with pytest.raises(Refused) as caught:
+        parse(thread={"type": "create"})
+    status, body = anthropic.error_response(caught.value)
+    assert status == 400
+    assert body["error"]["details"]["error_code"] == "thread_unsupported_request"
 
 
 def test_sampling_that_a_client_asks_for_is_reported_as_ignored() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from runners.gateway.conversation import RequestAttribution
 from runners.gateway.dialects import attribution
+from runners.gateway.dialects.endpoints import PARSERS
 
 AGENT = "x-claude-code-agent-id"
 
@@ -124,3 +125,45 @@ def test_broken_metadata_is_tolerated(broken: str) -> None:
 
 def test_a_thread_without_a_session_or_a_parent_is_the_main_one() -> None:
     assert attribution.read_codex({"thread-id": "t"}, {}) == RequestAttribution()
+
+
+SESSION = {"x-session-id": "s2", "x-parent-session-id": "s1"}
+
+
+def test_a_session_that_names_its_parent_is_a_thread() -> None:
+    assert attribution.read_session(SESSION) == RequestAttribution("s2", "s1")
+    assert attribution.read_session({"x-session-id": "s1"}) == RequestAttribution()
+    assert attribution.read_session({"x-parent-session-id": "s1"}) == RequestAttribution()
+    own = {"x-session-id": "s1", "x-parent-session-id": "s1"}
+    assert attribution.read_session(own) == RequestAttribution()
+
+
+@pytest.mark.parametrize("value", ["", "a" * 201, "a\nb", "\u202e"])
+def test_an_invalid_session_or_parent_counts_as_absent(value: str) -> None:
+    for name in SESSION:
+        assert attribution.read_session({**SESSION, name: value}) == RequestAttribution()
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("headers", "thread"),
+    [
+        (SESSION, "s2"),
+        ({AGENT: "a1"}, "a1"),
+        ({"session-id": "s", "thread-id": "t", "x-codex-parent-thread-id": "s"}, "t"),
+        ({}, "main"),
+    ],
+)
+@pytest.mark.parametrize("path", BODIES)
+def test_a_program_is_known_by_its_headers_whatever_api_it_speaks(
+    path: str, headers: dict[str, str], thread: str
+) -> None:
+    parsed = PARSERS[path](json.dumps({"model": "m", **BODIES[path]}).encode(), headers)
+    assert parsed.request.attribution.thread == thread

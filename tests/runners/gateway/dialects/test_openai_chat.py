@@ -69,7 +69,14 @@ def result(text: Any, call_id: str = "call_1") -> dict[str, Any]:
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id: Field required"),
         ({"max_tokens": 0}, "max_tokens: "),
         ({"max_completion_tokens": "10"}, "max_completion_tokens: "),
-        ({"n": 2}, "n: Input should be 1"),
+        ({"n": 2}, "n: one answer is sampled per request"),
+        ({"n": True}, "n: one answer is sampled per request"),
+        ({"best_of": 4}, "best_of: one answer is sampled per request"),
+        ({"use_beam_search": True}, "use_beam_search: one answer is sampled per request"),
+        ({"echo": True}, "echo: a prompt is not repeated"),
+        ({"continue_final_message": True}, "continue_final_message: an assistant's message is"),
+        ({"previous_response_id": "r"}, "previous_response_id: nothing is kept here for clients"),
+        ({"session_params": {"id": "s"}}, "session_params: nothing is kept here for clients"),
         ({"stop": [""]}, "stop."),
         ({"stream": "yes"}, "stream: "),
         ({"modalities": ["audio"]}, "modalities.0: "),
@@ -81,7 +88,6 @@ def result(text: Any, call_id: str = "call_1") -> dict[str, Any]:
             {"messages": [{"role": "assistant", "function_call": {"name": "f"}}, user("x")]},
             "function_call: legacy function calls are not served: use tool_calls",
         ),
-        ({"max_tokenz": 7}, "max_tokenz: Extra inputs are not permitted"),
     ],
 )
 def test_a_malformed_request_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
@@ -89,7 +95,7 @@ def test_a_malformed_request_is_refused_by_name(changes: dict[str, Any], named: 
 
 
 def test_the_first_five_faults_are_named_and_the_first_is_the_parameter_at_fault() -> None:
-    fault = parse_refused(model=1, stream=2, n=3, temperature="hot", stop=5, seed="x", user=7)
+    fault = parse_refused(model=1, stream=2, store=3, temperature="hot", stop=5, seed="x", user=7)
     assert fault.param == "model"
     assert "stream: " in str(fault)
     assert "more)" in str(fault)
@@ -199,16 +205,18 @@ def test_stop_is_a_string_or_a_list(stop: Any, wanted: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format_", "structured"),
+    ("format_", "ignored"),
     [
-        ({"type": "json_schema", "json_schema": {}}, True),
-        ({"type": "json_object"}, True),
-        ({"type": "text"}, False),
-        (None, False),
+        ({"type": "json_schema", "json_schema": {}}, ("response_format",)),
+        ({"type": "json_object"}, ("response_format",)),
+        ({"type": "text"}, ()),
+        (None, ()),
     ],
 )
-def test_a_request_for_json_is_structured(format_: Any, structured: bool) -> None:
-    assert parse_turn(response_format=format_).structured is structured
+def test_a_format_of_the_answer_is_reported_as_ignored(
+    format_: Any, ignored: tuple[str, ...]
+) -> None:
+    assert parse_turn(response_format=format_).ignored == ignored
 
 
 def test_sampling_that_a_client_asks_for_is_reported_as_ignored() -> None:
@@ -238,8 +246,12 @@ def test_every_field_that_clients_send_is_accepted() -> None:
         tool_choice="auto",
         parallel_tool_calls=True,
         stream_options={"include_usage": True},
+        n=1,
+        best_of=1,
+        echo=False,
+        use_beam_search=False,
     )
-    assert request.ignored == ()
+    assert (request.ignored, request.unknown_keys) == ((), 0)
 
 
 @pytest.mark.parametrize(("stream", "streams"), [(True, True), (False, False), (None, False)])

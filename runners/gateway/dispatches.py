@@ -1,0 +1,173 @@
+"""The tool calls of a session that may have started a sub-agent: a text that the policy gave to a
+call comes back as a message of the user that opens a conversation.
+
+Any call can start one (an agent may be offered as a tool of any name), so the text must come back
+whole; a tool that is known to start sub-agents may wrap it. A call is out of the question once its
+result has come back. The policy writes these texts, and could repeat in one what its own program
+will send later: so a conversation under the system prompt and with the tools of the caller is never
+taken for that of a sub-agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from typing import Any
+
+from runners.gateway.conversation import IssuedCall, Piece, TurnRequest
+
+SUBAGENT_TOOLS = frozenset(
+    {"agent", "task", "subagent", "sub_agent", "new_task", "spawn_agent", "spawn_subagent"}
+    | {"delegate", "delegate_task", "delegate_to_agent", "dispatch_agent", "launch_agent"}
+    | {"run_agent", "run_subagent", "start_agent", "call_agent", "use_subagents", "invoke_agent"}
+)
+"""Names of tools that start sub-agents, in lower case with underscores."""
+CALL_THREAD = "call:"
+"""Prefix of the threads that are named by the gateway: after the call that started the sub-agent.
+"""
+MIN_WRAPPED = 16
+"""Characters of a text that is recognised within a longer one: a shorter one stands everywhere."""
+MAX_WRAPPER = 20_000
+"""Characters that a program may put around it."""
+MAX_CALLS, MAX_TEXTS, MAX_KNOWN, MAX_SEARCHED = 1024, 64, 16, 64
+"""Calls that are held, the latest; texts of each; those of them, and texts of a request, that are
+searched for one in another. Together they bound the work that a policy can make.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dispatch:
+    """A call whose result has not come back."""
+
+    call: IssuedCall
+    thread: str
+    """Of the turn that issued it."""
+    system_prompt: bytes | None
+    """Digest of its conversation's, None if it has none."""
+    tools: list[dict[str, Any]]
+    texts: tuple[str, ...]
+    """Texts among its arguments, however deep, without blanks around them."""
+    started: dict[str, str] = field(default_factory=dict)
+    """Threads of the sub-agents that it started, by text."""
+
+    @property
+    def is_known(self) -> bool:
+        """True if its tool is known to start sub-agents."""
+        return self.call.name.lower().replace("-", "_") in SUBAGENT_TOOLS
+
+    def name_thread(self, text: str) -> str:
+        """Return the thread of the sub-agent that the call starts with one of its texts."""
+        number = f":{len(self.started) + 1}" if self.started else ""
+        return self.started.get(text) or f"{CALL_THREAD}{self.call.id}{number}"
+
+    def could_start(self, request: TurnRequest, system_prompt: bytes | None) -> bool:
+        """Return whether a request is under other instructions than the caller's."""
+        return self.system_prompt != system_prompt or self.tools != request.tools
+
+
+class Dispatches:
+    """The calls of a session that wait for their results."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Dispatch] = {}
+        """By call id, oldest first."""
+        self._by_text: dict[str, dict[str, Dispatch]] = {}
+        """By text, then as above."""
+
+    def add(
+        self,
+        calls: Iterable[IssuedCall],
+        thread: str,
+        system_prompt: bytes | None,
+        tools: list[dict[str, Any]],
+    ) -> None:
+        """Add the calls of a turn of some thread, whose conversation has this prompt and tools."""
+        for call in calls:
+            texts = tuple(dict.fromkeys(islice(_texts(call), MAX_TEXTS)))
+            dispatch = Dispatch(call, thread, system_prompt, tools, texts)
+            self._waiting[call.id] = dispatch
+            for text in texts:
+                self._by_text.setdefault(text, {})[call.id] = dispatch
+        while len(self._waiting) > MAX_CALLS:
+            self._remove(next(iter(self._waiting)))
+
+    def remove_answered(self, pieces: Iterable[Piece]) -> None:
+        """Remove the calls whose results are among some pieces of a request."""
+        for piece in pieces:
+            if piece.kind == "tool_result":
+                self._remove(piece.tool_id)
+
+    def find(
+        self, request: TurnRequest, system_prompt: bytes | None
+    ) -> tuple[Dispatch, str] | None:
+        """Return the call that started the conversation which a request begins, and its text.
+
+        Of several with this text, it is the first one that has not started a sub-agent with it.
+        """
+        found = [
+            (dispatch, text)
+            for dispatch, text in self._candidates(request)
+            if dispatch.could_start(request, system_prompt)
+        ]
+        unused = (each for each in found if each[1] not in each[0].started)
+        return next(unused, found[0] if found else None)
+
+    def has_ended(self, thread: str) -> bool:
+        """Return whether the call that started a sub-agent has its result."""
+        call_id = thread.removeprefix(CALL_THREAD).partition(":")[0]
+        return thread.startswith(CALL_THREAD) and call_id not in self._waiting
+
+    def may_start(self, request: TurnRequest, system_prompt: bytes | None) -> bool:
+        """Return whether a tool that is known to start sub-agents may have started this one."""
+        return any(dispatch.could_start(request, system_prompt) for dispatch in self._known())
+
+    def _candidates(self, request: TurnRequest) -> list[tuple[Dispatch, str]]:
+        asked = list(dict.fromkeys(_asked(request)))
+        whole = [
+            (dispatch, text)
+            for text in asked
+            for dispatch in islice(self._by_text.get(text, {}).values(), MAX_SEARCHED)
+        ]
+        if whole:
+            return whole
+        tasks = [(each, max(each.texts, key=len, default="")) for each in self._known()]
+        return [
+            (dispatch, task)
+            for dispatch, task in tasks
+            if len(task) >= MIN_WRAPPED
+            and any(
+                len(text) <= len(task) + MAX_WRAPPER and task in text
+                for text in asked[:MAX_SEARCHED]
+            )
+        ]
+
+    def _known(self) -> list[Dispatch]:
+        return [each for each in self._waiting.values() if each.is_known][-MAX_KNOWN:]
+
+    def _remove(self, call_id: str) -> None:
+        dispatch = self._waiting.pop(call_id, None)
+        for text in dispatch.texts if dispatch else ():
+            del self._by_text[text][call_id]
+            if not self._by_text[text]:
+                del self._by_text[text]
+
+
+def _asked(request: TurnRequest) -> Iterator[str]:
+    """Return the user's texts before the first call: what a new conversation is about."""
+    opening = takewhile(lambda piece: piece.kind != "tool_call", request.pieces)
+    return (piece.text.strip() for piece in opening if (piece.role, piece.kind) == ("user", "text"))
+
+
+def _texts(call: IssuedCall) -> Iterator[str]:
+    """Return the texts among a call's arguments, without recursion: a policy nests as it likes."""
+    left: list[Any] = [call.arguments]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            if text := value.strip():
+                yield text
+        elif isinstance(value, dict):
+            left += reversed(value.values())
+        elif isinstance(value, list):
+            left += reversed(value)
