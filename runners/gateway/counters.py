@@ -33,6 +33,8 @@ class SessionCounters(EngineCallCounters):
     """Turns answered with the unparsed text, because the server's parsers did not answer."""
     tools_changed: int = 0
     """Turns whose tools differ from those of the turn that they continue."""
+    compactions_missed: int = 0
+    """Turns that go on with a history beyond the window at which it was to be summed up."""
     retokenization_mismatches: int = 0
     """Turns whose sampled tokens are not those that the tokenizer gives for their text, so that
     rendering the history again would replace them (token-in-token-out).

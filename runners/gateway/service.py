@@ -90,7 +90,15 @@ async def serve(
     engine = _engine(settings, hooks, turn_log)
     pool = TextPool(tokenizer, settings.renderer, settings.limits)
     texts = Texts(work, settings.limits, pool)
-    services = SessionServices(engine, texts, turn_log, settings.limits, settings.routing, parser)
+    services = SessionServices(
+        engine,
+        texts,
+        turn_log,
+        settings.limits,
+        routing=settings.routing,
+        output_parser=parser,
+        compaction_window=settings.compaction_window,
+    )
     registry = SessionRegistry(
         services, settings.sampling, max_context_tokens=settings.max_context_tokens
     )

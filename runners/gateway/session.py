@@ -22,6 +22,7 @@ from runners.engines.contract import Conversation, EngineError, Generation, Samp
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.branches import Branches, Placement
 from runners.gateway.chat_template import ServerParsers
+from runners.gateway.compaction_watch import CompactionWatch
 from runners.gateway.conversation import (
     Answer,
     TurnRequest,
@@ -75,6 +76,8 @@ class SessionServices:
     """Shape of the policy's routing; None: it is not captured."""
     output_parser: ServerParsers | None = None
     """Parses what is sampled, where the renderer cannot."""
+    compaction_window: int | None = None
+    """As ``GatewaySettings.compaction_window``."""
 
 
 class Session:
@@ -117,6 +120,7 @@ class Session:
         """By thread."""
         self._storing = asyncio.Lock()
         self._routing = RoutingCapture(services.routing)
+        self._compactions = CompactionWatch(session_id, services.compaction_window)
 
     def stats(self) -> dict[str, Any]:
         """Return the counters, as JSON."""
@@ -429,6 +433,7 @@ class Session:
         self._prompt_tokens.append(turn.prompt_tokens)
         counters.malformed_calls += turn.malformed_calls
         counters.tools_changed += place.tools_changed
+        counters.compactions_missed += self._compactions.add_turn(turn)
         if place.history_break is not None:
             broken = asdict(place.history_break) | place.difference
             counters.breaks.append({"turn": turn.index, "thread": turn.thread, **broken})

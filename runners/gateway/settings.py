@@ -28,6 +28,7 @@ from conf.sections.engine import (
     SglangLaunchEngineConfig,
 )
 from conf.sections.gateway import GatewayLimitsConfig
+from conf.sections.scenario import compaction_window
 from runners.processes.ports import PATIENCE_S
 from runners.trajectory.routing import RoutingShape
 
@@ -82,6 +83,8 @@ class GatewaySettings(BaseModel):
     """As in ``rollout.limits``."""
     watchdog_s: NonNegativeFloat = 0.0
     """As ``observe.watchdog_s``."""
+    compaction_window: PositiveInt | None = None
+    """``window_tokens`` of a scenario with compactions."""
     routing: RoutingShape | None = None
     """Set if the engine's routing is to be captured."""
     store_patience_s: PositiveFloat = 10.0
@@ -128,5 +131,6 @@ class GatewaySettings(BaseModel):
             engine_calls_per_s=limits.engine_calls_per_s,
             adaptive=limits.adaptive,
             watchdog_s=config.observe.watchdog_s,
+            compaction_window=compaction_window(config.scenario),
             routing=routing,
         )

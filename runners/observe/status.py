@@ -152,6 +152,9 @@ def render(status: Status) -> Table:
     for name in ("signs", "unverified"):
         if found := status.metrics.get(f"cheating/{name}"):
             table.add_row(f"cheating/{name}", f"{found:,} in the last step")
+    if missed := status.metrics.get("rollout/compactions_missed"):
+        told = f"{missed:,} turns of the last step went on beyond scenario.window_tokens"
+        table.add_row("no compaction", Text(told, style="red"))
     table.add_row("tokens sampled", f"{status.sampled_tokens:,}")
     if status.inexact:
         table.add_row("tokens", Text(status.inexact, style="yellow"))

@@ -12,7 +12,7 @@ from typing import Any
 
 SUMMED_COUNTERS = (
     *("forks", "ambiguous", "retokenization_mismatches", "parser_fallbacks", "routing_missing"),
-    *("engine_retries", "pushed_back", "unknown_keys"),
+    *("engine_retries", "pushed_back", "unknown_keys", "compactions_missed"),
 )
 """Their sum over a step's rollouts (``rollout/NAME`` of its metrics) is 0 when all is well."""
 

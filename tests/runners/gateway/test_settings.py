@@ -48,6 +48,14 @@ def test_the_engine_s_servers_and_parsers_are_those_of_the_configuration() -> No
     assert (embedded.engine_workers, embedded.tool_call_parser) == ((), None)
 
 
+@pytest.mark.parametrize(("scenario", "window"), [("linear", None), ("compact", 700)])
+def test_the_window_is_that_of_a_scenario_with_compactions(
+    scenario: str, window: int | None
+) -> None:
+    more = [f"scenario.window_tokens={window}"] if window else []
+    assert from_config(f"scenario={scenario}", *more).compaction_window == window
+
+
 def test_a_setting_that_does_not_exist_is_refused() -> None:
     sent = from_config().model_dump(mode="json")
     with pytest.raises(ValidationError, match="ping_seconds"):

@@ -54,6 +54,13 @@ def test_the_status_of_a_running_run_shows_its_progress(store: RunStore) -> None
         assert part in shown
 
 
+def test_a_compaction_that_never_happened_is_shown(store: RunStore) -> None:
+    found = read_status(store.run_dir)
+    assert "no compaction" not in text(render(found))
+    missed = replace(found, metrics={**found.metrics, "rollout/compactions_missed": 3})
+    assert "3 turns of the last step went on beyond" in text(render(missed))
+
+
 def test_tampering_is_shown_with_its_evidence(store: RunStore) -> None:
     evidence = "canary: 1 of 2 tests that must fail were reported as passed (a.T.test)"
     outcome = Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, evidence)
