@@ -59,7 +59,8 @@ def check(
     user's cache. Programs, paths and ports are checked, and every feature of an SGLang server, or
     of a router in front of several, that a run needs; engine=sglang_launch starts a server for it.
     Then the agent takes one turn in a sandbox, through the gateway; with our own engine a fixed
-    reply answers it. Exit code 3: something is missing.
+    reply answers it. In a scenario with summaries it must sum up its history at the window. Exit
+    code 3: something is missing.
     """
     from cli.jobs import new_jobs
     from cli.start import find_start_errors, refuse_start

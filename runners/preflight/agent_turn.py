@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from runners.store.run_store import RunStore
 from runners.training.bootstrap.tiny import tiny_directory
 from runners.training.bootstrap.vocabulary import BYTES_ONLY, save_tokenizer, train_tokenizer
 from runners.trajectory.outcome import OutcomeClass
+from runners.trajectory.record import Turn
 
 TASK = "Answer with one word. Call no tool."
 REPLY = "Hello"
@@ -89,6 +90,16 @@ def find_policy_files(config: Config, work: Path) -> PolicyFiles:
     return PolicyFiles(placeholder, False, weights)
 
 
+@dataclass(frozen=True, slots=True)
+class AgentRun:
+    """The end of an agent program, and the turns that the gateway recorded."""
+
+    result: HarnessResult
+    turns: list[Turn]
+    seconds: float
+    guarantees: dict[str, str]
+
+
 async def take_agent_turn(
     config: Config, policy: PolicyFiles, work: Path, url: str | None
 ) -> AgentTurn:
@@ -97,6 +108,29 @@ async def take_agent_turn(
     Without ``url`` a canned reply does. Raises AgentTurnError if the program takes no turn, another
     AgentrlError if it cannot be started.
     """
+    run = await run_agent(config, policy, work, url)
+    result, turns = run.result, run.turns
+    if not turns or result.code.outcome_class not in (OutcomeClass.POLICY, OutcomeClass.BUDGET):
+        raise AgentTurnError(
+            f"harness={config.harness.kind} took {len(turns)} turns and ended with {result.code}: "
+            f"{result.output[-600:]}"
+        )
+    prompt = turns[0].prompt_tokens if policy.own else None
+    return AgentTurn(result, len(turns), prompt, run.seconds, run.guarantees)
+
+
+async def run_agent(
+    config: Config,
+    policy: PolicyFiles,
+    work: Path,
+    url: str | None,
+    make_engine: Callable[[Engine, list[int]], Engine] | None = None,
+) -> AgentRun:
+    """Run the agent program of ``config`` for one task, in a sandbox, with a gateway of its own.
+
+    The engine at ``url`` answers; without one, that which ``make_engine`` makes of the client to
+    close and the tokens of a reply.
+    """
     harness = make_harness(config.harness, config.scenario)
     source = work / "source"
     source.mkdir(parents=True)
@@ -104,7 +138,9 @@ async def take_agent_turn(
         backend = await asyncio.to_thread(make_backend, config.sandbox, work / "sandboxes")
         exits.push_async_callback(backend.close)
         gateway = await exits.enter_async_context(
-            _running_gateway(config, work / "run", policy.tokenizer, url)
+            _running_gateway(
+                config, work / "run", policy.tokenizer, url, make_engine or CannedEngine
+            )
         )
         admin = GatewayAdmin(gateway["url"], gateway["admin_key"])
         exits.push_async_callback(admin.close)
@@ -126,19 +162,16 @@ async def take_agent_turn(
         seconds = time.monotonic() - started
         await admin.finish(SESSION, segments=False)
     with RunStore.open(work / "run", read_only=True) as store:
-        turns = store.turns(SESSION)
-    if not turns or result.code.outcome_class not in (OutcomeClass.POLICY, OutcomeClass.BUDGET):
-        raise AgentTurnError(
-            f"harness={config.harness.kind} took {len(turns)} turns and ended with {result.code}: "
-            f"{result.output[-600:]}"
-        )
-    prompt = turns[0].prompt_tokens if policy.own else None
-    return AgentTurn(result, len(turns), prompt, seconds, backend.guarantees())
+        return AgentRun(result, store.turns(SESSION), seconds, backend.guarantees())
 
 
 @asynccontextmanager
 async def _running_gateway(
-    config: Config, run_dir: Path, tokenizer: Path | None, url: str | None
+    config: Config,
+    run_dir: Path,
+    tokenizer: Path | None,
+    url: str | None,
+    make_engine: Callable[[Engine, list[int]], Engine],
 ) -> AsyncIterator[dict[str, Any]]:
     """Serve a gateway with a store of its own in this loop; yield what it announces."""
     RunStore.create(run_dir, {}).close()
@@ -147,7 +180,7 @@ async def _running_gateway(
         assert tokenizer is not None
         reply = load_tokenizer(tokenizer).encode(REPLY)
         url = "http://127.0.0.1:1"  # never called
-        hooks = GatewayHooks(wrap_engine=lambda client, turn_log: CannedEngine(client, reply))
+        hooks = GatewayHooks(wrap_engine=lambda client, turn_log: make_engine(client, reply))
     settings = GatewaySettings.from_config(
         config, run_dir=run_dir, engine_url=url, tokenizer=tokenizer
     ).model_copy(update={"max_context_tokens": CONTEXT_TOKENS})

@@ -1,4 +1,4 @@
-"""Check a run before it starts: its engine, then one turn of its agent program.
+"""Check a run before it starts: its engine, one turn of its agent program, and its summaries.
 
 A server of ``engine=sglang_launch`` is started for the check and stopped after it.
 """
@@ -22,6 +22,7 @@ from runners.preflight.agent_turn import (
     find_policy_files,
     take_agent_turn,
 )
+from runners.preflight.compaction_check import check_compaction
 from runners.preflight.tokenizer_check import PolicyFormat, ServerParser, probe_server
 from runners.processes.service import ServiceStarter
 from runners.runtime.engine_service import list_workers, start_engine
@@ -31,7 +32,8 @@ from runners.runtime.policy import find_captured_shape
 async def check_run(
     config: Config, work: Path, *, report: Callable[[list[CheckResult]], None]
 ) -> tuple[list[CheckResult], AgentTurn]:
-    """Check the engine, pass the results to ``report``, then let the agent program take a turn.
+    """Check the engine, pass the results to ``report``, then let the agent program take a turn, and
+    sum up its history if the scenario wants that.
 
     Files are written below ``work``. Raises AgentrlError for whatever stops a run: EngineUnfit,
     AgentTurnError.
@@ -46,7 +48,9 @@ async def check_run(
         results = [] if url is None else await check_engine(config, policy, url)
         report(results)
         raise_on_failures(results)
-        return results, await take_agent_turn(config, policy, work, url)
+        found = await take_agent_turn(config, policy, work / "turn", url)
+    await check_compaction(config, policy, work / "compaction")
+    return results, found
 
 
 async def check_engine(config: Config, policy: PolicyFiles, url: str) -> list[CheckResult]:

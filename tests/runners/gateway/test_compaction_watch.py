@@ -29,14 +29,14 @@ async def test_turns_that_go_on_beyond_the_window_are_counted_and_reported_once(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    engine.say(*[LOOK] * 5)
+    engine.say(*[LOOK] * 6)
     async with running_gateway(
         engine.url, tokenizer_dir, tmp_path / "run", compaction_window=window
     ) as gateway:
         agent = await gateway.session()
         messages = [user("fix it")]
         with caplog.at_level(logging.WARNING, "runners.gateway.compaction_watch"):
-            for text in ("short", LONG, "short", "short"):
+            for text in ("short", LONG, "short", "short", "short"):
                 answer = await agent.ask(messages)
                 messages += [echo(answer), results(answer, text)]
                 if compacts and text == LONG:

@@ -129,3 +129,66 @@ async def test_the_real_mini_swe_agent_takes_a_turn(tmp_path: Path) -> None:
     found = await take_agent_turn(config, tmp_path / "work")
     assert found.turns == 3, "three answers without a call"
     assert found.result.code is OutcomeCode.POLICY_FORMAT_ERROR
+
+
+OLD_CLAUDE = """#!/usr/bin/env python3
+import json, os, sys, urllib.request
+if "--version" in sys.argv:
+    sys.exit(print("2.1.328 (Claude Code)"))
+messages = [{"role": "user", "content": sys.stdin.read()}]
+while True:
+    body = {"model": "policy", "max_tokens": 99, "messages": messages, "tools": [
+        {"name": "Read", "input_schema": {"type": "object", "properties": {}}}]}
+    request = urllib.request.Request(
+        os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", json.dumps(body).encode(),
+        {"x-api-key": os.environ["ANTHROPIC_AUTH_TOKEN"], "content-type": "application/json"})
+    content = json.load(urllib.request.urlopen(request))["content"]
+    calls = [block["id"] for block in content if block["type"] == "tool_use"]
+    if not calls:
+        break
+    messages += [{"role": "assistant", "content": content}, {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": call, "content": "no such tool"} for call in calls]}]
+print(json.dumps({"type": "result", "subtype": "success", "result": "Hello", "is_error": False}))
+"""
+"""It answers calls and never sums up."""
+COMPACT = (
+    *("scenario=compact", "scenario.window_tokens=20000"),
+    "model.max_context_tokens=40000",
+)
+
+
+async def test_a_program_that_ignores_its_window_fails_the_check_of_a_scenario_with_summaries(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "claude"
+    program.write_text(OLD_CLAUDE)
+    program.chmod(0o755)
+    own = "harness=claude_code", f"harness.binary='{program}'"
+    linear = await take_agent_turn(config_for(tmp_path, *own), tmp_path / "linear")
+    assert linear.turns == 1
+    with pytest.raises(
+        AgentTurnError,
+        match=r"claude_code 2\.1\.328 did not sum up its history at scenario\.window_tokens=20000",
+    ) as error:
+        await take_agent_turn(config_for(tmp_path, *COMPACT, *own), tmp_path / "work")
+    assert error.value.exit_code == ExitCode.PREFLIGHT
+
+
+async def test_the_native_agent_sums_up_at_its_window(tmp_path: Path) -> None:
+    found = await take_agent_turn(config_for(tmp_path, *COMPACT), tmp_path / "work")
+    assert found.turns == 1, "the check of the summaries is a run of its own"
+
+
+@pytest.mark.agents
+@pytest.mark.parametrize(("version", "sums_up"), [("2.1.328", True), ("2.1.210", False)])
+async def test_versions_of_claude_code_are_found_to_sum_up_or_not(
+    version: str, sums_up: bool, tmp_path: Path
+) -> None:
+    own = "harness=claude_code", f"harness.version={version}"
+    config = config_for(tmp_path, *COMPACT, *own)
+    install_or_skip(config.harness)
+    if sums_up:
+        await take_agent_turn(config, tmp_path / "work")
+    else:
+        with pytest.raises(AgentTurnError, match="did not sum up its history"):
+            await take_agent_turn(config, tmp_path / "work")
