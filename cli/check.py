@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,18 +9,16 @@ import typer
 
 from cli.arguments import CommandAndOverrides, ConfigDir, Json, examples, split_command
 from cli.invocation import print_json, report_warning, stderr, stdout
+from cli.task_counts import count_sets, describe_sets
 
 if TYPE_CHECKING:
     from cli.jobs import Job
+    from cli.task_counts import Reports
     from conf.errors import AgentrlError
     from conf.schema import Config
     from launch.preflight import Problem
     from runners.engines.server_check import CheckResult
     from runners.preflight.agent_turn import AgentTurn
-    from runners.tasks.dataset_report import DatasetReport
-
-Reports = Mapping[str, "DatasetReport"]
-"""Reports on the sets of tasks, by their places in the configuration."""
 
 EXAMPLES = examples(
     "agentrl check",
@@ -177,44 +174,12 @@ def _warn_about_length(config: Config, found: AgentTurn) -> None:
 def _show_tasks_only(sets: Reports, problems: list[Problem], *, as_json: bool) -> None:
     if as_json:
         found = [{"fatal": p.fatal, "message": p.message} for p in problems]
-        print_json({**_describe_sets(sets), "problems": found, "exit_code": 0})
+        print_json({**describe_sets(sets), "problems": found, "exit_code": 0})
     elif not sets:
         stdout().print("tasks not read here")
     else:
-        for key, tasks in sets.items():
-            stdout().print(_name_set(key), _count_tasks(tasks))
-
-
-def _describe_sets(sets: Reports) -> dict[str, Any]:
-    """Return the fields ``tasks`` and ``eval_tasks``: one set, a list of a mixture's, or null."""
-    found: dict[str, Any] = {"tasks": None, "eval_tasks": None}
-    for key, tasks in sets.items():
-        name, described = key.partition(".")[0] + "s", _describe_tasks(tasks)
-        found[name] = [*(found[name] or []), described] if tasks.name else described
-    return found
-
-
-def _name_set(key: str) -> str:
-    return "evaluation tasks" if key.startswith("eval_task") else "tasks"
-
-
-def _describe_tasks(tasks: DatasetReport) -> dict[str, Any]:
-    return {
-        **({"name": tasks.name} if tasks.name else {}),
-        "path": tasks.path,
-        "number": len(tasks.tasks),
-        "kinds": tasks.kinds,
-        "repositories": tasks.repositories,
-        "set_aside": tasks.aside,
-    }
-
-
-def _count_tasks(tasks: DatasetReport) -> str:
-    kinds = ", ".join(f"{number} by {kind}" for kind, number in tasks.kinds.items())
-    name = f"{tasks.name}: " if tasks.name else ""
-    aside = f"; {len(tasks.aside)} set aside" if tasks.aside else ""
-    number = f"{name}{len(tasks.tasks)} of {len(tasks.repositories)} repositories"
-    return f"{number}, graded: {kinds}{aside}"
+        for use, number in count_sets(sets):
+            stdout().print(use, number)
 
 
 def _document(
@@ -226,7 +191,7 @@ def _document(
 ) -> dict[str, Any]:
     return {
         "engine": {f.name: {"ok": f.ok, "detail": f.detail} for f in engine},
-        **_describe_sets(sets),
+        **describe_sets(sets),
         "harness": {"kind": config.harness.kind, **found.result.facts},
         "turns": found.turns,
         "prompt_tokens": found.prompt_tokens,
@@ -253,8 +218,8 @@ def _show(config: Config, found: AgentTurn, sets: Reports) -> None:
     from conf.sections.moe import MoeModel
 
     table = Table.grid(padding=(0, 2))
-    for key, tasks in sets.items():
-        table.add_row(_name_set(key), _count_tasks(tasks))
+    for use, number in count_sets(sets):
+        table.add_row(use, number)
     if isinstance(config.model, MoeModel) and config.model.path is not None:
         table.add_row("checkpoint", f"its config.json agrees with model={config.model.kind}")
     version = found.result.facts.get("version")

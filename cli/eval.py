@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cli.jobs import Job
+    from cli.task_counts import Reports
     from runners.evaluation.benchmarks import Benchmark
 
     Measure = Callable[[Benchmark, Job, Invocation], tuple[dict[str, Any], bool]]
@@ -95,10 +96,14 @@ def evaluate(
 
 def _check_jobs(jobs: list[Job], benchmark: str, *, uses_policy: bool) -> None:
     """Check all jobs before the first one starts; raises AgentrlError."""
-    from cli.start import find_start_errors, refuse_start
+    from cli.start import find_start_errors, refuse_start, report_sets
     from launch.preflight import find_problems
 
-    errors = find_start_errors(jobs, benchmark=benchmark, uses_policy=uses_policy)
+    sets: list[Reports] = []
+    errors = find_start_errors(
+        jobs, benchmark=benchmark, uses_policy=uses_policy, note_sets=sets.append
+    )
+    report_sets(sets)
     found = (find_problems(job.config, job.run_dir, trains=False) for job in jobs)
     refuse_start((problem for problems in found for problem in problems), errors)
 

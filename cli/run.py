@@ -22,7 +22,10 @@ from cli.report import offer_report
 from conf.errors import AgentrlError, ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cli.jobs import Job
+    from cli.task_counts import Reports
     from launch.local import LocalPlan
 
 EXAMPLES = examples(
@@ -110,16 +113,18 @@ def run(
 
 def _run_here(jobs: list[Job], invocation: Invocation, *, dry_run: bool, as_json: bool) -> int:
     """Run jobs on this machine, or show their plans; return the exit code."""
-    from cli.start import find_start_errors, refuse_start
+    from cli.start import find_start_errors, refuse_start, report_sets
     from launch.local import plan_local_run
     from launch.preflight import Problem
 
     plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
-    errors = find_start_errors(jobs)
+    sets: list[Reports] = []
+    errors = find_start_errors(jobs, note_sets=sets.append)
+    report_sets(sets)
     if dry_run:
         found = tuple(Problem(True, str(error)) for error in errors)
         plans = [replace(plan, problems=(*plan.problems, *found)) for plan in plans]
-        _show_plans(jobs, plans, as_json=as_json)
+        _show_plans(jobs, plans, sets if len(sets) == len(jobs) else None, as_json=as_json)
         return _dry_run_code(plans, errors)
     refuse_start((problem for plan in plans for problem in plan.problems), errors)
     return _run_single(jobs[0], invocation) if len(jobs) == 1 else _run_sweep(jobs, invocation)
@@ -169,8 +174,12 @@ def _run_single(job: Job, invocation: Invocation) -> int:
     return int(document["exit_code"])
 
 
-def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> None:
+def _show_plans(
+    jobs: list[Job], plans: list[LocalPlan], sets: Sequence[Reports] | None, *, as_json: bool
+) -> None:
+    """Show the plans; ``sets``: those of each job, None if some could not be read."""
     from cli.tables import render_plan
+    from cli.task_counts import describe_sets
     from conf.key_numbers import find_key_numbers
 
     policies = [_describe_policy(job) for job in jobs]
@@ -184,8 +193,11 @@ def _show_plans(jobs: list[Job], plans: list[LocalPlan], *, as_json: bool) -> No
                 "config": job.config.model_dump(mode="json"),
                 "numbers": asdict(find_key_numbers(job.config)),
                 "plan": asdict(plan),
+                **describe_sets(read),
             }
-            for job, plan, policy in zip(jobs, plans, policies, strict=True)
+            for job, plan, policy, read in zip(
+                jobs, plans, policies, sets or [{}] * len(jobs), strict=True
+            )
         ]
         print_json(documents[0] if len(documents) == 1 else {"runs": documents})
         return

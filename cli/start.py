@@ -9,14 +9,23 @@ from cli.invocation import report_problems, stderr
 
 if TYPE_CHECKING:
     from cli.jobs import Job
+    from cli.task_counts import Reports
     from conf.errors import AgentrlError
     from launch.preflight import Problem
+    from runners.preflight.start_check import NoteSets
 
 
 def find_start_errors(
-    jobs: Sequence[Job], *, benchmark: str | None = None, uses_policy: bool = True
+    jobs: Sequence[Job],
+    *,
+    benchmark: str | None = None,
+    uses_policy: bool = True,
+    note_sets: NoteSets = lambda sets: None,
 ) -> list[AgentrlError]:
-    """Return what would refuse the jobs: their tasks, their policy's files, their engine."""
+    """Return what would refuse the jobs: their tasks, their policy's files, their engine.
+
+    ``note_sets`` gets the sets of tasks of each job.
+    """
     from runners.preflight import start_check
 
     configs = [job.config for job in jobs]
@@ -27,7 +36,18 @@ def find_start_errors(
             benchmark=benchmark,
             uses_policy=uses_policy,
             show=lambda progress: status.update(f"{text} {progress}"),
+            note_sets=note_sets,
         )
+
+
+def report_sets(found: Sequence[Reports]) -> None:
+    """Print the sizes of the sets of tasks to stderr, as a part of a run's head."""
+    from cli.task_counts import count_sets
+    from runners.trajectory.printable import make_printable
+
+    lines = [f"{use} {number}" for sets in found for use, number in count_sets(sets)]
+    for line in dict.fromkeys(lines):  # those of a sweep are often the same
+        stderr().print(make_printable(line), style="bright_black", soft_wrap=True)
 
 
 def refuse_start(problems: Iterable[Problem], errors: Sequence[AgentrlError]) -> None:

@@ -98,6 +98,12 @@ def evaluation_rules(
         "run.eval_tasks to the number of its tasks, or drop eval_task",
     )
     yield (
+        run.eval_attempts > 1 and not run.eval_tasks,
+        f"run.eval_attempts={run.eval_attempts} and run.eval_tasks=0: nothing is evaluated; set "
+        "run.eval_tasks to the number of tasks, or drop run.eval_attempts (agentrl eval has "
+        "eval.attempts_per_task)",
+    )
+    yield (
         run.eval_attempts > 1 and not sampling.eval_temperature,
         f"run.eval_attempts={run.eval_attempts} and sampling.eval_temperature=0: all attempts at a "
         "task would be the same; set sampling.eval_temperature above 0, or run.eval_attempts=1",

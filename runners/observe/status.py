@@ -96,6 +96,8 @@ class Status:
     """Result of the last evaluation: ``solve_rate``, ``pass@k``, counts."""
     best_checkpoint: dict[str, Any] | None = None
     """That with the best evaluation: ``step``, ``solve_rate``, ``path``; None without one."""
+    set_aside: dict[str, int] = field(default_factory=dict)
+    """Number of tasks that were set aside when the run began, by the section that names them."""
     inexact: str | None = None
     """A line about what the engine's turns do not record; None if they are exact."""
 
@@ -155,6 +157,8 @@ def render(status: Status) -> Table:
     if missed := status.metrics.get("rollout/compactions_missed"):
         told = f"{missed:,} turns of the last step went on beyond scenario.window_tokens"
         table.add_row("no compaction", Text(told, style="red"))
+    for key, number in status.set_aside.items():
+        table.add_row("set aside", f"{number:,} tasks by {key}.exclude")
     table.add_row("tokens sampled", f"{status.sampled_tokens:,}")
     if status.inexact:
         table.add_row("tokens", Text(status.inexact, style="yellow"))
@@ -224,6 +228,11 @@ def read_store_status(store: RunStore) -> Status:
         partly_solved=_count_partly_solved(store) if _pays_parts(config) else [],
         evaluation=evaluations[-1].result if (evaluations := store.evaluations()) else {},
         best_checkpoint=read_best(store),
+        set_aside={
+            noted.data["key"]: number
+            for noted in store.events("dataset")
+            if (number := noted.data.get("set_aside", 0))
+        },
         inexact=describe_inexactness(config),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
@@ -36,10 +36,12 @@ from runners.preflight.plugins import find_plugin_errors
 from runners.preflight.tokenizer_check import PolicyFormat, check_tokenizer
 from runners.runtime.engine_service import list_workers
 from runners.runtime.policy import find_captured_shape
-from runners.tasks.dataset_report import Progress
+from runners.tasks.dataset_report import DatasetReport, Progress
 from runners.tasks.task_sets import check_sets
 
 Errors = list[AgentrlError]
+NoteSets = Callable[[Mapping[str, DatasetReport]], None]
+"""Takes reports on sets of tasks by their places in the configuration."""
 
 
 def find_start_errors(
@@ -48,14 +50,19 @@ def find_start_errors(
     benchmark: str | None = None,
     uses_policy: bool = True,
     show: Progress = lambda text: None,
+    note_sets: NoteSets = lambda sets: None,
 ) -> Errors:
     """Return what would refuse runs of ``configs``, each fault once; blocks.
 
     ``benchmark``: the one that is measured; None for campaigns. ``uses_policy``: False for a
-    calibration, which needs tasks and sandboxes only. ``show`` is told how far the tasks are read.
+    calibration, which needs tasks and sandboxes only. ``show`` is told how far the tasks are read,
+    ``note_sets`` the sets of each configuration.
     """
     checks: list[Callable[[Config, str | None], Iterable[AgentrlError]]]
-    checks = [_find_plugin_errors, partial(_find_task_errors, show=show)]
+    checks = [
+        _find_plugin_errors,
+        partial(_find_task_errors, show=show, note_sets=note_sets),
+    ]
     if uses_policy:
         checks += [_find_combination_errors, _find_policy_errors, _find_engine_errors]
     found: dict[str, AgentrlError] = {}
@@ -71,7 +78,7 @@ def _find_plugin_errors(config: Config, benchmark: str | None) -> Iterator[Agent
 
 
 def _find_task_errors(
-    config: Config, benchmark: str | None, *, show: Progress
+    config: Config, benchmark: str | None, *, show: Progress, note_sets: NoteSets
 ) -> Iterator[AgentrlError]:
     """Read the tasks and compare their number with what the run needs."""
     task, wanted = config.task, config.eval
@@ -86,6 +93,7 @@ def _find_task_errors(
     except AgentrlError as error:
         yield error
         return
+    note_sets(reports)
     if benchmark is None or "task" not in reports:
         return  # generated, built in, or on the nodes only
     report = reports["task"]

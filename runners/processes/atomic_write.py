@@ -6,6 +6,7 @@ name in one step, but only within one file system, hence "beside".
 
 from __future__ import annotations
 
+import glob
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,17 +14,23 @@ from pathlib import Path
 
 from runners.processes.process_names import is_stale, make_unique_name
 
+PARTIAL = ".partial"
+
 
 @contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yield a path beside ``target``; the file written there replaces it when the block succeeds.
 
-    If the block raises, the target stays as it is. Raises OSError.
+    If the block raises, the target stays as it is. Files that killed processes left half written
+    are removed. Raises OSError.
 
         with atomic_file(run_dir / "report.html") as partial:
             partial.write_text(page, "utf-8")
     """
-    partial = target.parent / f".{target.name}.{make_unique_name()}.partial"
+    for other in target.parent.glob(f".{glob.escape(target.name)}.*{PARTIAL}"):
+        if is_stale(other.name.removesuffix(PARTIAL).rpartition(".")[2]):
+            other.unlink(missing_ok=True)
+    partial = target.parent / f".{target.name}.{make_unique_name()}{PARTIAL}"
     try:
         yield partial
         partial.replace(target)
@@ -40,7 +47,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     that killed processes left half built are removed. Raises OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    for other in target.parent.glob(f".{target.name}.*"):
+    for other in target.parent.glob(f".{glob.escape(target.name)}.*"):
         if is_stale(other.name.rpartition(".")[2]):
             shutil.rmtree(other, ignore_errors=True)
     partial = target.with_name(f".{target.name}.{make_unique_name()}")

@@ -8,18 +8,21 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from conf.errors import ExitCode
+from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from conf.sections.task import HeldOutEvalTaskConfig, TaskFileConfig
 from conf.task_sets import list_sets
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
+from runners.tasks.dataset_report import read_dataset
 from runners.tasks.harbor import suites
 
 SPLIT = "by id"
 """Name of the way in which tasks are held out (``tasks/splits.py``)."""
 EVENT = "dataset"
-"""Kind of the events that have key, path, split and SHA-256 (hex) of a set of tasks."""
+"""Kind of the events that have key, path, split and SHA-256 (hex) of a set of tasks, and the number
+of its tasks that are set aside.
+"""
 
 
 def note_datasets(store: RunStore, config: Config) -> None:
@@ -28,8 +31,20 @@ def note_datasets(store: RunStore, config: Config) -> None:
     """
     for each in list_sets(config):
         found = {"path": each.config.path, "sha256": _hash_set(each.config)}
-        data = {"key": each.key, **found, "split": SPLIT}
+        data = {"key": each.key, **found, "split": SPLIT, "set_aside": _count_aside(each.config)}
         store.event(EVENT, data)
+
+
+def _count_aside(config: TaskFileConfig) -> int:
+    """Return the number of tasks that ``exclude`` sets aside; 0 if that cannot be read, which is an
+    error when the tasks are loaded.
+    """
+    if config.exclude is None or config.path is None:
+        return 0
+    try:
+        return len(read_dataset(config, config.path).aside)
+    except AgentrlError:
+        return 0
 
 
 def check_datasets(store: RunStore, config: Config) -> None:

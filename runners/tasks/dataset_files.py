@@ -15,6 +15,7 @@ from typing import Any
 
 from conf.errors import AgentrlError, ExitCode
 from runners.tasks.hub import fetch_split, is_dataset_name
+from runners.tasks.section_keys import name_key
 from runners.trajectory.printable import make_printable, shorten
 
 Rows = Iterator[tuple["RowLocation", dict[str, Any] | str]]
@@ -51,10 +52,11 @@ def check_path(path: str) -> None:
     file = Path(path)
     if file.is_file():
         if file.suffix not in READERS:
-            raise DatasetError(f"task.path={path} is not a .jsonl, .json or .parquet file")
+            raise DatasetError(f"{name_key('path')}={path} is not a .jsonl, .json or .parquet file")
     elif not is_dataset_name(path) or file.exists() or file.suffix in READERS:
         raise DatasetError(
-            f"task.path={path}: there is no such file, and it is not a dataset name of the hub"
+            f"{name_key('path')}={path}: there is no such file, and it is not a dataset name "
+            "of the hub"
         )
 
 
@@ -77,7 +79,7 @@ def read_rows(path: str, parts: Sequence[Path] | None = None) -> Rows:
         try:
             yield from READERS[part.suffix](part)
         except OSError as error:
-            raise DatasetError(f"task.path={path} cannot be read: {error}") from error
+            raise DatasetError(f"{name_key('path')}={path} cannot be read: {error}") from error
 
 
 def _read_jsonl(file: Path) -> Rows:
@@ -139,13 +141,15 @@ DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_num
 def _read_json(file: Path) -> Rows:
     if file.stat().st_size > FILE_LIMIT:
         limit = f"{FILE_LIMIT >> 20} MiB, and is read whole"
-        raise DatasetError(f"task.path={file} is larger than {limit}: write its rows as JSONL")
+        raise DatasetError(
+            f"{name_key('path')}={file} is larger than {limit}: write its rows as JSONL"
+        )
     try:
         rows = _parse(file.read_bytes().removeprefix(codecs.BOM_UTF8))
     except ValueError as error:
-        raise DatasetError(f"task.path={file}: {error}") from error
+        raise DatasetError(f"{name_key('path')}={file}: {error}") from error
     if not isinstance(rows, list):
-        raise DatasetError(f"task.path={file} is not a list of rows")
+        raise DatasetError(f"{name_key('path')}={file} is not a list of rows")
     for number, row in enumerate(rows, 1):
         yield RowLocation(file.name, number), _check_object(row)
 
@@ -156,7 +160,7 @@ def _read_parquet(file: Path) -> Rows:
         import pyarrow.parquet
     except ImportError as error:
         raise DatasetError(
-            f"task.path={file} needs pyarrow to be read: pip install 'agentrl[parquet]'"
+            f"{name_key('path')}={file} needs pyarrow to be read: pip install 'agentrl[parquet]'"
         ) from error
     number = 0
     try:
@@ -166,7 +170,7 @@ def _read_parquet(file: Path) -> Rows:
                     number += 1
                     yield RowLocation(file.name, number), _check_object(row)
     except pyarrow.ArrowException as error:
-        raise DatasetError(f"task.path={file} is not a Parquet file: {error}") from error
+        raise DatasetError(f"{name_key('path')}={file} is not a Parquet file: {error}") from error
 
 
 def _check_object(row: object) -> dict[str, Any] | str:

@@ -24,6 +24,7 @@ from runners.tasks.graders.multi_swe import MultiSweError
 from runners.tasks.harbor import suites
 from runners.tasks.pinned_repositories import SourceError
 from runners.tasks.row_tasks import TaskBuilder, format_errors
+from runners.tasks.section_keys import name_key
 from runners.tasks.task_cache import TaskCache
 from runners.trajectory.printable import make_printable, shorten
 
@@ -132,13 +133,17 @@ def _find_directories(path: str, config: TaskFileConfig) -> Entries:
     DatasetError.
     """
     if config.format != "auto" or config.repositories is not None:
-        key = "task.repositories" if config.format == "auto" else f"task.format={config.format}"
-        raise DatasetError(f"{key} is for rows, and task.path={path} has Harbor tasks: drop it")
+        key = f"{name_key('format')}={config.format}"
+        if config.format == "auto":
+            key = name_key("repositories")
+        raise DatasetError(
+            f"{key} is for rows, and {name_key('path')}={path} has Harbor tasks: drop it"
+        )
     try:
         yield from suites.find_tasks(path)
     except (ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
         reason = NESTED if isinstance(error, RecursionError) else error
-        raise DatasetError(f"task.path={path} cannot be read: {reason}") from error
+        raise DatasetError(f"{name_key('path')}={path} cannot be read: {reason}") from error
 
 
 def _read_task(row: Path | dict[str, Any], builder: TaskBuilder) -> Task:

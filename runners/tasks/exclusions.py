@@ -14,6 +14,7 @@ from pathlib import Path
 from conf.suggestions import suggest
 from runners.tasks.contract import Task
 from runners.tasks.dataset_files import DatasetError
+from runners.tasks.section_keys import name_key
 
 LIMIT = 64 << 20
 """Bytes of a file."""
@@ -37,12 +38,14 @@ def set_aside(tasks: Sequence[Task], file: Path) -> tuple[list[Task], dict[str, 
     if unknown:
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         raise DatasetError(
-            f"task.exclude={file} names tasks that are not there: {', '.join(unknown[:5])}{more}: "
-            "remove them, or make a calibration of this set"
+            f"{name_key('exclude')}={file} names tasks that are not there: "
+            f"{', '.join(unknown[:5])}{more}: remove them, or make a calibration of this set"
         )
     left = [task for task in tasks if task.id not in aside]
     if tasks and not left:
-        raise DatasetError(f"task.exclude={file} excludes all {len(tasks)} tasks: name fewer")
+        raise DatasetError(
+            f"{name_key('exclude')}={file} excludes all {len(tasks)} tasks: name fewer"
+        )
     return left, {task.id: aside[task.id] for task in tasks if task.id in aside}
 
 
@@ -50,14 +53,17 @@ def _read(file: Path) -> dict[str, str]:
     """Return id or glob → reason."""
     try:
         if not file.is_file() or file.stat().st_size > LIMIT:
-            raise DatasetError(f"task.exclude={file} is no file of at most {LIMIT >> 20} MiB")
+            raise DatasetError(
+                f"{name_key('exclude')}={file} is no file of at most {LIMIT >> 20} MiB"
+            )
         text = file.read_text("utf-8")
         if file.suffix == ".json":
             names = json.loads(text)["set_aside"]
             return {str(name): str(reason) for name, reason in names.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(
-            f"task.exclude={file} is neither a calibration.json nor a text of ids: {error!r:.80}"
+            f"{name_key('exclude')}={file} is neither a calibration.json nor a text of ids: "
+            f"{error!r:.80}"
         ) from error
     lines = (line.partition("#") for line in text.splitlines())
     entries = ((name.strip(), reason.strip()) for name, _, reason in lines)

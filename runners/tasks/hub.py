@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
+from runners.tasks.section_keys import name_key
 
 NAME = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?(?::(?P<split>[\w.-]+))?"
@@ -55,7 +56,8 @@ def fetch_split(path: str) -> list[Path]:
         from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # its client's
     except ImportError as error:
         raise HubError(
-            f"task.path={path} is not a file; to read it from the hub: pip install huggingface_hub"
+            f"{name_key('path')}={path} is not a file; to read it from the hub: "
+            "pip install huggingface_hub"
         ) from error
     try:
         found = _download(named["repo"], named["revision"], split)
@@ -64,17 +66,19 @@ def fetch_split(path: str) -> list[Path]:
         raise _convert_error(path, named["repo"], named["revision"], error) from error
     if not found:
         has = f"it has {', '.join(splits)}" if splits else "it has no Parquet or JSONL file"
-        raise HubError(f"task.path={path}: the dataset has no split {split}, {has}")
+        raise HubError(f"{name_key('path')}={path}: the dataset has no split {split}, {has}")
     if len({file.parent for file in found}) > 1:
         places = ", ".join(f"{file.parent.name}/{file.name}" for file in found[:3])
         raise HubError(
-            f"task.path={path}: the dataset has several splits {split} ({places}, …): download the "
+            f"{name_key('path')}={path}: the dataset has several splits {split} "
+            f"({places}, …): download the "
             "file you mean and give its path"
         )
     shards = _SHARDS.fullmatch(found[0].name)
     if shards is not None and len(found) < int(shards[1]):  # offline, after an interrupted download
         raise HubUnreachableError(
-            f"task.path={path}: the cache has {len(found)} of the {int(shards[1])} files of the "
+            f"{name_key('path')}={path}: the cache has {len(found)} of the "
+            f"{int(shards[1])} files of the "
             "split, and the hub cannot be reached: fetch them where there is a network"
         )
     return found
@@ -113,19 +117,21 @@ def _convert_error(path: str, repo: str, revision: str | None, error: Exception)
     match error:
         case errors.GatedRepoError():
             return HubError(
-                f"task.path={path}: {repo} is gated: accept its terms on its page, then "
+                f"{name_key('path')}={path}: {repo} is gated: accept its terms on its page, then "
                 "set HF_TOKEN to a token of that account"
             )
         case errors.RepositoryNotFoundError():
             return HubError(
-                f"task.path={path}: there is no such file, and the hub has no dataset {repo} that "
+                f"{name_key('path')}={path}: there is no such file, and the hub has no "
+                f"dataset {repo} that "
                 "this HF_TOKEN may read"
             )
         case errors.RevisionNotFoundError():
-            return HubError(f"task.path={path}: {repo} has no revision {revision}")
+            return HubError(f"{name_key('path')}={path}: {repo} has no revision {revision}")
     text = " ".join(str(error).split())[:200]
     return HubUnreachableError(
-        f"task.path={path}: the hub cannot be reached and its cache does not have {repo} ({text}): "
+        f"{name_key('path')}={path}: the hub cannot be reached and its cache does not "
+        f"have {repo} ({text}): "
         "fetch it where there is a network (huggingface-cli download --repo-type dataset "
         f"{repo}), or give a file"
     )

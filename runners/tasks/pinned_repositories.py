@@ -24,6 +24,7 @@ from runners.tasks.git import (
     git_environment,
     run_git,
 )
+from runners.tasks.section_keys import name_key
 
 COMMIT_TIME_S = 1_700_000_000
 """Fixed, so that the same setup gives the same commit."""
@@ -66,7 +67,7 @@ def find_source(row_path: str, repo: str, beside: Path, repositories: Path | Non
     if repositories is None:
         raise SourceError(
             f"the source of {repo or 'its repository'} is unknown: give the row a repo_path, or "
-            "set task.repositories to a directory of clones"
+            f"set {name_key('repositories')} to a directory of clones"
         )
     if repo.startswith(("/", "~")) or ".." in repo.split("/"):
         raise ValueError(f"repo={repo} is no owner/name: it leads out of {repositories}")
@@ -77,7 +78,7 @@ def find_source(row_path: str, repo: str, beside: Path, repositories: Path | Non
         if repo and path.exists():
             return str(path.resolve())
     raise SourceError(
-        f"task.repositories={repositories} has no {repo}: git clone --mirror it to "
+        f"{name_key('repositories')}={repositories} has no {repo}: git clone --mirror it to "
         f"{repositories / names[1]}.git"
     )
 

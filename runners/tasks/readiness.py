@@ -9,6 +9,7 @@ from conf.sections.sandbox import LocalSandboxConfig, SandboxConfig
 from runners.tasks.contract import HarborVerifier, Task
 from runners.tasks.harbor.dockerfile import ImageOnlyError
 from runners.tasks.harbor.readiness import check_readiness
+from runners.tasks.section_keys import name_key
 
 State = Literal["ready", "needs image", "refused"]
 
@@ -40,7 +41,7 @@ def find_readiness(task: Task, sandbox: SandboxConfig) -> Readiness:
         return Readiness(
             "needs image",
             f"its repository is only in the image {task.image}: choose sandbox=docker, "
-            "podman or e2b, or give the row a repo_path, or set task.repositories to a directory "
-            "of clones",
+            f"podman or e2b, or give the row a repo_path, or set "
+            f"{name_key('repositories')} to a directory of clones",
         )
     return READY

@@ -6,8 +6,7 @@ Invariant: no task is in both, by its id or by its problem (the same statement a
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from math import ceil
@@ -34,9 +33,9 @@ from runners.tasks.datasets import (
     load_dataset,
     raise_for_faults,
 )
-from runners.tasks.hub import HubError
 from runners.tasks.mixture import draw_sets
 from runners.tasks.readiness import find_readiness
+from runners.tasks.section_keys import reading_section
 from runners.tasks.splits import sort_by_rank, split_tasks
 
 
@@ -72,7 +71,7 @@ def _assemble(
 
 
 def _load_set(config: Config, task_set: TaskSet) -> list[Task]:
-    with _naming(task_set.key):
+    with reading_section(task_set.key):
         tasks = load_dataset(task_set.config, find_dataset(task_set.config))
         refuse_unready(config, tasks)
     return [replace(task, set_name=task_set.name) for task in tasks]
@@ -132,7 +131,7 @@ def check_sets(
         on_nodes = isinstance(config.launch, ClusterLaunchConfig)
         if path is None or (on_nodes and not Path(path).exists()):
             continue
-        with _naming(each.key):
+        with reading_section(each.key):
             report = read_dataset(each.config, path, show=show)
             raise_for_faults(report)
             refuse_unready(config, report.tasks)
@@ -142,24 +141,6 @@ def check_sets(
     here = [each.key for each in sets if each.evaluated not in missing]
     _assemble(config, {key: reports[key].tasks for key in here}, [])
     return reports
-
-
-@contextmanager
-def _naming(key: str) -> Iterator[None]:
-    """Name the keys of section ``key`` in errors: readers know one set, and call it ``task``."""
-    try:
-        yield
-    except (DatasetError, HubError) as error:
-        if key == "task":
-            raise
-        raise type(error)(rename_keys(str(error), key)) from error
-
-
-def rename_keys(text: str, key: str) -> str:
-    """Return a message about a set of tasks with the keys of its section."""
-    for name in ("path", "format", "repositories", "exclude"):
-        text = text.replace(f"task.{name}", f"{key}.{name}")
-    return text
 
 
 def refuse_unready(config: Config, tasks: Sequence[Task]) -> None:

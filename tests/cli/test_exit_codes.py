@@ -12,6 +12,8 @@ from conf.compose import compose
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from tests.cli.conftest import Agentrl
+from tests.runners.tasks.dataset_rows import write
+from tests.runners.tasks.published_rows import ROWS
 
 pytestmark = pytest.mark.integration
 
@@ -113,6 +115,25 @@ def test_dry_run_shows_the_plan_and_starts_nothing(agentrl: Agentrl, tmp_path: P
     assert document["plan"]["rollouts"] == 3 * 8 * 8
     assert document["plan"]["evaluation_rollouts"] == 2 * 128
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_counts_the_sets_of_a_mixture(agentrl: Agentrl, tmp_path: Path) -> None:
+    row = {**ROWS["eval_cmd"], "repo_path": "https://git.invalid/r", "base_commit": "1" * 40}
+    for name, number in (("a", 3), ("b", 2)):
+        ids = [f"{name}-{n}" for n in range(number)]
+        rows = [{**row, "instance_id": each, "problem_statement": each} for each in ids]
+        write(tmp_path / f"{name}.jsonl", rows)
+    (tmp_path / "aside").write_text("a-0  # flaky\n")
+    sets = "task.sets=[{path:a.jsonl,exclude:aside},{path:b.jsonl}]"
+    served = ["engine=sglang", "engine.url=http://127.0.0.1:9", "model.renderer=qwen3"]
+    words = ["task=mixture", sets, *served, "model.path=w", "model.tokenizer=w"]
+    small = ["run.tasks_per_step=2", "run.eval_tasks=0"]
+    done = agentrl("run", "--dry-run", "--json", *words, *small)
+    document = json.loads(done.stdout)
+    counts = {each["name"]: (each["number"], each["set_aside"]) for each in document["tasks"]}
+    assert counts == {"a": (2, {"a-0": "flaky"}), "b": (2, {})}
+    assert "tasks a: 2 of 1 repositories, graded: 2 by eval_cmd; 1 set aside" in done.stderr
+    assert "tasks b: 2 of 1 repositories, graded: 2 by eval_cmd\n" in done.stderr
 
 
 def test_dry_run_reports_problems_with_exit_code_3(agentrl: Agentrl, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from runners.tasks.schemas.swe_smith import SmithRow
 from runners.tasks.schemas.swebench import SwebenchRow
 from runners.tasks.schemas.swebench_live import LiveRow
 from runners.tasks.schemas.swebench_pro import ProRow
+from runners.tasks.section_keys import name_key
 from runners.trajectory.printable import shorten
 
 Fields = Mapping[str, Any]
@@ -108,7 +109,9 @@ def detect_schema(fields: Fields) -> type[Row]:
     candidates = list_candidates(fields)
     if len(candidates) > 1:
         names = " and ".join(candidate.schema_name for candidate in candidates)
-        raise ValueError(f"its fields are those of {names}: say which with task.format=NAME")
+        raise ValueError(
+            f"its fields are those of {names}: say which with {name_key('format')}=NAME"
+        )
     if candidates:
         return candidates[0]
     if any(_has(fields, name) for name in NO_TESTS):

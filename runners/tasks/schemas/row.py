@@ -77,7 +77,14 @@ def check_text(value: str) -> None:
 
 
 def check_diff(diff: str) -> None:
-    """Raise ValueError for a diff that leads out of the repository, or into ``.git``."""
+    """Raise ValueError for a text that is no diff, and for a diff that leads out of the repository
+    or into ``.git``.
+    """
+    if diff.strip() and not read_paths(diff).all:
+        raise ValueError(
+            "it is no diff in git's format: no line begins with 'diff --git' or '+++'; correct it, "
+            "or leave it out"
+        )
     if "../" not in diff and ".git" not in diff.lower():
         return
     for path in read_paths(diff).all:

@@ -5,6 +5,7 @@ Full, Lite, Verified, Multilingual, and rows of one's own in the same fields.
 
 from __future__ import annotations
 
+import shlex
 from typing import ClassVar
 
 from pydantic import Field
@@ -84,7 +85,7 @@ class SwebenchRow(TestListRow):
         arguments = find_test_files(self.test_patch)
         if self.repo == "django/django":
             arguments = [_module_of(path) for path in arguments]
-        test = f"{command} {' '.join(arguments)}"
+        test = f"{command} {shlex.join(arguments)}"
         return build_test_script(
             self.workdir, self.test_patch, [test], base_commit=self.base_commit
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -78,9 +79,9 @@ def build_test_script(
 
     ``prepare`` runs before the patch. A script goes on after a command that fails, as SWE-bench's.
     """
-    old = " ".join(sorted(read_paths(test_patch).existing))
+    old = shlex.join(sorted(read_paths(test_patch).existing))
     # Images whose history was left out do not have the row's commit; HEAD is the same there.
-    reset = f"git checkout {base_commit} {old}" if old else ": no test file to reset"
+    reset = f"git checkout {base_commit} -- {old}" if old else ": no test file to reset"
     lines = ["#!/bin/bash", "set -uxo pipefail", ACTIVATE, f"cd {workdir}"]
     lines += [f"git config --global --add safe.directory {workdir}", *prepare, reset]
     if test_patch:

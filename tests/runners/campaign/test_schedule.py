@@ -165,6 +165,8 @@ def test_more_attempts_of_an_evaluation_leave_the_first_ones_as_they_are() -> No
 def test_attempts_that_would_all_be_the_same_are_refused() -> None:
     with pytest.raises(ConfigError, match="all attempts at a task would be the same"):
         config("run.eval_attempts=2", "sampling.eval_temperature=0.0")
+    with pytest.raises(ConfigError, match=r"run\.eval_attempts=2 and run\.eval_tasks=0: nothing"):
+        config("run.eval_attempts=2", "run.eval_tasks=0")
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, {0, 6}), (2, {0, 2, 4, 6}), (4, {0, 4, 6})])

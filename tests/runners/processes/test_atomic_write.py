@@ -16,6 +16,20 @@ def stale_name() -> str:
     return f"{head}-{pid}-{int(started) + 1}-{number}"
 
 
+def test_files_that_killed_processes_left_half_written_are_removed(tmp_path: Path) -> None:
+    stale = tmp_path / f".a[b].txt.{stale_name()}.partial"
+    kept = [
+        tmp_path / f".a[b].txt.{make_unique_name()}.partial",
+        tmp_path / f".a[b].{stale_name()}.partial",
+        tmp_path / ".a[b].txt.other.partial",
+    ]
+    for path in (stale, *kept):
+        path.write_text("half")
+    with atomic_file(tmp_path / "a[b].txt") as partial:
+        partial.write_text("whole")
+    assert {*tmp_path.iterdir()} == {*kept, tmp_path / "a[b].txt"}
+
+
 def test_a_file_is_replaced_only_when_the_block_succeeds(tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     with atomic_file(target) as partial:

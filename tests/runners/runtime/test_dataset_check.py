@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from conf.compose import compose
 from conf.errors import ExitCode
 from conf.schema import Config
+from runners.observe.status import read_store_status, render
 from runners.runtime.dataset_check import EVENT, check_datasets
 from runners.runtime.driver import open_run
 from runners.store.store_error import StoreError
+from tests.runners.tasks.dataset_rows import write
+from tests.runners.tasks.published_rows import ROWS
 
 
 def configure(path: Path, *overrides: str) -> Config:
@@ -55,6 +59,20 @@ def test_a_run_is_not_continued_with_another_list_of_tasks_set_aside(tmp_path: P
         names.write_text("b\n")
         with pytest.raises(StoreError, match="or its exclude: restore it"):
             check_datasets(store, config)
+
+
+def test_the_number_of_tasks_that_are_set_aside_is_kept(tmp_path: Path) -> None:
+    row = {**ROWS["eval_cmd"], "repo_path": "https://git.invalid/r", "base_commit": "1" * 40}
+    rows = write(tmp_path / "rows.jsonl", [{**row, "instance_id": f"a-{n}"} for n in range(3)])
+    (tmp_path / "names.txt").write_text("a-[01]\n")
+    config = configure(rows, f"task.exclude={tmp_path / 'names.txt'}")
+    with open_run(config, tmp_path / "run", resume=False) as store:
+        status = read_store_status(store)
+    assert status.set_aside == {"task": 2}
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(render(status))
+    assert "2 tasks by task.exclude" in shown.get()
 
 
 def test_a_run_that_held_out_its_last_rows_is_not_continued_with_others(tmp_path: Path) -> None:

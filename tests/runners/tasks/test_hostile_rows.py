@@ -39,6 +39,17 @@ def outside(path: str) -> str:
 
 
 FIELDS: dict[str, tuple[dict[str, Any] | str | bytes, str]] = {
+    "a reference patch of prose": ({**CALC, "patch": "Use + in add()."}, "patch: it is no diff"),
+    "a test patch of prose": ({**CALC, "test_patch": "assert add"}, "test_patch: it is no diff"),
+    "a fix patch of prose": ({**ROWS["multi_swe"], "fix_patch": "+"}, "fix_patch: it is no diff"),
+    "two tasks in layers": (
+        {"instance": CALC, "info": {**CALC, "instance_id": "b"}},
+        "info and instance hold two tasks (another instance_id): leave one out",
+    ),
+    "two tasks in layers of one name": (
+        {"metadata": CALC, "extra_info": {"metadata": {**CALC, "problem_statement": "other"}}},
+        "metadata and extra_info.metadata hold two tasks (another problem_statement)",
+    ),
     "brackets in brackets": (DEEP, "brackets in brackets"),
     "brackets in a text list": ({**CALC, "FAIL_TO_PASS": DEEP}, "FAIL_TO_PASS="),
     "a list of lists of lists": ({**CALC, "FAIL_TO_PASS": NESTED}, "FAIL_TO_PASS="),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any, get_args
@@ -226,6 +227,26 @@ def test_names_are_compared_without_their_timings() -> None:
 
 def test_the_patch_of_swe_smith_is_reversed() -> None:
     assert read_row(ROWS["swe_smith"]).reference_patch == reverse_diff(BUG)
+
+
+def test_layers_around_one_another_and_copies_of_a_task_are_one_task() -> None:
+    row = ROWS["swebench"]
+    outer = {"metadata": {**row, "problem_statement": "reworded", "instance_dict": json.dumps(row)}}
+    assert read_row(outer).statement == "reworded"
+    assert read_row({"instance": row, "info": row, "task": "code"}).instance_id == "acme__calc-7"
+
+
+def test_paths_of_a_test_patch_are_words_of_its_script() -> None:
+    patch = (
+        'diff --git "a/t \\$(id).py" "b/t \\$(id).py"\n--- "a/t \\$(id).py"\n'
+        '+++ "b/t \\$(id).py"\n@@ -1 +1 @@\n-a\n+b\n'
+    ).replace("\\$", "$")
+    row = read_row({**ROWS["swebench"], "test_patch": patch})
+    assert isinstance(row, SwebenchRow)
+    lines = row.build_eval_script().splitlines()
+    reset = f"git checkout {row.base_commit} -- 't $(id).py'"
+    assert lines.count(reset) == 2
+    assert any(line.endswith("-p no:cacheprovider 't $(id).py'") for line in lines)
 
 
 def test_a_blank_line_of_context_stays_at_the_end_of_a_test_patch() -> None:

@@ -115,6 +115,15 @@ def test_too_few_tasks_for_an_evaluation_are_refused() -> None:
             read(config)
 
 
+def test_a_path_that_looks_like_a_key_is_named_as_it_is() -> None:
+    Path("task.path=x").mkdir()
+    config = configure(TRAIN, [own_row("e")], "eval_task.path='task.path=x/none.jsonl'")
+    with pytest.raises(DatasetError) as refused:
+        check_sets(config)
+    where = "eval_task.path=task.path=x/none.jsonl"
+    assert str(refused.value).startswith(f"{where}: there is no such file")
+
+
 @pytest.mark.parametrize(
     ("rows", "overrides", "text"),
     [
