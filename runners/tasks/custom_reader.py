@@ -10,6 +10,7 @@ from conf.sections.plugin import PluginConfig
 from runners.plugins.calls import PluginFailedError, describe_failure
 from runners.plugins.loading import load_plugin
 from runners.tasks.dataset_files import DatasetError
+from runners.tasks.section_keys import name_key
 
 
 class DatasetReader(Protocol):
@@ -27,15 +28,19 @@ def read_with_plugin(
 
     Raises DatasetError and PluginError.
     """
-    reader: DatasetReader = load_plugin(plugin, DatasetReader, "task.format")
+    reader: DatasetReader = load_plugin(plugin, DatasetReader, name_key("format"))
     number = 0
     try:
         for number, row in enumerate(reader(path), start=1):
             is_row = isinstance(row, Mapping)
-            problem = f"task.format yields rows that are mappings, not {type(row).__name__}"
+            problem = (
+                f"{name_key('format')} yields rows that are mappings, not {type(row).__name__}"
+            )
             yield f"{path}, row {number}", dict(row) if is_row else problem
     except GeneratorExit:
         raise
     except Exception as error:
-        failure: PluginFailedError = describe_failure(f"task.format={plugin.target}", error)
+        failure: PluginFailedError = describe_failure(
+            f"{name_key('format')}={plugin.target}", error
+        )
         raise DatasetError(f"{path}, after row {number}: {failure}") from error

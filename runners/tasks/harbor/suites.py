@@ -28,6 +28,7 @@ from runners.tasks.harbor.directory import (
     TaskDirectory,
     read_directory,
 )
+from runners.tasks.section_keys import name_key
 
 REGISTRY, MANIFEST = "registry.json", "dataset.toml"
 MARKS = (INSTRUCTION, TESTS, ENVIRONMENT, SOLUTION)
@@ -96,7 +97,7 @@ def _read_registry(file: Path) -> Iterator[tuple[str, Path | str]]:
         if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
             yield name, f"{file.name} gives no path for it"
         elif entry.get("git_url"):
-            fix = "clone it, and name the tasks' directory in task.path"
+            fix = f"clone it, and name the tasks' directory in {name_key('path')}"
             yield name, f"it lies in the repository {entry['git_url']}: {fix}"
         else:
             yield name, _beside(file, entry["path"])
