@@ -22,10 +22,15 @@ from conf.sections.engine import EmbeddedEngineConfig, SglangLaunchEngineConfig
 from conf.sections.harness import PROMPT_TOKENS, CustomHarnessConfig, NativeHarnessConfig
 from conf.sections.model import TinyModelConfig
 from conf.sections.moe import MoeModel
-from conf.sections.sandbox import ContainerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
+from conf.sections.sandbox import (
+    ApptainerSandboxConfig,
+    ContainerSandboxConfig,
+    E2bSandboxConfig,
+    LocalSandboxConfig,
+)
 from conf.sections.section import ENGINE_KEY
 from launch.architecture import compare_checkpoint
-from launch.sandbox_preflight import check_containers, check_e2b
+from launch.sandbox_preflight import check_apptainer, check_containers, check_e2b
 
 PORT_GRACE_S = 5.0
 """Seconds until a port in use is a problem: the services of a run that was just killed end by
@@ -92,6 +97,8 @@ def _check_programs(config: Config) -> Iterator[Problem]:
             yield from (Problem(*each) for each in check_e2b(config.sandbox))
         case ContainerSandboxConfig():
             yield from (Problem(*each) for each in check_containers(config.sandbox.kind))
+        case ApptainerSandboxConfig():
+            yield from (Problem(*each) for each in check_apptainer(config.sandbox))
 
 
 def _check_isolation(isolation: str) -> Iterator[Problem]:

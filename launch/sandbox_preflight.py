@@ -10,12 +10,14 @@ import ipaddress
 import os
 import shutil
 import subprocess
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from conf.sections.sandbox import E2bSandboxConfig
+from conf.sections.sandbox import ApptainerSandboxConfig, E2bSandboxConfig
 
 Finding = tuple[bool, str]
 ENGINE_S = 10.0
@@ -28,6 +30,13 @@ ENGINES = {
     "podman": (("info", "--format", PODMAN_FACTS), "`podman info` must work for this user"),
 }
 """By program: the arguments by which an engine answers, and the fix if none does."""
+
+APPTAINER_NEEDS = {
+    "apptainer": "install Apptainer; its package without setuid is enough",
+    "nsenter": "install util-linux",
+}
+NO_OVERLAY = {"nfs", "lustre", "gpfs", "panfs", "ecryptfs"}
+"""Types of file systems (as ``stat`` names them) on which Apptainer writes no overlay."""
 
 E2B_KEY = "E2B_API_KEY"
 LISTING = "/v2/sandboxes?metadata=" + quote("agentrl_run=check")
@@ -128,4 +137,67 @@ def _check_limits(podman: list[str]) -> Iterator[Finding]:
             True,
             f"sandbox=podman without root, and this user's control groups have no {missing}: "
             "delegate these to the user (systemd: Delegate= of user@.service), or run as root",
+        )
+
+
+def check_apptainer(
+    config: ApptainerSandboxConfig, uid: int | None = None, cgroups: Path = Path("/sys/fs/cgroup")
+) -> Iterator[Finding]:
+    """Yield what keeps Apptainer from running instances for a user; None: this one."""
+    for name, fix in APPTAINER_NEEDS.items():
+        if shutil.which(name) is None:
+            yield True, f"sandbox=apptainer, but `{name}` is missing: {fix}"
+    if (os.geteuid() if uid is None else uid) != 0:
+        if shutil.which("newuidmap") is None:
+            yield (
+                False,
+                "`newuidmap` is missing, so only a setuid installation of Apptainer has users "
+                "inside: install uidmap (Debian, Ubuntu) or shadow-utils",
+            )
+        yield from _check_apptainer_limits(config, cgroups)
+    if config.images is not None and not Path(config.images).is_dir():
+        yield True, f"sandbox.images={config.images} is no directory: see the key's comment"
+    if "://" not in config.image and not Path(config.image).exists():
+        yield True, f"sandbox.image={config.image} does not exist: `apptainer pull` makes SIF files"
+    yield from _check_directory(config.directory or tempfile.gettempdir())
+
+
+def _check_apptainer_limits(config: ApptainerSandboxConfig, cgroups: Path) -> Iterator[Finding]:
+    """Yield what a user without root lacks for the limits that are set."""
+    values = {"memory_mb": config.memory_mb, "processes": config.processes, "cpus": config.cpus}
+    limited = [name for name, value in values.items() if value is not None]
+    if not limited:
+        yield (
+            False,
+            "sandbox=apptainer without sandbox.memory_mb, processes and cpus: a sandbox may take "
+            "all that this job has",
+        )
+        return
+    lacks = [
+        name for name in ("DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR") if name not in os.environ
+    ]
+    if not (cgroups / "cgroup.controllers").exists():
+        lacks.insert(0, "control groups v2")
+    if lacks:
+        yield (
+            True,
+            f"sandbox.{limited[0]} is set, and without root Apptainer sets limits only in a "
+            f"systemd session on control groups v2; missing: {', '.join(lacks)}. Set "
+            f"{' '.join(f'sandbox.{name}=null' for name in limited)}, and limit the job instead",
+        )
+
+
+def _check_directory(path: str) -> Iterator[Finding]:
+    """Yield what is wrong with the directory for what sandboxes write."""
+    done = subprocess.run(
+        ["stat", "--file-system", "--format", "%T", path], capture_output=True, text=True
+    )
+    kind = done.stdout.strip()
+    if done.returncode:
+        yield True, f"sandbox.directory={path}: {done.stderr.strip()}"
+    elif kind in NO_OVERLAY:
+        yield (
+            True,
+            f"sandboxes would write to {path}, which is {kind}: set sandbox.directory to a "
+            "directory on a disk of this machine",
         )

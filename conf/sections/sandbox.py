@@ -107,6 +107,38 @@ class ContainerSandboxConfig(Section):
         return self
 
 
+class ApptainerSandboxConfig(Section):
+    """Instances of Apptainer, without root: for machines that have no container engine."""
+
+    kind: Literal["apptainer"]
+    image: str
+    """Image for tasks that name none: path of a SIF file or of a directory, or ``docker://NAME``."""
+    images: str | None
+    """Directory with the SIF files of the images that tasks name, as ``apptainer pull`` names them;
+    null: they are pulled.
+    """
+    directory: str | None
+    """Directory on a disk of this machine for what sandboxes write; null: that of ``TMPDIR``."""
+    egress: Literal["none", "allow", "log"]
+    """Hosts besides the gateway that agents reach, through a proxy that records every attempt:
+    none; those of ``egress_hosts`` (allow); all public ones (log).
+    """
+    egress_hosts: tuple[Host, ...]
+    """For ``egress=allow``."""
+    memory_mb: PositiveInt | None
+    """Memory per sandbox, in MB; null: no limit."""
+    processes: PositiveInt | None
+    """Largest number of processes per sandbox; null: no limit."""
+    cpus: PositiveFloat | None
+    """CPUs per sandbox; null: no limit."""
+
+    @model_validator(mode="after")
+    def _check_egress(self) -> Self:
+        _check_egress_hosts(self.egress, self.egress_hosts)
+        return self
+
+
 SandboxConfig = Annotated[
-    LocalSandboxConfig | E2bSandboxConfig | ContainerSandboxConfig, Field(discriminator="kind")
+    LocalSandboxConfig | E2bSandboxConfig | ContainerSandboxConfig | ApptainerSandboxConfig,
+    Field(discriminator="kind"),
 ]

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from conf.errors import AgentrlError, ExitCode, error_text
 from conf.schema import Config
 from conf.sections.executor import RayExecutorConfig
-from conf.sections.sandbox import ContainerSandboxConfig
+from conf.sections.sandbox import ApptainerSandboxConfig, ContainerSandboxConfig
 from runners.processes.ledger import Ledger
 from runners.processes.recorder import StoreRecorder
 from runners.processes.service import Service, ServiceStarter
@@ -96,7 +96,7 @@ class RayExecutor:
         ``context.backend`` ends what a lost node left at a provider.
         """
         # A machine's own containers outlive who made them: they stay in the ledger.
-        own = isinstance(config.sandbox, ContainerSandboxConfig)
+        own = isinstance(config.sandbox, ContainerSandboxConfig | ApptainerSandboxConfig)
         self._backend = None if own else context.backend
         self._recording = DriverRecording(recorder, self._ledger)
         host = config.gateway.host

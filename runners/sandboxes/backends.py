@@ -9,6 +9,7 @@ from typing import Any
 from conf.sections.sandbox import E2bSandboxConfig, SandboxConfig
 from runners.sandboxes.contract import SandboxBackend, SandboxError
 from runners.sandboxes.local.backend import LocalBackend
+from runners.sandboxes.remote.apptainer import ApptainerBackend
 from runners.sandboxes.remote.containers import ContainerBackend
 
 
@@ -26,6 +27,7 @@ BACKENDS: dict[str, Callable[[Any, Path], SandboxBackend]] = {
     "e2b": _e2b,
     "docker": ContainerBackend,
     "podman": ContainerBackend,
+    "apptainer": ApptainerBackend,
 }
 
 

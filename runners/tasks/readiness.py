@@ -41,7 +41,7 @@ def find_readiness(task: Task, sandbox: SandboxConfig) -> Readiness:
         return Readiness(
             "needs image",
             f"its repository is only in the image {task.image}: choose sandbox=docker, "
-            f"podman or e2b, or give the row a repo_path, or set "
+            "podman, apptainer or e2b, or give the row a repo_path, or set "
             f"{name_key('repositories')} to a directory of clones",
         )
     return READY

@@ -31,8 +31,9 @@ from runners.harnesses.native import NativeHarness
 from runners.sandboxes.contract import Sandbox, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.remote.archive_cache import ArchiveCache
-from runners.sandboxes.remote.containers import ContainerBackend, container_name, run_program
+from runners.sandboxes.remote.containers import ContainerBackend, container_name
 from runners.sandboxes.remote.long_script import START
+from runners.sandboxes.remote.program_machine import run_program
 from runners.sandboxes.remote.sandbox import RemoteSandbox
 from runners.tasks.bugfix import build
 from runners.tasks.contract import Task, VerdictKind

@@ -13,7 +13,7 @@ from tests.runners.tasks.dataset_rows import CLASSIC, write
 from tests.runners.tasks.published_rows import ROWS
 
 
-@pytest.mark.parametrize("sandbox", ["docker", "podman"])
+@pytest.mark.parametrize("sandbox", ["docker", "podman", "apptainer"])
 def test_a_list_for_remote_sandboxes_needs_no_address_of_a_gateway(
     agentrl: Agentrl, tmp_path: Path, sandbox: str
 ) -> None:

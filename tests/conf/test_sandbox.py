@@ -35,6 +35,13 @@ def test_a_remote_sandbox_needs_the_gateway_s_public_url(kind: str) -> None:
     assert "set gateway.public_url" in found
 
 
+def test_apptainer_carries_the_gateway_into_its_sandboxes() -> None:
+    assert compose(["sandbox=apptainer"]).sandbox.kind == "apptainer"
+    allowed = "sandbox.egress_hosts=[example.com]"
+    assert "name the hosts with egress=allow" in fault("sandbox=apptainer", allowed)
+    compose(["sandbox=apptainer", "sandbox.egress=allow", allowed])
+
+
 def test_a_public_url_needs_a_fixed_port() -> None:
     assert "set gateway.port" in fault("gateway.public_url=https://g.example")
 

@@ -14,9 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from conf.sections.sandbox import ContainerSandboxConfig, E2bSandboxConfig, LocalSandboxConfig
+from conf.sections.sandbox import (
+    ApptainerSandboxConfig,
+    ContainerSandboxConfig,
+    E2bSandboxConfig,
+    LocalSandboxConfig,
+)
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
+from tests.fakes.apptainer import installed as apptainer
 from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.e2b.box import boxes_work
 from tests.fakes.e2b.server import KEY, E2bServer
@@ -25,11 +31,15 @@ from tests.fakes.podman import IMAGE, find_obstacle, podman_engine
 
 PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
 """The program that an isolation needs."""
-NAMES = ("bubblewrap", "unshare", "none", "e2b", "docker_program", "docker", "podman")
-"""docker_program: the docker backend with a stand-in for the ``docker`` program. It shows that the
-calls and the capabilities are sufficient, not that an engine enforces the limits. podman: a real
-engine.
+NAMES = (
+    *("bubblewrap", "unshare", "none", "e2b", "docker_program", "docker", "podman"),
+    "apptainer_program",
+)
+"""docker_program, apptainer_program: backends with a stand-in for the program of that name. They
+show that the calls and the capabilities are sufficient, not that limits are enforced. podman: a
+real engine.
 """
+REMOTE = ("e2b", "docker_program", "docker", "podman", "apptainer_program")
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ class BackendUnderTest:
     @property
     def remote(self) -> bool:
         """Its sandboxes outlive their driver."""
-        return self.name in ("e2b", "docker_program", "docker", "podman")
+        return self.name in REMOTE
 
 
 def local_settings(**changes: object) -> LocalSandboxConfig:
@@ -93,6 +103,17 @@ def podman_settings(**changes: object) -> ContainerSandboxConfig:
     return docker_settings(**{"kind": "podman", "image": IMAGE, "network": "podman", **changes})
 
 
+def apptainer_settings(directory: Path, **changes: object) -> ApptainerSandboxConfig:
+    """Return a configuration for Apptainer; ``directory`` is for what sandboxes write."""
+    directory.mkdir(exist_ok=True)
+    values = {
+        **{"kind": "apptainer", "image": "docker://python:3.11", "images": None, "cpus": 1.0},
+        **{"directory": str(directory), "egress": "none", "egress_hosts": ()},
+        **{"memory_mb": 512, "processes": 64, **changes},
+    }
+    return ApptainerSandboxConfig.model_validate(values)
+
+
 @asynccontextmanager
 async def open_backend(name: str, root: Path) -> AsyncIterator[BackendUnderTest]:
     """Yield a backend of ``NAMES``, or skip the test if it cannot run here."""
@@ -111,6 +132,15 @@ async def open_backend(name: str, root: Path) -> AsyncIterator[BackendUnderTest]
             backend = make_backend(docker_settings(), root / "driver")
             yield BackendUnderTest(name, backend, root)
             await backend.close()
+        return
+    if name == "apptainer_program":
+        if not apptainer.can_stand_in():
+            pytest.skip("this machine cannot stand in for Apptainer")
+        with apptainer.apptainer_program(root / "bin"):
+            backend = make_backend(apptainer_settings(root / "written"), root / "driver")
+            yield BackendUnderTest(name, backend, root)
+            await backend.close()
+            assert not list((root / "written").iterdir()), "a sandbox left files"
         return
     if name == "podman":
         if (obstacle := find_obstacle()) is not None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose
-from conf.sections.sandbox import E2bSandboxConfig
+from conf.sections.sandbox import ApptainerSandboxConfig, E2bSandboxConfig
 from launch.local import plan_local_run
 from launch.preflight import find_problems
-from launch.sandbox_preflight import check_containers, check_e2b
+from launch.sandbox_preflight import check_apptainer, check_containers, check_e2b
 
 PUBLIC = ["gateway.public_url=http://g.example:8080", "gateway.port=8080"]
 
@@ -149,3 +149,73 @@ def test_podman_without_root_needs_control_groups_that_limit(
 def test_sandboxes_at_e2b_need_no_local_memory(tmp_path: Path) -> None:
     processes = plan_local_run(compose(["sandbox=e2b", *PUBLIC]), tmp_path).processes
     assert "sandbox" not in {process.name for process in processes}
+
+
+def apptainer(*overrides: str) -> ApptainerSandboxConfig:
+    sandbox = compose(["sandbox=apptainer", *overrides]).sandbox
+    assert isinstance(sandbox, ApptainerSandboxConfig)
+    return sandbox
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the only directory of PATH, with the programs that Apptainer needs."""
+    (tmp_path / "bin").mkdir()
+    for name in ("apptainer", "nsenter", "newuidmap"):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "bin" / "stat").symlink_to("/usr/bin/stat")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path / "bin"
+
+
+def test_apptainer_needs_its_programs_and_has_what_it_needs(programs: Path, tmp_path: Path) -> None:
+    assert fatal("apptainer", tmp_path) == []
+    for name in ("apptainer", "nsenter", "newuidmap"):
+        (programs / name).rename(programs / f"{name}-away")
+        found = list(check_apptainer(apptainer(), uid=1000))
+        (programs / f"{name}-away").rename(programs / name)
+        kind = {is_fatal for is_fatal, text in found if f"`{name}` is missing" in text}
+        assert kind == {name != "newuidmap"}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_apptainer_sets_limits_without_root_in_a_systemd_session_only(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    config = apptainer("sandbox.memory_mb=512", "sandbox.cpus=1")
+    if version == 2:
+        (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
+    monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS", raising=False)
+    ((is_fatal, text),) = check_apptainer(config, uid=1000, cgroups=tmp_path)
+    assert is_fatal
+    missing = "control groups v2, DBUS_SESSION" if version == 1 else ": DBUS_SESSION_BUS_ADDRESS."
+    assert missing in text
+    assert text.endswith("Set sandbox.memory_mb=null sandbox.cpus=null, and limit the job instead")
+    monkeypatch.setenv("DBUS_SESSION_BUS_ADDRESS", "unix:path=/run/user/1/bus")
+    found = list(check_apptainer(config, uid=1000, cgroups=tmp_path))
+    assert len(found) == (version == 1)
+    ((is_fatal, text),) = check_apptainer(apptainer(), uid=1000, cgroups=tmp_path)
+    assert not is_fatal
+    assert "may take all that this job has" in text
+
+
+def test_apptainer_needs_its_directories_and_images(programs: Path, tmp_path: Path) -> None:
+    keys = {"images": "is no directory", "image": "does not exist", "directory": "No such file"}
+    for key, wanted in keys.items():
+        ((is_fatal, text),) = check_apptainer(apptainer(f"sandbox.{key}={tmp_path}/none"), uid=0)
+        assert is_fatal
+        assert text.startswith(f"sandbox.{key}=")
+        assert wanted in text
+
+
+def test_apptainer_writes_no_overlay_to_a_file_system_of_a_cluster(
+    programs: Path, tmp_path: Path
+) -> None:
+    (programs / "stat").unlink()
+    (programs / "stat").write_text("#!/bin/sh\necho lustre\n")
+    (programs / "stat").chmod(0o755)
+    ((is_fatal, text),) = check_apptainer(apptainer(f"sandbox.directory={tmp_path}"), uid=0)
+    assert is_fatal
+    assert f"{tmp_path}, which is lustre" in text

@@ -159,7 +159,9 @@ class LocalBackend:
             raise SandboxError(f"{spec.name!r} is no name for a sandbox: letters, digits, '._-'")
         self._refuse_open(spec.name)
         if spec.image is not None or spec.source is None:
-            raise SandboxError("sandbox=local has no images: choose sandbox=docker, podman or e2b")
+            raise SandboxError(
+                "sandbox=local has no images: choose docker, podman, apptainer or e2b"
+            )
         if spec.source not in self._small:
             self._small[spec.source] = await asyncio.to_thread(is_small, spec.source)
             self._refuse_open(spec.name)  # another one may have opened during the await

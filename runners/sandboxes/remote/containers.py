@@ -11,10 +11,8 @@ The agent has none, and ``no-new-privileges`` keeps it so.
 from __future__ import annotations
 
 import asyncio
-import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from conf.sections.sandbox import ContainerSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
@@ -26,7 +24,7 @@ from runners.sandboxes.remote.egress import (
     find_gateway_host,
     narrow_hosts,
 )
-from runners.sandboxes.remote.machine import BusyError
+from runners.sandboxes.remote.program_machine import CALL_S, ProgramMachine, run_program
 from runners.sandboxes.remote.sandbox import RemoteSandbox
 
 RUN_LABEL = "agentrl_run"
@@ -34,8 +32,6 @@ RUN_LABEL = "agentrl_run"
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
 PULL_S = 600.0
 """To start a container; its image may have to be pulled first."""
-CALL_S = 60.0
-COPY_S = 300.0
 NOT_FOUND = "no such container"
 """In the error for a container that is gone, but for capitals; there is no exit code for it."""
 RUN_FLAGS = {
@@ -238,39 +234,21 @@ class ContainerBackend(RemoteBackend):
         await asyncio.gather(*(_Container(self._program, each).terminate() for each in found))
 
 
-class _Container:
+class _Container(ProgramMachine):
     """A container as a machine."""
 
     def __init__(self, program: str, name: str) -> None:
         self._program = program
         self._name = name
 
-    async def run_script(self, script: str, *, deadline_s: float) -> bytes:
-        """Run a script as root; see the contract."""
-        argv = exec_argv(self._program, self._name, script)
-        try:
-            return await run_program(argv, deadline_s=deadline_s)
-        except SandboxError as error:
-            state = await run_program(state_argv(self._program, self._name), deadline_s=CALL_S)
-            if state.strip() == b"true":
-                raise BusyError(str(error)) from error
-            raise
+    def exec_argv(self, script: str, *, stdin: bool) -> list[str]:
+        """Return the command that runs a script as root; see the base class."""
+        return exec_argv(self._program, self._name, script, stdin=stdin)
 
-    async def write_file(self, path: str, content: bytes | Path) -> None:
-        """Write a file as root; see the contract."""
-        script = f"mkdir -p {shlex.quote(path.rpartition('/')[0])} && cat > {shlex.quote(path)}"
-        argv = exec_argv(self._program, self._name, script, stdin=True)
-        if isinstance(content, bytes):
-            await run_program(argv, stdin=content, deadline_s=COPY_S)
-            return
-        with content.open("rb") as file:
-            await run_program(argv, stdin=file, deadline_s=COPY_S)
-
-    async def read_file(self, path: str, target: Path) -> None:
-        """Stream a file to the host; see the contract."""
-        with target.open("wb") as file:
-            argv = exec_argv(self._program, self._name, f"cat {shlex.quote(path)}")
-            await run_program(argv, stdout=file, deadline_s=COPY_S)
+    async def runs(self) -> bool:
+        """Return whether the container runs; see the base class."""
+        state = await run_program(state_argv(self._program, self._name), deadline_s=CALL_S)
+        return state.strip() == b"true"
 
     async def terminate(self) -> None:
         """Remove it; see the contract."""
@@ -279,44 +257,3 @@ class _Container:
         except SandboxError as error:
             if NOT_FOUND not in str(error).lower():
                 raise
-
-
-async def run_program(
-    argv: list[str],
-    *,
-    deadline_s: float,
-    stdin: bytes | IO[bytes] = b"",
-    stdout: IO[bytes] | None = None,
-    cwd: Path | None = None,
-) -> bytes:
-    """Run a command line and return its output; raises SandboxError.
-
-    A file as ``stdin`` or ``stdout`` is passed to the program, so its content is not read here.
-    """
-    pipe = asyncio.subprocess.PIPE
-    data = stdin if isinstance(stdin, bytes) else None
-    what = " ".join(argv[:2])
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=pipe if isinstance(stdin, bytes) else stdin,
-            stdout=stdout or pipe,
-            stderr=pipe,
-            cwd=cwd,
-        )
-    except OSError as error:
-        raise SandboxError(f"cannot run {argv[0]}: {error.strerror}; install {argv[0]}") from error
-    try:
-        async with asyncio.timeout(deadline_s):
-            out, err = await process.communicate(data)
-    except TimeoutError as error:
-        raise SandboxError(f"{what} took longer than {deadline_s:g} s") from error
-    finally:
-        if process.returncode is None:
-            process.kill()
-            # Shielded: a cancelled caller must not leave a zombie.
-            await asyncio.shield(process.wait())
-    if process.returncode:
-        printed = err.decode(errors="replace").strip()[-500:] or "nothing"
-        raise SandboxError(f"{what} ended with {process.returncode} and printed: {printed}")
-    return out or b""

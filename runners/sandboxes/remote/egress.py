@@ -116,6 +116,14 @@ class EgressRefusal(Exception):
         super().__init__(reason)
 
 
+def proxy_environment(account: EgressAccount, address: str, gateway_host: str) -> dict[str, str]:
+    """Return the variables by which programs find the proxy at ``host:port``."""
+    url = f"http://agentrl:{account.token}@{address}"
+    direct = f"{gateway_host},localhost,127.0.0.1"
+    both = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "NO_PROXY": direct}
+    return {**both, **{name.lower(): value for name, value in both.items()}}
+
+
 async def resolve_public(host: str, port: int) -> list[str]:
     """Return the public addresses of a name; raises OSError."""
     loop = asyncio.get_running_loop()
@@ -162,10 +170,11 @@ class EgressProxy:
         """Return the variables by which the programs in a sandbox find the proxy."""
         assert self._server is not None
         host, port = self._server.sockets[0].getsockname()[:2]
-        url = f"http://agentrl:{account.token}@{host}:{port}"
-        direct = f"{gateway_host},localhost,127.0.0.1"
-        both = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "NO_PROXY": direct}
-        return {**both, **{name.lower(): value for name, value in both.items()}}
+        return proxy_environment(account, f"{host}:{port}", gateway_host)
+
+    async def listen(self, listener: socket.socket) -> asyncio.Server:
+        """Serve on a listening socket too, until the server that is returned is closed."""
+        return await asyncio.start_server(self._serve, sock=listener, limit=HEAD_BYTES)
 
     async def close(self) -> None:
         """Stop listening and cut what is open."""

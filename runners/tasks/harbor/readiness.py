@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conf.sections.sandbox import (
+    ApptainerSandboxConfig,
     ContainerSandboxConfig,
     E2bSandboxConfig,
     LocalSandboxConfig,
@@ -39,8 +40,14 @@ def check_readiness(task: Task, sandbox: SandboxConfig) -> None:
             _check_local(found, sandbox)
         case ContainerSandboxConfig():
             _check_containers(found, sandbox)
+        case ApptainerSandboxConfig():
+            _check_prebuilt(found, sandbox.kind)
+            if sandbox.memory_mb is not None:
+                _check_memory(found, sandbox.memory_mb)
+            if sandbox.cpus is not None:
+                _check_cpus(found, sandbox.cpus)
         case E2bSandboxConfig():
-            _check_e2b(found)
+            _check_prebuilt(found, sandbox.kind)
             _check_network(found, sandbox.egress)
 
 
@@ -79,10 +86,14 @@ def _check_local(found: TaskDirectory, sandbox: LocalSandboxConfig) -> None:
 
 def _check_containers(found: TaskDirectory, sandbox: ContainerSandboxConfig) -> None:
     _check_memory(found, sandbox.memory_mb)
-    cpus = found.config.environment.cpus
-    if cpus is not None and cpus > sandbox.cpus:
-        raise ValueError(f"it needs {cpus:g} CPUs: set sandbox.cpus={cpus:g}")
+    _check_cpus(found, sandbox.cpus)
     _check_network(found, sandbox.egress)
+
+
+def _check_cpus(found: TaskDirectory, cpus: float) -> None:
+    wanted = found.config.environment.cpus
+    if wanted is not None and wanted > cpus:
+        raise ValueError(f"it needs {wanted:g} CPUs: set sandbox.cpus={wanted:g}")
 
 
 def _check_network(found: TaskDirectory, egress: str) -> None:
@@ -94,11 +105,11 @@ def _check_network(found: TaskDirectory, egress: str) -> None:
         )
 
 
-def _check_e2b(found: TaskDirectory) -> None:
+def _check_prebuilt(found: TaskDirectory, kind: str) -> None:
     if found.dockerfile is not None:
         raise ValueError(
-            "it has a Dockerfile, and sandbox=e2b builds no images: build and push it, name it in "
-            "[environment] docker_image, or choose sandbox=docker or podman"
+            f"it has a Dockerfile, and sandbox={kind} builds no images: build and push it, name it "
+            "in [environment] docker_image, or choose sandbox=docker or podman"
         )
 
 

@@ -22,7 +22,10 @@ from tests.runners.tasks.harbor.grading import grade_agent, grade_reference
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 BACKENDS = [
-    pytest.param(name, marks=pytest.mark.slow if name in ("docker_program", "podman") else ())
+    pytest.param(
+        name,
+        marks=pytest.mark.slow if name in ("docker_program", "podman", "apptainer_program") else (),
+    )
     for name in NAMES
     if name not in ("none", "docker")
 ]

@@ -282,5 +282,5 @@ async def test_an_image_is_refused(backend: LocalBackend, source: Path) -> None:
         SandboxSpec("image", source, "none", image="python:3.11"),
         SandboxSpec("image", None, "none"),
     ):
-        with pytest.raises(SandboxError, match="choose sandbox=docker, podman or e2b"):
+        with pytest.raises(SandboxError, match="choose docker, podman, apptainer or e2b"):
             await backend.create(spec)

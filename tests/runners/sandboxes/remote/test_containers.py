@@ -6,6 +6,7 @@ engines where there are some.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import socket
@@ -16,6 +17,7 @@ import pytest
 
 from runners.sandboxes.contract import EgressAttempt, SandboxError, SandboxSpec
 from runners.sandboxes.remote import containers
+from runners.sandboxes.remote.program_machine import run_program
 from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.podman import IMAGE, find_obstacle, has_netavark, podman, podman_engine
 from tests.fakes.sandbox_backends import docker_settings, podman_settings
@@ -129,26 +131,33 @@ async def test_a_task_works_in_its_images_own_directory(tmp_path: Path) -> None:
 async def test_the_error_contains_what_the_program_printed() -> None:
     argv = ["sh", "-c", "echo no such image >&2; exit 125"]
     with pytest.raises(SandboxError, match="sh -c ended with 125 and printed: no such image"):
-        await containers.run_program(argv, deadline_s=30)
+        await run_program(argv, deadline_s=30)
 
 
 async def test_the_error_for_a_missing_program_says_how_to_fix_it() -> None:
     with pytest.raises(SandboxError, match=r"cannot run no-docker: .*; install no-docker"):
-        await containers.run_program(["no-docker", "run"], deadline_s=30)
+        await run_program(["no-docker", "run"], deadline_s=30)
 
 
 async def test_a_program_that_does_not_end_is_killed() -> None:
     with pytest.raises(SandboxError, match="sleep 300 took longer than"):
-        await containers.run_program(["sleep", "300"], deadline_s=0.1)
+        await run_program(["sleep", "300"], deadline_s=0.1)
+
+
+async def test_a_program_that_does_not_end_is_killed_with_its_children() -> None:
+    argv = ["sh", "-c", "sleep 300 & wait"]  # the child holds the pipes
+    async with asyncio.timeout(30):
+        with pytest.raises(SandboxError, match="sh -c took longer than"):
+            await run_program(argv, deadline_s=0.1)
 
 
 async def test_input_and_output_are_streamed(tmp_path: Path) -> None:
     there, back = tmp_path / "there", tmp_path / "back"
     there.write_bytes(bytes(range(256)) * 4096)
     with there.open("rb") as source, back.open("wb") as target:
-        await containers.run_program(["cat"], stdin=source, stdout=target, deadline_s=30)
+        await run_program(["cat"], stdin=source, stdout=target, deadline_s=30)
     assert back.read_bytes() == there.read_bytes()
-    assert await containers.run_program(["cat"], stdin=b"some", deadline_s=30) == b"some"
+    assert await run_program(["cat"], stdin=b"some", deadline_s=30) == b"some"
 
 
 @pytest.mark.integration
