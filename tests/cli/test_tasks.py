@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Agentrl
+from tests.fakes.harbor_tasks import toml, write_task
 from tests.runners.tasks.dataset_rows import CLASSIC, write
 from tests.runners.tasks.published_rows import ROWS
 
@@ -93,3 +94,15 @@ def test_a_subset_is_converted_and_malformed_rows_are_named(
     assert len((tmp_path / "b.jsonl").read_text().splitlines()) == 3
     done = agentrl("tasks", "convert", "rows.jsonl", "c.jsonl", "--match", "none*")
     assert (done.code, (tmp_path / "c.jsonl").exists()) == (2, False)
+
+
+def test_a_harbor_task_of_several_steps_is_refused_by_name(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
+    write_task(tmp_path / "suite" / "one")
+    write_task(tmp_path / "suite" / "two", {"task.toml": toml(top="steps = [{ name = 'a' }]")})
+    done = agentrl("tasks", "list", "suite", "--json")
+    assert (done.code, done.stderr.partition(": ")[0]) == (5, "error")
+    assert "two: " in done.stderr
+    assert "several steps" in done.stderr
+    assert [task["id"] for task in json.loads(done.stdout)["tasks"]] == ["example__one"]

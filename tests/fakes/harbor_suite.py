@@ -37,6 +37,8 @@ PYTEST = "def test_answer():\n    assert open('/app/answer.txt').read().strip() 
 SOURCED = "#!/bin/bash\nsource /tests/part.sh\necho 0 > /logs/verifier/reward.txt\n"
 PART = f"if {CHECK}; {DECIDE}exit 7\n"
 ENV_CHECK = f"#!/bin/bash\nif {CHECK} && [ $LIMIT = 5 ] && [ $PLACE = here ]; {DECIDE}"
+ALONE = f"#!/bin/bash\nif {CHECK} && [ $(grep -c : /proc/net/dev) = 1 ]; {DECIDE}"
+"""Wants no network device but the loopback."""
 OUT = f"#!/bin/bash\nif grep -qx 3 /app/out.txt 2>/dev/null; {DECIDE}"
 
 SUITE: Mapping[str, Changes] = {
@@ -98,14 +100,20 @@ SUITE: Mapping[str, Changes] = {
         "task.toml": toml(environment='docker_image = "python:3.12-slim"'),
         "environment/Dockerfile": None,
     },
-    "16-network-allowlist": {
+    "16-networks-of-phases": {
         "task.toml": toml(
             agent='network_mode = "allowlist"\nallowed_hosts = ["example.com"]',
-            verifier='network_mode = "no-network"',
-        )
+            verifier='timeout_sec = 60.0\nnetwork_mode = "no-network"',
+            environment='network_mode = "public"',
+        ),
+        "tests/test.sh": ALONE,
     },
     "17-healthcheck": {
-        "task.toml": toml(environment_healthcheck='command = "test -f /app/words.txt"')
+        "task.toml": toml(
+            verifier='timeout_sec = 60.0\nnetwork_mode = "public"',
+            environment='network_mode = "no-network"',
+            environment_healthcheck='command = "test -f /app/words.txt"',
+        )
     },
     "18-pytest": {"tests/test.sh": WITH_PYTEST, "tests/test_answer.py": PYTEST},
     "19-partial-credit": {
