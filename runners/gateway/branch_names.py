@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runners.gateway.conversation import SYSTEM_PROMPT, IssuedCall, TurnRequest
-from runners.gateway.dispatches import CALL_THREAD, Dispatches
+from runners.gateway.dispatches import CALL_THREAD, Dispatch, Dispatches
 from runners.gateway.prefix_matching import AssistantPart, InputPart, PreparedRequest
 from runners.gateway.recognition import asks_for_summary, is_aside, sums_up
 from runners.trajectory.graph import TurnNode
@@ -136,13 +136,15 @@ class BranchNames:
             return _Thread(issuer, self._threads[issuer], evidence)
         waiting = [name for name in self._summed_up if _is_unnamed(name)]
         dispatch = self._dispatches.find(request, system_prompt)
+        if dispatch is not None and _is_of_program(request, *dispatch):
+            dispatch = None
         if dispatch is not None and MAIN_THREAD not in waiting:
             call, text = dispatch
             dispatcher = None if call.thread == MAIN_THREAD else call.thread
             evidence = "own calls" if text in call.started else "dispatch"
             name = call.name_thread(text)
             return _Thread(name, dispatcher, evidence, dispatched=(call.started, text))
-        if waiting and not sums_up(request):
+        if waiting:
             name = MAIN_THREAD if MAIN_THREAD in waiting else waiting[-1]
             return _Thread(name, self._threads[name], "summary", dispatch is not None)
         return _Thread(
@@ -169,7 +171,7 @@ class BranchNames:
         )
         if stated == "compaction" or (tooled and asks_for_summary(request)):
             return "compaction"
-        if stated == "side" or request.max_tokens == 1:
+        if stated == "side" or request.max_tokens == 1:  # a probe samples one token
             return "side"
         if parent is not None:
             goes_on = parent.branch == "side" or (
@@ -183,6 +185,15 @@ class BranchNames:
             if is_aside(request) or (tooled and not request.tools and found.evidence is None):
                 return "side"
         return "subagent" if stated == "subagent" or found.name != MAIN_THREAD else "main"
+
+
+def _is_of_program(request: TurnRequest, call: Dispatch, text: str) -> bool:
+    """Return whether a request is a program's own, though it has a text of a call: the title of a
+    conversation whose task is passed on word for word. A policy could write such a prompt itself.
+    """
+    begins = is_aside(request) or (sums_up(request) and text not in call.started)
+    words = request.pieces[0].text.strip()
+    return begins and not any(each in words or words in each for each in call.texts)
 
 
 def _is_unnamed(thread: str) -> bool:

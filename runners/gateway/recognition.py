@@ -64,13 +64,11 @@ def begins_with_summary(request: TurnRequest) -> bool:
 
 
 def is_aside(request: TurnRequest) -> bool:
-    """Return whether a request that begins a conversation is one of a program's own: a title, a
-    commit message, or a probe of one token.
+    """Return whether a request that begins a conversation is one of a program's own: a title or a
+    commit message.
     """
     beginning = _system_prompt(request)[:SIDE_PROMPT_CHARS]
-    return request.max_tokens == 1 or (
-        not request.tools and SIDE_SYSTEM_PROMPT.search(beginning) is not None
-    )
+    return not request.tools and SIDE_SYSTEM_PROMPT.search(beginning) is not None
 
 
 def _system_prompt(request: TurnRequest) -> str:

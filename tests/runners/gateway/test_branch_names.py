@@ -85,6 +85,17 @@ def test_a_long_text_within_a_longer_one_counts_for_tools_that_are_known(
     assert gateway.places[1].name.ambiguous is (thread == "main" and tool == "task")
 
 
+def test_a_sub_agent_may_have_the_callers_system_prompt_or_its_tools_but_not_both(
+    parts: Parts,
+) -> None:
+    gateway = PlacingGateway(*parts)
+    gateway.ask(request(MAIN), *(dispatch(number, f"look at {number}") for number in range(3)))
+    gateway.ask(replace(request([SYSTEM, user("look at 0")]), tools=[]), text="fewer tools")
+    gateway.ask(request([EXPLORER, user("look at 1")]), text="another prompt")
+    gateway.ask(request([SYSTEM, user("look at 2")]), text="the caller itself")
+    assert [turn.thread for turn in gateway.turns] == ["main", "call:d0", "call:d1", "main"]
+
+
 def test_parallel_sub_agents_are_told_apart_by_their_tasks(parts: Parts) -> None:
     gateway = PlacingGateway(*parts)
     gateway.ask(request(MAIN), dispatch(1, "read a.py"), dispatch(2, "read b.py"))
@@ -192,6 +203,16 @@ def test_a_program_without_tools_has_its_commit_messages_aside_and_its_work_in_m
     assert breaks(gateway) == ["rewrite"]
 
 
+def test_instructions_that_mention_commit_messages_are_no_side_requests(parts: Parts) -> None:
+    gateway = PlacingGateway(*parts)
+    late = "Act as a developer. " * 20 + "Write good commit messages."
+    gateway.ask(aside(late, "fix it"), text="edit")
+    tooled = replace(aside(COMMIT, "commit your work"), tools=TOOLS)
+    gateway.ask(tooled, text="committed")
+    gateway.ask(aside(COMMIT, "the diff"), text="fix: it")
+    assert [turn.branch for turn in gateway.turns] == ["main", "main", "side"]
+
+
 def test_what_looks_like_side_requests_only_is_the_work_itself(parts: Parts) -> None:
     gateway = PlacingGateway(*parts)
     gateway.ask(aside("You write commit messages for large changes.", "the diff"), text="fix")
@@ -223,6 +244,40 @@ def test_a_summary_under_its_own_system_prompt_is_a_compaction_of_its_thread(
         *(("wipe", (first,)), ("compaction", (first + 1,)), (last, (first + 2,)))
     ]
     assert breaks(gateway) == ["compaction"]
+
+
+def test_a_sub_agent_after_a_summary_is_a_sub_agent(parts: Parts) -> None:
+    gateway, opening = PlacingGateway(*parts), [SYSTEM, user(f"{COMPACTION_SUMMARIES[0]}: good.")]
+    gateway.ask(request(MAIN), BASH)
+    asked = going_on(MAIN, BASH)
+    gateway.ask(request([*asked, user(COMPACTION_PROMPTS[0], 9)]), text="good")
+    gateway.ask(request(opening), dispatch(1, TASK))
+    gateway.ask(request([EXPLORER, user(TASK)]), text="found")
+    assert [turn.thread for turn in gateway.turns] == ["main", "main", "main", "call:d1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"), [(TITLE, "side"), ("You are a context summarization agent.", "compaction")]
+)
+def test_a_conversation_of_its_own_goes_on_as_it_began(words: str, kind: str, parts: Parts) -> None:
+    gateway, first = PlacingGateway(*parts), aside(words, "fix it")
+    gateway.ask(request(MAIN), BASH)
+    gateway.ask(first, text="Fixing")
+    said = Piece(1, "assistant", "text", "Fixing")
+    gateway.ask(replace(first, pieces=(*first.pieces, said, user("Shorter.", 2))), text="Fix")
+    assert kinds(gateway) == [("final", "main", (0,)), (kind, "main", (1, 2))]
+
+
+@pytest.mark.parametrize(
+    ("words", "branch"), [(TITLE, "side"), ("You are a context summarization agent.", "compaction")]
+)
+def test_a_title_of_a_task_that_is_passed_on_word_for_word_is_no_sub_agent(
+    words: str, branch: str, parts: Parts
+) -> None:
+    gateway = PlacingGateway(*parts)
+    gateway.ask(request(MAIN), dispatch(1, "fix it"))
+    gateway.ask(aside(words, "fix it"), text="Fixing")
+    assert (gateway.turns[1].thread, gateway.turns[1].branch) == ("main", branch)
 
 
 # --- policies that scheme -----------------------------------------------------------------------
@@ -257,11 +312,14 @@ def test_a_policy_without_tools_cannot_print_the_words_that_ask_for_a_summary(
     assert kinds(gateway) == [("final", "main", (0, 1, 2))]
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("task", [f"{TITLE} Then find the fault.", COMMIT, COMPACTION_PROMPTS[0]])
-def test_a_sub_agent_that_is_sent_for_a_title_is_a_sub_agent(task: str, parts: Parts) -> None:
+def test_a_sub_agent_whose_instructions_the_policy_writes_is_a_sub_agent(
+    task: str, wrapped: bool, parts: Parts
+) -> None:
     gateway = PlacingGateway(*parts)
     gateway.ask(request(MAIN), dispatch(1, task))
-    gateway.ask(aside(task, task), text="found")
+    gateway.ask(aside(f"You help. {task}" if wrapped else task, task), text="found")
     assert kinds(gateway)[1] == ("subagent", "call:d1", (1,))
 
 

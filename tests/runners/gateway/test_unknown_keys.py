@@ -6,8 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 
+from runners.gateway.dialects.body import MAX_UNKNOWN
+from runners.gateway.dialects.endpoints import PARSERS
 from runners.gateway.session import MAX_IGNORED
 from tests.fakes.running_gateway import Gateway, user
 from tests.fakes.scripted_engine import Completion, ScriptedEngine
@@ -68,3 +71,12 @@ async def test_a_client_that_makes_up_keys_fills_neither_the_counters_nor_the_lo
     assert len(line) < 600
     assert "\n" not in line
     assert "\x1b" not in line
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_request_names_some_of_its_unknown_keys_and_counts_all(path: str) -> None:
+    keys = dict.fromkeys(map(str, range(1000)))
+    body = orjson.dumps({"model": "m", **PATHS[path]("hi"), **keys})
+    request = PARSERS[path](body, {}).request
+    assert request.ignored == tuple(map(str, range(MAX_UNKNOWN)))
+    assert request.unknown_keys == 1000
