@@ -120,11 +120,12 @@ def _warn_about_canaries(config: Config, sets: Reports) -> None:
 def _install(jobs: list[Job]) -> list[AgentrlError]:
     """Install the agent programs that are missing; return what went wrong."""
     from conf.errors import AgentrlError
+    from conf.sections.harness import name_program
     from runners.harnesses.registry import install_harness
 
     errors: list[AgentrlError] = []
     for harness in dict.fromkeys(job.config.harness for job in jobs):
-        with stderr().status(f"harness={harness.kind}: looking for the program…"):
+        with stderr().status(f"{name_program(harness)}: looking for the program…"):
             try:
                 install_harness(harness)
             except AgentrlError as error:
@@ -147,6 +148,7 @@ def _take_turn(config: Config, *, show_engine: bool) -> tuple[list[CheckResult],
 
     import uvloop
 
+    from conf.sections.harness import name_program
     from runners.preflight.run_check import check_run
 
     with (
@@ -155,7 +157,7 @@ def _take_turn(config: Config, *, show_engine: bool) -> tuple[list[CheckResult],
     ):
 
         def report(engine: list[CheckResult]) -> None:
-            status.update(f"harness={config.harness.kind}: one turn…")
+            status.update(f"{name_program(config.harness)}: one turn…")
             if show_engine:
                 _show_engine(engine)
 
@@ -215,6 +217,7 @@ def _show_engine(results: list[CheckResult]) -> None:
 def _show(config: Config, found: AgentTurn, sets: Reports) -> None:
     from rich.table import Table
 
+    from conf.sections.harness import name_program
     from conf.sections.moe import MoeModel
 
     table = Table.grid(padding=(0, 2))
@@ -223,7 +226,7 @@ def _show(config: Config, found: AgentTurn, sets: Reports) -> None:
     if isinstance(config.model, MoeModel) and config.model.path is not None:
         table.add_row("checkpoint", f"its config.json agrees with model={config.model.kind}")
     version = found.result.facts.get("version")
-    table.add_row("agent program", f"{config.harness.kind} {version or ''}".strip())
+    table.add_row("agent program", f"{name_program(config.harness)} {version or ''}".strip())
     table.add_row(
         "one turn", f"{found.seconds:.1f} s in the sandbox, recorded by the gateway ({found.turns})"
     )

@@ -20,7 +20,7 @@ def show_matrix(overrides: list[str], *, as_json: bool) -> None:
     """
     from conf.errors import ConfigError
     from conf.keys import groups, unknown_choice
-    from conf.matrix import AXES, find_combinations
+    from conf.matrix import AXES, find_combinations, list_axis
 
     only: dict[str, list[str]] = {}
     rest: list[str] = []
@@ -34,7 +34,7 @@ def show_matrix(overrides: list[str], *, as_json: bool) -> None:
             raise ConfigError([unknown_choice(axis, each) for each in unknown])
     total = 1
     for axis in AXES:
-        total *= len(only.get(axis) or groups()[axis])
+        total *= len(only.get(axis) or list_axis(axis))
     found: list[Combination] = []
     with stderr().status("") as status:
         for combination in find_combinations(only, rest):

@@ -26,6 +26,7 @@ from conf.errors import ConfigError
 from conf.fault_plan import load_fault_plan
 from conf.keys import (
     CONF_DIR,
+    OPEN,
     RETIRED,
     SEAMS,
     choice_content,
@@ -350,7 +351,7 @@ def _whole_plugins(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[st
     """Yield every leaf of a section with its key; a plug-in behind a key, and options, are one."""
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if not isinstance(value, Mapping) or not value or "target" in value or name == "options":
+        if not isinstance(value, Mapping) or not value or "target" in value or name in OPEN:
             yield key, value
         else:
             yield from _whole_plugins(value, f"{key}.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conf.schema import Config
-from conf.sections.harness import PROMPT_TOKENS, CodexHarnessConfig, CustomHarnessConfig
+from conf.sections.harness import PROMPT_TOKENS, CodexHarnessConfig, UserHarnessConfig
 from conf.sections.scenario import compaction_window
 from conf.sections.task import RewardConfig, VerdictRewardConfig
 
@@ -50,8 +50,8 @@ class KeyNumbers:
 def find_key_numbers(config: Config) -> KeyNumbers:
     """Return the deciding numbers of a configuration."""
     per_turn = config.sampling.max_new_tokens
-    # Codex's requests name no limit, and those of a plug-in's agent are not known.
-    if not isinstance(config.harness, CodexHarnessConfig | CustomHarnessConfig):
+    # Codex's requests name no limit, and those of a program of the user's own are not known.
+    if not isinstance(config.harness, CodexHarnessConfig | UserHarnessConfig):
         per_turn = min(per_turn, config.harness.max_tokens)
     return KeyNumbers(
         window=config.model.max_context_tokens,

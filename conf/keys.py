@@ -18,6 +18,8 @@ RETIRED: dict[str, Any] = {"reward.partial": False}
 have it at that value; at another, and on a command line, it is unknown.
 """
 
+OPEN = ("options", "env")
+"""Keys whose value is a mapping of names that the user chooses."""
 SEAMS = {"reward": "rewards", "harness": "harnesses"}
 """Groups with a choice ``custom``, and the entry points (``agentrl.NAME``) that are choices too."""
 
@@ -140,9 +142,14 @@ def _closest_key(word: str, known: Iterable[str]) -> str | None:
 
 
 def is_option(key: str, tree: Mapping[str, Any]) -> bool:
-    """Return whether a key is a plug-in's own option, which only the plug-in knows."""
-    section, found, name = key.partition(".options")
-    return bool(found) and (not name or name[0] == ".") and lookup(tree, f"{section}.target")[0]
+    """Return whether a key is a plug-in's own option, or a variable of an agent program: only they
+    know which there are.
+    """
+    for mapping, beside in ((".options", "target"), (".env", "run")):
+        section, found, name = key.partition(mapping)
+        if found and (not name or name[0] == ".") and lookup(tree, f"{section}.{beside}")[0]:
+            return True
+    return False
 
 
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.key_numbers import KeyNumbers, find_key_numbers, find_short_window
-from conf.keys import groups
+from conf.keys import choice_content, groups
 
 AXES = ("harness", "model", "launch")
 _PLACES = {
@@ -42,11 +42,13 @@ def find_combinations(
 
     ``overrides`` hold for all of them. Keys without a default get a placeholder.
     """
-    axes = [only.get(axis) or groups()[axis] for axis in AXES]
+    axes = [only.get(axis) or list_axis(axis) for axis in AXES]
     for harness, model, launch in itertools.product(*axes):
         lines = [f"harness={harness}", f"model={model}", *_fill(model, launch), *overrides]
         if harness == "custom" and not any(line.startswith("harness.target") for line in lines):
             lines.append("harness.target=package.module:Name")
+        if harness == "command" and not any(line.startswith("harness.run=") for line in lines):
+            lines.append("harness.run=agent")
         try:
             config = compose(lines)
         except ConfigError as error:
@@ -55,6 +57,15 @@ def find_combinations(
             fault = find_short_window(config)
             numbers = None if fault else find_key_numbers(config)
             yield Combination(harness, model, launch, numbers, (fault,) if fault else ())
+
+
+def list_axis(axis: str) -> tuple[str, ...]:
+    """Return the choices of an axis; the programs of ``harness=command`` have its numbers."""
+    return tuple(
+        name
+        for name in groups()[axis]
+        if name == "command" or choice_content(axis, name)["kind"] != "command"
+    )
 
 
 def _fill(model: str, launch: str) -> Iterator[str]:

@@ -6,12 +6,14 @@ check that looks for it before a run.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from conf.cache import cache_root
 from conf.sections.harness import (
     ClaudeCodeHarnessConfig,
     CodexHarnessConfig,
+    CommandHarnessConfig,
     ExternalHarnessConfig,
     MiniSweAgentHarnessConfig,
 )
@@ -45,6 +47,12 @@ def program_path(harness: ExternalHarnessConfig) -> Path:
             return binary.absolute()
         case CodexHarnessConfig():
             return _cache_folder("codex", harness.version) / "codex"
+
+
+def command_directory(harness: CommandHarnessConfig) -> Path:
+    """Return the directory that the command ``install`` makes; another command makes another."""
+    digest = hashlib.sha256((harness.install or "").encode()).hexdigest()[:12]
+    return _cache_folder(harness.name, digest)
 
 
 def program_override(harness: ExternalHarnessConfig) -> str:

@@ -16,10 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import AgentrlError, ExitCode
-from conf.programs import PROGRAM_NAMES, program_override, program_path
+from conf.programs import PROGRAM_NAMES, command_directory, program_override, program_path
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig, SglangLaunchEngineConfig
-from conf.sections.harness import PROMPT_TOKENS, CustomHarnessConfig, NativeHarnessConfig
+from conf.sections.harness import (
+    PROMPT_TOKENS,
+    CommandHarnessConfig,
+    CustomHarnessConfig,
+    NativeHarnessConfig,
+)
 from conf.sections.model import TinyModelConfig
 from conf.sections.moe import MoeModel
 from conf.sections.sandbox import (
@@ -142,6 +147,15 @@ def _check_key(isolation: str) -> Iterator[Problem]:
 def _check_harness(config: Config) -> Iterator[Problem]:
     harness = config.harness
     if isinstance(harness, NativeHarnessConfig | CustomHarnessConfig):
+        return
+    if isinstance(harness, CommandHarnessConfig):
+        directory = command_directory(harness)
+        if harness.install is not None and not directory.is_dir():
+            yield Problem(
+                True,
+                f"{harness.name} is not at {directory}: install it with `agentrl check …` and the "
+                "same harness keys",
+            )
         return
     program, own = program_path(harness), program_override(harness)
     if not program.exists():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
 from conf.sections.plugin import PluginConfig
 from conf.sections.section import Section
+from conf.suggestions import suggest
 
 
 class NativeHarnessConfig(Section):
@@ -81,6 +83,80 @@ class MiniSweAgentHarnessConfig(Section):
     """Default of ``sandbox.cpu_s``."""
 
 
+PLACEHOLDERS = ("base_url", "api_key", "model", "prompt_file", "directory", "workdir")
+_MARK = re.compile(r"(?<!\$)\{([a-z_]+)\}")
+
+
+def _check_placeholders(text: str) -> str:
+    for name in _MARK.findall(text):
+        if name not in PLACEHOLDERS:
+            known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
+            hint = suggest(name, PLACEHOLDERS, "did you mean {{{}}}? ")
+            raise ValueError(f"has {{{name}}}, which stands for nothing: {hint}(known: {known})")
+    return text
+
+
+def _check_run(command: str) -> str:
+    if "{api_key}" in command:
+        raise ValueError("has {api_key}, which every process could read: pass it by harness.env")
+    return _check_placeholders(command)
+
+
+Template = Annotated[str, AfterValidator(_check_placeholders)]
+"""Text in which ``{base_url}`` and the other ``PLACEHOLDERS`` are replaced."""
+
+
+def _check_home_path(path: str) -> str:
+    place = PurePosixPath(path)
+    if place.is_absolute() or ".." in place.parts or path.endswith("/") or not place.name:
+        raise ValueError("must be a file below the home directory, such as .config/agent.json")
+    return path
+
+
+class HomeFile(Section):
+    """A file in the home directory of the sandbox."""
+
+    path: Annotated[str, AfterValidator(_check_home_path)]
+    """Relative to the home directory."""
+    content: Template
+
+
+class CommandHarnessConfig(Section):
+    """Any agent program, by the commands that install and run it.
+
+    In ``run``, ``env`` and ``files`` stand ``{base_url}`` for the gateway's address (without
+    ``/v1``), ``{api_key}`` for the session's key (not in ``run``), ``{model}`` for the name of the
+    model, ``{prompt_file}`` for a file with the prompt, ``{directory}`` for what ``install`` made,
+    and ``{workdir}`` for the repository.
+    """
+
+    kind: Literal["command"]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,40}$")]
+    """Name in records and messages."""
+    install: str | None
+    """Shell command that installs the program on this machine into the directory in which it is
+    started; null: the program is in the sandbox already. ``agentrl check`` runs it once.
+    """
+    run: Annotated[str, AfterValidator(_check_run)]
+    """Shell command, started in the repository; the prompt is on its stdin too."""
+    env: dict[str, Template]
+    """Variables of its environment."""
+    files: tuple[HomeFile, ...]
+    """Files of its home directory, its own configuration."""
+    prompt: str
+    """The prompt; ``{problem_statement}`` is the task's."""
+    max_turns: PositiveInt
+    """Model calls of an attempt; the gateway refuses more."""
+    memory_mb: PositiveInt
+    """Default of ``sandbox.memory_mb``."""
+    cpu_s: PositiveInt
+    """Default of ``sandbox.cpu_s``."""
+
+    def __hash__(self) -> int:
+        """Hash of all values; a mapping has none of its own."""
+        return hash(self.model_dump_json())
+
+
 class CustomHarnessConfig(PluginConfig):
     """An agent program of a plug-in (``runners/harnesses/contract.py``)."""
 
@@ -95,10 +171,22 @@ class CustomHarnessConfig(PluginConfig):
 
 ExternalHarnessConfig = ClaudeCodeHarnessConfig | CodexHarnessConfig | MiniSweAgentHarnessConfig
 """Third-party programs, which are installed apart from agentrl."""
+UserHarnessConfig = CommandHarnessConfig | CustomHarnessConfig
+"""Programs of the user's own, of which no version and no limit of an answer is known."""
 HarnessConfig = Annotated[
-    NativeHarnessConfig | ExternalHarnessConfig | CustomHarnessConfig,
+    NativeHarnessConfig | ExternalHarnessConfig | UserHarnessConfig,
     Field(discriminator="kind"),
 ]
+
+
+def name_program(harness: HarnessConfig) -> str:
+    """Return the name of an agent program, for messages."""
+    match harness:
+        case CommandHarnessConfig(name=name):
+            return name
+        case CustomHarnessConfig(target=target):
+            return target
+    return harness.kind
 
 
 PROMPT_TOKENS = {"claude_code": 7000, "codex": 6000, "mini_swe_agent": 1000}

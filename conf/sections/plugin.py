@@ -34,6 +34,10 @@ class PluginConfig(Section):
     is resumed with this version only.
     """
 
+    def __hash__(self) -> int:
+        """Hash of all values; options are a mapping, which has none of its own."""
+        return hash(self.model_dump_json())
+
     @model_validator(mode="before")
     @classmethod
     def _find_version(cls, given: Any) -> Any:

@@ -8,12 +8,14 @@ from typing import Any
 from conf.sections.harness import (
     ClaudeCodeHarnessConfig,
     CodexHarnessConfig,
+    CommandHarnessConfig,
     CustomHarnessConfig,
     HarnessConfig,
     MiniSweAgentHarnessConfig,
 )
 from conf.sections.scenario import ScenarioConfig
 from runners.harnesses import claude_code, codex, installation
+from runners.harnesses.command import CommandHarness, find_command, install_command
 from runners.harnesses.contract import Harness
 from runners.harnesses.guarded import GuardedHarness
 from runners.harnesses.mini_swe_agent import harness as mini_swe_agent
@@ -36,6 +38,12 @@ def _make_mini_swe_agent(config: MiniSweAgentHarnessConfig, _: ScenarioConfig) -
     return mini_swe_agent.make_harness(config, package.find_package(config))
 
 
+def _make_command(config: CommandHarnessConfig, _: ScenarioConfig) -> Harness:
+    if config.install is not None:
+        find_command(config)  # raises now rather than in every attempt
+    return CommandHarness(config)
+
+
 def _load_custom(config: CustomHarnessConfig, _: ScenarioConfig) -> Harness:
     return GuardedHarness(config.target, load_plugin(config, Harness, "harness"))
 
@@ -45,6 +53,7 @@ HARNESSES: dict[str, Callable[[Any, ScenarioConfig], Harness]] = {
     "claude_code": _make_claude_code,
     "codex": _make_codex,
     "mini_swe_agent": _make_mini_swe_agent,
+    "command": _make_command,
     "custom": _load_custom,
 }
 
@@ -66,3 +75,5 @@ def install_harness(config: HarnessConfig) -> None:
             installation.install_program(codex.npm_program(config))
         case MiniSweAgentHarnessConfig():
             package.install_package(config)
+        case CommandHarnessConfig():
+            install_command(config)

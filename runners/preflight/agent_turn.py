@@ -18,6 +18,7 @@ import numpy as np
 
 from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
+from conf.sections.harness import name_program
 from conf.sections.model import EndpointModelConfig, TinyModelConfig
 from runners.engines.contract import Engine, Generation, SamplingParams
 from runners.gateway.client import GatewayAdmin
@@ -112,8 +113,8 @@ async def take_agent_turn(
     result, turns = run.result, run.turns
     if not turns or result.code.outcome_class not in (OutcomeClass.POLICY, OutcomeClass.BUDGET):
         raise AgentTurnError(
-            f"harness={config.harness.kind} took {len(turns)} turns and ended with {result.code}: "
-            f"{result.output[-600:]}"
+            f"harness={name_program(config.harness)} took {len(turns)} turns and ended with "
+            f"{result.code}: {result.output[-600:]}"
         )
     prompt = turns[0].prompt_tokens if policy.own else None
     return AgentTurn(result, len(turns), prompt, run.seconds, run.guarantees)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.schema import Config
+from conf.sections.harness import name_program
 from conf.sections.model import EndpointModelConfig
 from conf.sections.scenario import compaction_window
 from runners.engines.contract import Engine, Generation, SamplingParams, TextCall, TextReply
@@ -41,7 +42,7 @@ async def check_compaction(config: Config, policy: PolicyFiles, work: Path) -> N
         return
     version = getattr(config.harness, "version", "")
     raise AgentTurnError(
-        f"harness={config.harness.kind} {version} did not sum up its history at "
+        f"harness={name_program(config.harness)} {version} did not sum up its history at "
         f"scenario.window_tokens={window} ({len(run.turns)} turns, {run.result.code}): old "
         "versions ignore the window; choose another harness.version, or scenario=linear"
     )

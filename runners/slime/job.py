@@ -44,6 +44,7 @@ POLL_S = 0.5
 
 def check(run_dir: Path) -> None:
     """Let the run's agent program take a turn; raises AgentrlError if it cannot."""
+    from conf.sections.harness import name_program
     from runners.harnesses.registry import install_harness
     from runners.preflight.plugins import find_plugin_errors
     from runners.preflight.run_check import check_run
@@ -55,7 +56,8 @@ def check(run_dir: Path) -> None:
     with TemporaryDirectory(prefix="agentrl-check-") as work:
         _, found = asyncio.run(check_run(config, Path(work), report=lambda findings: None))
     print(
-        f"harness={config.harness.kind} has taken a turn in a sandbox ({found.seconds:.1f} s)",
+        f"harness={name_program(config.harness)} has taken a turn in a sandbox "
+        f"({found.seconds:.1f} s)",
         file=sys.stderr,
     )
 

@@ -134,7 +134,10 @@ def test_the_toy_numbers_stay_with_the_tiny_model() -> None:
     }
     for harness, task in itertools.product(groups()["harness"], ("swebench", "jsonl")):
         path = ["task.path=t.jsonl"] if task == "jsonl" else []
-        path += ["harness.target=agents:Own"] if harness == "custom" else []
+        path += {
+            "custom": ["harness.target=agents:Own"],
+            "command": ["harness.run=agent"],
+        }.get(harness, [])
         config = compose([*SERVED, f"harness={harness}", f"task={task}", *path])
         for key, number in toy.items():
             if key.startswith("scenario."):

@@ -7,11 +7,11 @@ import pytest
 from conf.compose import compose
 from conf.key_numbers import find_key_numbers
 from conf.keys import groups
-from conf.matrix import AXES, Combination, find_combinations
+from conf.matrix import AXES, Combination, find_combinations, list_axis
 
 REAL = [
     (harness, model)
-    for harness in groups()["harness"]
+    for harness in list_axis("harness")
     for model in groups()["model"]
     if model != "tiny"
 ]

@@ -24,6 +24,7 @@ def make_trainer(
         "clip_high": 0.28, "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
         "tokens_per_microbatch": 512, "normalize_std": True, "min_group": 2, "threads": 1,
         "train_unfinished": True, "recompute": "auto",
+        "advantage": "grpo",
         "correction": {"truncate": "none", "cap": 2.0, "reject_outside": None},
     } | changes  # fmt: skip
     return LocalTrainer(

@@ -18,10 +18,10 @@ import pytest
 from conf.programs import program_path
 from conf.schema import Config
 from conf.sections.harness import (
-    CustomHarnessConfig,
     HarnessConfig,
     MiniSweAgentHarnessConfig,
     NativeHarnessConfig,
+    UserHarnessConfig,
 )
 from conf.sections.scenario import LinearScenarioConfig, ScenarioConfig
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
@@ -37,7 +37,7 @@ MAIN, SUB = "main", "sub"
 
 def install_or_skip(harness: HarnessConfig) -> None:
     """Install a real program; skip the test where npm, which installs it, is missing."""
-    assert not isinstance(harness, NativeHarnessConfig | CustomHarnessConfig)
+    assert not isinstance(harness, NativeHarnessConfig | UserHarnessConfig)
     by_npm = not isinstance(harness, MiniSweAgentHarnessConfig)
     if by_npm and shutil.which("npm") is None and not program_path(harness).exists():
         pytest.skip(f"npm, which installs {harness.kind}, is missing")
