@@ -24,7 +24,7 @@ from conf.sections.model import (
 )
 from conf.sections.moe import MoeModel
 from conf.sections.rollout import RolloutConfig
-from conf.sections.run import RunConfig, SamplingConfig
+from conf.sections.run import ObserveConfig, RunConfig, SamplingConfig
 from conf.sections.sandbox import E2bSandboxConfig, LocalSandboxConfig, SandboxConfig
 from conf.sections.scenario import CompactScenarioConfig, MixedScenarioConfig, ScenarioConfig
 from conf.sections.task import (
@@ -163,6 +163,15 @@ def reward_rules(reward: RewardConfig) -> Iterator[Rule]:
         + (f" less {named} = {most:g}" if named else "")
         + f" is not more than reward.unsolved={reward.unsolved:g}: giving up at once would pay at "
         f"least as much as solving; {'lower the penalties' if named else 'raise reward.solved'}",
+    )
+
+
+def sink_rules(observe: ObserveConfig, trainer: TrainerConfig) -> Iterator[Rule]:
+    """Yield the rule that sinks are for the driver's own training loop."""
+    yield (
+        bool(observe.sinks) and isinstance(trainer, SlimeTrainerConfig),
+        "observe.sinks are fed by trainer=local, and trainer=slime has loggers of its own: leave "
+        "them out, or read metrics.jsonl of the run",
     )
 
 

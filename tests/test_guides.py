@@ -104,6 +104,9 @@ async def test_code_of_ones_own_takes_every_seam_of_a_campaign(place: Path) -> N
         assert record.verdict is not None
         score = record.verdict["rewards"]["reward"]
         assert record.reward == pytest.approx(score - 0.002 * record.sampled_tokens)
+    kept = [json.loads(line) for line in (place / "rewards.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in kept] == [1, 2]
+    assert len((run / "dump" / "rewards.csv").read_text().splitlines()) == 16
     first = [record for record in rollouts if (record.step, record.group) == (1, 0)]
     rewards = [record.reward or 0.0 for record in first]
     assert first[0].advantage == pytest.approx(rewards[0] - sum(rewards[1:]) / 3)

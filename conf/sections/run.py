@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
+from conf.sections.plugin import PluginConfig, by_name
 from conf.sections.section import Section
 
 
@@ -77,6 +78,8 @@ class ObserveConfig(Section):
     dashboard: Literal["auto", "on", "off"]
     """auto: only if stderr is a terminal."""
     tensorboard: bool
+    sinks: tuple[Annotated[PluginConfig, by_name("sinks")], ...]
+    """Plug-ins that receive each step's metrics."""
     watchdog_s: Annotated[float, Field(ge=0)]
     """Seconds after which a blocked event loop (driver, gateway, engine) is described in a file; 0:
     off.

@@ -30,6 +30,8 @@ from runners.campaign.schedule import (
 from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
+from runners.observe.sinks import SinkFeed
+from runners.plugins.calls import PluginFailedError
 from runners.rollouts.spec import RolloutSpec
 from runners.runtime.driver import Interrupted
 from runners.runtime.services import Services
@@ -77,12 +79,19 @@ class Campaign:
         self._metrics = metrics
         self._draining = draining
         self._load = partial(load_rollout, store, routing)
+        self._sinks = SinkFeed(config.observe.sinks, self._note_sink_failure)
         self._metrics_outdated = False
         """True if a write of the metrics file has failed since it was complete."""
         self._pool = services.make_pool(config.rollout, draining=draining, on_done=self._note_final)
 
     async def run(self) -> None:
         """Run to the last step; raises Interrupted when asked to stop."""
+        try:
+            await self._run_steps()
+        finally:
+            await self._sinks.close()
+
+    async def _run_steps(self) -> None:
         done = self._enter_unrecorded_step()
         self._keep_best()  # a killed driver may have recorded an evaluation and no more
         self._write_metrics()
@@ -91,8 +100,10 @@ class Campaign:
             if step not in done:
                 await self._step(step)
                 self._write_metrics(step)
+                self._sinks.add(metrics_rows(self._store, step)[0])
             if await self._evaluate(step):
                 self._write_metrics()
+                self._sinks.add(metrics_rows(self._store, step)[0])
         if self._metrics_outdated:
             self._write_metrics()
 
@@ -236,6 +247,10 @@ class Campaign:
             self._metrics_outdated = True
             text = f"{type(error).__name__}: {error_text(error)}"
             self._store.event("metrics_failed", {"error": text})
+
+    def _note_sink_failure(self, error: PluginFailedError) -> None:
+        self._store.event("sink_failed", {"error": str(error)})
+        self._progress.add_note(str(error))
 
     def _note_final(self, record: RolloutRecord) -> None:
         self._progress.add_rollout(record.outcome.code, record.sampled_tokens)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from runners.trajectory.record import RolloutRecord, Segment, Turn
 from runners.trajectory.routing import RoutingShape, TurnRouting
@@ -50,6 +50,18 @@ class ExportedRollout:
     """Reads the routing of its turns, by turn. It is large, so only an exporter that writes it
     calls this.
     """
+
+
+class ExporterPlugin(Protocol):
+    """A format of the user's own (``--format FILE.py:Name``), as ``Exporter``."""
+
+    def __call__(
+        self, directory: Path, run: ExportedRun
+    ) -> AbstractContextManager[Callable[[ExportedRollout], None]]:
+        """Return a context that yields a function, which writes one rollout into files of
+        ``directory``. They are complete when the context ends.
+        """
+        ...
 
 
 AddRollout = Callable[[ExportedRollout], None]

@@ -21,11 +21,13 @@ from pathlib import Path
 from conf.errors import AgentrlError, ExitCode
 from conf.exactness import describe_inexactness
 from conf.suggestions import suggest
+from conf.targets import FORM
 from runners.export.build import build_trajectory
-from runners.export.contract import Decode, ExportedRollout, ExportedRun
-from runners.export.formats import FORMATS
+from runners.export.contract import AddRollout, Decode, ExportedRollout, ExportedRun
+from runners.export.formats import FORMATS, find_exporter, name_folder
 from runners.export.summary import ExportSummary
 from runners.export.trajectory import SCHEMA_VERSION
+from runners.plugins.calls import describe_failure
 from runners.store.json_text import dumps
 from runners.store.run_store import RunStore
 from runners.trajectory.record import RolloutRecord
@@ -112,8 +114,14 @@ def parse_formats(text: str) -> tuple[str, ...]:
     """Parse a comma-separated list of formats; raises DumpError."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
-        if name not in FORMATS:
-            raise DumpError(f"--format {name}: {_choices(name, FORMATS)}")
+        try:
+            find_exporter(name)
+        except KeyError:
+            raise DumpError(
+                f"--format {name}: {_choices(name, FORMATS)}; your own: {FORM}"
+            ) from None
+        except ValueError as error:
+            raise DumpError(f"--format {name} {error}") from error
     return names
 
 
@@ -139,14 +147,14 @@ def dump(
             "png, or evaluate with engine=sglang or vllm"
         )
     for name in formats:
-        _refuse_foreign(out_dir / name)
+        _refuse_foreign(out_dir / name_folder(name))
     with _staging(out_dir) as staging:
         with ExitStack() as stack:
-            folders = {name: staging / name for name in formats}
+            folders = {name: staging / name_folder(name) for name in formats}
             for folder in folders.values():
                 folder.mkdir()
             exporters = [
-                stack.enter_context(FORMATS[name](folder, run)) for name, folder in folders.items()
+                stack.enter_context(_open(name, folder, run)) for name, folder in folders.items()
             ]
             for record in store.each_rollout(counts=True):
                 if selection.matches(record):
@@ -163,6 +171,20 @@ def dump(
             for file in _move_into_place(name, folder, out_dir)
         ]
     return DumpReport(summary.rollouts, tuple(files))
+
+
+@contextmanager
+def _open(name: str, folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
+    """Open a format's files; what a plug-in raises is a DumpError."""
+    try:
+        with find_exporter(name)(folder, run) as add:
+            yield add
+    except (OSError, AgentrlError):
+        raise
+    except Exception as error:
+        if name in FORMATS:
+            raise
+        raise DumpError(str(describe_failure(f"--format {name}", error))) from error
 
 
 def _rollout(store: RunStore, record: RolloutRecord, run: ExportedRun) -> ExportedRollout:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from conf.sections.plugin import PluginConfig
+from conf.targets import find_target, plugin_names
 from runners.export.atif import write_atif
-from runners.export.contract import Exporter
+from runners.export.contract import Exporter, ExporterPlugin
 from runners.export.html import write_html
 from runners.export.jsonl import write_jsonl
 from runners.export.parquet import write_parquet
 from runners.export.png import write_png
 from runners.export.slime import write_slime
+from runners.plugins.loading import load_plugin
 
 FORMATS: dict[str, Exporter] = {
     "jsonl": write_jsonl,
@@ -19,3 +22,22 @@ FORMATS: dict[str, Exporter] = {
     "png": write_png,
 }
 """Each writes files of its own names into one directory."""
+
+
+def find_exporter(name: str) -> Exporter:
+    """Return the exporter of a format, of an installed plug-in's name, or of a target.
+
+    Raises PluginError, and KeyError for a name that nobody offers.
+    """
+    if name in FORMATS:
+        return FORMATS[name]
+    if ":" not in name and name not in plugin_names("exporters"):
+        raise KeyError(name)
+    plugin = PluginConfig(target=find_target(name, "exporters"))
+    exporter: Exporter = load_plugin(plugin, ExporterPlugin, "--format")
+    return exporter
+
+
+def name_folder(name: str) -> str:
+    """Return the name of a format without the place of its code."""
+    return name.rpartition(":")[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -16,7 +17,10 @@ from conf.sections.plugin import PluginConfig
 from conf.sections.task import FormatName, GraderName
 from conf.sections.training import AdvantageName, ShareName
 from conf.targets import find_version, plugin_names
+from runners.export.contract import ExporterPlugin
+from runners.export.formats import FORMATS
 from runners.harnesses.contract import Harness
+from runners.observe.sinks import MetricsSink
 from runners.plugins.loading import load_plugin
 from runners.rollouts.reward import Reward
 from runners.tasks.custom_reader import DatasetReader
@@ -52,6 +56,8 @@ def list_seams() -> tuple[Seam, ...]:
             "advantages", "trainer.advantage", AdvantageEstimator, get_args(AdvantageName), "driver"
         ),
         Seam("shares", "fanout.reward", SharePolicy, get_args(ShareName), "driver"),
+        Seam("sinks", "observe.sinks", MetricsSink, (), "driver"),
+        Seam("exporters", "dump-trajectories --format", ExporterPlugin, tuple(FORMATS), "dump"),
     )
 
 
@@ -82,9 +88,10 @@ def list_offered() -> list[OfferedPlugin]:
 def find_plugins(config: Config) -> dict[str, tuple[PluginConfig, Seam]]:
     """Return what is plugged in, by the key that says so (``task.sets[0].format``)."""
     by_key = {seam.key: seam for seam in list_seams()}
-    by_name = {key.rpartition(".")[2]: by_key[key] for key in ("task.format", "task.grader")}
+    anywhere = ("task.format", "task.grader", "observe.sinks")
+    by_name = {key.rpartition(".")[2]: by_key[key] for key in anywhere}
     return {
-        key: (plugin, by_key.get(key) or by_name[key.rpartition(".")[2]])
+        key: (plugin, by_key.get(key) or by_name[re.sub(r"\[\d+\]$", "", key.rpartition(".")[2])])
         for key, plugin in _walk("", config)
     }
 

@@ -3,7 +3,9 @@
 Everything else of agentrl may change without notice; these names do not. docs/extending.md.
 """
 
+from runners.export.contract import ExportedRollout, ExportedRun, ExporterPlugin
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
+from runners.observe.sinks import MetricsSink
 from runners.rollouts.reward import Reward
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError
 from runners.tasks.contract import DecidingTest, Patch, Task, Verdict, VerdictKind
@@ -21,9 +23,13 @@ __all__ = [
     "CommandResult",
     "DatasetReader",
     "DecidingTest",
+    "ExportedRollout",
+    "ExportedRun",
+    "ExporterPlugin",
     "Harness",
     "HarnessContext",
     "HarnessResult",
+    "MetricsSink",
     "Outcome",
     "OutcomeCode",
     "Patch",
