@@ -39,7 +39,8 @@ def render_tasks(listing: TaskListing) -> RenderableType:
             name.append(f"\n{make_printable(task.reason)}", style="bright_black")
         table.add_row(task.state, task.split, task.schema, name)
     counts = ", ".join(f"{number:,} {state}" for state, number in listing.states.items())
-    return Group(table, Text(counts or "no task is meant"))
+    aside = f"; {len(listing.set_aside):,} set aside" if listing.set_aside else ""
+    return Group(table, Text((counts or "no task is meant") + aside))
 
 
 def render_plan(job: Job, plan: LocalPlan, *, policy: str) -> RenderableType:

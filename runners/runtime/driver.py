@@ -93,7 +93,8 @@ class RunDriver:
         result.
         """
         self._store.set_state(State.RUNNING, wall_s=self._before_s, **self._info)
-        self._store.replace_config(self._config.model_dump(mode="json"))
+        # it may be resumed, regraded and replayed from another directory
+        self._store.replace_config(make_paths_absolute(self._config).model_dump(mode="json"))
         # The default watcher of 3.11 starts a thread per child; 3.12's does not.
         if sys.version_info < (3, 12):
             asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())

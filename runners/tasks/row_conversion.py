@@ -38,7 +38,7 @@ class ConversionError(AgentrlError):
 def convert_rows(config: JsonlTaskConfig, tasks: Iterable[Task], out: Path) -> tuple[str, ...]:
     """Write the rows of tasks of a dataset; return their ids, in the dataset's order.
 
-    Raises ConfigError, ConversionError, DatasetError and OSError; ``out`` is complete or absent.
+    Raises ConfigError, ConversionError and DatasetError; ``out`` is complete or absent.
     """
     if out.suffix != ".jsonl":
         raise ConfigError(f"{out} is no .jsonl file: rows are written as JSONL")
@@ -54,6 +54,15 @@ def convert_rows(config: JsonlTaskConfig, tasks: Iterable[Task], out: Path) -> t
             "own to be written: leave task.grader out, or train on them as they are"
         )
     context = RowContext(Path(config.path).parent, config.grader)
+    try:
+        return _write_rows(config, tasks, context, out)
+    except OSError as error:
+        raise ConversionError(f"{out} cannot be written: {error}") from error
+
+
+def _write_rows(
+    config: JsonlTaskConfig, tasks: Iterable[Task], context: RowContext, out: Path
+) -> tuple[str, ...]:
     out.parent.mkdir(parents=True, exist_ok=True)
     written = []
     with atomic_file(out) as partial:
@@ -96,7 +105,7 @@ def _make_row(fields: Mapping[str, Any], row: Row, task: Task, beside: Path) -> 
     kept = {
         name: value
         for name, value in flatten(fields).items()
-        if name not in left_out and value == value  # NaN of Parquet is no JSON
+        if name not in left_out and value != "" and value == value  # NaN of Parquet is no JSON
     }
     made = {FORMAT: row.schema_name, "instance_id": task.id, **kept}
     source = task.origin.source if task.origin is not None else None

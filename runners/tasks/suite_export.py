@@ -13,7 +13,7 @@ from conf.errors import AgentrlError, ConfigError
 from conf.schema import Config
 from runners.sandboxes.backends import make_backend
 from runners.tasks.contract import Task
-from runners.tasks.harbor.writer import WrittenSuite, write_suite
+from runners.tasks.harbor.writer import UnwritableTaskError, WrittenSuite, write_suite
 from runners.tasks.task_repositories import TaskRepositories
 from runners.tasks.task_sets import load_tasks
 
@@ -31,7 +31,10 @@ def export_suite(config: Config, out: Path, match: str, split: str | None) -> Wr
     if not tasks:
         raise ConfigError(f"--match {match} selects no task of task={config.task.kind}: change it")
     ready, failed = asyncio.run(_make_repositories(config, tasks))
-    suite = write_suite(ready, out)
+    try:
+        suite = write_suite(ready, out)
+    except OSError as error:
+        raise UnwritableTaskError(f"{out} cannot be written: {error}") from error
     return WrittenSuite(suite.written, {**failed, **suite.refused})
 
 

@@ -91,6 +91,9 @@ def test_a_subset_is_converted_and_malformed_rows_are_named(
     done = agentrl("tasks", "convert", "rows.jsonl", "b.jsonl", "task.exclude=aside")
     assert (done.code, done.stdout) == (0, "b.jsonl\n")
     assert done.stderr == "warning: own-2 is set aside: flaky\n"
+    assert agentrl("tasks", "list", "rows.jsonl", "task.exclude=aside").stdout.endswith(
+        "1 ready, 2 needs image; 1 set aside\n"
+    )
     assert len((tmp_path / "b.jsonl").read_text().splitlines()) == 3
     done = agentrl("tasks", "convert", "rows.jsonl", "c.jsonl", "--match", "none*")
     assert (done.code, (tmp_path / "c.jsonl").exists()) == (2, False)

@@ -9,11 +9,13 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from conf.compose import compose
 from conf.errors import ExitCode
 from runners.observe.progress import Progress
 from runners.observe.status import read_status
-from runners.runtime.driver import RunDriver, RunEnd
+from runners.runtime.driver import RunDriver, RunEnd, open_run
 from runners.store.run_store import RunStore
 from tests.fakes.records import a_turn
 
@@ -119,3 +121,26 @@ def test_a_signal_while_the_results_are_written_leaves_a_run_with_its_end(tmp_pa
     assert end.exit_code == ExitCode.DONE
     assert read_status(tmp_path / "run").state == "done"
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_run_is_stored_with_paths_that_mean_the_same_in_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").touch()
+    sets = "task.sets=[{path:rows.jsonl,exclude:names.txt}]"
+    policy = ["model=local", "model.path=w", "model.tokenizer=w", "model.renderer=qwen3"]
+    config = compose(["observe.dashboard=off", "task=mixture", sets, *policy, "run.eval_tasks=0"])
+    with open_run(config, Path("run"), resume=False) as store:
+        RunDriver(config, store, Progress("run", steps=0)).run(nothing, lambda: None)
+        stored = store.config()
+    assert stored["model"]["path"] == str(tmp_path / "w")
+    (found,) = stored["task"]["sets"]
+    assert (found["path"], found["exclude"]) == (
+        str(tmp_path / "rows.jsonl"),
+        str(tmp_path / "names.txt"),
+    )
+
+
+async def nothing() -> None:
+    """Do no work."""

@@ -67,6 +67,7 @@ def test_rows_of_every_schema_and_layer_are_the_same_tasks(folder: Path, tmp_pat
     assert read(out)[1] == tasks
     written = [json.loads(line) for line in out.read_text().splitlines()]
     assert {row["task_format"] for row in written} == {*ROWS} - {"multi_swe"}
+    assert not any("" in row.values() for row in written)
     assert not any({"metadata", "responses_create_params", "prompt"} & {*row} for row in written)
     assert not any(str(tmp_path) in line for line in out.read_text().splitlines())
 
@@ -117,6 +118,8 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(folder: Path, tmp_
         convert_rows(config, tasks, tmp_path / "out.json")
     with pytest.raises(ConfigError, match="exists already"):
         convert_rows(config, tasks, folder / "rows.jsonl")
+    with pytest.raises(ConversionError, match=r"/proc/none/out\.jsonl cannot be written: "):
+        convert_rows(config, tasks, Path("/proc/none/out.jsonl"))
     (tmp_path / "log_parsers.py").write_text("other = 1\n")
     with pytest.raises(DatasetError, match="is another file than"):
         convert_rows(config, tasks, tmp_path / "out.jsonl")

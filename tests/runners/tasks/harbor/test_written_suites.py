@@ -197,6 +197,8 @@ def test_export_takes_the_tasks_of_a_split_and_a_pattern(tmp_path: Path) -> None
     )
     written = export_suite(settings, tmp_path / "suite", "*-0001", "held_out")
     assert written.written == ("held_out-0001",)
+    with pytest.raises(UnwritableTaskError, match="cannot be written: "):
+        export_suite(settings, Path("/proc/none/suite"), "*-0001", "held_out")
     assert len(load_tasks(settings)) == 5
 
 
