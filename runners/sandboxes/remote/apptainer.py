@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -39,6 +39,8 @@ START_S = 900.0
 """To start an instance; its image may have to be pulled and converted first."""
 GATEWAY_PORT, PROXY_PORT = 8080, 8081
 """On the loopback of a sandbox."""
+ROOT = Path("/")
+"""Directory of the program: it goes back to where it was started, which its root may not enter."""
 OVERLAY, IMAGE = "overlay", "image"
 """In a sandbox's directory: what it writes; the name of its image, which removes that later."""
 EGRESS = {
@@ -165,7 +167,7 @@ class ApptainerBackend(RemoteBackend):
         """End this run's instances of these names, or all, and remove their directories."""
         prefix = self._instance("").name
         argv = program.list_argv(f"{prefix}*")
-        listed = program.read_instances(await run_program(argv, deadline_s=CALL_S, env=self._env))
+        listed = program.read_instances(await _run(argv, self._env))
         found = {each.removeprefix(prefix) for each in listed}
         # An instance that died is not listed any more.
         found |= {each.name for each in self._directory.glob("*")}
@@ -177,13 +179,23 @@ class ApptainerBackend(RemoteBackend):
         return _Instance(f"agentrl-{self._tag[:12]}-{name}", self._directory / name, self._env)
 
 
+async def _run(
+    argv: list[str], env: Mapping[str, str] | None, *, deadline_s: float = CALL_S
+) -> bytes:
+    """Run Apptainer and return its output; raises SandboxError."""
+    return await run_program(argv, deadline_s=deadline_s, env=env, cwd=ROOT)
+
+
 class _Instance(ProgramMachine):
     """An instance as a machine."""
+
+    cwd = ROOT
 
     def __init__(self, name: str, directory: Path, env: dict[str, str]) -> None:
         self.name = name
         self.env = env
         self._directory = directory
+        self._logs = program.log_files(name, env)
 
     async def start(self, config: ApptainerSandboxConfig, image: str) -> None:
         """Start it; raises SandboxError."""
@@ -195,7 +207,7 @@ class _Instance(ProgramMachine):
         except OSError as error:
             raise SandboxError(f"cannot make {self._directory}: {error}") from error
         argv = program.start_argv(config, self.name, image, self._directory / OVERLAY)
-        await run_program(argv, deadline_s=START_S, env=self.env)
+        await _run(argv, self.env, deadline_s=START_S)
 
     async def pid(self) -> int:
         """Return its first process; raises SandboxError."""
@@ -208,8 +220,7 @@ class _Instance(ProgramMachine):
         return self.name in await self._listed()
 
     async def _listed(self) -> dict[str, int]:
-        argv = program.list_argv(self.name)
-        return program.read_instances(await run_program(argv, deadline_s=CALL_S, env=self.env))
+        return program.read_instances(await _run(program.list_argv(self.name), self.env))
 
     def exec_argv(self, script: str, *, stdin: bool) -> list[str]:
         """Return the command that runs a script as root; see the base class."""
@@ -219,10 +230,13 @@ class _Instance(ProgramMachine):
         """End it and remove what it wrote; see the contract."""
         if await self.runs():
             try:
-                await run_program(program.stop_argv(self.name), deadline_s=CALL_S, env=self.env)
+                await _run(program.stop_argv(self.name), self.env)
             except SandboxError:
                 if await self.runs():
                     raise
+        for file in self._logs:
+            with contextlib.suppress(OSError):
+                file.unlink()
         if not self._directory.exists():
             return
         if os.geteuid() != 0:
@@ -230,7 +244,7 @@ class _Instance(ProgramMachine):
             with contextlib.suppress(SandboxError, OSError):
                 image = (self._directory / IMAGE).read_text()
                 argv = program.remove_argv(image, self._directory / OVERLAY)
-                await run_program(argv, deadline_s=CALL_S, env=self.env)
+                await _run(argv, self.env)
         try:
             await discard(self._directory, self._directory.parent.parent)
         except OSError as error:

@@ -7,6 +7,8 @@ the program gets none but those that say where its files are.
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -77,6 +79,14 @@ def read_instances(printed: bytes) -> dict[str, int]:
         raise SandboxError(f"apptainer instance list printed no list: {printed[:200]!r}") from error
 
 
+def log_files(name: str, environ: Mapping[str, str]) -> list[Path]:
+    """Return the files in the user's home that Apptainer writes for an instance, and leaves."""
+    home = environ.get("APPTAINER_CONFIGDIR") or f"{environ.get('HOME', '')}/.apptainer"
+    user = pwd.getpwuid(os.getuid()).pw_name
+    directory = Path(home, "instances", "logs", os.uname().nodename, user)
+    return [directory / f"{name}.{stream}" for stream in ("out", "err")]
+
+
 def program_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the variables that change what Apptainer does."""
     return {
@@ -88,8 +98,11 @@ def program_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def find_image(config: ApptainerSandboxConfig, name: str | None) -> str:
     """Return the image of a sandbox, as ``apptainer`` takes it; raises SandboxError."""
-    if name is None or "://" in name or name.startswith("/"):
-        return name or config.image
+    if name is None or name.startswith("/"):
+        name = name or config.image
+        return name if "://" in name else str(Path(name).absolute())
+    if "://" in name:
+        return name
     if config.images is None:
         return f"docker://{name}"
     file = Path(config.images).absolute() / sif_name(name)

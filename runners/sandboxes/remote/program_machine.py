@@ -28,6 +28,8 @@ class ProgramMachine(ABC):
 
     env: Mapping[str, str] | None = None
     """Environment of the program; None: that of this process."""
+    cwd: Path | None = None
+    """Directory in which the program runs; None: that of this process."""
 
     @abstractmethod
     def exec_argv(self, script: str, *, stdin: bool) -> list[str]:
@@ -41,7 +43,7 @@ class ProgramMachine(ABC):
         """Run a script as root; see the contract."""
         argv = self.exec_argv(script, stdin=False)
         try:
-            return await run_program(argv, deadline_s=deadline_s, env=self.env)
+            return await run_program(argv, deadline_s=deadline_s, env=self.env, cwd=self.cwd)
         except SandboxError as error:
             if await self.runs():
                 raise BusyError(str(error)) from error
@@ -52,16 +54,16 @@ class ProgramMachine(ABC):
         script = f"mkdir -p {shlex.quote(path.rpartition('/')[0])} && cat > {shlex.quote(path)}"
         argv = self.exec_argv(script, stdin=True)
         if isinstance(content, bytes):
-            await run_program(argv, stdin=content, deadline_s=COPY_S, env=self.env)
+            await run_program(argv, stdin=content, deadline_s=COPY_S, env=self.env, cwd=self.cwd)
             return
         with content.open("rb") as file:
-            await run_program(argv, stdin=file, deadline_s=COPY_S, env=self.env)
+            await run_program(argv, stdin=file, deadline_s=COPY_S, env=self.env, cwd=self.cwd)
 
     async def read_file(self, path: str, target: Path) -> None:
         """Stream a file to the host; see the contract."""
         argv = self.exec_argv(f"cat {shlex.quote(path)}", stdin=False)
         with target.open("wb") as file:
-            await run_program(argv, stdout=file, deadline_s=COPY_S, env=self.env)
+            await run_program(argv, stdout=file, deadline_s=COPY_S, env=self.env, cwd=self.cwd)
 
 
 async def run_program(

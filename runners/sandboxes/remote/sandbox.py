@@ -73,7 +73,8 @@ if [ -n "{replaced}" ] && [ -e "$workdir/.git" ]; then
     rm -rf "$workdir/.git" "$state/tracked"
 fi
 rm -rf -- {removed}
-mkdir -p "$workdir" {home}
+mkdir -p "$workdir" {home} /tmp
+chmod 1777 /tmp
 tar -xpzf {archive} -C /
 rm -f {archive}
 chown {owners} {id}:{id} "$workdir"

@@ -31,6 +31,7 @@ def apptainer_program(directory: Path, *, image: str = "") -> Iterator[None]:
         (directory / "image").write_text(image)
     before = os.environ["PATH"]
     os.environ["PATH"] = f"{directory}:{before}"
+    os.environ["APPTAINER_CONFIGDIR"] = str(directory / "config")
     try:
         yield
     finally:
@@ -38,6 +39,9 @@ def apptainer_program(directory: Path, *, image: str = "") -> Iterator[None]:
         if left:
             subprocess.run([program, "instance", "stop", "--force", "--all"], check=True)
         os.environ["PATH"] = before
+        del os.environ["APPTAINER_CONFIGDIR"]
+        logs = [file for file in (directory / "config").rglob("*") if file.is_file()]
+        assert not logs, f"logs were left: {logs}"
         assert not left, f"instances were left: {left}"
 
 

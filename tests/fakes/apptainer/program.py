@@ -15,6 +15,8 @@ its source (1.5.3-312-g917d66577), read and not run:
   (``EnvKeys``): of these the stand-in follows ``APPTAINER_BIND``, to show that nothing sets it.
 - where a command starts: ``process_linux.go``; the overlay's ``upper`` and ``work``:
   ``container_linux.go``.
+- an instance's logs, which stay in the configuration directory when it ends:
+  ``instance_linux.go`` (SetLogFile), ``cleanup_linux.go``, ``e2e/instance/instance.go``.
 
 Other than Apptainer it needs root, makes no user namespace (the instance's root has the
 capabilities that our set-up needs, and no more), sets no limits, and pulls nothing: every
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -36,6 +39,8 @@ from typing import Any, NoReturn
 
 HERE = Path(sys.argv[0]).absolute().parent
 INSTANCES, IMAGES = HERE / "instances", HERE / "pulled"
+HOME = Path(os.environ.get("APPTAINER_CONFIGDIR") or Path.home() / ".apptainer")
+LOGS = HOME / "instances" / "logs" / os.uname().nodename / pwd.getpwuid(os.getuid()).pw_name
 PREFIX = Path(sys.base_prefix).resolve()
 PATH = f"{PREFIX}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOST = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -209,6 +214,8 @@ def start(words: list[str]) -> None:
               "file or directory")  # fmt: skip
     for each in ("upper", "work"):
         (overlay / each).mkdir(exist_ok=True)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    (LOGS / f"{name}.out").touch()
     joined = INSTANCES / f"{name}.root"
     joined.mkdir()
     mount = f"lowerdir={root},upperdir={overlay}/upper,workdir={overlay}/work"
@@ -223,14 +230,14 @@ def start(words: list[str]) -> None:
         pass_fds=[pid_fd],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=(INSTANCES / f"{name}.err").open("wb"),
+        stderr=(LOGS / f"{name}.err").open("wb"),
         start_new_session=True,
     )
     os.close(pid_fd)
     with os.fdopen(reader) as file:
         text = file.read()
     if not text:
-        fatal(f"failed to start instance: {(INSTANCES / f'{name}.err').read_text()}")
+        fatal(f"failed to start instance: {(LOGS / f'{name}.err').read_text()}")
     pid = json.loads(text)["child-pid"]
     until = time.monotonic() + 20
     while not is_up(pid):
@@ -284,7 +291,6 @@ def stop(words: list[str]) -> None:
             time.sleep(0.002)
         (INSTANCES / f"{each['name']}.json").unlink(missing_ok=True)
         (INSTANCES / f"{each['name']}.root").rmdir()
-        (INSTANCES / f"{each['name']}.err").unlink()
 
 
 def execute(words: list[str]) -> None:

@@ -68,6 +68,8 @@ def test_a_tasks_image_is_the_file_that_apptainer_pull_makes(
     assert program.find_image(apptainer_settings(tmp_path), image) == f"docker://{image}"
     assert program.find_image(config, None) == "docker://python:3.11"
     assert program.find_image(config, "/images/x.sif") == "/images/x.sif"
+    here = apptainer_settings(tmp_path, image="x.sif")
+    assert program.find_image(here, None) == str(Path("x.sif").absolute())
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ async def test_an_agent_reaches_the_gateway_and_nothing_beyond(
     (tmp_path / "site").mkdir()
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    with apptainer_program(tmp_path / "bin"):
+    with apptainer_program(tmp_path / "bin", image="chmod 755 /tmp"):
         monkeypatch.setenv("APPTAINER_BIND", f"{tmp_path}/site:/mnt")
         monkeypatch.setenv("OF_HOST", "secret")
         (tmp_path / "site" / "secret").touch()
@@ -136,7 +138,9 @@ async def test_an_agent_reaches_the_gateway_and_nothing_beyond(
         assert inside is not None
         command = ["python", "-c", REACH, inside, str(port)]
         reached = await sandbox.run(command, deadline_s=60)
-        seen = await sandbox.run(["sh", "-c", "ls /mnt; env"], deadline_s=60)
+        seen = await sandbox.run(
+            ["sh", "-c", "touch /tmp/touched; ls /tmp /mnt; env"], deadline_s=60
+        )
         with pytest.raises(SandboxError, match="by http://HOST:PORT"):
             await backend.create(SandboxSpec("two", source, "gateway", gateway_url="https://g"))
         assert [each.rpartition("-")[2] for each in list_instances()] == ["one"]
@@ -150,6 +154,7 @@ async def test_an_agent_reaches_the_gateway_and_nothing_beyond(
     assert reached.stdout.split() == [b"hello", b"111", b"101", b"403"], reached
     assert sandbox.egress_attempts() == (EgressAttempt("pypi.example", 80, False, 1),)
     assert b"secret" not in seen.stdout
+    assert b"touched\n" in seen.stdout, seen
 
 
 @pytest.mark.integration
