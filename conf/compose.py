@@ -7,7 +7,7 @@ line, a stored configuration) become overrides first, so that there is only this
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -26,16 +26,11 @@ from conf.errors import ConfigError
 from conf.fault_plan import load_fault_plan
 from conf.keys import (
     CONF_DIR,
-    OPEN,
-    RETIRED,
-    SEAMS,
     choice_content,
-    choice_of_kind,
     config_dir,
     default_choices,
     flatten,
     groups,
-    is_option,
     lookup,
     root_content,
     to_dict,
@@ -43,10 +38,11 @@ from conf.keys import (
     unknown_key,
 )
 from conf.layers import OTHER_SECTIONS, imply_choices, layer_values
+from conf.open_keys import is_option, name_targets, write_line
 from conf.origins import find_yaml_origins, overridden_keys
 from conf.resolvers import register_resolvers
 from conf.schema import Config
-from conf.targets import plugin_names
+from conf.stored import to_overrides
 
 
 def compose(overrides: list[str], *, base: Mapping[str, Any] | None = None) -> Config:
@@ -69,11 +65,11 @@ def compose_with_origins(
     An origin is ``config.yaml``, ``GROUP=CHOICE`` (whose YAML file has the value), ``--config`` or
     ``command line``.
     """
-    given, faults = grammar.parse(_name_targets(overrides))
+    given, faults = grammar.parse(name_targets(overrides))
     stored: list[Override] = []
     if base is not None:
         replaced = {o.key_or_group for o in given}
-        stored, stored_faults = grammar.parse(_to_overrides(base, replaced, faults))
+        stored, stored_faults = grammar.parse(to_overrides(base, replaced, faults))
         faults += stored_faults
     explicit = [
         o for o in stored + given if o.key_or_group in groups() and _check_choice(o, faults)
@@ -90,7 +86,7 @@ def compose_with_origins(
     ]
     wanted = [f"{group}={choice}" for group, (choice, _) in implied.items()]
     lines = [*wanted, *(str(o.input_line) for o in explicit)]
-    lines += [_add_option(o, defaults) for o in values]
+    lines += [write_line(o, defaults) for o in values]
     composed = _compose_with_hydra(lines, faults)
     set_by_user = set(overridden_keys(values))
     _set_layers(composed, layers, set_by_user)
@@ -137,26 +133,6 @@ def changed_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a resolved configuration whose values are not the defaults."""
     defaults = dict(flatten(compose([]).model_dump(mode="json")))
     return {key: value for key, value in flatten(content) if defaults.get(key, ...) != value}
-
-
-def _name_targets(overrides: list[str]) -> list[str]:
-    """Replace a group's choice that an installed plug-in offers by its target."""
-    lines: list[str] = []
-    for line in overrides:
-        group, _, name = line.partition("=")
-        offered = {}
-        if group in SEAMS and name not in groups()[group]:
-            offered = plugin_names(SEAMS[group])
-        lines += (
-            [f"{group}=custom", f"{group}.target={offered[name]}"] if name in offered else [line]
-        )
-    return lines
-
-
-def _add_option(override: Override, tree: Mapping[str, Any]) -> str:
-    """Return the line for Hydra, which knows no option of a plug-in."""
-    line = str(override.input_line)
-    return f"++{line.lstrip('+')}" if is_option(override.key_or_group, tree) else line
 
 
 def _load_defaults(choices: Mapping[str, str]) -> dict[str, Any]:
@@ -314,44 +290,3 @@ def _reset_key(tree: DictConfig, key: str, defaults: dict[str, Any]) -> None:
         OmegaConf.update(tree, key, value, merge=False)
     elif isinstance(parent := OmegaConf.select(tree, section) if section else tree, DictConfig):
         parent.pop(name, None)
-
-
-def _to_overrides(base: Mapping[str, Any], replaced: set[str], faults: list[str]) -> list[str]:
-    """Return the overrides that turn the YAML files into ``base``, without the groups that are
-    ``replaced`` by another choice.
-    """
-    lines: list[str] = []
-    for section, content in base.items():
-        if section not in groups():
-            lines += _leaves(section, content)
-        elif section not in replaced:
-            kind = content.get("kind") if isinstance(content, dict) else content
-            choice = choice_of_kind(section, kind)
-            if choice is None:
-                faults.append(unknown_choice(section, kind))
-                continue
-            keys = content if isinstance(content, dict) else {}
-            lines.append(f"{section}={choice}")
-            lines += _leaves(section, {name: keys[name] for name in keys if name != "kind"})
-    return lines
-
-
-def _leaves(section: str, content: Any) -> list[str]:
-    """Return the overrides that set every key of a section, or a top-level key itself."""
-    if not isinstance(content, dict):
-        return [grammar.as_override(section, content)]
-    return [
-        grammar.as_override(key, value)
-        for key, value in _whole_plugins(content, f"{section}.")
-        if key not in RETIRED or RETIRED[key] != value
-    ]
-
-
-def _whole_plugins(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield every leaf of a section with its key; a plug-in behind a key, and options, are one."""
-    for name, value in content.items():
-        key = f"{prefix}{name}"
-        if not isinstance(value, Mapping) or not value or "target" in value or name in OPEN:
-            yield key, value
-        else:
-            yield from _whole_plugins(value, f"{key}.")

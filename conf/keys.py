@@ -18,11 +18,8 @@ RETIRED: dict[str, Any] = {"reward.partial": False}
 have it at that value; at another, and on a command line, it is unknown.
 """
 
-OPEN = ("options", "env")
-"""Keys whose value is a mapping of names that the user chooses."""
 SEAMS = {"reward": "rewards", "harness": "harnesses"}
 """Groups with a choice ``custom``, and the entry points (``agentrl.NAME``) that are choices too."""
-
 
 _users_own: list[Path] = []
 
@@ -139,17 +136,6 @@ def _closest_key(word: str, known: Iterable[str]) -> str | None:
     names = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section_match]
     leaf_match = closest_match(leaf, names)
     return f"{section_match}.{leaf_match}" if leaf_match else None
-
-
-def is_option(key: str, tree: Mapping[str, Any]) -> bool:
-    """Return whether a key is a plug-in's own option, or a variable of an agent program: only they
-    know which there are.
-    """
-    for mapping, beside in ((".options", "target"), (".env", "run")):
-        section, found, name = key.partition(mapping)
-        if found and (not name or name[0] == ".") and lookup(tree, f"{section}.{beside}")[0]:
-            return True
-    return False
 
 
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:

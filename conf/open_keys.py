@@ -1,0 +1,47 @@
+"""Keys that only their owner knows: a plug-in's options, a program's variables, and the names that
+installed packages offer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+
+from conf.keys import SEAMS, groups, lookup
+from conf.targets import plugin_names
+
+OPEN = ("options", "env")
+"""Keys whose value is a mapping of names that the user chooses."""
+
+
+def name_targets(overrides: list[str]) -> list[str]:
+    """Replace a group's choice that an installed plug-in offers by its target."""
+    lines: list[str] = []
+    for line in overrides:
+        group, _, name = line.partition("=")
+        offered = {}
+        if group in SEAMS and name not in groups()[group]:
+            offered = plugin_names(SEAMS[group])
+        lines += (
+            [f"{group}=custom", f"{group}.target={offered[name]}"] if name in offered else [line]
+        )
+    return lines
+
+
+def is_option(key: str, tree: Mapping[str, Any]) -> bool:
+    """Return whether a key is a plug-in's own option, or a variable of an agent program: only they
+    know which there are.
+    """
+    for mapping, beside in ((".options", "target"), (".env", "run")):
+        section, found, name = key.partition(mapping)
+        if found and (not name or name[0] == ".") and lookup(tree, f"{section}.{beside}")[0]:
+            return True
+    return False
+
+
+def write_line(override: Override, tree: Mapping[str, Any]) -> str:
+    """Return the line for Hydra, which knows no option of a plug-in."""
+    line = str(override.input_line)
+    return f"++{line.lstrip('+')}" if is_option(override.key_or_group, tree) else line
