@@ -9,11 +9,10 @@ which writes some of it, cannot move its own turns to another branch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from runners.gateway.conversation import SYSTEM_PROMPT, IssuedCall, TurnRequest
+from runners.gateway.conversation import SYSTEM_PROMPT, Answer, TurnRequest
 from runners.gateway.dispatches import CALL_THREAD, Dispatch, Dispatches
 from runners.gateway.prefix_matching import AssistantPart, InputPart, PreparedRequest
 from runners.gateway.recognition import asks_for_summary, is_aside, sums_up
@@ -64,6 +63,8 @@ class BranchNames:
         """Threads whose last turn is a summary, the latest one last."""
         self._issuers: dict[str, str] = {}
         """Threads by the ids of their calls."""
+        self._said: set[int] = set()
+        """Hashes of the texts that were sampled."""
         self._dispatches = Dispatches()
 
     def find_name(self, prepared: PreparedRequest, parent: TurnNode | None) -> BranchName:
@@ -94,10 +95,12 @@ class BranchNames:
         name: BranchName,
         prepared: PreparedRequest,
         first_new_piece: int,
-        calls: Sequence[IssuedCall],
+        answer: Answer,
     ) -> None:
         """Add a turn with this name; ``first_new_piece`` is the first one that its parent lacks."""
         request, thread = prepared.request, node.thread
+        if answer.text:
+            self._said.add(hash(answer.text.strip()))
         self._threads[thread] = node.parent_thread
         self._dispatches.remove_answered(request.pieces[first_new_piece:])
         if node.branch == "side":
@@ -112,8 +115,8 @@ class BranchNames:
         if name.dispatched is not None:
             started, text = name.dispatched
             started.setdefault(text, thread)
-        self._issuers |= dict.fromkeys((call.id for call in calls), thread)
-        self._dispatches.add(calls, thread, _system_prompt(prepared), request.tools)
+        self._issuers |= dict.fromkeys((call.id for call in answer.calls), thread)
+        self._dispatches.add(answer.calls, thread, _system_prompt(prepared), request.tools)
 
     def _find_thread(self, prepared: PreparedRequest, parent: TurnNode | None) -> _Thread:
         attribution = prepared.request.attribution
@@ -135,7 +138,7 @@ class BranchNames:
             evidence = "handoff" if last.startswith(HANDOFF_TOOLS) else "own calls"
             return _Thread(issuer, self._threads[issuer], evidence)
         waiting = [name for name in self._summed_up if _is_unnamed(name)]
-        dispatch = self._dispatches.find(request, system_prompt)
+        dispatch = self._dispatches.find(request, system_prompt, self._was_sampled)
         if dispatch is not None and _is_of_program(request, *dispatch):
             dispatch = None
         if dispatch is not None and MAIN_THREAD not in waiting:
@@ -150,6 +153,9 @@ class BranchNames:
         return _Thread(
             MAIN_THREAD, None, ambiguous=self._dispatches.may_start(request, system_prompt)
         )
+
+    def _was_sampled(self, text: str) -> bool:
+        return hash(text) in self._said
 
     def _find_issuer(self, prepared: PreparedRequest) -> str | None:
         """Return the thread whose calls are the last in the history that a request brings."""

@@ -194,7 +194,7 @@ class Branches:
         if parent is not None and parent in self._tips and _same_line(parent.node, place):
             del self._tips[parent]
         self._tips[added] = TipState(prepared.fingerprint, response)
-        self._names.add_turn(added.node, place.name, prepared, place.first_new_piece, answer.calls)
+        self._names.add_turn(added.node, place.name, prepared, place.first_new_piece, answer)
         if len(self._tips) > MAX_TIPS:
             del self._tips[next(iter(self._tips))]
 

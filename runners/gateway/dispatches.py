@@ -1,18 +1,19 @@
 """The tool calls of a session that may have started a sub-agent: a text that the policy gave to a
 call comes back as a message of the user that opens a conversation.
 
-Any call can start one (an agent may be offered as a tool of any name), so the text must come back
-whole; a tool that is known to start sub-agents may wrap it. A call is out of the question once its
-result has come back. The policy writes these texts, and could repeat in one what its own program
-will send later: so a conversation under the system prompt and with the tools of the caller is never
-taken for that of a sub-agent.
+Any call can start one: an agent may be offered as a tool of any name. A text may come back within a
+longer one, if its tool is known to start sub-agents, or if the new conversation has tools: programs
+also ask whether a command is safe before they run it. A call is out of the question once its result
+has come back. The policy writes these texts, and could repeat in one what its own program will send
+later: so a conversation under the system prompt and with the tools of the caller is never taken for
+that of a sub-agent, and only what stands before anything that was sampled is looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any
 
 from runners.gateway.conversation import IssuedCall, Piece, TurnRequest
@@ -99,15 +100,20 @@ class Dispatches:
                 self._remove(piece.tool_id)
 
     def find(
-        self, request: TurnRequest, system_prompt: bytes | None
+        self,
+        request: TurnRequest,
+        system_prompt: bytes | None,
+        was_sampled: Callable[[str], bool],
     ) -> tuple[Dispatch, str] | None:
         """Return the call that started the conversation which a request begins, and its text.
 
         Of several with this text, it is the first one that has not started a sub-agent with it.
+        ``was_sampled`` tells whether an assistant's text is the policy's; programs also put words
+        into its mouth.
         """
         found = [
             (dispatch, text)
-            for dispatch, text in self._candidates(request)
+            for dispatch, text in self._candidates(request, was_sampled)
             if dispatch.could_start(request, system_prompt)
         ]
         unused = (each for each in found if each[1] not in each[0].started)
@@ -122,8 +128,10 @@ class Dispatches:
         """Return whether a tool that is known to start sub-agents may have started this one."""
         return any(dispatch.could_start(request, system_prompt) for dispatch in self._known())
 
-    def _candidates(self, request: TurnRequest) -> list[tuple[Dispatch, str]]:
-        asked = list(dict.fromkeys(_asked(request)))
+    def _candidates(
+        self, request: TurnRequest, was_sampled: Callable[[str], bool]
+    ) -> list[tuple[Dispatch, str]]:
+        asked = list(dict.fromkeys(_read_opening(request, was_sampled)))
         whole = [
             (dispatch, text)
             for text in asked
@@ -131,14 +139,15 @@ class Dispatches:
         ]
         if whole:
             return whole
-        tasks = [(each, max(each.texts, key=len, default="")) for each in self._known()]
+        likely = [each for each in self._waiting.values() if each.is_known or request.tools]
+        tasks = [(each, max(each.texts, key=len, default="")) for each in likely[-MAX_KNOWN:]]
         return [
             (dispatch, task)
             for dispatch, task in tasks
             if len(task) >= MIN_WRAPPED
             and any(
                 len(text) <= len(task) + MAX_WRAPPER and task in text
-                for text in asked[:MAX_SEARCHED]
+                for text in islice(_read_opening(request, lambda _: True), MAX_SEARCHED)
             )
         ]
 
@@ -153,10 +162,14 @@ class Dispatches:
                 del self._by_text[text]
 
 
-def _asked(request: TurnRequest) -> Iterator[str]:
-    """Return the user's texts before the first call: what a new conversation is about."""
-    opening = takewhile(lambda piece: piece.kind != "tool_call", request.pieces)
-    return (piece.text.strip() for piece in opening if (piece.role, piece.kind) == ("user", "text"))
+def _read_opening(request: TurnRequest, was_sampled: Callable[[str], bool]) -> Iterator[str]:
+    """Return the user's texts before the first call and the first text of the policy."""
+    for piece in request.pieces:
+        text = piece.text.strip()
+        if piece.role == "assistant" and (piece.kind != "text" or was_sampled(text)):
+            return
+        if (piece.role, piece.kind) == ("user", "text"):
+            yield text
 
 
 def _texts(call: IssuedCall) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -70,7 +71,6 @@ def test_a_text_that_comes_back_from_a_call_of_any_tool_begins_a_sub_agent(
     [
         ("task", TASK, "call:d1"),
         ("Spawn-Agent", TASK, "call:d1"),
-        ("Bash", TASK, "main"),
         ("task", "a" * MIN_WRAPPED, "call:d1"),
         ("task", "a" * (MIN_WRAPPED - 1), "main"),
     ],
@@ -83,6 +83,41 @@ def test_a_long_text_within_a_longer_one_counts_for_tools_that_are_known(
     gateway.ask(request([EXPLORER, user(f"Your task: {task}")]), text="line 2")
     assert gateway.turns[1].thread == thread
     assert gateway.places[1].name.ambiguous is (thread == "main" and tool == "task")
+
+
+@pytest.mark.parametrize(("tools", "thread"), [(TOOLS[:1], "call:d1"), ([], "main")])
+def test_a_wrapped_text_of_any_tool_counts_where_the_conversation_has_tools(
+    tools: list[dict[str, Any]], thread: str, parts: Parts
+) -> None:
+    gateway = PlacingGateway(*parts)
+    gateway.ask(request(MAIN), dispatch(1, TASK, "explorer"))
+    asked = replace(request([EXPLORER, user(f"Is this safe? {TASK}")]), tools=tools)
+    gateway.ask(asked, text="line 2")
+    assert gateway.turns[1].thread == thread
+    assert gateway.turns[1].branch == ("subagent" if tools else "side")
+
+
+@pytest.mark.parametrize("report", ["line 2", "In line 2 it subtracts where it was to add."])
+def test_a_report_in_a_history_of_plain_texts_does_not_turn_its_reader_into_a_sub_agent(
+    report: str, parts: Parts
+) -> None:
+    """Some programs send calls and results back as texts, without their ids."""
+    gateway = PlacingGateway(*parts)
+    gateway.ask(request(MAIN), dispatch(1, TASK, "explorer"), text="I ask.")
+    gateway.ask(request([EXPLORER, user(TASK)]), IssuedCall("f", "final", {"answer": report}))
+    said = Piece(1, "assistant", "text", "I ask.")
+    gateway.ask(replace(request([*MAIN, said, user(report, 2)]), tools=TOOLS), text="done")
+    assert [turn.thread for turn in gateway.turns] == ["main", "call:d1", "main"]
+
+
+def test_a_task_after_words_that_a_program_puts_into_the_policys_mouth_is_found(
+    parts: Parts,
+) -> None:
+    gateway = PlacingGateway(*parts)
+    gateway.ask(request(MAIN), dispatch(1, "look", "explorer"))
+    put = Piece(1, "assistant", "text", "Got it. Thanks for the context!")
+    gateway.ask(request([EXPLORER, user("context"), put, user("look", 2)]), text="found")
+    assert gateway.turns[1].thread == "call:d1"
 
 
 def test_a_sub_agent_may_have_the_callers_system_prompt_or_its_tools_but_not_both(

@@ -52,29 +52,37 @@ async def replay(agent: Agent, engine: ScriptedEngine, requests: list[Request]) 
 def expected_chains(labels: list[str]) -> list[tuple[str, list[int]]]:
     """Return the chains of a recording from its labels: kind, and the turns sampled in each.
 
-    ``compact`` sums up the main agent's history; ``handoff`` and ``rewrite`` begin it anew.
+    ``compact`` sums up the main agent's history; ``handoff`` and ``rewrite`` begin it anew, as
+    ``sub1!`` does with a sub-agent's.
     """
-    chains: list[tuple[str, list[int]]] = []
+    chains: list[tuple[str, str, list[int]]] = []
     growing: dict[str, list[int]] = {}
     for turn, label in enumerate(labels):
-        thread = "main" if label in ("handoff", "rewrite", "compact") else label
+        thread = "main" if label in ("handoff", "rewrite", "compact") else label.removesuffix("!")
         if label == "compact":
-            chains.append(("compaction", [turn]))
+            chains.append(("compaction", "", [turn]))
             del growing["main"]
             continue
-        if label in ("handoff", "rewrite", "side"):
+        if label in BREAKS or label == "side":
             growing.pop(thread, None)
         if thread not in growing:
             growing[thread] = []
             kind = {"main": "final", "side": "side"}.get(thread, "subagent")
-            chains.append((kind, growing[thread]))
+            chains.append((kind, thread, growing[thread]))
         growing[thread].append(turn)
     return [
-        ("wipe" if k == "final" and own is not growing["main"] else k, own) for k, own in chains
+        ("wipe" if kind in ("final", "subagent") and own is not growing[thread] else kind, own)
+        for kind, thread, own in chains
     ]
 
 
-BREAKS = {"compact": "compaction", "handoff": "handoff", "rewrite": "rewrite"}
+BREAKS = {
+    "compact": "compaction",
+    "handoff": "handoff",
+    "rewrite": "rewrite",
+    "sub1!": "rewrite",
+}
+"""Kinds of breaks, by the label of the request that makes them or comes before them."""
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -92,8 +100,8 @@ async def test_every_branch_of_a_real_program_is_named_and_all_its_sampled_token
     assert [left["kind"] for left in stats["breaks"]] == wanted, "no break is false"
     assert (stats["turns"], stats["ambiguous"], stats["retries"]) == (len(labels), 0, 0)
     assert stats["trained_tokens"] == stats["sampled_tokens"]
-    threads = Counter(chain["thread"] for chain in chains if chain["kind"] == "subagent")
-    assert set(threads.values()) <= {1}, "each sub-agent has a thread of its own"
+    named = Counter(chain["thread"] for chain in chains if chain["kind"] == "subagent")
+    assert set(named.values()) <= {1}, "each sub-agent has a thread of its own"
     for chain in chains:
         last = chain["turns"][-1]
         saw = engine.seen.requests[last]["input_ids"] + engine.seen.answered[last][0]
@@ -106,6 +114,13 @@ def test_the_recordings_are_of_every_program_that_is_claimed() -> None:
         for name in RECORDINGS
     }
     assert programs == {
-        *("opencode-ai", "@qwen-code/qwen-code", "openai-agents", "aider-chat", "anthropic"),
+        *(
+            "opencode-ai",
+            "@qwen-code/qwen-code",
+            "openai-agents",
+            "aider-chat",
+            "anthropic",
+            "smolagents",
+        ),
         "@mariozechner/pi-coding-agent",
     }
