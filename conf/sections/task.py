@@ -73,9 +73,10 @@ class TaskFileConfig(Section):
     """Directory of clones (``owner/name``, ``owner__name.git`` or ``….bundle``), for rows without
     ``repo_path``.
     """
-    exclude: Path | None = None
+    exclude: Literal["known_bad"] | Path | None = None
     """File of tasks that are set aside: a ``calibration.json`` of ``agentrl eval … --gold``, or a
-    text with one id or glob a line, its reason after ``#``.
+    text with one id or glob a line, its reason after ``#``. ``known_bad``: published tasks whose
+    reference patch fails for everybody, of which any may be missing.
     """
     grader: TaskGrader
     """Judge of rows with an eval script. ``official``: the package ``swebench`` reads the log;
@@ -122,7 +123,7 @@ class MixedSetConfig(Section):
     """Name in metrics and reports; null: that of the file or dataset."""
     format: TaskFormat = "auto"
     repositories: Path | None = None
-    exclude: Path | None = None
+    exclude: Literal["known_bad"] | Path | None = None
 
     @property
     def label(self) -> str:

@@ -15,6 +15,7 @@ from conf.task_sets import list_sets
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.dataset_report import read_dataset
+from runners.tasks.exclusions import find_file
 from runners.tasks.harbor import suites
 
 SPLIT = "by id"
@@ -83,7 +84,8 @@ def _hash_set(config: TaskFileConfig | None) -> str | None:
     digest = None if config is None else _hash_dataset(config.path)
     if config is None or config.exclude is None:
         return digest
-    names = config.exclude.read_bytes() if config.exclude.is_file() else b""
+    file = find_file(config.exclude)
+    names = file.read_bytes() if file.is_file() else b""
     return hashlib.sha256(f"{digest} ".encode() + names).hexdigest()
 
 

@@ -10,28 +10,36 @@ import json
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Literal
 
 from conf.suggestions import suggest
 from runners.tasks.contract import Task
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.section_keys import name_key
 
+KNOWN_BAD = Path(__file__).with_name("known_bad.txt")
 LIMIT = 64 << 20
 """Bytes of a file."""
 
 
-def set_aside(tasks: Sequence[Task], file: Path) -> tuple[list[Task], dict[str, str]]:
+def set_aside(
+    tasks: Sequence[Task], exclude: Path | Literal["known_bad"]
+) -> tuple[list[Task], dict[str, str]]:
     """Return the tasks that are left, and id → reason of the others.
 
     Raises DatasetError if the file cannot be read, names a task that is not there, or names all.
     """
     ids = {task.id for task in tasks}
+    file = find_file(exclude)
+    may_be_missing = file == KNOWN_BAD
     aside: dict[str, str] = {}
     unknown: list[str] = []
     for name, reason in _read(file).items():
         globs = any(character in name for character in "*?[")
         found = [each for each in ids if fnmatchcase(each, name)] if globs else [name]
         if not found or not ids.issuperset(found):
+            if may_be_missing:
+                continue
             unknown.append(f"{name}{suggest(name, ids, ' (did you mean {}?)')}")
         for each in found:
             aside.setdefault(each, reason)
@@ -47,6 +55,11 @@ def set_aside(tasks: Sequence[Task], file: Path) -> tuple[list[Task], dict[str, 
             f"{name_key('exclude')}={file} excludes all {len(tasks)} tasks: name fewer"
         )
     return left, {task.id: aside[task.id] for task in tasks if task.id in aside}
+
+
+def find_file(exclude: Path | Literal["known_bad"]) -> Path:
+    """Return the file of ``task.exclude``."""
+    return exclude if isinstance(exclude, Path) else KNOWN_BAD
 
 
 def _read(file: Path) -> dict[str, str]:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from conf.absolute_paths import make_paths_absolute
+from conf.compose import compose
+from conf.sections.task import JsonlTaskConfig
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.dataset_report import DatasetReport, read_dataset
 from tests.runners.tasks.dataset_rows import CLASSIC, config, write
@@ -62,3 +65,15 @@ def test_a_missing_file_is_refused(rows: Path) -> None:
     settings = config(rows).model_copy(update={"exclude": rows.parent / "none"})
     with pytest.raises(DatasetError, match=r"task\.exclude="):
         read_dataset(settings, str(rows))
+
+
+def test_tasks_that_are_bad_for_everybody_are_set_aside_where_they_are(rows: Path) -> None:
+    row = {**CLASSIC, "repo_path": "repo"}
+    ids = ("psf__requests-1963", "own__one-1")
+    write(rows, [{**row, "instance_id": name} for name in ids])
+    lines = ["task=jsonl", f"task.path={rows}", "task.exclude=known_bad"]
+    family = make_paths_absolute(compose(lines)).task
+    assert isinstance(family, JsonlTaskConfig)
+    report = read_dataset(family, str(rows))
+    assert [task.id for task in report.tasks] == ["own__one-1"]
+    assert report.aside == {"psf__requests-1963": "now and then: SWE-bench/SWE-bench issue 167"}
