@@ -36,7 +36,7 @@ class GuardedHarness:
             message = f"{self._name} returned {type(result).__name__}, not HarnessResult"
         except (SandboxError, TimeoutError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             message = str(describe_failure(self._name, error))
         return HarnessResult(
             code=OutcomeCode.INFRA_HARNESS,

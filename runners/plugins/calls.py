@@ -31,7 +31,8 @@ async def call_plugin(
     """Call a plug-in, async or not, within a deadline; raises PluginFailedError.
 
     One that is not async runs in a thread of its own, so it may block; after its deadline it is
-    left to itself. ``name`` is for the message.
+    left to itself. ``name`` is for the message. A call of ``sys.exit`` is a failure like any other:
+    it must not end the campaign.
     """
     try:
         async with asyncio.timeout(deadline_s) as limit:
@@ -40,7 +41,7 @@ async def call_plugin(
             else:
                 result = await _run_in_thread(plugin, *args)
             return result
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, TimeoutError) and limit.expired():
             raise PluginFailedError(f"{name} took longer than {deadline_s:g} s") from error
         raise describe_failure(name, error) from error

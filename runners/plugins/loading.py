@@ -102,7 +102,7 @@ def _import_module(module: str, key: str) -> ModuleType:
             f"{key}.target={module}: there is no module {error.name} here: install its package "
             "into agentrl's environment (pip install …), or name a file, FILE.py:Name"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed_import(module, key, error) from error
 
 
@@ -124,7 +124,7 @@ def _import_file(file: Path, key: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pydantic look for it there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _failed_import(str(file), key, error) from error
     return module
@@ -159,7 +159,7 @@ def _make(target: Any, plugin: PluginConfig, key: str) -> Any:
         raise PluginError(_explain(error, key)) from error
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed_import(plugin.target, key, error) from error
 
 

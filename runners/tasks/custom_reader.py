@@ -39,7 +39,7 @@ def read_with_plugin(
             yield f"{path}, row {number}", dict(row) if is_row else problem
     except GeneratorExit:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         failure: PluginFailedError = describe_failure(
             f"{name_key('format')}={plugin.target}", error
         )

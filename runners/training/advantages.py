@@ -86,7 +86,7 @@ def _call(estimator: AdvantageEstimator, rewards: list[float]) -> list[float]:
     name = "trainer.advantage"
     try:
         found = list(estimator(rewards))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise describe_failure(name, error) from error
     if len(found) != len(rewards):
         raise PluginFailedError(f"{name} returned {len(found)} values for {len(rewards)} rewards")

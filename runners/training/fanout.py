@@ -142,7 +142,7 @@ def _call(policy: SharePolicy, kept: Sequence[Segment]) -> list[float]:
     name = "fanout.reward"
     try:
         found = list(policy(tuple(kept)))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise describe_failure(name, error) from error
     if len(found) != len(kept):
         raise PluginFailedError(f"{name} returned {len(found)} shares of {len(kept)} segments")

@@ -45,7 +45,7 @@ async def judge_custom(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdi
         found = await scorer(json.loads(task.grading.row), sandbox, deadline_s)
     except (SandboxError, TimeoutError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise describe_failure(name, error) from error
     score = check_number(name, found)
     kind = VerdictKind.SOLVED if score >= 1 else VerdictKind.UNSOLVED

@@ -33,6 +33,8 @@ class Agent:
             raise SandboxError("gone")
         if self.fails == "raises":
             raise RuntimeError(context.problem_statement)
+        if self.fails == "exits":
+            raise SystemExit(3)
         if self.fails == "none":
             return None
         late = self.fails == "late"
@@ -74,7 +76,11 @@ async def test_the_end_of_its_program_is_the_end_of_the_agent(
 
 @pytest.mark.parametrize(
     ("fails", "text"),
-    [("raises", "agent.py:Agent raised RuntimeError: fix"), ("none", "returned NoneType")],
+    [
+        ("raises", "agent.py:Agent raised RuntimeError: fix"),
+        ("exits", "agent.py:Agent raised SystemExit: 3"),
+        ("none", "returned NoneType"),
+    ],
 )
 async def test_what_it_raises_or_returns_wrongly_is_a_failure_of_the_harness(
     tmp_path: Path, fails: str, text: str

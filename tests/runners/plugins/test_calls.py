@@ -43,6 +43,10 @@ def exits(_: int) -> int:
     raise SystemExit(3)
 
 
+async def exits_later(_: int) -> int:
+    raise SystemExit(3)
+
+
 async def times_out(_: int) -> int:
     raise TimeoutError("its own")
 
@@ -53,6 +57,7 @@ async def times_out(_: int) -> int:
         (raises, "reward raised ValueError: no"),
         (stops, "reward raised RuntimeError: StopIteration"),
         (exits, "reward raised RuntimeError: SystemExit(3)"),
+        (exits_later, "reward raised SystemExit: 3"),
         (times_out, "reward raised TimeoutError: its own"),
     ],
 )

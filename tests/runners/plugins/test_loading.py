@@ -36,6 +36,8 @@ class Fewer:
     def __call__(self): return 1
 class Bad(Plain):
     def __init__(self): raise RuntimeError("no licence")
+class Exits(Plain):
+    def __init__(self): raise SystemExit("no key")
 NUMBER = 3
 """
 
@@ -91,6 +93,7 @@ async def test_a_model_of_pydantic_is_made_of_its_fields_and_may_be_async(file: 
         ("functoin", {}, "has no functoin: did you mean function?"),
         ("NUMBER", {}, "is neither a class nor a function, but of type int"),
         ("Bad", {}, "cannot be imported: RuntimeError: no licence"),
+        ("Exits", {}, "cannot be imported: SystemExit: no key"),
         ("Fewer", {}, "is no Scale: it takes (), which does not fit"),
         ("without", {}, "write `def __call__(self, number: float) -> float | Awaitable[float]`"),
     ],
@@ -138,7 +141,7 @@ def test_a_place_that_is_not_there_is_named(target: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("source", "fault"),
     [("1 / 0\n", "ZeroDivisionError"), ("import agentrl_nowhere\n", "ModuleNotFoundError"),
-     ("def broken(:\n", "SyntaxError")],
+     ("def broken(:\n", "SyntaxError"), ("raise SystemExit(0)\n", "SystemExit: 0")],
 )  # fmt: skip
 def test_a_file_that_fails_is_named_with_its_error(file: Path, source: str, fault: str) -> None:
     file.write_text(source)

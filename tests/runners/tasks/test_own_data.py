@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -12,6 +13,8 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.sections.plugin import PluginConfig
 from conf.sections.task import JsonlTaskConfig
+from runners.plugins.calls import PluginFailedError
+from runners.sandboxes.contract import Sandbox
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.tree import copy_tree
 from runners.tasks.canaries.coverage import count_uncheckable
@@ -19,6 +22,7 @@ from runners.tasks.contract import CustomGrading, EvalCommand, Task, Verdict, Ve
 from runners.tasks.dataset_files import DatasetError
 from runners.tasks.dataset_report import read_dataset
 from runners.tasks.datasets import load_dataset
+from runners.tasks.graders.custom import judge_custom
 from runners.tasks.grading import SandboxGrader
 from runners.tasks.workspace_diff import diff_workspace
 from tests.runners.tasks.repositories import FIX, make_task
@@ -31,6 +35,8 @@ def from_csv(path, *, command: str = "true"):
         for fields in csv.DictReader(file):
             if fields["id"] == "raise":
                 raise RuntimeError("torn page")
+            if fields["id"] == "exit":
+                raise SystemExit(3)
             yield "text" if fields["id"] == "text" else {
                 "instance_id": fields["id"], "problem_statement": fields["problem"],
                 "repo_path": "pristine", "eval_cmd": command,
@@ -46,6 +52,10 @@ class Numeric:
         if done.exit_code:
             return row["weight"] * 0.25
         return float(done.stdout)
+
+class Exits:
+    async def __call__(self, row, sandbox, deadline_s):
+        raise SystemExit(3)
 
 class Broken:
     async def __call__(self, row, sandbox, deadline_s):
@@ -93,9 +103,12 @@ def test_its_rows_are_validated_like_any_others(place: Path) -> None:
     assert "row 4: one is in" in fourth
 
 
-def test_a_reader_that_fails_is_named_with_its_row(place: Path) -> None:
-    file = write_csv(place, "one", "raise")
-    with pytest.raises(DatasetError, match=r"after row 1: .*raised RuntimeError: torn page"):
+@pytest.mark.parametrize(
+    ("row", "fault"), [("raise", "RuntimeError: torn page"), ("exit", "SystemExit: 3")]
+)
+def test_a_reader_that_fails_is_named_with_its_row(place: Path, row: str, fault: str) -> None:
+    file = write_csv(place, "one", row)
+    with pytest.raises(DatasetError, match=rf"after row 1: .*raised {fault}"):
         read_dataset(section(file, format="from_csv"), str(file))
 
 
@@ -113,6 +126,12 @@ def test_rows_without_tests_need_a_grader(place: Path) -> None:
 def scored(task: Task, code: Path, name: str) -> Task:
     plugin = PluginConfig(target=f"{code}:{name}").model_dump_json()
     return replace(task, grading=CustomGrading(plugin, json.dumps({"weight": 2})))
+
+
+async def test_a_grader_that_exits_ends_its_own_grading_only(place: Path, tmp_path: Path) -> None:
+    task = scored(make_task(tmp_path / "other"), place / "mine.py", "Exits")
+    with pytest.raises(PluginFailedError, match="Exits raised SystemExit: 3"):
+        await judge_custom(task, cast("Sandbox", None), 5.0)
 
 
 async def grade(backend: LocalBackend, task: Task, tmp_path: Path, **files: str) -> Verdict:

@@ -20,6 +20,7 @@ def rloo(rewards):
     return [reward - (total - reward) / others for reward in rewards]
 
 def short(rewards): return rewards[1:]
+def exits(rewards): raise SystemExit(3)
 def endless(rewards): return [float("inf")] * len(rewards)
 
 def halves(segments, *, last: float = 0.5): return [last] * len(segments)
@@ -53,6 +54,7 @@ def test_a_plugin_computes_the_advantages_of_the_graded_members(file: Path) -> N
     ("name", "reason"),
     [
         ("rloo", "trainer.advantage raised ArithmeticError: nine"),
+        ("exits", "trainer.advantage raised SystemExit: 3"),
         ("short", "trainer.advantage returned 1 values for 2 rewards"),
         ("endless", "trainer.advantage returned inf, which is no finite number"),
     ],
