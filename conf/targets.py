@@ -16,7 +16,7 @@ from pathlib import Path
 from conf.suggestions import suggest
 
 FORM = "package.module:Name or FILE.py:Name"
-_TARGET = re.compile(r"(?P<place>[^:]+):(?P<name>[A-Za-z_]\w*)")
+_TARGET = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_]\w*)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 

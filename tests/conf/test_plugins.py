@@ -68,9 +68,12 @@ def test_the_file_of_a_target_is_stored_by_its_absolute_path(
     code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(code.parent)
-    advantage = compose(["trainer.advantage=mine.py:brief"]).trainer.advantage
-    assert isinstance(advantage, PluginConfig)
-    assert advantage.target == f"{code}:brief"
+    code.with_name("ü: v2.py").write_bytes(code.read_bytes())
+    for name in ("mine.py", "ü: v2.py"):
+        advantage = compose([f"trainer.advantage={{target: '{name}:brief'}}"]).trainer.advantage
+        assert isinstance(advantage, PluginConfig)
+        assert advantage.target == f"{code.with_name(name)}:brief"
+        assert advantage.version is not None
 
 
 @pytest.mark.parametrize(
