@@ -34,7 +34,7 @@ def is_option(key: str, tree: Mapping[str, Any]) -> bool:
     """Return whether a key is a plug-in's own option, or a variable of an agent program: only they
     know which there are.
     """
-    for mapping, beside in ((".options", "target"), (".env", "run")):
+    for mapping, beside in ((".options", "target"), (".env", "env")):
         section, found, name = key.partition(mapping)
         if found and (not name or name[0] == ".") and lookup(tree, f"{section}.{beside}")[0]:
             return True

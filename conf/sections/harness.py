@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
@@ -12,8 +13,37 @@ from conf.sections.plugin import PluginConfig
 from conf.sections.section import Section
 from conf.suggestions import suggest
 
+TASK = "{problem_statement}"
+"""Stands for the task's statement in a prompt."""
 
-class NativeHarnessConfig(Section):
+
+def _check_prompt(text: str) -> str:
+    if TASK not in text:
+        raise ValueError(f"does not contain {TASK}: the agent would not know its task")
+    return text
+
+
+class HarnessSection(Section):
+    """Keys of every agent program."""
+
+    prompt: Annotated[str, AfterValidator(_check_prompt)] = TASK
+    """Its prompt; ``{problem_statement}`` is the task's."""
+
+
+class ExtensibleHarness(HarnessSection):
+    """Keys of a program that takes more arguments than ours."""
+
+    arguments: tuple[str, ...] = ()
+    """Further arguments of its command line, after ours."""
+    env: Mapping[str, str] = Field(default_factory=dict)
+    """Further variables of its environment; those that we set win."""
+
+    def __hash__(self) -> int:
+        """Hash of all values; a mapping has none of its own."""
+        return hash(self.model_dump_json())
+
+
+class NativeHarnessConfig(HarnessSection):
     """agentrl's own small agent program."""
 
     kind: Literal["native"]
@@ -27,7 +57,7 @@ class NativeHarnessConfig(Section):
     """Default of ``sandbox.cpu_s``."""
 
 
-class ClaudeCodeHarnessConfig(Section):
+class ClaudeCodeHarnessConfig(ExtensibleHarness):
     """Claude Code, the unmodified npm package."""
 
     kind: Literal["claude_code"]
@@ -45,7 +75,7 @@ class ClaudeCodeHarnessConfig(Section):
     """Default of ``sandbox.cpu_s``."""
 
 
-class CodexHarnessConfig(Section):
+class CodexHarnessConfig(ExtensibleHarness):
     """Codex, the unmodified npm package."""
 
     kind: Literal["codex"]
@@ -61,7 +91,7 @@ class CodexHarnessConfig(Section):
     """Default of ``sandbox.cpu_s``."""
 
 
-class MiniSweAgentHarnessConfig(Section):
+class MiniSweAgentHarnessConfig(HarnessSection):
     """mini-swe-agent, the unmodified PyPI package."""
 
     kind: Literal["mini_swe_agent"]
@@ -121,7 +151,7 @@ class HomeFile(Section):
     content: Template
 
 
-class CommandHarnessConfig(Section):
+class CommandHarnessConfig(HarnessSection):
     """Any agent program, by the commands that install and run it.
 
     In ``run``, ``env`` and ``files`` stand ``{base_url}`` for the gateway's address (without
@@ -143,8 +173,6 @@ class CommandHarnessConfig(Section):
     """Variables of its environment."""
     files: tuple[HomeFile, ...]
     """Files of its home directory, its own configuration."""
-    prompt: str
-    """The prompt; ``{problem_statement}`` is the task's."""
     max_turns: PositiveInt
     """Model calls of an attempt; the gateway refuses more."""
     memory_mb: PositiveInt
@@ -157,7 +185,7 @@ class CommandHarnessConfig(Section):
         return hash(self.model_dump_json())
 
 
-class CustomHarnessConfig(PluginConfig):
+class CustomHarnessConfig(PluginConfig, HarnessSection):
     """An agent program of a plug-in (``runners/harnesses/contract.py``)."""
 
     kind: Literal["custom"]

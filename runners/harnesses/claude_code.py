@@ -56,7 +56,8 @@ def make_harness(
             api_key=context.api_key,
             model=context.model,
         )
-        return ProgramStart(build_command(config, scenario), env)
+        argv = [*build_command(config, scenario), *config.arguments]
+        return ProgramStart(argv, {**config.env, **env})
 
     return ExternalProgram({INSIDE: program}, prepare_start, read_result)
 

@@ -51,8 +51,9 @@ def make_harness(
     """Return the harness that runs this program file."""
 
     def prepare_start(sandbox: Sandbox, context: HarnessContext) -> ProgramStart:
-        argv = build_command(scenario, url=sandbox.gateway_url or "", model=context.model)
-        return ProgramStart(argv, build_environment(context.api_key))
+        *argv, stdin = build_command(scenario, url=sandbox.gateway_url or "", model=context.model)
+        env = {**config.env, **build_environment(context.api_key)}
+        return ProgramStart([*argv, *config.arguments, stdin], env)
 
     read = partial(read_result, version=config.version)
     return ExternalProgram({INSIDE: program}, prepare_start, read)

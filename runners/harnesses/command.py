@@ -53,12 +53,11 @@ class CommandHarness:
         env = {name: _fill(value, values) for name, value in config.env.items()}
         for number, file in enumerate(config.files):
             env[CONTENT.format(number)] = _fill(file.content, values)
-        prompt = config.prompt.replace("{problem_statement}", context.problem_statement)
         ended = await sandbox.run(
             ["sh", "-c", build_script(config, values)],
             deadline_s=context.deadline_s,
             env=env,
-            stdin=prompt.encode(),
+            stdin=context.prompt.encode(),
             output_limit=OUTPUT_LIMIT,
         )
         return read_result(ended, config.name)

@@ -20,7 +20,8 @@ TAIL = 2000
 class HarnessContext:
     """Input of one run of the agent program."""
 
-    problem_statement: str
+    prompt: str
+    """The task's statement, as ``harness.prompt`` has it."""
     api_key: str
     """Key of the gateway session."""
     model: str

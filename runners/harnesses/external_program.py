@@ -60,7 +60,7 @@ class ExternalProgram:
             start.argv,
             deadline_s=context.deadline_s,
             env=dict(start.env),
-            stdin=context.problem_statement.encode(),
+            stdin=context.prompt.encode(),
             output_limit=OUTPUT_LIMIT,
         )
         return self._read_result(ended)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conf.sections.harness import (
+    TASK,
     ClaudeCodeHarnessConfig,
     CodexHarnessConfig,
     CommandHarnessConfig,
@@ -21,6 +22,7 @@ from runners.harnesses.guarded import GuardedHarness
 from runners.harnesses.mini_swe_agent import harness as mini_swe_agent
 from runners.harnesses.mini_swe_agent import package
 from runners.harnesses.native import NativeHarness
+from runners.harnesses.prompted import PromptedHarness
 from runners.plugins.loading import load_plugin
 
 
@@ -60,7 +62,8 @@ HARNESSES: dict[str, Callable[[Any, ScenarioConfig], Harness]] = {
 
 def make_harness(config: HarnessConfig, scenario: ScenarioConfig) -> Harness:
     """Return the agent program of a run; raises AgentrlError if it is not on this machine."""
-    return HARNESSES[config.kind](config, scenario)
+    harness = HARNESSES[config.kind](config, scenario)
+    return harness if config.prompt == TASK else PromptedHarness(harness, config.prompt)
 
 
 def install_harness(config: HarnessConfig) -> None:

@@ -304,7 +304,7 @@ class Attempt:
         if isinstance(self._task.grading, HarborVerifier):
             deadline_s = agent_limit_s(self._task, deadline_s)
         return HarnessContext(
-            problem_statement=self._spec.task.problem_statement,
+            prompt=self._spec.task.problem_statement,
             api_key=api_key,
             model="policy",
             deadline_s=deadline_s,

@@ -174,7 +174,7 @@ class CallingHarness:
         body = {
             "model": context.model,
             "max_tokens": 50,
-            "messages": [{"role": "user", "content": context.problem_statement}],
+            "messages": [{"role": "user", "content": context.prompt}],
         }
         async with (
             aiohttp.ClientSession(trust_env=False) as http,

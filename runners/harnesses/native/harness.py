@@ -60,7 +60,7 @@ class NativeHarness:
             ["python", "-I", "-S", START_INSIDE, self._settings],
             deadline_s=context.deadline_s,
             env=env,
-            stdin=context.problem_statement.encode(),
+            stdin=context.prompt.encode(),
             output_limit=OUTPUT_LIMIT,
         )
         return read_result(result)

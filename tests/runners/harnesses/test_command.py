@@ -15,6 +15,7 @@ from conf.compose import compose, from_json, to_json
 from conf.errors import ConfigError
 from conf.programs import command_directory
 from conf.sections.harness import CommandHarnessConfig
+from conf.sections.scenario import LinearScenarioConfig
 from launch.preflight import find_problems
 from runners.gateway.refusal import PROMPT_TOO_LONG, TURNS_SPENT
 from runners.harnesses.command import CommandHarness, read_result
@@ -52,7 +53,8 @@ class ShellSandbox(RecordingSandbox):
 def start(harness: CommandHarnessConfig, home: Path) -> subprocess.CompletedProcess[bytes]:
     sandbox = ShellSandbox(home)
     context = HarnessContext("Fix {api_key} it's", "SECRET", "policy", 5)
-    asyncio.run(CommandHarness(harness).run(cast("Sandbox", sandbox), context))
+    made = make_harness(harness, LinearScenarioConfig(kind="linear"))
+    asyncio.run(made.run(cast("Sandbox", sandbox), context))
     return sandbox.start()
 
 

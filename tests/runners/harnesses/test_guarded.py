@@ -32,7 +32,7 @@ class Agent:
         if self.fails == "lost":
             raise SandboxError("gone")
         if self.fails == "raises":
-            raise RuntimeError(context.problem_statement)
+            raise RuntimeError(context.prompt)
         if self.fails == "exits":
             raise SystemExit(3)
         if self.fails == "none":

@@ -53,7 +53,7 @@ class ScriptHarness:
         self.contexts.append(context)
         self.sandboxes.append(sandbox)
         body = {"model": "policy", "max_tokens": 50}
-        messages = [{"role": "user", "content": context.problem_statement}]
+        messages = [{"role": "user", "content": context.prompt}]
         async with (
             aiohttp.ClientSession(trust_env=False) as http,
             http.post(
