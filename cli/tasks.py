@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
@@ -136,9 +137,12 @@ def _read(
     """Return the configuration of a dataset and its tasks that are wanted; raises AgentrlError."""
     from cli.invocation import stderr
     from conf.compose import compose
+    from conf.errors import ConfigError
     from conf.sections.task import JsonlTaskConfig
     from runners.tasks.listing import list_dataset
 
+    if re.match(r"[\w.]+=", path) and not Path(path).exists():
+        raise ConfigError(f"{path} is where PATH belongs: first the dataset, then KEY=VALUE")
     lines = ["task=jsonl", "task.path=PATH", *NO_TRAINING, *NO_GATEWAY, *(overrides or [])]
     config = compose(lines)
     assert isinstance(config.task, JsonlTaskConfig)

@@ -23,7 +23,7 @@ from runners.evaluation.plan import Instance, select_tasks
 from runners.runtime.driver import Interrupted, RunEnd
 from runners.runtime.services import start_grader
 from runners.store.run_store import RunStore
-from runners.tasks.contract import Task, Verdict, VerdictKind
+from runners.tasks.contract import HarborVerifier, Task, Verdict, VerdictKind
 from runners.tasks.rollout_result import Grader
 
 EVENT = "calibrated"
@@ -112,7 +112,7 @@ class _Calibration:
                 )
                 for name, solve in (("gold", True), ("empty", False))
             ]
-        kind, reason = _classify(gold, empty)
+        kind, reason = _classify(task, gold, empty)
         verdicts = {"gold": gold.kind, "empty": empty.kind}
         execution.store.event(EVENT, {"task": task.id, "kind": kind, "reason": reason, **verdicts})
         execution.progress.batch_done += 1
@@ -155,7 +155,10 @@ def _load_findings(store: RunStore) -> dict[str, dict[str, Any]]:
     return {event.data["task"]: event.data for event in store.events(EVENT)}
 
 
-def _classify(gold: Verdict, empty: Verdict) -> tuple[str, str]:
+def _classify(task: Task, gold: Verdict, empty: Verdict) -> tuple[str, str]:
+    if not task.gold_patch and not isinstance(task.grading, HarborVerifier):
+        solved = " (the empty one solves it)" if empty.kind is VerdictKind.SOLVED else ""
+        return "unfit", f"it has no reference patch that could be graded{solved}"
     for name, verdict in (("reference", gold), ("empty", empty)):
         if verdict.kind is VerdictKind.INFRA:
             return "not_graded", f"the {name} patch could not be graded: {verdict.reason}"

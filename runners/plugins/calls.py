@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import reprlib
 import threading
@@ -31,13 +32,14 @@ async def call_plugin(
     """Call a plug-in, async or not, within a deadline; raises PluginFailedError.
 
     One that is not async runs in a thread of its own, so it may block; after its deadline it is
-    left to itself. ``name`` is for the message. A call of ``sys.exit`` is a failure like any other:
-    it must not end the campaign.
+    left to itself. Async ones share a loop in a thread of their own: one that blocks there delays
+    the others, and nothing else. ``name`` is for the message. A call of ``sys.exit`` is a failure
+    like any other: it must not end the campaign.
     """
     try:
         async with asyncio.timeout(deadline_s) as limit:
             if is_async(plugin):
-                result: Result = await plugin(*args)  # type: ignore[misc]
+                result: Result = await _run_beside(plugin, *args)
             else:
                 result = await _run_in_thread(plugin, *args)
             return result
@@ -66,6 +68,32 @@ def describe_failure(name: str, error: BaseException) -> PluginFailedError:
     return PluginFailedError(
         make_printable(f"{name} raised {type(error).__name__}: {error_text(error)}{place}")
     )
+
+
+async def _run_beside(function: Callable[..., Any], *args: Any) -> Any:
+    """Await an async function in the loop of plug-ins."""
+
+    async def call() -> tuple[Any, BaseException | None]:
+        try:
+            return await function(*args), None
+        except BaseException as error:  # SystemExit would end the loop
+            return None, error
+
+    future = asyncio.run_coroutine_threadsafe(call(), _plugin_loop())
+    result, error = await asyncio.wrap_future(future)
+    if isinstance(error, Exception | SystemExit):
+        raise error
+    if error is not None:  # a cancellation of its own would look like ours
+        raise RuntimeError(repr(error)) from error
+    return result
+
+
+@functools.cache
+def _plugin_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop that runs in a daemon thread until the process ends."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="plug-ins", daemon=True).start()
+    return loop
 
 
 async def _run_in_thread(function: Callable[..., Any], *args: Any) -> Any:

@@ -109,3 +109,9 @@ def test_a_harbor_task_of_several_steps_is_refused_by_name(
     assert "two: " in done.stderr
     assert "several steps" in done.stderr
     assert [task["id"] for task in json.loads(done.stdout)["tasks"]] == ["example__one"]
+
+
+def test_a_key_in_place_of_the_dataset_is_named(agentrl: Agentrl) -> None:
+    done = agentrl("tasks", "list", "task.format=auto", "rows.jsonl")
+    assert done.code == 2
+    assert "task.format=auto is where PATH belongs" in done.stderr

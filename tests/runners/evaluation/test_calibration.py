@@ -29,6 +29,16 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
     return bugfix.build(tmp_path_factory.mktemp("tasks") / "set", seed=1, train=0, held_out=4)
 
 
+NO_FIX = """\
+diff --git a/notes.txt b/notes.txt
+new file mode 100644
+--- /dev/null
++++ b/notes.txt
+@@ -0,0 +1 @@
++Nothing.
+"""
+
+
 def calibration(benchmark: Benchmark, run_dir: Path, *, resume: bool = False) -> CalibrationResult:
     return calibrate(benchmark, a_config(*SMALL), run_dir, resume=resume)
 
@@ -42,20 +52,22 @@ def test_the_generated_tasks_are_fit(tasks: list[Task], tmp_path: Path) -> None:
 def test_unfit_tasks_are_named_with_the_reason_and_left_out_of_the_evaluation(
     tasks: list[Task], tmp_path: Path
 ) -> None:
-    wrong = replace(tasks[1], gold_patch="")
+    wrong = replace(tasks[1], gold_patch=NO_FIX)
     trivial = replace(tasks[2], fail_to_pass=())
-    benchmark = a_benchmark(tasks[0], wrong, trivial, tasks[3])
+    without = replace(tasks[3], gold_patch="")
+    benchmark = a_benchmark(tasks[0], wrong, trivial, without)
     result = calibration(benchmark, tmp_path / "run")
     assert result.end.exit_code is ExitCode.FAILURE_BUDGET
     aside = result.document["set_aside"]
-    assert set(aside) == {wrong.id, trivial.id}
+    assert set(aside) == {wrong.id, trivial.id, without.id}
+    assert aside[without.id] == "it has no reference patch that could be graded"
     assert "the reference patch does not solve it" in aside[wrong.id]
     assert "the empty patch solves it" in aside[trivial.id]
     assert json.loads((tmp_path / "run" / "calibration.json").read_text()) == result.document
     with RunStore.open(tmp_path / "run", read_only=True) as store:
         assert store.state().state is State.FAILED
         selection = select_tasks(benchmark, a_config()).without(load_unfit(store))
-    assert [i.task.id for i in selection.instances] == [tasks[0].id, tasks[3].id]
+    assert [i.task.id for i in selection.instances] == [tasks[0].id]
 
 
 def test_a_task_that_could_not_be_graded_is_graded_again(

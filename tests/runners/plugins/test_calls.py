@@ -87,6 +87,35 @@ async def test_one_that_hangs_holds_neither_the_loop_nor_another_call() -> None:
     released.set()
 
 
+async def test_an_async_one_that_blocks_stops_neither_our_loop_nor_one_in_a_thread() -> None:
+    released = threading.Event()
+
+    async def blocks(_: int) -> int:
+        return int(released.wait(30))
+
+    plugin: Any = blocks
+    started = time.monotonic()
+    blocked = asyncio.create_task(call_plugin("reward", plugin, 1, deadline_s=0.1))
+    await asyncio.sleep(0.01)
+    assert await call_plugin("reward", now, 7, deadline_s=5) == 7
+    with pytest.raises(PluginFailedError, match="took longer than"):
+        await blocked
+    assert time.monotonic() - started < 10
+    released.set()
+    plugin = later
+    assert await call_plugin("reward", plugin, 3, deadline_s=20) == 3
+
+
+async def cancels_itself(_: int) -> int:
+    raise asyncio.CancelledError
+
+
+async def test_one_that_cancels_itself_is_a_failure_with_its_name() -> None:
+    plugin: Any = cancels_itself
+    with pytest.raises(PluginFailedError, match=r"reward raised RuntimeError: CancelledError\(\)"):
+        await call_plugin("reward", plugin, 1, deadline_s=5)
+
+
 @pytest.mark.parametrize("value", [1, 0.5, True, -3])
 def test_a_finite_number_is_taken(value: float) -> None:
     assert check_number("reward", value) == float(value)
