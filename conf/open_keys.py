@@ -17,13 +17,15 @@ OPEN = ("options", "env")
 
 
 def name_targets(overrides: list[str]) -> list[str]:
-    """Replace a group's choice that an installed plug-in offers by its target."""
+    """Replace a group's choice that is a target, or that an installed plug-in offers, by ``custom``
+    with this target.
+    """
     lines: list[str] = []
     for line in overrides:
         group, _, name = line.partition("=")
         offered = {}
         if group in SEAMS and name not in groups()[group]:
-            offered = plugin_names(SEAMS[group])
+            offered = {name: name} if ":" in name else plugin_names(SEAMS[group])
         lines += (
             [f"{group}=custom", f"{group}.target={offered[name]}"] if name in offered else [line]
         )

@@ -7,6 +7,7 @@ configuration may be read where its plug-ins are not installed.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
@@ -53,7 +54,7 @@ def is_file(place: str) -> bool:
 def complete_target(target: str) -> str:
     """Return a target with the absolute path of its file; raises ValueError."""
     place, name = split_target(target)
-    return f"{Path.cwd() / place}:{name}" if is_file(place) else target
+    return f"{os.path.abspath(place)}:{name}" if is_file(place) else target  # noqa: PTH100 (no links)
 
 
 def find_version(target: str) -> str | None:

@@ -87,9 +87,8 @@ def _import_target(target: str, key: str) -> Any:
             if not each.startswith("_") and getattr(value, "__module__", "") == module.__name__
         ]
         hint = suggest(name, own, "did you mean {}? ")
-        raise PluginError(
-            f"{key}.target={target}: {place} has no {name}: {hint}(it has {', '.join(own[:20])})"
-        ) from None
+        has = f"it has {', '.join(own[:20])}" if own else "it defines nothing"
+        raise PluginError(f"{key}.target={target}: {place} has no {name}: {hint}({has})") from None
 
 
 def _import_module(module: str, key: str) -> ModuleType:

@@ -113,6 +113,15 @@ def test_a_mistyped_key_of_a_plugin_is_no_option() -> None:
     assert found == "reward.optons.weight is not a key: did you mean reward.options?"
 
 
+def test_a_target_is_a_choice_of_its_group(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code.parent / "below").mkdir()
+    monkeypatch.chdir(code.parent / "below")
+    reward = compose(["reward=../mine.py:brief", "reward.options.weight=2"]).reward
+    assert isinstance(reward, CustomRewardConfig)
+    assert reward.target == f"{code}:brief"
+    assert compose(["harness=my.agents:Agent"]).harness.kind == "custom"
+
+
 @pytest.mark.usefixtures("offered")
 def test_an_installed_plugin_is_a_choice_by_its_name() -> None:
     reward = compose(["reward=brief", "reward.options.weight=2"]).reward
