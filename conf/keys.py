@@ -10,7 +10,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from conf.suggestions import closest_match, suggest
-from conf.targets import plugin_names
+from conf.targets import FORM, plugin_names
 
 CONF_DIR = Path(__file__).parent
 RETIRED: dict[str, Any] = {"reward.partial": False}
@@ -167,4 +167,5 @@ def unknown_choice(group: str, choice: object) -> str:
     """Return the fault of a choice that a group does not have."""
     choices = [*groups()[group], *sorted(plugin_names(SEAMS.get(group, group)))]
     hint = suggest(str(choice), choices, f"did you mean {group}={{}}? ")
-    return f"{group}={choice} is not a choice: {hint}(choices: {', '.join(choices)})"
+    own = f"; your own: {FORM}" if group in SEAMS else ""
+    return f"{group}={choice} is not a choice: {hint}(choices: {', '.join(choices)}{own})"

@@ -197,7 +197,7 @@ def test_all_faults_are_reported_at_once() -> None:
         ("run.tasks_per_step=513", "is more than task.train_tasks=512"),
         (
             "reward=test",
-            "reward=test is not a choice: did you mean reward=tests? (choices: custom, tests)",
+            "reward=test is not a choice: did you mean reward=tests? (choices: custom, tests;",
         ),
         ("fanout=segment", "did you mean fanout=segments? (choices: collapse, segments)"),
         ("fanout.reward=unifrom", "did you mean uniform?"),

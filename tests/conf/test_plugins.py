@@ -129,7 +129,8 @@ def test_an_installed_plugin_is_a_choice_by_its_name() -> None:
     assert (reward.target, reward.options) == ("my_rewards:Brief", {"weight": 2})
     assert str(reward.version).startswith("my-rewards 1.2, sha256:")
     assert faults("reward=breif") == [
-        "reward=breif is not a choice: did you mean reward=brief? (choices: custom, tests, brief)"
+        "reward=breif is not a choice: did you mean reward=brief? (choices: custom, tests, brief; "
+        f"your own: {FORM})"
     ]
 
 
