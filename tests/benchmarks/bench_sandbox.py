@@ -31,9 +31,8 @@ from runners.harnesses.native import NativeHarness
 from runners.sandboxes.contract import Sandbox, SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.remote.archive_cache import ArchiveCache
-from runners.sandboxes.remote.containers import ContainerBackend, container_name
+from runners.sandboxes.remote.containers import ContainerBackend
 from runners.sandboxes.remote.long_script import START
-from runners.sandboxes.remote.program_machine import run_program
 from runners.sandboxes.remote.sandbox import RemoteSandbox
 from runners.tasks.bugfix import build
 from runners.tasks.contract import Task, VerdictKind
@@ -212,32 +211,30 @@ async def bench_groups(root: Path, files: int) -> list[Cost]:
     return costs
 
 
-async def bench_committed(root: Path, files: int) -> list[Cost]:
-    """Start containers with a repository, and from an image that was committed with it."""
-    source, place = make_source(root / f"podman-{files}", files), root / f"driver-{files}"
+async def bench_containers(root: Path, files: int) -> list[Cost]:
+    """Start a group's containers at once, alone and from an image of the second one."""
+    source = make_source(root / f"podman-{files}", files)
+    costs = []
     with podman_engine():
-        backend = ContainerBackend(podman_settings(), place)
+        for piece, share in (("each filled", False), ("prepared once", True)):
+            backend = ContainerBackend(podman_settings(), root / f"{files}-{share}-driver")
 
-        async def create(number: int, image: str | None = None) -> None:
-            here = source if image is None else root / "empty"
-            await backend.create(SandboxSpec(f"{bool(image)}{number}", here, "none", image=image))
+            async def start_group(
+                turn: int, share: bool = share, backend: ContainerBackend = backend
+            ) -> None:
+                # A path of its own for each makes them unlike; that of the turn, a new group.
+                specs = [
+                    SandboxSpec(
+                        f"{turn}-{each}", source, "none", removed=(f"/{turn}/{share or each}",)
+                    )
+                    for each in range(GROUP)
+                ]
+                made = await asyncio.gather(*(backend.create(spec) for spec in specs))
+                await asyncio.gather(*(sandbox.close() for sandbox in made))
 
-        (root / "empty").mkdir(exist_ok=True)
-        filled = await measure(f"podman: a container, {files} files", 3, create)
-        name = container_name((place / "mark").read_text(), "False0")
-
-        async def commit(number: int) -> None:
-            argv = ["podman", "commit", "--quiet", name, f"localhost/prepared:n{number}"]
-            await run_program(argv, deadline_s=60)
-
-        committed = await measure(f"podman: committed with {files} files", 3, commit)
-
-        async def start(number: int) -> None:
-            await create(number, "localhost/prepared:n0")
-
-        started = await measure("podman: a container of that image, set up again", 3, start)
-        await backend.close()
-    return [filled, committed, started]
+            costs.append(await measure(f"podman: {GROUP} x {files} files, {piece}", 3, start_group))
+            await backend.close()
+    return costs
 
 
 def settings(isolation: str, *, warm: int) -> LocalSandboxConfig:
@@ -314,7 +311,7 @@ async def bench(isolation: str, count: int, at_once: int) -> list[Cost]:
         for files in (20, 2000):
             costs += await bench_groups(root, files)
             if find_obstacle() is None:
-                costs += await bench_committed(root, files)
+                costs += await bench_containers(root, files)
     return costs
 
 

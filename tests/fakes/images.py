@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from runners.sandboxes.remote.sandbox import HOME
+from runners.sandboxes.remote.setup import HOME
 from runners.tasks.pytest_mounts import NEEDED
 
 IDENTITY = " ".join(

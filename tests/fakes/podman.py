@@ -66,6 +66,7 @@ def podman_engine() -> Iterator[None]:
         yield
     finally:
         left = podman("ps", "--all", "--quiet")
+        committed = podman("images", "--quiet", "localhost/agentrl-prepared")
         podman("rm", "--all", "--force", "--time", "0")
         # Only podman can unmount its storage.
         podman("rmi", "--all", "--force")
@@ -75,6 +76,7 @@ def podman_engine() -> Iterator[None]:
                 os.environ[name] = value
         shutil.rmtree(root, ignore_errors=True)
         assert not left, "containers were left"
+        assert not committed, "committed images were left"
 
 
 @functools.cache

@@ -99,7 +99,7 @@ class ApptainerBackend(RemoteBackend):
                 instance,
                 self._scratch,
                 self._archives,
-                lambda name: network.close(),
+                network.close,
                 lambda: network.attempts(),
             )
             await sandbox.open()

@@ -1,22 +1,32 @@
 """The ``docker`` and ``podman`` backends: containers of the engine that the program of that name
 reaches.
-
-Both programs take the same command lines, but for what ``RUN_FLAGS``, ``REMOVE_FLAGS`` and
-``qualify_image`` say.
-
-Invariant: a container's root has only the capabilities that our set-up needs (users, owners, kill).
-The agent has none, and ``no-new-privileges`` keeps it so.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conf.sections.sandbox import ContainerSandboxConfig
 from runners.sandboxes.contract import SandboxError, SandboxSpec
 from runners.sandboxes.remote.backend import RemoteBackend
+from runners.sandboxes.remote.container_program import (
+    build_argv,
+    commit_argv,
+    container_name,
+    exec_argv,
+    find_image_argv,
+    inspect_argv,
+    list_argv,
+    list_images_argv,
+    qualify_image,
+    remove_argv,
+    remove_image_argv,
+    run_argv,
+    state_argv,
+)
 from runners.sandboxes.remote.egress import (
     EgressAccount,
     EgressPolicy,
@@ -24,28 +34,15 @@ from runners.sandboxes.remote.egress import (
     find_gateway_host,
     narrow_hosts,
 )
+from runners.sandboxes.remote.prepared_images import PreparedImages, find_volume
 from runners.sandboxes.remote.program_machine import CALL_S, ProgramMachine, run_program
 from runners.sandboxes.remote.sandbox import RemoteSandbox
 
-RUN_LABEL = "agentrl_run"
-"""Label of a container: the run's tag."""
-CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
 PULL_S = 600.0
-"""To start a container; its image may have to be pulled first."""
+"""To start a container, whose image may have to be pulled first; to make an image of one."""
+LIST_MOUNTS = "cut -d ' ' -f 5 /proc/self/mountinfo"
 NOT_FOUND = "no such container"
 """In the error for a container that is gone, but for capitals; there is no exit code for it."""
-RUN_FLAGS = {
-    "docker": (),
-    # By default podman puts the host's proxies, often with a password, into every container.
-    "podman": ("--http-proxy=false",),
-}
-REMOVE_FLAGS = {
-    "docker": (),
-    # By default podman waits ten seconds for the container to end by itself.
-    "podman": ("--time", "0"),
-}
-DOCKER_HUB = "docker.io"
-
 INTERNAL = (
     ", by a proxy that records attempts; what listens on this machine at the address of the "
     "network {config.network} is reached too; graders have no network"
@@ -58,75 +55,6 @@ EGRESS = {
     "graders have no network",
 }
 """The part of the promise that is kept, by ``sandbox.egress``."""
-
-
-def run_argv(config: ContainerSandboxConfig, spec: SandboxSpec, tag: str, image: str) -> list[str]:
-    """Return the command that starts a container of an image, which then only waits."""
-    network = config.network if spec.network == "gateway" else "none"
-    return [
-        *(config.kind, "run", "--detach", "--init", *RUN_FLAGS[config.kind]),
-        *("--name", container_name(tag, spec.name), "--label", f"{RUN_LABEL}={tag}"),
-        *("--network", network, "--user", "0", "--workdir", "/"),
-        # Equal to --memory: memory and swap together, so no swap.
-        *("--memory", f"{config.memory_mb}m", "--memory-swap", f"{config.memory_mb}m"),
-        *("--pids-limit", str(config.processes), "--cpus", f"{config.cpus:g}"),
-        *("--security-opt", "no-new-privileges", "--cap-drop", "ALL"),
-        *(word for capability in CAPABILITIES for word in ("--cap-add", capability)),
-        *("--entrypoint", "sleep", image, "infinity"),
-    ]
-
-
-def exec_argv(program: str, name: str, script: str, *, stdin: bool = False) -> list[str]:
-    """Return the command that runs a script in a container as root."""
-    interactive = ["--interactive"] if stdin else []
-    return [program, "exec", *interactive, "--user", "0", name, "sh", "-c", script]
-
-
-def build_argv(program: str, context: Path, tag: str) -> list[str]:
-    """Return the command that builds an image from a directory with a Dockerfile."""
-    return [program, "build", "--quiet", "--tag", tag, str(context)]
-
-
-def find_image_argv(program: str, tag: str) -> list[str]:
-    """Return the command that prints the id of an image, or nothing."""
-    return [program, "images", "--quiet", tag]
-
-
-def inspect_argv(program: str, network: str) -> list[str]:
-    """Return the command that prints whether a network is internal: ``true`` or ``false``."""
-    return [program, "network", "inspect", "--format", "{{.Internal}}", network]
-
-
-def state_argv(program: str, name: str) -> list[str]:
-    """Return the command that prints whether a container runs: ``true`` or ``false``."""
-    return [program, "inspect", "--format", "{{.State.Running}}", name]
-
-
-def list_argv(program: str, tag: str) -> list[str]:
-    """Return the command that lists the names of a run's containers, a line each."""
-    label = f"label={RUN_LABEL}={tag}"
-    return [program, "ps", "--all", "--filter", label, "--format", "{{.Names}}"]
-
-
-def remove_argv(program: str, name: str) -> list[str]:
-    """Return the command that ends and removes a container."""
-    return [program, "rm", "--force", *REMOVE_FLAGS[program], "--volumes", name]
-
-
-def container_name(tag: str, name: str) -> str:
-    """Return the name of a sandbox's container."""
-    return f"agentrl-{tag[:12]}-{name}"
-
-
-def qualify_image(image: str) -> str:
-    """Return an image's name with its registry, as docker reads one without.
-
-    podman pulls no image whose registry it must guess, unless this machine names one for that.
-    """
-    registry, slash, _ = image.partition("/")
-    if slash and (registry == "localhost" or "." in registry or ":" in registry):
-        return image
-    return f"{DOCKER_HUB}/{image}" if slash else f"{DOCKER_HUB}/library/{image}"
 
 
 class ContainerBackend(RemoteBackend):
@@ -143,29 +71,25 @@ class ContainerBackend(RemoteBackend):
         """By tag: held while an image is built."""
         self._images: dict[str, str] = {}
         """Names that containers are started with, by the names that tasks have for them."""
+        self._prepared = PreparedImages(self._tag, self._remove_image)
 
     async def create(self, spec: SandboxSpec) -> RemoteSandbox:
         """Start a container and copy the workspace there; see the contract."""
         container = _Container(self._program, container_name(self._tag, spec.name))
+        place, ends = (self._scratch, self._archives), ExitStack()
         if spec.network == "gateway" and self._config.egress != "open":
             account, spec = await self._control_egress(spec)
-            sandbox = RemoteSandbox(
-                spec,
-                container,
-                self._scratch,
-                self._archives,
-                lambda name: self._proxy.close_account(account),
-                account.attempts,
-            )
+            ends.callback(self._proxy.close_account, account)
+            sandbox = RemoteSandbox(spec, container, *place, ends.close, account.attempts)
         else:
-            sandbox = RemoteSandbox(spec, container, self._scratch, self._archives)
+            sandbox = RemoteSandbox(spec, container, *place, ends.close)
         try:
             image = await self._find_image(spec.image or self._config.image)
-            argv = run_argv(self._config, spec, self._tag, image)
-            # podman leaves a file `oom` in the directory where it ran if a container's memory is
-            # used up.
-            await run_program(argv, deadline_s=PULL_S, cwd=self._scratch)
-            await sandbox.open()
+            start = _Start(self._config, self._tag, image, sandbox, container, self._scratch)
+            if (setup := await sandbox.setup.name()) is None:
+                await start.start(None)
+            else:
+                ends.callback(await self._prepared.start(f"{image} {setup}", start))
         except BaseException:
             await sandbox.close()
             raise
@@ -210,9 +134,14 @@ class ContainerBackend(RemoteBackend):
                 await run_program(build_argv(self._program, context, tag), deadline_s=deadline_s)
 
     async def close(self) -> None:
-        """End every container of this run, and the proxy."""
+        """End every container of this run, and the proxy; remove the images made of them."""
         await self._proxy.close()
         await super().close()
+        listing = await run_program(list_images_argv(self._program, self._tag), deadline_s=CALL_S)
+        await asyncio.gather(*(self._remove_image(each) for each in set(listing.decode().split())))
+
+    async def _remove_image(self, image: str) -> None:
+        await run_program(remove_image_argv(self._program, image), deadline_s=CALL_S)
 
     def guarantees(self) -> dict[str, str]:
         """Return the promises of containers; none of them is probed."""
@@ -234,26 +163,60 @@ class ContainerBackend(RemoteBackend):
         await asyncio.gather(*(_Container(self._program, each).terminate() for each in found))
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A sandbox whose container is yet to be started."""
+
+    config: ContainerSandboxConfig
+    tag: str
+    image: str
+    sandbox: RemoteSandbox
+    container: _Container
+    scratch: Path
+
+    async def start(self, image: str | None) -> None:
+        """Start its container, from an image of an equal one or to be set up here."""
+        argv = run_argv(self.config, self.sandbox.spec, self.tag, image or self.image)
+        # podman leaves a file `oom` in the directory where it ran if a container's memory is
+        # used up.
+        await run_program(argv, deadline_s=PULL_S, cwd=self.scratch)
+        if image is None:
+            await self.sandbox.open()
+
+    async def commit(self, image: str) -> None:
+        """Make an image of what was set up; raises SandboxError, also if it lies on a volume."""
+        points = await self.container.run_script(LIST_MOUNTS, deadline_s=CALL_S)
+        volume = find_volume(self.sandbox.setup.paths(), points.decode().split())
+        if volume is not None:
+            raise SandboxError(f"the image {self.image} has a volume at {volume}")
+        argv = commit_argv(self.config.kind, self.container.name, self.tag, image)
+        await run_program(argv, deadline_s=PULL_S, cwd=self.scratch)
+
+    async def terminate(self) -> None:
+        """End its container."""
+        await self.container.terminate()
+
+
 class _Container(ProgramMachine):
     """A container as a machine."""
 
     def __init__(self, program: str, name: str) -> None:
         self._program = program
-        self._name = name
+        self.name = name
 
     def exec_argv(self, script: str, *, stdin: bool) -> list[str]:
         """Return the command that runs a script as root; see the base class."""
-        return exec_argv(self._program, self._name, script, stdin=stdin)
+        return exec_argv(self._program, self.name, script, stdin=stdin)
 
     async def runs(self) -> bool:
         """Return whether the container runs; see the base class."""
-        state = await run_program(state_argv(self._program, self._name), deadline_s=CALL_S)
+        state = await run_program(state_argv(self._program, self.name), deadline_s=CALL_S)
         return state.strip() == b"true"
 
     async def terminate(self) -> None:
         """Remove it; see the contract."""
         try:
-            await run_program(remove_argv(self._program, self._name), deadline_s=CALL_S)
+            await run_program(remove_argv(self._program, self.name), deadline_s=CALL_S)
         except SandboxError as error:
             if NOT_FOUND not in str(error).lower():
                 raise

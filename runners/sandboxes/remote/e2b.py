@@ -84,7 +84,7 @@ class E2bBackend(RemoteBackend):
         async with self._boots:
             machine = await self._boot(spec)
             sandbox = RemoteSandbox(
-                spec, machine, self._scratch, self._archives, self._open.discard
+                spec, machine, self._scratch, self._archives, lambda: self._open.discard(spec.name)
             )
             self._open.add(spec.name)
             try:

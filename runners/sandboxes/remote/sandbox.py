@@ -28,58 +28,20 @@ from runners.sandboxes.contract import (
     describe_os_error,
 )
 from runners.sandboxes.discard import discard
-from runners.sandboxes.program import find_source
 from runners.sandboxes.remote import detached
 from runners.sandboxes.remote.archive import UNPACKED_LIMIT, ArchiveWriter, oversized_error, unpack
-from runners.sandboxes.remote.archive_cache import ArchiveCache, fingerprint
+from runners.sandboxes.remote.archive_cache import ArchiveCache
 from runners.sandboxes.remote.long_script import run_long_script
-from runners.sandboxes.remote.machine import AGENT, AGENT_ID, STATE, Machine
-from runners.sandboxes.tree import copy_tree
+from runners.sandboxes.remote.machine import AGENT, STATE, Machine
+from runners.sandboxes.remote.setup import HOME, SETUP_S, Setup
 
-WORKDIR = "/workspace"
-HOME = f"/home/{AGENT}"
-ARCHIVE = f"{STATE}/source.tar.gz"
 CHECKS = f"{STATE}/checks"
 CHECK_HOMES = "/var/lib/agentrl-homes"
-SETUP_S = 120.0
-"""To unpack a workspace there."""
 FETCH_S = 120.0
 """To pack one there."""
 
 ENVIRONMENT = {**BASE_ENVIRONMENT, "HOME": HOME, "USER": AGENT, "LOGNAME": AGENT}
 """Besides the image's own environment: PATH is not here, because the image's finds its tools."""
-
-SETUP = """\
-umask 022
-state={state} workdir={workdir}
-set -e
-chmod 700 "$state"
-for tool in setpriv tar; do
-    command -v "$tool" >/dev/null || {{ echo "the image has no $tool" >&2; exit 1; }}
-done
-grep -q '^{agent}:' /etc/passwd ||
-    echo '{agent}:x:{id}:{id}::{home}:/bin/sh' >> /etc/passwd
-grep -q '^{agent}:' /etc/group || echo '{agent}:x:{id}:' >> /etc/group
-# root and the agent both use the repository, and git refuses one that another user owns.
-printf '[safe]\\n\\tdirectory = *\\n' >> /etc/gitconfig
-if ! command -v python >/dev/null && command -v python3 >/dev/null; then
-    ln -s "$(command -v python3)" /usr/local/bin/python
-fi
-# The image's repository is replaced by ours: its history may contain the fix of the task. Files
-# that git does not track, such as built extensions, stay.
-if [ -n "{replaced}" ] && [ -e "$workdir/.git" ]; then
-    command -v git >/dev/null || {{ echo "the image has no git" >&2; exit 1; }}
-    (cd "$workdir" && git ls-files -z > "$state/tracked" && xargs -0 rm -rf -- < "$state/tracked")
-    rm -rf "$workdir/.git" "$state/tracked"
-fi
-rm -rf -- {removed}
-mkdir -p "$workdir" {home} /tmp
-chmod 1777 /tmp
-tar -xpzf {archive} -C /
-rm -f {archive}
-chown {owners} {id}:{id} "$workdir"
-chown {id}:{id} {home}
-"""
 
 OVERSIZED = "agentrl-oversized"
 """Printed by ``FETCH`` if it cut the workspace off at the limit."""
@@ -138,26 +100,24 @@ class RemoteSandbox:
         machine: Machine,
         scratch: Path,
         archives: ArchiveCache,
-        on_close: Callable[[str], None] = lambda name: None,
+        on_close: Callable[[], object] = lambda: None,
         egress: Callable[[], tuple[EgressAttempt, ...]] = tuple,
     ) -> None:
         """``scratch`` is a directory of the host for archives in transfer.
 
         ``archives`` holds those that sandboxes with the same files start from.
 
-        ``on_close`` is called with the sandbox's name when its machine has ended; ``egress``
-        returns what it tried to reach.
+        ``on_close`` is called when its machine has ended; ``egress`` returns what it
+        tried to reach.
         """
         self.spec = spec
-        self.workdir = spec.workdir or WORKDIR
+        self.setup = Setup(spec, scratch, archives)
+        self.workdir = self.setup.workdir
         self.gateway_url = spec.gateway_url if spec.network == "gateway" else None
         self._machine = machine
         self._scratch = scratch
-        self._archives = archives
         self._on_close = on_close
         self.egress_attempts = egress
-        self._mounts = {mount: _with_source(mount, host) for mount, host in spec.mounts.items()}
-        """By a mount's path in the spec: its path inside, and its path on the host."""
         self._lock = asyncio.Lock()
         """Held while a command runs: its end kills everything of the agent's user."""
         self._running: set[asyncio.Task[CommandResult]] = set()
@@ -165,58 +125,7 @@ class RemoteSandbox:
 
     async def open(self) -> None:
         """Copy the workspace, the mounts and the supervisor to the machine; raises SandboxError."""
-        try:
-            async with self._archive() as archive:
-                await self._machine.write_file(ARCHIVE, archive)
-        except OSError as error:
-            text = describe_os_error(f"cannot pack {self.spec.source}", self._scratch, error)
-            raise SandboxError(text) from error
-        script = SETUP.format(
-            state=STATE,
-            workdir=shlex.quote(self.workdir),
-            agent=AGENT,
-            id=AGENT_ID,
-            home=HOME,
-            archive=ARCHIVE,
-            owners="-R" if self.spec.workdir is not None else "",
-            replaced="yes" if self.spec.source is not None else "",
-            removed=" ".join(shlex.quote(path) for path in self.spec.removed) or '""',
-        )
-        await run_long_script(self._machine, script, deadline_s=SETUP_S)
-
-    @asynccontextmanager
-    async def _archive(self) -> AsyncIterator[Path]:
-        """Yield an archive of all that is copied there; raises OSError."""
-        if self.spec.change is not None:  # a grader's: its files are like no other's
-            with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
-                archive = Path(directory) / "source.tar.gz"
-                await asyncio.to_thread(self._pack, archive)
-                yield archive
-            return
-        places = [*self._mounts.values(), *self.spec.trees.items()]
-        if self.spec.source is not None:
-            places.append((self.workdir, self.spec.source))
-        name = await asyncio.to_thread(fingerprint, places)
-        async with self._archives.use(name, self._pack) as archive:
-            yield archive
-
-    def _pack(self, archive: Path) -> None:
-        with ArchiveWriter(archive) as pack:
-            supervise = archive.with_name("supervise")
-            supervise.write_text(detached.SUPERVISE)
-            pack.add_readonly(detached.SUPERVISE_AT, supervise)
-            for inside, host in self._mounts.values():
-                pack.add_readonly(inside, host)
-            for inside, host in self.spec.trees.items():
-                pack.add_writable(inside, host)
-            source = self.spec.source
-            if source is not None and self.spec.change is not None:
-                copy = archive.with_name("workspace")
-                copy_tree(source, copy)
-                self.spec.change(copy)
-                source = copy
-            if source is not None:
-                pack.add_writable(self.workdir, source)
+        await self.setup.fill(self._machine)
 
     async def run(
         self,
@@ -228,8 +137,9 @@ class RemoteSandbox:
         output_limit: int = 65536,
     ) -> CommandResult:
         """Run a command in the workspace; a second one waits for the first. See the contract."""
+        mounts = self.setup.mounts
         command = detached.DetachedCommand(
-            argv=[self._mounts[word][0] if word in self._mounts else word for word in argv],
+            argv=[mounts[word][0] if word in mounts else word for word in argv],
             env={**ENVIRONMENT, **self.spec.env, **(env or {})},
             workdir=self.workdir,
             stdin=stdin,
@@ -348,21 +258,12 @@ class RemoteSandbox:
         await self._machine.terminate()
         if self._running:
             await asyncio.wait(self._running)
-        self._on_close(self.spec.name)
+        self._on_close()
 
 
 def _literal(name: str) -> str:
     """Return a path as a pattern of ``tar`` that matches it alone."""
     return re.sub(r"([*?\[\]\\])", r"\\\1", name)
-
-
-def _with_source(inside: str, host: Path) -> tuple[str, Path]:
-    """Return a mount's path inside and on the host; of a compiled program, those of its source.
-
-    A compiled program fits one version of Python, and the image may have another.
-    """
-    source = find_source(host)
-    return (inside, host) if source is None else (inside.removesuffix(".pyc") + ".py", source)
 
 
 def is_below(path: str, directory: str) -> bool:

@@ -48,3 +48,4 @@ def docker_program(
         if left:
             subprocess.run([program, "rm", "--force", *left], check=True, capture_output=True)
         assert not left, "containers were left"
+        assert not list((directory / "images").glob("*/labels.json")), "committed images were left"

@@ -4,10 +4,9 @@ root of its own, and real processes with the rights that ``--cap-add`` names.
 It accepts the flags of docker's documentation that it knows, and refuses all others. It does not
 pull images (every name is the same image: the files of the folder ``layer``, then what the test's
 script made, which gets the name), but builds some: WORKDIR and COPY are followed, RUN is run when a
-container starts. It does not limit memory, processes and CPU time, and has no networks but this
-machine's and none: one that is named in the file ``internal`` is said to be internal, and is this
-machine's all the same.
-Only root can enter a
+container starts. ``commit`` keeps a container's files and labels. It does not limit memory,
+processes and CPU time, and has no networks but this machine's and none: one that is named in the
+file ``internal`` is said to be internal, and is this machine's all the same. Only root can enter a
 container. Its state lies beside the program.
 """
 
@@ -38,6 +37,7 @@ RUN = {
 }
 EXEC = {"--interactive": 0, "--user": 1}
 BUILD = {"--quiet": 0, "--tag": 1}
+COMMIT = {"--change": 1}
 LIST = {"--all": 0, "--filter": 1, "--format": 1}
 REMOVE = {"--force": 0, "--volumes": 0}
 """Flags → how many words follow each."""
@@ -107,8 +107,14 @@ def run(words: list[str]) -> None:
         refuse(f'Conflict. The container name "/{name}" is already in use.')
     container = secrets.token_hex(32)
     root = STATE / container / "root"
-    make_root(root)
-    if (layer := STATE.parent / "layer").exists():
+    built = find_build(words[0])
+    committed = built is not None and (built / "root").exists()
+    if built is not None and committed:
+        (STATE / container).mkdir()
+        subprocess.run(["cp", "--archive", built / "root", root], check=True)
+    else:
+        make_root(root)
+    if (layer := STATE.parent / "layer").exists() and not committed:
         shutil.copytree(layer, root, symlinks=True, dirs_exist_ok=True)
     binds = ["--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev"]
     for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
@@ -146,8 +152,8 @@ def run(words: list[str]) -> None:
         time.sleep(0.001)
     image = STATE.parent / "image"
     scripts = [image.read_text()] if image.exists() else []
-    built = find_build(words[0])
-    for text in [*scripts, *([finish_image(built, root)] if built else [])]:
+    scripts += [finish_image(built, root)] if built and not committed else []
+    for text in [] if committed else scripts:
         script = inside(facts, ["sh", "-c", text, "image", words[0]])
         subprocess.run(script, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     print(container)
@@ -198,6 +204,51 @@ def build(words: list[str]) -> None:
     print(f"sha256:{image}")
 
 
+def commit(words: list[str]) -> None:
+    """Make an image of a container's files, and print its id."""
+    flags, (container, tag) = parse(words, COMMIT)
+    facts = find_container(container)
+    labels = dict(facts["labels"])
+    for change in flags.get("--change", []):
+        instruction, _, rest = change.partition(" ")
+        if instruction != "LABEL":
+            refuse(f"the stand-in makes no change {instruction}")
+        name, _, value = rest.partition("=")
+        labels[name] = value
+    if (former := find_build(tag)) is not None:
+        (former / "tag").write_text("<none>")
+    image = secrets.token_hex(32)
+    folder = STATE.parent / "images" / image
+    folder.mkdir(parents=True)
+    source = STATE / facts["id"] / "root"
+    subprocess.run(["cp", "--archive", source, folder / "root"], check=True)
+    (folder / "labels.json").write_text(json.dumps(labels))
+    (folder / "tag").write_text(tag)
+    print(f"sha256:{image}")
+
+
+def remove_images(words: list[str]) -> None:
+    """Remove images that no container uses."""
+    _, names = parse(words, {})
+    for name in names:
+        folders = list((STATE.parent / "images").glob(f"{name}*"))
+        folder = find_build(name) or (folders[0] if folders else None)
+        if folder is None:
+            print(f"Error response from daemon: No such image: {name}", file=sys.stderr)
+            sys.exit(1)
+        tag = (folder / "tag").read_text()
+        for file in STATE.glob("*/facts.json"):
+            facts = json.loads(file.read_text())
+            if facts["image"] == tag:
+                refuse(
+                    f"Error response from daemon: conflict: unable to delete {tag} (cannot be "
+                    f"forced) - image is being used by running container {facts['id'][:12]}",
+                    1,
+                )
+        shutil.rmtree(folder)
+        print(f"Untagged: {tag}\nDeleted: sha256:{folder.name}")
+
+
 def print_version(words: list[str]) -> None:
     """Print the versions of program and engine."""
     if words:
@@ -206,8 +257,15 @@ def print_version(words: list[str]) -> None:
 
 
 def list_images(words: list[str]) -> None:
-    """Print the id of an image of a tag."""
-    _, (tag,) = parse(words, {"--quiet": 0})
+    """Print the id of an image of a tag, or of those with a label."""
+    flags, rest = parse(words, {"--quiet": 0, "--filter": 1})
+    if (wanted := flags.get("--filter")) is not None:
+        for file in (STATE.parent / "images").glob("*/labels.json"):
+            labels = {f"label={name}={each}" for name, each in json.loads(file.read_text()).items()}
+            if labels.issuperset(wanted):
+                print(file.parent.name[:12])
+        return
+    (tag,) = rest
     if (folder := find_build(tag)) is not None:
         print(folder.name[:12])
 
@@ -314,5 +372,5 @@ if __name__ == "__main__":
     {
         **{"run": run, "exec": execute, "rm": remove, "ps": show, "network": inspect_network},
         **{"build": build, "images": list_images, "inspect": inspect},
-        **{"version": print_version},
+        **{"version": print_version, "commit": commit, "rmi": remove_images},
     }[command](rest)

@@ -13,7 +13,8 @@ import pytest
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.remote.archive_cache import ArchiveCache, fingerprint
 from runners.sandboxes.remote.long_script import START
-from runners.sandboxes.remote.sandbox import ARCHIVE, RemoteSandbox
+from runners.sandboxes.remote.sandbox import RemoteSandbox
+from runners.sandboxes.remote.setup import ARCHIVE
 
 
 class Recorder:

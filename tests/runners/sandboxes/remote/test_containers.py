@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from runners.sandboxes.contract import EgressAttempt, SandboxError, SandboxSpec
+from runners.sandboxes.remote import container_program as program
 from runners.sandboxes.remote import containers
 from runners.sandboxes.remote.program_machine import run_program
 from tests.fakes.docker.installed import can_stand_in, docker_program
@@ -45,40 +46,38 @@ RUN = (
 
 def test_a_grader_gets_no_network_and_the_tasks_image() -> None:
     spec = SandboxSpec("train-1-a0", None, "none", image="swe/bench:1", session_key="secret")
-    argv = containers.run_argv(docker_settings(), spec, TAG, "swe/bench:1")
+    argv = program.run_argv(docker_settings(), spec, TAG, "swe/bench:1")
     assert argv == RUN.format(network="none", image="swe/bench:1").split()
 
 
 def test_an_agent_is_on_the_configured_network() -> None:
     spec = SandboxSpec("train-1-a0", None, "gateway", gateway_url="http://172.17.0.1:8080")
-    argv = containers.run_argv(docker_settings(), spec, TAG, "python:3.11")
+    argv = program.run_argv(docker_settings(), spec, TAG, "python:3.11")
     assert argv == RUN.format(network="bridge", image="python:3.11").split()
 
 
 def test_scripts_run_as_root_and_read_input_only_if_there_is_some() -> None:
-    assert containers.exec_argv("docker", "box", "a 'b'") == [
+    assert program.exec_argv("docker", "box", "a 'b'") == [
         *("docker", "exec", "--user", "0", "box", "sh", "-c", "a 'b'")
     ]
-    argv = containers.exec_argv("docker", "box", "cat", stdin=True)
+    argv = program.exec_argv("docker", "box", "cat", stdin=True)
     assert argv[:3] == ["docker", "exec", "--interactive"]
 
 
 def test_only_the_runs_own_containers_are_listed_and_removed() -> None:
-    listing = containers.list_argv("docker", TAG)
+    listing = program.list_argv("docker", TAG)
     assert listing[:5] == ["docker", "ps", "--all", "--filter", f"label=agentrl_run={TAG}"]
     assert listing[-1] == "{{.Names}}"
-    argv = containers.remove_argv("docker", "box")
+    argv = program.remove_argv("docker", "box")
     assert argv == ["docker", "rm", "--force", "--volumes", "box"]
 
 
 def test_podman_passes_no_proxy_of_the_host_on_and_removes_at_once() -> None:
     spec = SandboxSpec("train-1-a0", None, "none")
-    argv = containers.run_argv(podman_settings(), spec, TAG, "python:3.11")
+    argv = program.run_argv(podman_settings(), spec, TAG, "python:3.11")
     common = RUN.format(network="none", image="python:3.11").split()
     assert argv == ["podman", *common[1:4], "--http-proxy=false", *common[4:]]
-    assert containers.remove_argv("podman", "box")[:5] == [
-        *("podman", "rm", "--force", "--time", "0")
-    ]
+    assert program.remove_argv("podman", "box")[:5] == [*("podman", "rm", "--force", "--time", "0")]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_podman_passes_no_proxy_of_the_host_on_and_removes_at_once() -> None:
     ],
 )
 def test_an_image_without_a_registry_is_of_docker_hub(image: str, qualified: str) -> None:
-    assert containers.qualify_image(image) == qualified
+    assert program.qualify_image(image) == qualified
 
 
 def test_the_real_program_knows_every_flag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,10 +98,10 @@ def test_the_real_program_knows_every_flag(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/socket")
     spec = SandboxSpec("train-1-a0", None, "none")
     for argv in (
-        containers.run_argv(docker_settings(), spec, TAG, "python:3.11"),
-        containers.exec_argv("docker", "box", "true", stdin=True),
-        containers.list_argv("docker", TAG),
-        containers.remove_argv("docker", "box"),
+        program.run_argv(docker_settings(), spec, TAG, "python:3.11"),
+        program.exec_argv("docker", "box", "true", stdin=True),
+        program.list_argv("docker", TAG),
+        program.remove_argv("docker", "box"),
     ):
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode
