@@ -115,6 +115,7 @@ async def _serve(
                     engine_url=url,
                     tokenizer=tokenizer,
                     routing=find_captured_shape(config, weights),
+                    keep_rollouts=True,
                 )
                 await serve(
                     settings,

@@ -55,6 +55,7 @@ class GatewayAdmin:
         self,
         session_id: str | None = None,
         *,
+        task: str | None = None,
         seed: int | None = None,
         sampling: Mapping[str, float | int] | None = None,
         max_context_tokens: int | None = None,
@@ -68,6 +69,7 @@ class GatewayAdmin:
         """
         wanted = {
             "session_id": session_id,
+            "task": task,
             "seed": seed,
             "sampling": dict(sampling) if sampling else None,
             "max_context_tokens": max_context_tokens,

@@ -31,6 +31,8 @@ class SessionCounters(EngineCallCounters):
     """Generations that failed at the engine after all its retries."""
     parser_fallbacks: int = 0
     """Turns answered with the unparsed text, because the server's parsers did not answer."""
+    refused_turns: int = 0
+    """Requests for a turn beyond the session's budget of turns or history."""
     tools_changed: int = 0
     """Turns whose tools differ from those of the turn that they continue."""
     compactions_missed: int = 0

@@ -11,54 +11,15 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
-
-from conf.sections.scenario import ScenarioKind
+from runners.gateway.admin_bodies import FinishRequest, SessionRequest
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.session import Session, SessionServices
+from runners.gateway.session_rollouts import RolloutPlace, SessionRollouts
 from runners.gateway.settings import SessionSampling
 from runners.sandboxes.agent_process import AgentProcess
 from runners.trajectory.graph import build_segments
-
-
-class SamplingChanges(BaseModel):
-    """Sampling settings in which a session differs from the campaign."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: int | None = None
-    max_new_tokens: PositiveInt | None = None
-
-
-class SessionRequest(BaseModel):
-    """Body of ``POST /admin/sessions``."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    session_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")] | None = None
-    max_context_tokens: PositiveInt | None = None
-    max_turns: PositiveInt | None = None
-    sampling: SamplingChanges = SamplingChanges()
-    scenario: ScenarioKind = "linear"
-    seed: Annotated[int, Field(ge=0)] | None = None
-
-
-class FinishRequest(BaseModel):
-    """Body of ``POST /admin/sessions/{id}/finish``."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    reward: float | None = None
-    """Stored as an event; the last one counts."""
-    segments: bool = True
-    """False: answer with the counters alone. The tokens of every chain are megabytes, which a
-    caller that reads the store does not need.
-    """
-
 
 CloseCallback = Callable[[], Coroutine[Any, Any, None]]
 
@@ -71,6 +32,8 @@ class SessionEntry:
     key: str
     idempotency_key: str
     """Of the request that created it; "" if it had none."""
+    place: RolloutPlace | None = None
+    """None: the driver of a campaign keeps the rollouts."""
     reward: float | None = None
     """The last one reported."""
     agents: list[AgentProcess] = field(default_factory=list)
@@ -83,11 +46,18 @@ class SessionRegistry:
     """All sessions of a gateway process."""
 
     def __init__(
-        self, services: SessionServices, sampling: SessionSampling, *, max_context_tokens: int
+        self,
+        services: SessionServices,
+        sampling: SessionSampling,
+        *,
+        max_context_tokens: int,
+        rollouts: SessionRollouts | None = None,
     ) -> None:
+        """``rollouts`` keeps the sessions that end; None: a campaign's driver does."""
         self._services = services
         self._sampling = sampling
         self._max_context_tokens = max_context_tokens
+        self._rollouts = rollouts
         self._by_id: dict[str, SessionEntry] = {}
         self._by_key: dict[str, SessionEntry] = {}
         self._creations: dict[str, asyncio.Task[SessionEntry]] = {}
@@ -152,7 +122,8 @@ class SessionRegistry:
             max_turns=wanted.max_turns or self._services.limits.turns,
             seed=wanted.seed,
         )
-        entry = SessionEntry(session, secrets.token_urlsafe(32), idempotency_key)
+        place = self._rollouts.take_place(wanted.task or session_id) if self._rollouts else None
+        entry = SessionEntry(session, secrets.token_urlsafe(32), idempotency_key, place)
         self._by_id[session_id] = entry
         return entry, {
             "scenario": wanted.scenario,
@@ -183,31 +154,45 @@ class SessionRegistry:
         self._creations.pop(entry.idempotency_key, None)
 
     async def finish(self, session_id: str, ending: FinishRequest) -> dict[str, Any]:
-        """End a session's turns; return its ``stats`` and, if asked for, its ``segments``.
+        """End a session's turns; return its ``stats`` and, if asked for, its ``segments``; and its
+        ``rollout``, if it is kept here.
 
         Safe to call again. ``stats["trained_tokens"]`` is counted on the segments, so it comes with
         them only.
         """
         entry = self.find_by_id(session_id)
-        reward = ending.reward
-        if reward is not None and reward != entry.reward:
-            entry.reward = reward
-            await self._services.turn_log.event(
-                "session_reward", {"session_id": session_id, "reward": reward}
-            )
+        if ending.reward is not None:
+            if self._rollouts is None:
+                raise Refused(
+                    RefusalKind.INVALID, "reward: a campaign's driver decides it, not its gateway"
+                )
+            entry.reward = ending.reward
         await _end_session(entry)
-        stats = entry.session.stats()
-        stats["forks"] = sum(broken["kind"] != "compaction" for broken in stats["breaks"])
+        stats = _final_stats(entry.session)
+        answer: dict[str, Any] = {"stats": stats}
+        if self._rollouts is not None and entry.place is not None:
+            record = await self._rollouts.keep(entry.session, entry.place, stats, entry.reward)
+            answer["rollout"] = {
+                "rollout_id": record.rollout_id,
+                "task": record.task_id,
+                "outcome": record.outcome.code,
+                "message": record.outcome.message,
+                "reward": record.reward,
+            }
         if not ending.segments:
-            return {"stats": stats}
+            return answer
         segments = build_segments(await self._services.turn_log.turns(session_id))
         stats["trained_tokens"] = sum(int(segment.loss_mask.sum()) for segment in segments)
-        return {"segments": segments, "stats": stats}
+        return {"segments": segments, **answer}
 
     async def delete(self, session_id: str) -> None:
-        """End a session and forget it."""
+        """End a session and forget it; one that was not finished is kept as cancelled."""
         entry = self.find_by_id(session_id)
+        cancelled = not entry.session.finished
         await _end_session(entry)
+        if cancelled and self._rollouts is not None and entry.place is not None:
+            stats = _final_stats(entry.session)
+            await self._rollouts.keep(entry.session, entry.place, stats, None, cancelled=True)
         self._forget(entry)
 
     async def close(self) -> None:
@@ -222,6 +207,11 @@ def _read_exception(task: asyncio.Task[SessionEntry]) -> None:
     """
     if not task.cancelled():
         task.exception()
+
+
+def _final_stats(session: Session) -> dict[str, Any]:
+    stats = session.stats()
+    return stats | {"forks": sum(each["kind"] != "compaction" for each in stats["breaks"])}
 
 
 async def _end_session(entry: SessionEntry) -> None:

@@ -12,27 +12,25 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import orjson
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat
 
 from conf.errors import AgentrlError
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.engines.resilient import ResilientEngine
+from runners.gateway.admin_api import AdminApi
 from runners.gateway.connections import ClientConnection, ConnectionTable, make_server
 from runners.gateway.control import BACKLOG
 from runners.gateway.dialects import anthropic, openai
-from runners.gateway.dialects.body import parse_body
 from runners.gateway.dialects.contract import ParsedRequest, Vendor
 from runners.gateway.dialects.endpoints import COUNT, TURNS
 from runners.gateway.in_flight import InFlightTurn
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
-from runners.gateway.registry import FinishRequest, SessionEntry, SessionRegistry, SessionRequest
+from runners.gateway.registry import SessionEntry, SessionRegistry
 from runners.gateway.request_limits import RequestBudget, check_body_size
 from runners.gateway.session import Session
 from runners.sandboxes.agent_process import AgentProcess
@@ -47,25 +45,10 @@ OPENAI_ENDPOINTS = ("/v1/chat/completions", "/v1/responses")
 MODEL = "policy"
 """The one name that ``GET /v1/models`` lists; a request may name any other."""
 
-IDEMPOTENCY = "idempotency-key"
-"""Header: two requests with the same key create one session (IETF
-draft-ietf-httpapi-idempotency-key-header).
-"""
-
-
 CLOSE_S = 1.0
 """Requests that are still being answered on a session's listener when the session ends get this
 long.
 """
-
-
-class PauseRequest(BaseModel):
-    """Body of ``POST /admin/pause``."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    deadline_s: NonNegativeFloat
-    """Time for the generations in flight to finish."""
 
 
 class GatewayServer:
@@ -81,7 +64,7 @@ class GatewayServer:
         limits: GatewayLimitsConfig,
     ) -> None:
         self.registry = registry
-        self._engine = engine
+        self._admin_api = AdminApi(registry, engine)
         self._admin_key = admin_key.encode()
         self._instance = secrets.token_hex(8)
         """Tells this process from another gateway that answers under its address."""
@@ -266,9 +249,6 @@ class GatewayServer:
             ) from None
         return chunks
 
-    async def _read_admin(self, request: web.BaseRequest) -> bytes:
-        return b"".join(await self._read(request)) or b"{}"
-
     async def _stream(
         self,
         request: web.BaseRequest,
@@ -315,26 +295,10 @@ class GatewayServer:
         if not hmac.compare_digest(key, self._admin_key):
             raise Refused(RefusalKind.UNAUTHENTICATED, "wrong admin key")
         _connection(request).accept(None)
-        match (method, path.removeprefix("/admin/").split("/")):
-            case ("POST", ["pause"]):
-                pause = parse_body(PauseRequest, await self._read_admin(request))
-                return _json(asdict(await self._engine.pause(pause.deadline_s)))
-            case ("POST", ["resume"]):
-                self._engine.resume()
-                return _json({})
-            case ("POST", ["sessions"]):
-                wanted = parse_body(SessionRequest, await self._read_admin(request))
-                entry = await self.registry.create(wanted, request.headers.get(IDEMPOTENCY, ""))
-                return _json({"session_id": entry.session.id, "api_key": entry.key})
-            case ("GET", ["sessions", session_id]):
-                return _json(self.registry.find_by_id(session_id).session.stats())
-            case ("DELETE", ["sessions", session_id]):
-                await self.registry.delete(session_id)
-                return _json({"session_id": session_id, "deleted": True})
-            case ("POST", ["sessions", session_id, "finish"]):
-                ending = parse_body(FinishRequest, await self._read_admin(request))
-                return _json(await self.registry.finish(session_id, ending))
-        raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
+        body = b"".join(await self._read(request))
+        return _json(
+            await self._admin_api.answer(method, path.removeprefix("/admin"), body, request.headers)
+        )
 
 
 def _refuse_for(error: Exception) -> Refused:

@@ -33,6 +33,7 @@ from runners.gateway.control import ControlSocket
 from runners.gateway.registry import SessionRegistry
 from runners.gateway.server import GatewayServer
 from runners.gateway.session import SessionServices
+from runners.gateway.session_rollouts import SessionRollouts
 from runners.gateway.settings import GatewaySettings
 from runners.gateway.text_pool import TextPool
 from runners.gateway.text_work import make_text_work
@@ -100,7 +101,10 @@ async def serve(
         compaction_window=settings.compaction_window,
     )
     registry = SessionRegistry(
-        services, settings.sampling, max_context_tokens=settings.max_context_tokens
+        services,
+        settings.sampling,
+        max_context_tokens=settings.max_context_tokens,
+        rollouts=SessionRollouts(turn_log) if settings.keep_rollouts else None,
     )
     raise_descriptor_limit()
     admin_key = secrets.token_urlsafe(32)

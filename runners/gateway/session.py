@@ -167,6 +167,7 @@ class Session:
             self.counters.retries += 1
             return completed_turn(*earlier)
         if self._started == self._max_turns:
+            self.counters.refused_turns += 1
             raise Refused(RefusalKind.FORBIDDEN, f"{TURNS_SPENT}: {self._max_turns} of them")
         self._check_history(prepared)
         thread = request.attribution.thread
@@ -220,6 +221,7 @@ class Session:
             what = f"{limits.history_mb} MB of history"
         else:
             return
+        self.counters.refused_turns += 1
         raise OverLimit(RefusalKind.FORBIDDEN, f"{TURNS_SPENT}: it has {what}")
 
     def _prepare(self, request: TurnRequest, builder: ResponseBuilder) -> PreparedRequest:

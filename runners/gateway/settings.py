@@ -87,6 +87,8 @@ class GatewaySettings(BaseModel):
     """``window_tokens`` of a scenario with compactions."""
     routing: RoutingShape | None = None
     """Set if the engine's routing is to be captured."""
+    keep_rollouts: bool = False
+    """True: a session that ends becomes a rollout of the run. A campaign's driver keeps its own."""
     store_patience_s: PositiveFloat = 10.0
     """Time to wait for the store while the run's previous gateway, which is ending, holds it."""
     port_patience_s: PositiveFloat = PATIENCE_S
@@ -101,6 +103,7 @@ class GatewaySettings(BaseModel):
         engine_url: str,
         tokenizer: Path | None,
         routing: RoutingShape | None = None,
+        keep_rollouts: bool = False,
     ) -> Self:
         """Return the settings of a gateway for the run in ``run_dir``.
 
@@ -133,4 +136,5 @@ class GatewaySettings(BaseModel):
             watchdog_s=config.observe.watchdog_s,
             compaction_window=compaction_window(config.scenario),
             routing=routing,
+            keep_rollouts=keep_rollouts,
         )

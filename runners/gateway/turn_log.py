@@ -12,8 +12,9 @@ from typing import Any, Protocol, TypeVar
 
 from conf.errors import ExitCode
 from runners.store.store_error import StoreError
-from runners.trajectory.record import Turn
+from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.routing import TurnRouting
+from runners.trajectory.session_summary import SessionSummary
 
 T = TypeVar("T")
 
@@ -31,6 +32,14 @@ class TurnLog(Protocol):
 
     def turns(self, session_id: str) -> list[Turn]:
         """Return a session's turns, in order."""
+        ...
+
+    def session_summary(self, session_id: str) -> SessionSummary:
+        """Return the summary of a session's turns."""
+        ...
+
+    def put_rollout(self, record: RolloutRecord) -> None:
+        """Add or overwrite a rollout."""
         ...
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
@@ -71,6 +80,14 @@ class AsyncTurnLog:
     async def turns(self, session_id: str) -> list[Turn]:
         """See ``TurnLog.turns``."""
         return await self._run(lambda: self._opened.turns(session_id))
+
+    async def session_summary(self, session_id: str) -> SessionSummary:
+        """See ``TurnLog.session_summary``."""
+        return await self._run(lambda: self._opened.session_summary(session_id))
+
+    async def put_rollout(self, record: RolloutRecord) -> None:
+        """See ``TurnLog.put_rollout``."""
+        await self._run(lambda: self._opened.put_rollout(record))
 
     async def event(self, kind: str, data: dict[str, Any]) -> None:
         """See ``TurnLog.event``."""

@@ -6,8 +6,9 @@ import threading
 from typing import Any
 
 from runners.store.store_error import StoreError
-from runners.trajectory.record import Turn
+from runners.trajectory.record import RolloutRecord, Turn
 from runners.trajectory.routing import TurnRouting
+from runners.trajectory.session_summary import SessionSummary
 
 HANG_S = 300
 """Limit of a wait on a thread, which pytest's ``timeout`` cannot end."""
@@ -27,6 +28,7 @@ class HeldTurnLog:
         self.stored: list[Turn] = []
         self.session_ids: set[str] = set()
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.rollouts: list[RolloutRecord] = []
 
     def add_session(self, session_id: str, info: dict[str, Any]) -> None:
         """Record a new session."""
@@ -49,6 +51,14 @@ class HeldTurnLog:
     def turns(self, session_id: str) -> list[Turn]:
         """Return a session's turns."""
         return [turn for turn in self.stored if turn.session_id == session_id]
+
+    def session_summary(self, session_id: str) -> SessionSummary:
+        """Return that of a session without turns."""
+        return SessionSummary()
+
+    def put_rollout(self, record: RolloutRecord) -> None:
+        """Record a rollout."""
+        self.rollouts.append(record)
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
         """Record an event."""

@@ -97,7 +97,7 @@ async def test_finish_without_segments_answers_the_same_counters(
     agent = await gateway.session()
     engine.say(f"hello{END}")
     await agent.ask([user("hi")])
-    alone = await gateway.admin.finish("s1", reward=0.5, segments=False)
+    alone = await gateway.admin.finish("s1", segments=False)
     whole = await gateway.admin.finish("s1")
     assert list(alone) == ["stats"]
     assert whole["stats"].pop("trained_tokens") == alone["stats"]["sampled_tokens"] > 0
@@ -106,12 +106,16 @@ async def test_finish_without_segments_answers_the_same_counters(
     assert [segment["kind"] for segment in whole["segments"]] == ["final"]
 
 
-async def test_the_reward_is_stored(gateway: Gateway) -> None:
+async def test_the_gateway_of_a_campaign_takes_no_reward_and_keeps_no_rollout(
+    gateway: Gateway,
+) -> None:
     await gateway.admin.create_session("s1")
-    await gateway.admin.finish("s1", reward=0.5)
+    with pytest.raises(GatewayError, match="a campaign's driver decides it") as caught:
+        await gateway.admin.finish("s1", reward=0.5)
+    assert caught.value.status == 400
+    await gateway.admin.delete("s1")
     with RunStore.open(gateway.run_dir, read_only=True) as store:
-        (event,) = store.events("session_reward")
-    assert event.data == {"session_id": "s1", "reward": 0.5}
+        assert store.rollouts() == []
 
 
 async def test_a_sessions_settings_are_stored_without_its_key(gateway: Gateway) -> None:
@@ -228,14 +232,12 @@ async def test_finishing_and_deleting_survive_a_lost_reply(
 ) -> None:
     await gateway.admin.create_session("s1")
     proxy.cuts = 1
-    assert (await admin.finish("s1", reward=0.5))["stats"]["finished"]
+    assert (await admin.finish("s1"))["stats"]["finished"]
     await admin.close()
     proxy.cuts = 1
     await admin.delete("s1")
     with pytest.raises(GatewayError, match="no session"):
         await admin.stats("s1")
-    with RunStore.open(gateway.run_dir, read_only=True) as store:
-        assert len(store.events("session_reward")) == 1
 
 
 async def test_a_connection_that_never_holds_is_an_error(

@@ -12,10 +12,11 @@ import pytest
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.resilient import ResilientEngine
+from runners.gateway.admin_bodies import SessionRequest
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects import anthropic, anthropic_reply
 from runners.gateway.dialects.body import parse_body
-from runners.gateway.registry import SessionRegistry, SessionRequest
+from runners.gateway.registry import SessionRegistry
 from runners.gateway.session import Session, SessionServices
 from runners.gateway.settings import SessionSampling
 from runners.gateway.text_work import TextWork
