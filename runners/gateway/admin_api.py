@@ -86,5 +86,4 @@ def _match(pattern: str, path: str) -> str | None:
         return "" if path == pattern else None
     if not (path.startswith(head) and path.endswith(tail) and len(path) > len(head) + len(tail)):
         return None
-    name = path[len(head) : len(path) - len(tail)]
-    return None if "/" in name else name
+    return path[len(head) : len(path) - len(tail)]

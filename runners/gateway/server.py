@@ -29,6 +29,7 @@ from runners.gateway.dialects import anthropic, openai
 from runners.gateway.dialects.contract import ParsedRequest, Vendor
 from runners.gateway.dialects.endpoints import COUNT, TURNS
 from runners.gateway.in_flight import InFlightTurn
+from runners.gateway.program_environment import MODEL
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.registry import SessionEntry, SessionRegistry
 from runners.gateway.request_limits import RequestBudget, check_body_size
@@ -41,9 +42,6 @@ AnswerRequest = Callable[[web.BaseRequest, Session, RequestBudget], Awaitable[we
 """Answers a request of a session; raises Refused."""
 
 OPENAI_ENDPOINTS = ("/v1/chat/completions", "/v1/responses")
-
-MODEL = "policy"
-"""The one name that ``GET /v1/models`` lists; a request may name any other."""
 
 CLOSE_S = 1.0
 """Requests that are still being answered on a session's listener when the session ends get this

@@ -1,9 +1,13 @@
-"""Names that a plug-in imports: the contracts that it keeps, and what it is given.
+"""Names that a plug-in imports: the contracts that it keeps, and what it is given; and the client
+of the gateway.
 
-Everything else of agentrl may change without notice; these names do not. docs/extending.md.
+Everything else of agentrl may change without notice; these names do not. docs/extending.md,
+docs/gateway.md.
 """
 
 from runners.export.contract import ExportedRollout, ExportedRun, ExporterPlugin
+from runners.gateway.client import GatewayError
+from runners.gateway.gateway_client import AttachedSession, FinishedSession, GatewayClient
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.observe.sinks import MetricsSink
 from runners.rollouts.reward import Reward
@@ -20,12 +24,16 @@ from runners.trajectory.session_summary import SessionSummary
 
 __all__ = [
     "AdvantageEstimator",
+    "AttachedSession",
     "CommandResult",
     "DatasetReader",
     "DecidingTest",
     "ExportedRollout",
     "ExportedRun",
     "ExporterPlugin",
+    "FinishedSession",
+    "GatewayClient",
+    "GatewayError",
     "Harness",
     "HarnessContext",
     "HarnessResult",

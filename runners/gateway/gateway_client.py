@@ -1,0 +1,139 @@
+"""Sessions of a running gateway for any Python program: ``agentrl.GatewayClient``.
+
+gateway = agentrl.GatewayClient(url, admin_key)
+with gateway.session(task="fix-1") as session:
+subprocess.run(["my-agent"], env=session.environment())
+ended = session.finish(reward=1.0)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from runners.gateway.client import GatewayAdmin, GatewayError
+from runners.gateway.program_environment import program_environment
+from runners.trajectory.record import Segment
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSession:
+    """A session that has ended, and what is to be trained of it."""
+
+    outcome: str
+    """``policy.finished``; ``budget.turns``: it wanted more turns than it may have; ``infra.…``:
+    a service failed.
+    """
+    message: str
+    reward: float | None
+    """As given; None after a failure of the infrastructure, which is no reward."""
+    segments: tuple[Segment, ...]
+    """Its chains: the exact tokens, their loss mask and logprobs."""
+    stats: Mapping[str, Any]
+    """The session's counters."""
+
+
+class AttachedSession:
+    """An open session; ``base_url`` (for OpenAI's clients ``base_url + "/v1"``) and ``api_key``
+    are what a program needs.
+    """
+
+    def __init__(self, gateway: GatewayClient, session_id: str, api_key: str) -> None:
+        self.id = session_id
+        self.base_url = gateway.url
+        self.api_key = api_key
+        self.finished: FinishedSession | None = None
+        self._gateway = gateway
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment for a program: this process's, with address, key and model."""
+        return program_environment(self.base_url, self.api_key)
+
+    def finish(self, reward: float | None = None) -> FinishedSession:
+        """End the session's turns; the last reward counts. Raises GatewayError."""
+        answer = self._gateway.call(lambda admin: admin.finish(self.id, reward))
+        kept = answer["rollout"]
+        self.finished = FinishedSession(
+            outcome=kept["outcome"],
+            message=kept["message"],
+            reward=kept["reward"],
+            segments=tuple(map(_read_segment, answer["segments"])),
+            stats=answer["stats"],
+        )
+        return self.finished
+
+
+class GatewayClient:
+    """A running ``agentrl gateway``. It keeps no connection, and can be used from any thread."""
+
+    def __init__(self, url: str, admin_key: str) -> None:
+        self.url = url.rstrip("/")
+        self._admin_key = admin_key
+
+    @contextmanager
+    def session(
+        self,
+        session_id: str | None = None,
+        *,
+        task: str | None = None,
+        seed: int | None = None,
+        sampling: Mapping[str, float | int] | None = None,
+        max_turns: int | None = None,
+        max_context_tokens: int | None = None,
+    ) -> Iterator[AttachedSession]:
+        """Open a session; sessions of one ``task`` are a group. Raises GatewayError.
+
+        It is finished when the block ends, and cancelled if an exception ends it.
+        """
+        made, key = self.call(
+            lambda admin: admin.create_session(
+                session_id,
+                task=task,
+                seed=seed,
+                sampling=sampling,
+                max_turns=max_turns,
+                max_context_tokens=max_context_tokens,
+            )
+        )
+        session = AttachedSession(self, made, key)
+        try:
+            yield session
+            if session.finished is None:
+                session.finish()
+        finally:
+            with suppress(GatewayError):  # what is stored stays, and another error is on its way
+                self.call(lambda admin: admin.delete(made))
+
+    def call(self, request: Callable[[GatewayAdmin], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of a call of the admin API."""
+
+        async def run() -> T:
+            admin = GatewayAdmin(self.url, self._admin_key)
+            try:
+                return await request(admin)
+            finally:
+                await admin.close()
+
+        # In a thread of its own: the caller's may run an event loop, as in a notebook.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, run()).result()
+
+
+def _read_segment(row: Mapping[str, Any]) -> Segment:
+    arrays = {
+        "tokens": np.array(row["tokens"], np.int32),
+        "loss_mask": np.array(row["loss_mask"], np.bool_),
+        "logprobs": np.array(row["logprobs"], np.float32),
+        "weight_versions": np.array(row["weight_versions"], np.int32),
+        "turns": tuple(row["turns"]),
+        "own_turns": tuple(row["own_turns"]),
+    }
+    return Segment(**{**row, **arrays})
