@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from runners.store.run_store import RunStore
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.anthropic_server import AnthropicServer
 from tests.fakes.endpoint_servers import TextAnswer
 from tests.fakes.openai_server import OpenaiServer
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 

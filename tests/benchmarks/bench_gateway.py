@@ -28,9 +28,9 @@ from typing import Any
 import aiohttp
 import uvloop
 
+from runners.testing.tiny_tokenizer import tiny_tokenizer
 from tests.benchmarks.benched_gateway import OUTPUT, BenchedGateway, benched_gateway
 from tests.fakes.running_gateway import user
-from tests.fakes.tiny_tokenizer import tiny_tokenizer
 
 LINES = "def add(a, b):\n    return a - b\n"
 

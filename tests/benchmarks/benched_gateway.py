@@ -15,6 +15,9 @@ import psutil
 from runners.gateway.client import GatewayAdmin
 from runners.processes.service import Service
 from runners.store.run_store import RunStore
+from runners.testing.completions import Completion, spoken
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import (
     TOOLS,
     assemble_message,
@@ -23,8 +26,6 @@ from tests.fakes.running_gateway import (
     results,
     settings_for,
 )
-from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 CALL = spoken(
     [

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from runners.store.run_store import RunStore
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.cli.conftest import Agentrl
 from tests.fakes.cluster import HOSTS, Cluster, make_cluster
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.runners.tasks.repositories import make_task
 
 pytestmark = pytest.mark.integration

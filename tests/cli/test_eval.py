@@ -12,8 +12,8 @@ from conf.compose import compose
 from conf.errors import ExitCode
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.cli.conftest import Agentrl
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 

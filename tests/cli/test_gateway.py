@@ -17,8 +17,8 @@ import pytest
 from conf.errors import ExitCode
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.cli.conftest import ENVIRONMENT, Agentrl
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 

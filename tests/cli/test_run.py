@@ -17,10 +17,11 @@ from cli.tables import render_comparison
 from conf.errors import ExitCode
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.cli.conftest import REPOSITORY, Agentrl
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,8 @@ from conf.schema import Config
 from launch.job_files import write_job
 from launch.plan import plan_job
 from runners.processes.ports import free_port
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.cluster_config import LAUNCHERS, a_config
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
 BIN = Path(__file__).with_name("bin")

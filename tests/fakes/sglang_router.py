@@ -12,8 +12,8 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from tests.fakes.loopback_server import LoopbackServer
-from tests.fakes.scripted_engine import ScriptedEngine
+from runners.testing.loopback_server import LoopbackServer
+from runners.testing.scripted_engine import ScriptedEngine
 
 KNOWN = ("rid", "input_ids", "sampling_params", "return_logprob")
 """The fields of ours that the router passes on."""

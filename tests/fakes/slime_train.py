@@ -19,7 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
+from runners.testing.completions import Completion, spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.sglang_router import Router
 from tests.fakes.slime_rollout import Sample, make_train_data, run_group
 

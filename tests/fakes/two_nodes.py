@@ -22,9 +22,9 @@ from conf.compose import compose
 from conf.schema import Config
 from launch.job_files import write_job
 from launch.plan import JobPlan, plan_job
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.cluster_config import LAUNCHERS
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.runners.tasks.repositories import make_task
 
 FAKES = Path(__file__).parent

@@ -18,8 +18,8 @@ import orjson
 from aiohttp import web
 from tokenizers import Tokenizer
 
-from tests.fakes.loopback_server import LoopbackServer
-from tests.fakes.tiny_tokenizer import tiny_tokenizer
+from runners.testing.loopback_server import LoopbackServer
+from runners.testing.tiny_tokenizer import tiny_tokenizer
 
 MODEL = "served/model"
 KNOWN = {

@@ -19,8 +19,8 @@ import pytest
 
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
 SMALL = [
     "run.steps=2", "seed=2", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=4",

@@ -22,9 +22,9 @@ from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
 from runners.engines.resilient import PauseResult
 from runners.gateway.client import GatewayError
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import Agent, Gateway, read_events, running_gateway, user
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 LONG, SHORT = 1500, 20
 """Tokens: seconds, and a moment."""

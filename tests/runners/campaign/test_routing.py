@@ -12,7 +12,8 @@ from conf.errors import ExitCode
 from runners.campaign.loop import note_masked
 from runners.campaign.result import summarize
 from runners.store.run_store import RunStore
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.runners.campaign.conftest import Miniature
 
 pytestmark = pytest.mark.integration

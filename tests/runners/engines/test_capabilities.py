@@ -19,8 +19,9 @@ from runners.engines.capabilities import (
 from runners.engines.client import HttpEngine
 from runners.engines.contract import EngineError
 from runners.engines.server_check import CheckResult, EngineServers, EngineUnfit
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.routing import RoutingShape
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.fakes.sglang_router import Router
 
 SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))

@@ -20,8 +20,9 @@ from runners.engines.connection import status_error
 from runners.engines.contract import Engine, EngineError, EngineLoad, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
+from runners.testing.completions import Completion, Reply
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.record import UNKNOWN_VERSION
-from tests.fakes.scripted_engine import Completion, Reply, ScriptedEngine
 
 Json = dict[str, Any]
 HANGS = Completion(delay_s=3600)

@@ -14,8 +14,9 @@ from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine, EngineError, Generation, SamplingParams
 from runners.engines.resilient import EngineCallCounters, PauseResult, ResilientEngine
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
-from tests.fakes.tiny_tokenizer import tiny_tokenizer
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import tiny_tokenizer
 from tests.fakes.virtual_time import in_virtual_time
 
 DEADLINE_S = 60.0

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from runners.store.run_store import RunStore
+from runners.testing.completions import Completion, Reply, spoken
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.hostile_programs import HOSTILE, SMALL_LIMITS
 from tests.fakes.sandbox_backends import skip_without
-from tests.fakes.scripted_engine import Completion, Reply, ScriptedEngine, spoken
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 

@@ -24,11 +24,12 @@ from runners.processes.ports import free_port
 from runners.store.run_store import RunStore
 from runners.tasks.graders.multi_swe import PACKAGE
 from runners.tasks.schemas.detection import read_row
+from runners.testing.completions import Completion, Reply, spoken
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.images import RIGHT, TEST, choose_image, make_image, put, write_pytest_layer
-from tests.fakes.scripted_engine import Completion, Reply, ScriptedEngine, spoken
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.tasks.dataset_rows import write
 from tests.runners.tasks.published_rows import FIX, ROWS
 

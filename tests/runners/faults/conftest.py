@@ -13,7 +13,7 @@ from runners.faults.proxy import restore_clock
 from runners.sandboxes.local.backend import LocalBackend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.faults.run_parts import RunParts
 from tests.runners.tasks.repositories import make_task
 

@@ -30,10 +30,11 @@ from runners.store.run_store import RunStore
 from runners.tasks.contract import Patch, Task
 from runners.tasks.rollout_result import RolloutResult
 from runners.tasks.workspace_diff import diff_workspace
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.records import a_rollout
 from tests.fakes.rollout_parts import FolderBackend, ListedGrader
 from tests.fakes.running_gateway import running_gateway
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.tasks.repositories import patch_of
 
 ROLLOUT = "train-000001-000-00"

@@ -11,8 +11,9 @@ from conf.fault_table import FaultKind
 from conf.sections.faults import FaultRule, PlannedFaultsConfig
 from runners.engines.contract import EngineError, SamplingParams
 from runners.faults.wiring import make_gateway_hooks
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import running_gateway
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.faults.run_parts import ROLLOUT, SESSION, RunParts, make_plan
 
 EngineCall = Literal["turn", "subagent", "compaction"]

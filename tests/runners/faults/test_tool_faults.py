@@ -17,9 +17,10 @@ from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.native import NativeHarness
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
+from runners.testing.completions import spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.outcome import OutcomeCode
 from tests.fakes.running_gateway import running_gateway
-from tests.fakes.scripted_engine import ScriptedEngine, spoken
 from tests.runners.faults.run_parts import ROLLOUT, SESSION, RunParts, make_plan
 
 pytestmark = pytest.mark.integration

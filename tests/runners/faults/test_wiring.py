@@ -33,11 +33,12 @@ from runners.rollouts.context import AttemptContext
 from runners.rollouts.pool import Pool
 from runners.rollouts.reward import make_reward
 from runners.rollouts.spec import RolloutSpec
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.outcome import OutcomeClass, Stage
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.rollout_parts import CallingHarness, FolderBackend, ListedGrader
 from tests.fakes.running_gateway import Gateway, running_gateway, settings_for
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.faults.run_parts import ROLLOUT, SESSION, RunParts
 
 pytestmark = pytest.mark.integration

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from runners.gateway.tokenizer import Renderer, Tokenizer, load_renderer, load_tokenizer
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import Gateway, running_gateway
-from tests.fakes.scripted_engine import ScriptedEngine
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 
 @pytest.fixture(scope="session")

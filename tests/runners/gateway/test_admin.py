@@ -17,10 +17,11 @@ from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.gateway.connections import UNKNOWN_LINES
 from runners.gateway.session import Session
 from runners.store.run_store import RunStore
+from runners.testing.completions import END
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.counters import STORED_COUNTERS
 from tests.fakes.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.fakes.running_gateway import Agent, Gateway, running_gateway, user
-from tests.fakes.scripted_engine import END, ScriptedEngine
 
 
 def session_objects() -> list[weakref.ref[Session]]:

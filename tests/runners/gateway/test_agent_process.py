@@ -11,10 +11,10 @@ import pytest
 from runners.sandboxes.agent_process import AgentProcess, can_tell
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import Gateway, running_gateway
 from tests.fakes.sandbox_backends import local_settings, skip_without
-from tests.fakes.scripted_engine import ScriptedEngine
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 

@@ -14,6 +14,8 @@ from typing import Any
 import orjson
 import pytest
 
+from runners.testing.completions import END, Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import (
     LIMITS,
     Agent,
@@ -22,7 +24,6 @@ from tests.fakes.running_gateway import (
     running_gateway,
     user,
 )
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 
 DONE = f"Done.{END}"
 PATHS = ("/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions", "/v1/responses")

@@ -13,9 +13,10 @@ from conf.errors import ConfigError
 from runners.engines.client import HttpEngine
 from runners.gateway.chat_template import ChatTemplate, ServerParsers, make_renderer
 from runners.gateway.tokenizer import load_tokenizer
+from runners.testing.completions import spoken
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import TOOLS, echo, results, running_gateway, user
-from tests.fakes.scripted_engine import ScriptedEngine, spoken
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>tools\\n' + tools | tojson + '<|im_end|>\\n' }}{% endif %}

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from runners.gateway.recognition import COMPACTION_PROMPTS, COMPACTION_SUMMARIES
+from runners.testing.completions import spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import echo, results, running_gateway, user
-from tests.fakes.scripted_engine import ScriptedEngine, spoken
 
 LOOK = spoken([{"type": "tool_use", "name": "Bash", "input": {"command": "ls"}}])
 WINDOW = 500

@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 from runners.gateway.control import STALE_S, remove_stale_directories
+from runners.testing.completions import END, Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import (
     Agent,
     Gateway,
@@ -24,7 +26,6 @@ from tests.fakes.running_gateway import (
     open_listener,
     user,
 )
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 
 
 async def get_models(agent: Agent, url: str, key: str | None = None) -> int:

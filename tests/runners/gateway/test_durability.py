@@ -24,8 +24,9 @@ from runners.gateway.texts import Texts
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
 from runners.gateway.turn_log import AsyncTurnLog
 from runners.store.store_error import StoreError
+from runners.testing.completions import END, Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import make_limits
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 from tests.fakes.turn_log import HeldTurnLog
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from runners.gateway.refusal import TURNS_SPENT
+from runners.testing.completions import END, Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import Gateway, running_gateway, user
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 
 DONE = f"Done.{END}"
 

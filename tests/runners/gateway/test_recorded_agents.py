@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from runners.testing.completions import spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import Agent, Gateway
-from tests.fakes.scripted_engine import ScriptedEngine, spoken
 
 RECORDED = Path(__file__).parents[2] / "fakes" / "recorded" / "agents"
 RECORDINGS = sorted(file.stem for file in RECORDED.glob("*.json"))

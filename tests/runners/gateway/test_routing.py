@@ -15,11 +15,12 @@ from runners.export.dump import dump
 from runners.harnesses.native import agent as native
 from runners.harnesses.native.client import Messages
 from runners.store.run_store import RunStore
+from runners.testing.completions import Completion, routed, spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.graph import build_segments
 from runners.trajectory.routing import RoutingShape, build_segment_routing
 from tests.fakes.routing_checks import check_trained_rows, stored_routing
 from tests.fakes.running_gateway import Gateway, echo, results, running_gateway, user
-from tests.fakes.scripted_engine import Completion, ScriptedEngine, routed, spoken
 
 SHAPE = RoutingShape(layers=3, top_k=2, experts=64, routed=(1, 2))
 LOOK = spoken([{"type": "tool_use", "name": "Bash", "input": {"command": "ls"}}])

@@ -20,13 +20,13 @@ from transformers import Qwen3MoeForCausalLM
 from runners.engines.client import HttpEngine
 from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.server import EngineServer
+from runners.testing.tiny_tokenizer import tiny_tokenizer
 from runners.training.routing.shape import read_routing_shape
 from runners.trajectory.graph import build_segments
 from runners.trajectory.routing import build_segment_routing
 from tests.fakes.routing_checks import check_trained_rows, stored_routing
 from tests.fakes.running_gateway import Gateway, echo, running_gateway, user
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 

@@ -12,8 +12,9 @@ import pytest
 
 from runners.harnesses.native import agent
 from runners.harnesses.native.client import Messages
+from runners.testing.completions import spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import Gateway
-from tests.fakes.scripted_engine import ScriptedEngine, spoken
 
 
 def call(name: str, **arguments: str) -> str:

@@ -17,8 +17,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from runners.gateway.tokenizer import Renderer, load_renderer, load_tokenizer
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.smg import running_smg
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 

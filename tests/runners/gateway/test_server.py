@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from runners.testing.completions import END
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import LIMITS, Agent, Gateway, user
-from tests.fakes.scripted_engine import END, ScriptedEngine
 
 
 @pytest.mark.parametrize(

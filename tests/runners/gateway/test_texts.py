@@ -23,8 +23,9 @@ from runners.gateway.text_pool import TextFailed, TextPool
 from runners.gateway.text_work import TextWork, parse_request
 from runners.gateway.texts import SHORT_PATH, SHORT_TAIL, SHORT_TEXT, SLICE, Texts
 from runners.gateway.tokenizer import load_renderer, load_tokenizer
+from runners.testing.completions import END, spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import TOOLS, Gateway, make_limits, user
-from tests.fakes.scripted_engine import END, ScriptedEngine, spoken
 
 LINE = 'def add(a, b):\n    return a - b  # "é", \\u00e9 <|im_end|> <tool_call>\n'
 LONG = LINE * (2 * SHORT_TEXT // len(LINE) + 1)

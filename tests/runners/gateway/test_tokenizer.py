@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conf.errors import ConfigError
 from runners.gateway.tokenizer import Tokenizer, load_renderer, load_tokenizer
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
 TINY = Tokenizer(tiny_tokenizer(), name_or_path="tiny", eos_token_id=None)
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.gateway.turn_seeds import TurnSeeds
+from runners.testing.completions import spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import Gateway, user
-from tests.fakes.scripted_engine import ScriptedEngine, spoken
 
 Conversation = tuple[tuple[int, ...], ...]
 """The ids that each of its turns adds."""

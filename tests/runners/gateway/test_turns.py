@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
+from runners.testing.completions import END, Completion, spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import Agent, Gateway, assemble_message, echo, results, user
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine, spoken
 
 BASH = {"type": "tool_use", "name": "Bash", "input": {"command": "ls"}}
 LOOK = spoken([{"type": "text", "text": "I look."}, BASH])

@@ -12,8 +12,9 @@ import pytest
 from runners.gateway.dialects.body import MAX_UNKNOWN
 from runners.gateway.dialects.endpoints import PARSERS
 from runners.gateway.session import MAX_IGNORED
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import Gateway, user
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
 
 PATHS: dict[str, Callable[[str], dict[str, Any]]] = {
     "/v1/messages": lambda text: {"max_tokens": 9, "messages": [user(text)]},

@@ -12,9 +12,10 @@ import pytest
 import zstandard
 
 from runners.store.run_store import RunStore
+from runners.testing.completions import spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.session_summary import FinishReason
 from tests.fakes.running_gateway import Agent, Gateway, assemble_message
-from tests.fakes.scripted_engine import ScriptedEngine, spoken
 
 WIRE = Path(__file__).parents[4] / "shared" / "wire"
 RECORDINGS = (

@@ -11,7 +11,7 @@ import pytest
 from conf.schema import Config
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
-from tests.fakes.scripted_engine import ScriptedEngine
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.runners.harnesses.real_agent import RealProgram, install_or_skip
 
 

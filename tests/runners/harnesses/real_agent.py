@@ -27,9 +27,10 @@ from conf.sections.scenario import LinearScenarioConfig, ScenarioConfig
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.harnesses.registry import install_harness, make_harness
 from runners.sandboxes.contract import Sandbox, SandboxBackend, SandboxSpec
+from runners.testing.completions import Completion, Reply, spoken
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import Agent, running_gateway
-from tests.fakes.scripted_engine import Completion, Reply, ScriptedEngine, spoken
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 LINEAR = LinearScenarioConfig(kind="linear")
 MAIN, SUB = "main", "sub"

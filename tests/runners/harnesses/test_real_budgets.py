@@ -9,8 +9,9 @@ import pytest
 from conf.compose import compose
 from conf.schema import Config
 from conf.sections.scenario import SubagentScenarioConfig
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.outcome import OutcomeCode
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.harnesses.real_agent import RealProgram, call
 
 pytestmark = [pytest.mark.integration, pytest.mark.agents]

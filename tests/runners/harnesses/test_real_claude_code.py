@@ -22,8 +22,9 @@ from runners.harnesses.claude_code import build_command, build_environment, read
 from runners.harnesses.registry import make_harness
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.outcome import OutcomeCode
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.runners.harnesses.real_agent import (
     LINEAR,
     MAIN,

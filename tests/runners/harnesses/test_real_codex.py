@@ -16,8 +16,8 @@ from conf.sections.scenario import (
     ScenarioConfig,
     SubagentScenarioConfig,
 )
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.outcome import OutcomeCode
-from tests.fakes.scripted_engine import ScriptedEngine
 from tests.runners.harnesses.real_agent import (
     LINEAR,
     MAIN,

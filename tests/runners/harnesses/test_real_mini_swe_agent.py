@@ -8,8 +8,8 @@ import pytest
 
 from conf.compose import compose
 from conf.sections.harness import MiniSweAgentHarnessConfig
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.outcome import OutcomeCode
-from tests.fakes.scripted_engine import ScriptedEngine
 from tests.runners.harnesses.real_agent import (
     MAIN,
     RealProgram,

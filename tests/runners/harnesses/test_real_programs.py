@@ -18,8 +18,8 @@ from conf.compose import compose
 from runners.harnesses.registry import install_harness
 from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxBackend
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.outcome import OutcomeCode
-from tests.fakes.scripted_engine import ScriptedEngine
 from tests.runners.harnesses.real_agent import MAIN, RealProgram, call, chains_of, say
 
 pytestmark = [pytest.mark.integration, pytest.mark.agents]

@@ -13,9 +13,10 @@ from conf.schema import Config
 from runners.engines.server_check import CheckResult, EngineUnfit
 from runners.preflight.agent_turn import AgentTurn, AgentTurnError
 from runners.preflight.run_check import check_run
+from runners.testing.completions import Completion, spoken
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from runners.trajectory.outcome import OutcomeCode
-from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.harnesses.real_agent import install_or_skip
 
 pytestmark = pytest.mark.integration

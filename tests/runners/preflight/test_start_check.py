@@ -13,9 +13,9 @@ from conf.compose import compose
 from conf.errors import AgentrlError, ConfigError, ExitCode
 from conf.schema import Config
 from runners.preflight.start_check import StartRefused, find_start_errors, refuse
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from runners.training.bootstrap.vocabulary import BYTES_ONLY, train_tokenizer
-from tests.fakes.scripted_engine import ScriptedEngine
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 LOCAL = ["model=local", "model.path=weights", "model.tokenizer=tok", "model.renderer=qwen3"]
 

@@ -18,8 +18,9 @@ from runners.preflight.tokenizer_check import (
     ServerParser,
     probe_server,
 )
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
 
 @pytest.fixture

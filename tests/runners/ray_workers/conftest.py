@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,10 @@ import pytest
 from runners.processes.ledger import Ledger
 from runners.processes.process_tags import SANDBOX_TAG
 from runners.store.run_store import RunStore
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from runners.trajectory.outcome import OutcomeCode
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.runners.campaign.conftest import SMALL, Miniature
 from tests.runners.ray_workers.cluster import RayCluster, ray_cluster
 

@@ -14,11 +14,11 @@ from runners.rollouts.attempt_record import rebuild_result
 from runners.store.store_error import StoreError
 from runners.tasks.contract import Task, Verdict
 from runners.tasks.rollout_result import Grader, RolloutResult
+from runners.testing.completions import Completion
 from runners.trajectory.outcome import OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
 from runners.trajectory.session_summary import FinishReason
 from tests.fakes.rollout_parts import PatchGrader
-from tests.fakes.scripted_engine import Completion
 from tests.runners.ray_workers.world import SOLUTION, Where, World, use, world
 from tests.runners.tasks.repositories import FIX
 

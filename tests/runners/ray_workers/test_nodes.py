@@ -22,11 +22,11 @@ from runners.rollouts.attempt_record import make_record
 from runners.rollouts.context import AttemptContext, AttemptResult
 from runners.rollouts.pool import BreakerOpen
 from runners.rollouts.spec import RolloutSpec
+from runners.testing.completions import Completion
 from runners.trajectory import ids
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.session_summary import SessionSummary
 from tests.fakes.nodes_without_ray import DeafWorker, RunsAttempts, one_node
-from tests.fakes.scripted_engine import Completion
 from tests.runners.ray_workers.world import SOLUTION, World, ray_section, use, world
 
 HANG = Completion(delay_s=60)

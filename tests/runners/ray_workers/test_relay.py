@@ -11,6 +11,8 @@ import orjson
 import pytest
 
 from runners.ray_workers.relay import Relay
+from runners.testing.completions import END, Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import (
     Agent,
     Gateway,
@@ -20,7 +22,6 @@ from tests.fakes.running_gateway import (
     running_gateway,
     user,
 )
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import pytest
 
 from runners.processes.ledger import Ledger
 from runners.store.run_store import RunStore
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from tests.runners.ray_workers.cluster import RayCluster, ray_cluster
 
 pytest.importorskip("ray", reason="the extra agentrl[ray] is not installed")

@@ -31,10 +31,11 @@ from runners.sandboxes.wrappers import RegisteredBackend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.tasks.grading import make_grader
+from runners.testing.completions import Completion, spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.nodes_without_ray import OneNode, RunsAttempts, one_node
 from tests.fakes.running_gateway import Gateway, running_gateway
-from tests.fakes.scripted_engine import Completion, ScriptedEngine, spoken
 from tests.runners.tasks.repositories import FIX, make_task
 
 Where = Literal["here", "node"]

@@ -15,10 +15,10 @@ from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import SandboxSpec
 from runners.store.run_store import RunStore
 from runners.tasks.task_sets import load_tasks
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from runners.trajectory.outcome import Outcome, Stage
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.running_gateway import running_gateway
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 from tests.runners.harnesses.real_agent import MAIN, SeveralThreads
 
 ROLLOUT = "train-000000-000-00"

@@ -13,8 +13,8 @@ from runners.engines.contract import EngineError, SamplingParams
 from runners.gateway.tokenizer import load_tokenizer
 from runners.replay.comparison import Difference, compare_turns
 from runners.replay.recorded_engine import RecordedEngine, UnansweredPrompt, rebuild_prompts
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from runners.trajectory.record import Turn
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 PARAMS = SamplingParams(100)
 BY_MAIN, BY_SUB = "s:main:x", "s:subagent:x"

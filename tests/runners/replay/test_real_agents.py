@@ -11,7 +11,7 @@ import pytest
 
 from runners.replay.run import replay
 from runners.store.run_store import RunStore
-from tests.fakes.scripted_engine import spoken
+from runners.testing.completions import spoken
 from tests.runners.harnesses.real_agent import MAIN, call, install_or_skip, say
 from tests.runners.replay.recorded_rollout import ROLLOUT, record, run_config
 

@@ -17,10 +17,10 @@ from runners.gateway.service import GatewayHooks
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.sandboxes.contract import KilledError, Sandbox
 from runners.tasks.contract import Task, VerdictKind
+from runners.testing.completions import Completion
 from runners.trajectory.outcome import OutcomeClass, OutcomeCode
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.rollout_parts import make_result
-from tests.fakes.scripted_engine import Completion
 from tests.runners.rollouts.world import world
 
 FINISHED, ENDED = OutcomeCode.POLICY_FINISHED, OutcomeCode.POLICY_AGENT_ENDED

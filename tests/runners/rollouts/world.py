@@ -27,6 +27,9 @@ from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.wrappers import RegisteredBackend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.rollout_parts import (
     CallingHarness,
@@ -34,8 +37,6 @@ from tests.fakes.rollout_parts import (
     ListedGrader,
 )
 from tests.fakes.running_gateway import running_gateway
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 
 def git(repo: Path, *arguments: str) -> str:

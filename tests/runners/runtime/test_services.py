@@ -13,9 +13,9 @@ import pytest
 
 from runners.processes.service import Service
 from runners.store.run_store import RunStore
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from tests.fakes.running_gateway import settings_for
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 

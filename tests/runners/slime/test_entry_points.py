@@ -29,12 +29,13 @@ from runners.slime.entry_points import VARIABLE, evaluate, generate, post_proces
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
 from runners.tasks.task_sets import load_tasks
+from runners.testing.completions import Completion, routed, spoken
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from runners.training.routing.shape import read_routing_shape
-from tests.fakes.scripted_engine import Completion, ScriptedEngine, routed, spoken
 from tests.fakes.sglang_router import Router
 from tests.fakes.slime_rollout import Sample, make_groups, make_train_data, run_group, run_rollout
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from conf.compose import compose, to_json
 from conf.errors import ExitCode
 from runners.processes.ports import free_port
 from runners.slime.job import main
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 
 pytestmark = pytest.mark.integration
 

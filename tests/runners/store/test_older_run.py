@@ -16,9 +16,9 @@ from runners.export.jsonl import NAME, validate
 from runners.observe.status import read_status
 from runners.report.page import write_report
 from runners.store.run_store import RunStore
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from runners.trajectory.counters import EARLIER_NAMES
 from tests.fakes.tiny_model import write_tiny_model
-from tests.fakes.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 
 OLDER_RUN = Path(__file__).parents[2] / "fakes" / "older_run"
 

@@ -14,8 +14,9 @@ from runners.engines.capabilities import check_capabilities
 from runners.engines.contract import SamplingParams
 from runners.engines.server_check import CheckResult, EngineServers
 from runners.engines.sglang.workers import connect_engine
+from runners.testing.completions import Completion, Reply
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.routing import RoutingShape
-from tests.fakes.scripted_engine import Completion, Reply, ScriptedEngine
 from tests.fakes.sglang_router import KNOWN
 from tests.fakes.smg import running_smg
 

@@ -19,8 +19,9 @@ from runners.engines.contract import EngineError, EngineLoad, SamplingParams
 from runners.engines.resilient import PauseResult, ResilientEngine
 from runners.engines.sglang.workers import WorkerEngine, connect_engine
 from runners.gateway.client import GatewayAdmin
+from runners.testing.completions import Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.record import UNKNOWN_VERSION
-from tests.fakes.scripted_engine import Completion, ScriptedEngine
 from tests.fakes.sglang_router import Router
 
 PARAMS = SamplingParams(max_new_tokens=8)

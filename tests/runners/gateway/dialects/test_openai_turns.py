@@ -9,6 +9,8 @@ import orjson
 import pytest
 
 from runners.gateway.dialects.sse import COMMENT_PING
+from runners.testing.completions import END, Completion, spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.openai_clients import (
     assembled_chat,
     assembled_response,
@@ -21,7 +23,6 @@ from tests.fakes.openai_clients import (
     stream,
 )
 from tests.fakes.running_gateway import Agent, Gateway, user
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine, spoken
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}

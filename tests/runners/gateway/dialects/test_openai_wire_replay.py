@@ -13,6 +13,8 @@ import pytest
 import zstandard
 
 from runners.store.run_store import RunStore
+from runners.testing.completions import spoken
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.session_summary import FinishReason
 from tests.fakes.openai_clients import (
     assembled_response,
@@ -21,7 +23,6 @@ from tests.fakes.openai_clients import (
     stream,
 )
 from tests.fakes.running_gateway import Agent, Gateway
-from tests.fakes.scripted_engine import ScriptedEngine, spoken
 
 WIRE = Path(__file__).parents[5] / "shared" / "wire"
 THOUGHT = "I should look first.\nThen act."
