@@ -35,7 +35,9 @@ async def follow(page: str, place: Path, addresses: Mapping[str, str]) -> list[s
     shim = place.parent / "bin"
     shim.mkdir()
     (shim / "agentrl").write_text(f'#!/bin/sh\nexec {sys.executable} -m cli.main "$@"\n')
-    (shim / "agentrl").chmod(0o755)
+    (shim / "pytest").write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n')
+    for program in shim.iterdir():
+        program.chmod(0o755)
     environment = {
         **os.environ,
         "PATH": f"{shim}:{os.environ['PATH']}",
@@ -87,6 +89,8 @@ async def test_training_on_an_own_repository_goes_as_its_guide_says(place: Path)
 
 async def test_code_of_ones_own_takes_every_seam_of_a_campaign(place: Path) -> None:
     printed = await follow("extending.md", place, {})
+    [tested] = [text for text in printed if " passed" in text]
+    assert re.search(r"^40 passed, 1 skipped in", tested, re.M), tested
     assert "trainer.advantage" in printed[0]
     run = place / "trial"
     config = json.loads((run / "config.json").read_text())

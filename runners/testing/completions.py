@@ -57,7 +57,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Seen:
-    """What the engine received and sent."""
+    """Record of all that the engine received and sent."""
 
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Path and body of every request, in order of arrival."""
@@ -98,3 +98,13 @@ def spoken(content: Iterable[Mapping[str, Any]], *, thinking: str | None = None)
             break_line = "\n" if text and not text.endswith("\n") else ""
             text += f"{break_line}<tool_call>\n{orjson.dumps(call).decode()}\n</tool_call>"
     return text + END
+
+
+def say(text: str) -> str:
+    """Return an answer without a call, as the policy samples it."""
+    return spoken([{"type": "text", "text": text}])
+
+
+def call(name: str, **arguments: Any) -> str:
+    """Return a tool call as the policy samples it; its format is Qwen's."""
+    return spoken([{"type": "tool_use", "name": name, "input": arguments}])

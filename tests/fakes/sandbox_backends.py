@@ -1,10 +1,9 @@
-"""Sandbox backends for tests: all that this machine can run, their settings, their processes."""
+"""Sandbox backends for tests: all that this machine can run, their settings."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -178,34 +177,3 @@ def api_key() -> Iterator[None]:
         del os.environ["E2B_API_KEY"]
         if before is not None:
             os.environ["E2B_API_KEY"] = before
-
-
-def unique_number() -> str:
-    """Return an argument for ``sleep`` by which it is found in /proc."""
-    return f"1{secrets.randbelow(10**8):08}"
-
-
-def find_processes(word: str) -> list[str]:
-    """Return the pids of the host's processes that have ``word`` in their command line."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and int(process.name) != os.getpid():
-            try:
-                line = (process / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if word.encode() in line.split(b"\0"):
-                found.append(process.name)
-    return found
-
-
-async def wait_gone(word: str) -> bool:
-    """Return whether soon no process has ``word`` in its command line.
-
-    The processes of a namespace that was reaped may take a moment to leave /proc.
-    """
-    for _ in range(100):
-        if not find_processes(word):
-            return True
-        await asyncio.sleep(0.02)
-    return False

@@ -12,8 +12,9 @@ import pytest
 
 import agentrl
 from runners.store.run_store import RunStore
+from runners.testing.completions import END, Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import Gateway, running_gateway, user
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 
 
 @pytest.fixture

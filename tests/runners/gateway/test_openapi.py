@@ -12,8 +12,9 @@ from runners.gateway.admin_api import AdminApi
 from runners.gateway.admin_bodies import ErrorAnswer
 from runners.gateway.admin_routes import ROUTES
 from runners.gateway.openapi import describe_routes
+from runners.testing.completions import END
+from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import Gateway, user
-from tests.fakes.scripted_engine import END, ScriptedEngine
 
 DOCUMENT = describe_routes(ROUTES, AdminApi)
 

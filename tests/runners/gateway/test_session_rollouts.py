@@ -11,10 +11,11 @@ import pytest
 from runners.export import dump
 from runners.export.jsonl import validate
 from runners.store.run_store import RunStore
+from runners.testing.completions import END, Completion
+from runners.testing.scripted_engine import ScriptedEngine
 from runners.trajectory.outcome import OutcomeCode
 from runners.trajectory.record import RolloutRecord
 from tests.fakes.running_gateway import Gateway, echo, running_gateway, user
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
 
 
 @pytest.fixture

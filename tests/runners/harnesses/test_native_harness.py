@@ -96,11 +96,6 @@ async def test_max_turns_of_the_configuration_is_its_budget(
     assert (result.code, len(requests)) == (OutcomeCode.BUDGET_TURNS, 3)
 
 
-async def test_its_deadline_is_a_wall_budget(backend: LocalBackend, tmp_path: Path) -> None:
-    result, _ = await work(backend, tmp_path, [Reply([use("Bash", command="sleep 60")])], 1)
-    assert result.code is OutcomeCode.BUDGET_WALL
-
-
 async def test_a_refused_key_is_a_gateway_failure(backend: LocalBackend, tmp_path: Path) -> None:
     script: list[Step] = [Failure(401, "authentication_error", "unknown key")]
     result, _ = await work(backend, tmp_path, script)

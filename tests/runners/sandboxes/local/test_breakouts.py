@@ -15,7 +15,8 @@ import pytest
 from runners.sandboxes.contract import SandboxSpec
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.local.probe import UNCERTAIN_KILL
-from tests.fakes.sandbox_backends import local_settings, skip_without, unique_number, wait_gone
+from runners.testing.host_processes import unique_number, wait_gone
+from tests.fakes.sandbox_backends import local_settings, skip_without
 from tests.runners.sandboxes.conftest import Opener
 
 pytestmark = pytest.mark.integration
