@@ -18,7 +18,7 @@ RETIRED: dict[str, Any] = {"reward.partial": False}
 have it at that value; at another, and on a command line, it is unknown.
 """
 
-SEAMS = {"reward": "rewards", "harness": "harnesses"}
+SEAMS = {"reward": "rewards", "harness": "harnesses", "sandbox": "sandboxes"}
 """Groups with a choice ``custom``, and the entry points (``agentrl.NAME``) that are choices too."""
 
 _users_own: list[Path] = []

@@ -261,7 +261,7 @@ def sandbox_rules(
     """Yield the rules of sandboxes: they can reach the gateway and live as long as an attempt."""
     kind, url = sandbox.kind, gateway.public_url
     yield (
-        kind not in ("local", "apptainer") and url is None,
+        kind not in ("local", "apptainer", "custom") and url is None,
         f"gateway.public_url=null, but sandbox={kind} cannot reach this machine by itself: set "
         "gateway.public_url to the gateway's address as sandboxes see it (with gateway.host and "
         "gateway.port), or to the address of a tunnel",

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from conf.sections.plugin import PluginConfig
 from conf.sections.section import BaseUrl, Section
 
 Host = Annotated[str, Field(pattern=r"^(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
@@ -138,7 +139,19 @@ class ApptainerSandboxConfig(Section):
         return self
 
 
+class CustomSandboxConfig(PluginConfig):
+    """Machines of a plug-in (``runners/sandboxes/remote/provided.py``)."""
+
+    kind: Literal["custom"]
+    has_images: bool
+    """It starts machines from the image that a task names."""
+
+
 SandboxConfig = Annotated[
-    LocalSandboxConfig | E2bSandboxConfig | ContainerSandboxConfig | ApptainerSandboxConfig,
+    LocalSandboxConfig
+    | E2bSandboxConfig
+    | ContainerSandboxConfig
+    | ApptainerSandboxConfig
+    | CustomSandboxConfig,
     Field(discriminator="kind"),
 ]

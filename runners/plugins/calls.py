@@ -6,6 +6,7 @@ import asyncio
 import functools
 import math
 import reprlib
+import subprocess
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,8 @@ from runners.plugins.contract_check import is_async
 from runners.trajectory.printable import make_printable, shorten
 
 Result = TypeVar("Result")
+PRINTED_CHARS = 500
+"""Kept of what a program printed that a plug-in ran."""
 SHORT = reprlib.Repr()
 """Shows values of any size and depth."""
 
@@ -65,9 +68,15 @@ def describe_failure(name: str, error: BaseException) -> PluginFailedError:
     """Return the failure of a plug-in, with the last line of its code that was reached."""
     last = traceback.extract_tb(error.__traceback__)[-1:]
     place = "".join(f" ({each.filename}:{each.lineno})" for each in last)
-    return PluginFailedError(
-        make_printable(f"{name} raised {type(error).__name__}: {error_text(error)}{place}")
-    )
+    text = error_text(error)
+    if isinstance(error, subprocess.CalledProcessError) and error.stderr:
+        printed = (
+            error.stderr
+            if isinstance(error.stderr, str)
+            else error.stderr.decode("utf-8", "replace")
+        )
+        text = f"{shorten(text, PRINTED_CHARS)} It printed: {printed.strip()[-PRINTED_CHARS:]}"
+    return PluginFailedError(make_printable(f"{name} raised {type(error).__name__}: {text}{place}"))
 
 
 async def _run_beside(function: Callable[..., Any], *args: Any) -> Any:

@@ -23,6 +23,7 @@ from runners.harnesses.contract import Harness
 from runners.observe.sinks import MetricsSink
 from runners.plugins.loading import load_plugin
 from runners.rollouts.reward import Reward
+from runners.sandboxes.remote.provided import MachineProvider
 from runners.tasks.custom_reader import DatasetReader
 from runners.tasks.graders.custom import Scorer
 from runners.training.advantages import AdvantageEstimator
@@ -50,6 +51,7 @@ def list_seams() -> tuple[Seam, ...]:
     return (
         Seam("rewards", "reward", Reward, _choices("reward"), worker),
         Seam("harnesses", "harness", Harness, _choices("harness"), f"{worker}; its program inside"),
+        Seam("sandboxes", "sandbox", MachineProvider, _choices("sandbox"), worker),
         Seam("graders", "task.grader", Scorer, get_args(GraderName), f"{worker}; tests inside"),
         Seam("readers", "task.format", DatasetReader, get_args(FormatName), "driver"),
         Seam(

@@ -11,6 +11,7 @@ from runners.sandboxes.contract import SandboxBackend, SandboxError
 from runners.sandboxes.local.backend import LocalBackend
 from runners.sandboxes.remote.apptainer import ApptainerBackend
 from runners.sandboxes.remote.containers import ContainerBackend
+from runners.sandboxes.remote.provided import ProvidedBackend
 
 
 def _e2b(config: E2bSandboxConfig, root: Path) -> SandboxBackend:
@@ -28,9 +29,13 @@ BACKENDS: dict[str, Callable[[Any, Path], SandboxBackend]] = {
     "docker": ContainerBackend,
     "podman": ContainerBackend,
     "apptainer": ApptainerBackend,
+    "custom": ProvidedBackend,
 }
 
 
 def make_backend(config: SandboxConfig, root: Path) -> SandboxBackend:
-    """Return a backend that keeps its files below ``root``; blocks. Raises SandboxError."""
+    """Return a backend that keeps its files below ``root``; blocks.
+
+    Raises SandboxError, and PluginError for code of the user's own.
+    """
     return BACKENDS[config.kind](config, root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.sections.sandbox import LocalSandboxConfig, SandboxConfig
+from conf.sections.sandbox import CustomSandboxConfig, LocalSandboxConfig, SandboxConfig
 from runners.tasks.contract import HarborVerifier, Task
 from runners.tasks.harbor.dockerfile import ImageOnlyError
 from runners.tasks.harbor.readiness import check_readiness
@@ -37,7 +37,7 @@ def find_readiness(task: Task, sandbox: SandboxConfig) -> Readiness:
             return Readiness("refused", str(error))
         return READY
     in_image = task.origin is not None and task.origin.source is None
-    if in_image and isinstance(sandbox, LocalSandboxConfig):
+    if in_image and not _has_images(sandbox):
         return Readiness(
             "needs image",
             f"its repository is only in the image {task.image}: choose sandbox=docker, "
@@ -45,3 +45,9 @@ def find_readiness(task: Task, sandbox: SandboxConfig) -> Readiness:
             f"{name_key('repositories')} to a directory of clones",
         )
     return READY
+
+
+def _has_images(sandbox: SandboxConfig) -> bool:
+    if isinstance(sandbox, CustomSandboxConfig):
+        return sandbox.has_images
+    return not isinstance(sandbox, LocalSandboxConfig)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from conf.sections.sandbox import CustomSandboxConfig
+from runners.sandboxes.backends import make_backend
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxBackend, SandboxSpec
 from runners.testing.loop_tests import LoopTests
+from runners.testing.plugin_target import PluginTests
 
 _names = (f"conformance-{number}" for number in itertools.count())
 
 
-class SandboxTests(LoopTests):
-    """Base of the suites: subclasses say how the backend is opened, and what it promises."""
+class SandboxTests(PluginTests, LoopTests):
+    """Base of the suites: subclasses name a plug-in's machines, or open another backend, and say
+    what it promises.
+    """
 
     isolated: ClassVar[bool] = True
     """Commands have no network and no root rights, and can write only their own files."""
@@ -27,9 +33,16 @@ class SandboxTests(LoopTests):
     """Sandboxes that are booted at the same time."""
     backend: ClassVar[SandboxBackend]
 
-    def open_backend(self, root: Path) -> AbstractAsyncContextManager[SandboxBackend]:
-        """Return a context of the backend for all tests of the class; its files are in ``root``."""
-        raise NotImplementedError(f"{type(self).__name__}.open_backend has to yield the backend")
+    @asynccontextmanager
+    async def open_backend(self, root: Path) -> AsyncIterator[SandboxBackend]:
+        """Yield the backend for all tests of the class; its files are in ``root``."""
+        plugin = self.configure("sandboxes").model_dump()
+        config = CustomSandboxConfig.model_validate(
+            {"kind": "custom", "has_images": False, **plugin}
+        )
+        backend = await asyncio.to_thread(make_backend, config, root)
+        yield backend
+        await backend.close()
 
     def list_machines(self) -> Collection[str]:
         """Return what the provider still runs for closed sandboxes, where that can be asked."""

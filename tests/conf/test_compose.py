@@ -46,6 +46,7 @@ NEEDED = {
     ("task", "mixture"): ["task.sets=[{path:a.jsonl}]"],
     ("eval_task", "jsonl"): ["eval_task.path=rows.jsonl"],
     ("reward", "custom"): ["reward.target=my_rewards:Brief"],
+    ("sandbox", "custom"): ["sandbox.target=my_cloud:Machines"],
     ("harness", "custom"): ["harness.target=my_agents:Agent"],
     ("harness", "command"): ["harness.run=agent"],
     ("eval_task", "mixture"): ["eval_task.sets=[{path:rows.jsonl}]"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,7 @@ import pytest
 from conf.sections.sandbox import (
     ApptainerSandboxConfig,
     ContainerSandboxConfig,
+    CustomSandboxConfig,
     E2bSandboxConfig,
     LocalSandboxConfig,
 )
@@ -26,19 +28,20 @@ from tests.fakes.docker.installed import can_stand_in, docker_program
 from tests.fakes.e2b.box import boxes_work
 from tests.fakes.e2b.server import KEY, E2bServer
 from tests.fakes.e2b.threaded import threaded_e2b_server
-from tests.fakes.podman import IMAGE, find_obstacle, podman_engine
+from tests.fakes.podman import IMAGE, OTHER_NAMES, find_obstacle, podman_engine
 
+PAGE = Path(__file__).parents[2] / "docs" / "sandboxes.md"
 PROGRAMS = {"bubblewrap": "bwrap", "unshare": "unshare"}
 """The program that an isolation needs."""
 NAMES = (
     *("bubblewrap", "unshare", "none", "e2b", "docker_program", "docker", "podman"),
-    "apptainer_program",
+    *("apptainer_program", "provided"),
 )
 """docker_program, apptainer_program: backends with a stand-in for the program of that name. They
 show that the calls and the capabilities are sufficient, not that limits are enforced. podman: a
-real engine.
+real engine. provided: the plug-in of docs/sandboxes.md, with that engine.
 """
-REMOTE = ("e2b", "docker_program", "docker", "podman", "apptainer_program")
+REMOTE = ("e2b", "docker_program", "docker", "podman", "apptainer_program", "provided")
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,17 @@ def podman_settings(**changes: object) -> ContainerSandboxConfig:
     return docker_settings(**{"kind": "podman", "image": IMAGE, "network": "podman", **changes})
 
 
+def documented_machines(root: Path, *, network: str) -> CustomSandboxConfig:
+    """Return a configuration for the plug-in of docs/sandboxes.md, written below ``root``."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S)
+    (root / "boxes.py").write_text(code)
+    values = {
+        **{"kind": "custom", "target": f"{root}/boxes.py:Boxes", "has_images": True},
+        "options": {"image": OTHER_NAMES[0], "network": network},
+    }
+    return CustomSandboxConfig.model_validate(values)
+
+
 def apptainer_settings(directory: Path, **changes: object) -> ApptainerSandboxConfig:
     """Return a configuration for Apptainer; ``directory`` is for what sandboxes write."""
     directory.mkdir(exist_ok=True)
@@ -141,12 +155,14 @@ async def open_backend(name: str, root: Path) -> AsyncIterator[BackendUnderTest]
             await backend.close()
             assert not list((root / "written").iterdir()), "a sandbox left files"
         return
-    if name == "podman":
+    if name in ("podman", "provided"):
         if (obstacle := find_obstacle()) is not None:
             pytest.skip(obstacle)
         with podman_engine():
             # Agents reach a gateway on this machine's loopback.
-            backend = make_backend(podman_settings(network="host"), root / "driver")
+            podman = podman_settings(network="host")
+            config = podman if name == "podman" else documented_machines(root, network="host")
+            backend = make_backend(config, root / "driver")
             yield BackendUnderTest(name, backend, root)
             await backend.close()
         return

@@ -12,6 +12,7 @@ from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.observe.sinks import MetricsSink
 from runners.rollouts.reward import Reward
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError
+from runners.sandboxes.remote.provided import MachineProvider, MachineRequest
 from runners.tasks.contract import DecidingTest, Patch, Task, Verdict, VerdictKind
 from runners.tasks.custom_reader import DatasetReader
 from runners.tasks.graders.custom import Scorer
@@ -37,6 +38,8 @@ __all__ = [
     "Harness",
     "HarnessContext",
     "HarnessResult",
+    "MachineProvider",
+    "MachineRequest",
     "MetricsSink",
     "Outcome",
     "OutcomeCode",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from conf.sections.sandbox import (
     ApptainerSandboxConfig,
     ContainerSandboxConfig,
+    CustomSandboxConfig,
     E2bSandboxConfig,
     LocalSandboxConfig,
     SandboxConfig,
@@ -49,6 +50,10 @@ def check_readiness(task: Task, sandbox: SandboxConfig) -> None:
         case E2bSandboxConfig():
             _check_prebuilt(found, sandbox.kind)
             _check_network(found, sandbox.egress)
+        case CustomSandboxConfig():
+            if not sandbox.has_images:
+                raise ImageOnlyError("sandbox.has_images=false")
+            _check_prebuilt(found, sandbox.kind)
 
 
 def _check_paths(found: TaskDirectory) -> None:

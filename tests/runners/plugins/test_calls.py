@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
 import time
 from typing import Any
@@ -127,3 +128,13 @@ def test_a_finite_number_is_taken(value: float) -> None:
 def test_anything_else_is_refused(value: object) -> None:
     with pytest.raises(PluginFailedError, match="no finite number"):
         check_number("reward", value)
+
+
+async def test_a_program_that_fails_in_a_plug_in_shows_what_it_printed() -> None:
+    def call() -> None:
+        argv = ["sh", "-c", f"echo no such image >&2; exit 125 # {'long' * 1000}"]
+        subprocess.run(argv, check=True, capture_output=True)
+
+    with pytest.raises(PluginFailedError, match="It printed: no such image") as caught:
+        await call_plugin("sandbox", call, deadline_s=5)
+    assert len(str(caught.value)) < 900

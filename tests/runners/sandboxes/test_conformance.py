@@ -11,7 +11,13 @@ import pytest
 
 from runners.sandboxes.contract import SandboxBackend
 from runners.testing.sandbox_conformance import SandboxConformance
-from tests.fakes.sandbox_backends import REMOTE, BackendUnderTest, open_backend
+from tests.fakes.podman import find_obstacle, podman_engine
+from tests.fakes.sandbox_backends import (
+    REMOTE,
+    BackendUnderTest,
+    documented_machines,
+    open_backend,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -69,3 +75,20 @@ class TestPodman(EveryBackend):
 
 class TestApptainerStandIn(EveryBackend):
     name = "apptainer_program"
+
+
+@pytest.mark.slow  # seventy seconds: each call starts a program
+class TestProvided(SandboxConformance):
+    """The plug-in of docs/sandboxes.md."""
+
+    remote = True
+
+    @asynccontextmanager
+    async def open_backend(self, root: Path) -> AsyncIterator[SandboxBackend]:
+        if (obstacle := find_obstacle()) is not None:
+            pytest.skip(obstacle)
+        found = documented_machines(root, network="host")
+        type(self).target, type(self).options = found.target, found.options
+        with podman_engine():
+            async with super().open_backend(root / "driver") as backend:
+                yield backend
