@@ -6,6 +6,7 @@ directory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,13 @@ def _resolve_section(name: str, section: BaseModel) -> BaseModel:
         elif isinstance(value, BaseModel):
             changed[key] = _resolve_section(f"{name}.{key}", value)
         elif isinstance(value, tuple):
-            changed[key] = tuple(
-                _resolve_section(f"{name}.{key}", each) if isinstance(each, BaseModel) else each
-                for each in value
-            )
+            changed[key] = tuple(_resolve_entry(f"{name}.{key}", each) for each in value)
+        elif isinstance(value, Mapping):
+            changed[key] = {
+                each: _resolve_entry(f"{name}.{key}", entry) for each, entry in value.items()
+            }
     return section.model_copy(update=changed)
+
+
+def _resolve_entry(name: str, entry: object) -> object:
+    return _resolve_section(name, entry) if isinstance(entry, BaseModel) else entry

@@ -1,5 +1,5 @@
-"""Keys that only their owner knows: a plug-in's options, a program's variables, and the names that
-installed packages offer.
+"""Keys that only their owner knows: a plug-in's options, a program's variables, the names of its
+sub-agents and servers, and those that installed packages offer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override
 from conf.keys import SEAMS, groups, lookup
 from conf.targets import plugin_names
 
-OPEN = ("options", "env")
+OPEN = ("options", "env", "agents", "mcp_servers")
 """Keys whose value is a mapping of names that the user chooses."""
 
 
@@ -33,11 +33,12 @@ def name_targets(overrides: list[str]) -> list[str]:
 
 
 def is_option(key: str, tree: Mapping[str, Any]) -> bool:
-    """Return whether a key is a plug-in's own option, or a variable of an agent program: only they
-    know which there are.
+    """Return whether a key is a plug-in's own option, or in a mapping of an agent program whose
+    names the user chooses.
     """
-    for mapping, beside in ((".options", "target"), (".env", "env")):
-        section, found, name = key.partition(mapping)
+    for mapping in OPEN:
+        beside = "target" if mapping == "options" else mapping
+        section, found, name = key.partition(f".{mapping}")
         if found and (not name or name[0] == ".") and lookup(tree, f"{section}.{beside}")[0]:
             return True
     return False

@@ -14,6 +14,8 @@ from conf.sections.faults import FaultsConfig
 from conf.sections.gateway import GatewayConfig
 from conf.sections.harness import (
     PROMPT_TOKENS,
+    ClaudeCodeHarnessConfig,
+    CodexHarnessConfig,
     HarnessConfig,
     MiniSweAgentHarnessConfig,
     NativeHarnessConfig,
@@ -26,7 +28,12 @@ from conf.sections.moe import MoeModel
 from conf.sections.rollout import RolloutConfig
 from conf.sections.run import ObserveConfig, RunConfig, SamplingConfig
 from conf.sections.sandbox import E2bSandboxConfig, LocalSandboxConfig, SandboxConfig
-from conf.sections.scenario import CompactScenarioConfig, MixedScenarioConfig, ScenarioConfig
+from conf.sections.scenario import (
+    CompactScenarioConfig,
+    MixedScenarioConfig,
+    ScenarioConfig,
+    has_subagents,
+)
 from conf.sections.task import (
     BugfixTaskConfig,
     EvalTaskConfig,
@@ -300,6 +307,7 @@ def harness_rules(
             f"{harness.memory_mb}, without which harness={harness.kind} crashes: raise "
             "sandbox.memory_mb",
         )
+    yield from _extension_rules(harness, scenario)
     if isinstance(harness, MiniSweAgentHarnessConfig):
         yield (
             scenario.kind != "linear",
@@ -312,4 +320,26 @@ def harness_rules(
             window < least,
             f"scenario.window_tokens={window} is less than {least}: the system prompt and tools of "
             f"harness={harness.kind} alone have about {prompt}; raise scenario.window_tokens",
+        )
+
+
+def _extension_rules(harness: HarnessConfig, scenario: ScenarioConfig) -> Iterator[Rule]:
+    """Yield the rules of what a user adds to a program: the scenario has room for it."""
+    if isinstance(harness, ClaudeCodeHarnessConfig):
+        yield (
+            harness.tools is not None and has_subagents(scenario),
+            f"harness.tools and scenario={scenario.kind}, which says itself what the main agent "
+            "and its investigator have: drop harness.tools, or choose scenario=linear or compact",
+        )
+        taken = sorted({"dispatcher", "investigator"} & set(harness.agents))
+        yield (
+            bool(taken),
+            f"harness.agents has {' and '.join(taken)}, a name of the scenarios with sub-agents: "
+            "choose another",
+        )
+    elif isinstance(harness, CodexHarnessConfig):
+        yield (
+            bool(harness.agents) and not has_subagents(scenario),
+            f"harness.agents and scenario={scenario.kind}: Codex starts sub-agents with "
+            "scenario=subagent and mixed alone; choose one of them, or drop harness.agents",
         )

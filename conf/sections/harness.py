@@ -9,6 +9,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
 
+from conf.sections.extensions import (
+    McpServerConfig,
+    Name,
+    SubagentConfig,
+    Text,
+    ToolName,
+    ToolPattern,
+    ToolSubagentConfig,
+)
 from conf.sections.plugin import PluginConfig
 from conf.sections.section import Section
 from conf.suggestions import suggest
@@ -31,8 +40,12 @@ class HarnessSection(Section):
 
 
 class ExtensibleHarness(HarnessSection):
-    """Keys of a program that takes more arguments than ours."""
+    """Keys of a program that takes more than ours."""
 
+    system_prompt: Text | None = None
+    """Words that it adds to its own system prompt."""
+    mcp_servers: Mapping[Name, McpServerConfig] = Field(default_factory=dict)
+    """Servers of further tools, by name."""
     arguments: tuple[str, ...] = ()
     """Further arguments of its command line, after ours."""
     env: Mapping[str, str] = Field(default_factory=dict)
@@ -61,6 +74,12 @@ class ClaudeCodeHarnessConfig(ExtensibleHarness):
     """Claude Code, the unmodified npm package."""
 
     kind: Literal["claude_code"]
+    agents: Mapping[Name, ToolSubagentConfig] = Field(default_factory=dict)
+    """Further sub-agents, by name."""
+    tools: tuple[ToolName, ...] | None = None
+    """Its own tools that it has; null: those of the scenario."""
+    disallowed_tools: tuple[ToolPattern, ...] = ()
+    """Tools, or uses of tools, that it refuses."""
     version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
     """The only version that is accepted."""
     binary: Path | None
@@ -79,6 +98,8 @@ class CodexHarnessConfig(ExtensibleHarness):
     """Codex, the unmodified npm package."""
 
     kind: Literal["codex"]
+    agents: Mapping[Name, SubagentConfig] = Field(default_factory=dict)
+    """Further roles of its sub-agents, by name; it has no lists of tools."""
     version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
     """The only version that is accepted."""
     binary: Path | None

@@ -7,7 +7,8 @@ that each prompt continues the one before. The tools are a closed list.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from runners.harnesses.external_program import (
     read_events,
 )
 from runners.harnesses.installation import NpmProgram
+from runners.harnesses.mcp_servers import START_S, fill_directory, mount_servers
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.trajectory.outcome import OutcomeCode
 
@@ -59,7 +61,9 @@ def make_harness(
         argv = [*build_command(config, scenario), *config.arguments]
         return ProgramStart(argv, {**config.env, **env})
 
-    return ExternalProgram({INSIDE: program}, prepare_start, read_result)
+    mounts = {INSIDE: program, **mount_servers(config.mcp_servers)}
+    read = partial(read_result, servers=tuple(config.mcp_servers))
+    return ExternalProgram(mounts, prepare_start, read)
 
 
 # --- command line and environment --------------------------------------------------------------
@@ -114,6 +118,13 @@ AGENTS = {
     },
 }
 
+WAIT_FOR_SERVERS = {
+    # Else it takes its first turns without the tools of a slow server, and has others later.
+    "MCP_CONNECTION_NONBLOCKING": "0",
+    "MCP_CONNECT_TIMEOUT_MS": str(1000 * START_S),
+    "MCP_TIMEOUT": str(1000 * START_S),
+}
+
 MAX_RESERVED = 20_000
 COMPACTION_BUFFER = 13_000
 """Claude Code compacts when the tokens of a turn (prompt and answer) exceed
@@ -123,20 +134,61 @@ COMPACTION_BUFFER = 13_000
 
 def build_command(config: ClaudeCodeHarnessConfig, scenario: ScenarioConfig) -> list[str]:
     """Return the command line; the task comes on stdin."""
-    with_subagents = has_subagents(scenario)
     argv = [
         *(INSIDE, "--print", "--output-format", "stream-json", "--verbose"),
         *("--permission-mode", "bypassPermissions"),
         *("--max-turns", str(config.max_turns)),
-        *("--tools", ",".join(DISPATCH_TOOLS if with_subagents else TOOLS)),
+        *("--tools", ",".join(_choose_tools(config, scenario))),
         "--strict-mcp-config",
         "--disable-slash-commands",
         "--no-session-persistence",
         *("--setting-sources", "user"),  # never the settings in the repository it works on
     ]
-    if with_subagents:
-        argv += ["--agents", json.dumps(AGENTS), "--agent", DISPATCHER]
+    if agents := _build_agents(config, scenario):
+        argv += ["--agents", json.dumps(agents)]
+    if has_subagents(scenario):
+        argv += ["--agent", DISPATCHER]
+    if config.system_prompt is not None:
+        argv += ["--append-system-prompt", config.system_prompt]
+    if config.disallowed_tools:
+        argv += ["--disallowedTools", *config.disallowed_tools]
+    if config.mcp_servers:
+        argv += ["--mcp-config", json.dumps({"mcpServers": _build_servers(config)})]
     return argv
+
+
+def _choose_tools(
+    config: ClaudeCodeHarnessConfig, scenario: ScenarioConfig
+) -> tuple[str, ...] | list[str]:
+    """Return its own tools: the scenario's, or the configured ones and that of sub-agents."""
+    if has_subagents(scenario):
+        return DISPATCH_TOOLS
+    tools = TOOLS if config.tools is None else config.tools
+    return list(dict.fromkeys((*tools, "Task"))) if config.agents else tools
+
+
+def _build_agents(config: ClaudeCodeHarnessConfig, scenario: ScenarioConfig) -> dict[str, Any]:
+    """Return the definitions of all sub-agents; the scenario's dispatcher may send each of them."""
+    own = {
+        name: agent.model_dump(mode="json", exclude_none=True)
+        for name, agent in config.agents.items()
+    }
+    if not has_subagents(scenario):
+        return own
+    sent = f"Agent({', '.join((INVESTIGATOR, *own))})"
+    tools = [sent, *DISPATCHER_TOOLS[1:], *(f"mcp__{name}" for name in config.mcp_servers)]
+    return {**AGENTS, DISPATCHER: {**AGENTS[DISPATCHER], "tools": tools}, **own}
+
+
+def _build_servers(config: ClaudeCodeHarnessConfig) -> dict[str, Any]:
+    return {
+        name: {
+            "command": fill_directory(name, server.command),
+            "args": [fill_directory(name, word) for word in server.args],
+            "env": dict(server.env),
+        }
+        for name, server in config.mcp_servers.items()
+    }
 
 
 def build_environment(
@@ -155,7 +207,9 @@ def build_environment(
         "ANTHROPIC_AUTH_TOKEN": api_key,
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(config.max_tokens),
     }
-    if has_subagents(scenario):
+    if config.mcp_servers:
+        env |= WAIT_FOR_SERVERS
+    if has_subagents(scenario) or config.agents:
         env["CLAUDE_AGENT_SDK_DISABLE_BUILTIN_AGENTS"] = "1"
     if window := compaction_window(scenario):
         reserved = min(config.max_tokens, MAX_RESERVED) + COMPACTION_BUFFER
@@ -183,16 +237,19 @@ ENGINE_DOWN = (429, 500, 502, 503, 504, 529)
 """HTTP statuses by which the gateway reports that the engine does not answer."""
 
 
-def read_result(command: CommandResult) -> HarnessResult:
+def read_result(command: CommandResult, servers: Sequence[str] = ()) -> HarnessResult:
     """Turn the end of the program into a result; never raises.
 
-    It prints one JSON event per line: ``system/init`` first, ``result`` last.
+    It prints one JSON event per line: ``system/init`` first, ``result`` last. ``servers``: those
+    that it was to start.
     """
     events = list(read_events(command.stdout))
     last = events[-1] if events else {}
     end = last if last.get("type") == "result" else {}
     reason: str | None = None
-    if end:
+    if missing := _missing_servers(events, servers):
+        reason, message = "servers", f"these MCP servers did not start: {', '.join(missing)}"
+    elif end:
         reason, message = _end_reason(end), _end_text(end)
     elif command.timed_out:
         # A deadline that passes while it retries a request is not the policy's failure but ours.
@@ -223,6 +280,16 @@ def _end_reason(end: Event) -> str | None:
     if reason in ("success", "completed"):
         return None if end.get("is_error") else "completed"
     return "max_turns" if reason == "error_max_turns" else reason
+
+
+def _missing_servers(events: list[Event], servers: Sequence[str]) -> list[str]:
+    """Return the servers without a connection when it began; it goes on without their tools."""
+    begun = next((event for event in events if event.get("subtype") == "init"), None)
+    states = begun.get("mcp_servers") if begun else None
+    if not isinstance(states, list):
+        return []
+    up = {s.get("name") for s in states if isinstance(s, dict) and s.get("status") == "connected"}
+    return [name for name in servers if name not in up]
 
 
 def _failed_service(status: object) -> str:

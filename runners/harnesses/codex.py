@@ -6,6 +6,7 @@ service of OpenAI's, or that reads a file of the repository.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -13,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from conf.cache import cache_root
 from conf.programs import program_path
+from conf.sections.extensions import SubagentConfig
 from conf.sections.harness import CodexHarnessConfig
 from conf.sections.scenario import ScenarioConfig, compaction_window, has_subagents
 from runners.gateway.refusal import TURNS_SPENT
@@ -28,6 +31,8 @@ from runners.harnesses.external_program import (
     read_events,
 )
 from runners.harnesses.installation import NpmProgram
+from runners.harnesses.mcp_servers import START_S, fill_directory, mount_servers
+from runners.processes.atomic_write import atomic_file
 from runners.sandboxes.contract import CommandResult, Sandbox
 from runners.trajectory.outcome import OutcomeCode
 
@@ -51,12 +56,15 @@ def make_harness(
     """Return the harness that runs this program file."""
 
     def prepare_start(sandbox: Sandbox, context: HarnessContext) -> ProgramStart:
-        *argv, stdin = build_command(scenario, url=sandbox.gateway_url or "", model=context.model)
+        url = sandbox.gateway_url or ""
+        *argv, stdin = build_command(config, scenario, url=url, model=context.model)
         env = {**config.env, **build_environment(context.api_key)}
         return ProgramStart([*argv, *config.arguments, stdin], env)
 
     read = partial(read_result, version=config.version)
-    return ExternalProgram({INSIDE: program}, prepare_start, read)
+    roles = {_role_path(name): _write_role(agent) for name, agent in config.agents.items()}
+    mounts = {INSIDE: program, **roles, **mount_servers(config.mcp_servers)}
+    return ExternalProgram(mounts, prepare_start, read)
 
 
 # --- command line and environment --------------------------------------------------------------
@@ -89,7 +97,9 @@ IDLE_MS = 300_000
 """It repeats a request whose stream was silent for so long; the gateway pings every few seconds."""
 
 
-def build_command(scenario: ScenarioConfig, *, url: str, model: str) -> list[str]:
+def build_command(
+    config: CodexHarnessConfig, scenario: ScenarioConfig, *, url: str, model: str
+) -> list[str]:
     """Return the command line; the task comes on stdin."""
     keep = {"multi_agent"} if has_subagents(scenario) else set()
     off = [name for name in FEATURES_OFF if name not in keep]
@@ -101,8 +111,8 @@ def build_command(scenario: ScenarioConfig, *, url: str, model: str) -> list[str
     ]
     for name in off:
         argv += ["--disable", name]
-    for key, value in _build_settings(scenario, url).items():
-        argv += ["-c", f"{key}={json.dumps(value)}"]
+    for key, value in {**_build_settings(scenario, url), **_build_extensions(config)}.items():
+        argv += ["-c", f"{key}={_to_toml(value)}"]
     return [*argv, "-"]
 
 
@@ -112,7 +122,7 @@ def build_environment(api_key: str) -> Mapping[str, str]:
 
 
 def _build_settings(scenario: ScenarioConfig, url: str) -> dict[str, str | int | bool]:
-    """Return the entries of ``config.toml``; their values are scalars, alike in JSON and TOML."""
+    """Return the entries of ``config.toml``."""
     provider = f"model_providers.{PROVIDER}"
     return {
         "model_provider": PROVIDER,
@@ -132,6 +142,45 @@ def _build_settings(scenario: ScenarioConfig, url: str) -> dict[str, str | int |
         "skills.include_instructions": False,
         "agents.max_depth": SUBAGENT_DEPTH,
     }
+
+
+def _build_extensions(config: CodexHarnessConfig) -> dict[str, Any]:
+    """Return the entries of what the user adds."""
+    added: dict[str, Any] = {}
+    if config.system_prompt is not None:
+        added["developer_instructions"] = config.system_prompt
+    for name, agent in config.agents.items():
+        added[f"agents.{name}.description"] = agent.description
+        added[f"agents.{name}.config_file"] = _role_path(name)
+    for name, server in config.mcp_servers.items():
+        key = f"mcp_servers.{name}"
+        added[f"{key}.command"] = fill_directory(name, server.command)
+        added[f"{key}.args"] = [fill_directory(name, word) for word in server.args]
+        added |= {f"{key}.env.{variable}": value for variable, value in server.env.items()}
+        added[f"{key}.startup_timeout_sec"] = START_S
+        added[f"{key}.required"] = True  # else it goes on without the tools
+    return added
+
+
+def _to_toml(value: str | float | list[str]) -> str:
+    """Return a value as TOML: JSON, but for surrogates and DEL, which TOML does not take."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _role_path(name: str) -> str:
+    return f"/opt/agentrl/codex-roles/{name}.toml"
+
+
+def _write_role(agent: SubagentConfig) -> Path:
+    """Return the file with a sub-agent's instructions, in the user's cache."""
+    text = f"developer_instructions = {_to_toml(agent.prompt)}\n".encode()
+    folder = cache_root() / "programs" / "codex-roles"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{hashlib.sha256(text).hexdigest()[:16]}.toml"
+    if not path.exists():
+        with atomic_file(path) as partial_path:
+            partial_path.write_bytes(text)
+    return path
 
 
 # --- the end -----------------------------------------------------------------------------------

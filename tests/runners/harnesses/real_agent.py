@@ -9,8 +9,9 @@ import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -104,11 +105,18 @@ async def gateway_session(
 
 @asynccontextmanager
 async def open_sandbox(
-    backend: SandboxBackend, session: Agent, tmp_path: Path, harness: Harness
+    backend: SandboxBackend,
+    session: Agent,
+    tmp_path: Path,
+    harness: Harness,
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Sandbox]:
-    """Make a sandbox over a small repository."""
+    """Make a sandbox over a small repository, with further ``files``."""
     source = tmp_path / "source"
     source.mkdir()
+    for name, text in files.items():
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(text)
     (source / "a.py").write_text("def add(a, b):\n    return a - b\n")
     (source / "big.txt").write_text("lorem ipsum\n" * 250)
     spec = SandboxSpec(
@@ -135,6 +143,8 @@ class RealProgram:
     backend: SandboxBackend
     engine: ScriptedEngine
     place: Path
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Further files of the repository."""
 
     async def work(
         self,
@@ -149,7 +159,7 @@ class RealProgram:
         harness = make_harness(self.config.harness, scenario)
         async with (
             gateway_session(self.engine, self.place, max_turns, room) as session,
-            open_sandbox(self.backend, session, self.place, harness) as sandbox,
+            open_sandbox(self.backend, session, self.place, harness, self.files) as sandbox,
         ):
             context = HarnessContext("Fix add in a.py.", key or session.key, "policy", deadline_s)
             result = await harness.run(sandbox, context)

@@ -31,7 +31,7 @@ SETTINGS = CodexHarnessConfig(
 def test_command_line_and_environment_match_the_golden_file(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    argv = build_command(SCENARIOS[name], url="http://gateway", model="policy")
+    argv = build_command(SETTINGS, SCENARIOS[name], url="http://gateway", model="policy")
     check_golden(f"codex-{name}", argv, build_environment("KEY"), request)
 
 
