@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.arguments import Json, RunDir, examples
 
 if TYPE_CHECKING:
-    from runners.export.contract import Decode
     from runners.export.dump import DumpReport
 
 EXAMPLES = examples(
@@ -67,6 +66,7 @@ def dump_trajectories(
     """Export a run: every rollout, failures included, with the exact tokens."""
     from cli.invocation import print_json, stderr
     from runners.export import dump
+    from runners.export.decoding import find_decode
     from runners.store.run_store import RunStore
 
     formats = dump.parse_formats(form)
@@ -74,7 +74,7 @@ def dump_trajectories(
     if validate and "jsonl" not in formats:
         raise dump.DumpError(f"--validate checks the jsonl: --format {form},jsonl")
     with RunStore.open(run, read_only=True) as store:
-        decode = _decode(store.config())
+        decode = find_decode(store.config())
         report = dump.dump(
             store, out or run / "dump", formats=formats, selection=selection, decode=decode
         )
@@ -100,24 +100,3 @@ def _validate(report: DumpReport) -> None:
     (path,) = (file.path for file in report.files if file.format == "jsonl")
     if faults := validate(path):
         raise StoreError("\n".join(f"{path}: {fault}" for fault in faults))
-
-
-def _decode(config: dict[str, Any]) -> Decode | None:
-    """Return the tokenizer's ``decode``; None if the run's tokenizer is not there any more."""
-    from pydantic import ValidationError
-
-    from conf.sections.model import TinyModelConfig
-    from runners.gateway.tokenizer import load_tokenizer
-    from runners.training.bootstrap import tiny_directory
-
-    model = config.get("model", {})
-    directory = model.get("tokenizer")
-    if directory is None and model.get("kind") == "tiny":
-        try:
-            tiny = TinyModelConfig.model_validate(model)
-        except ValidationError:  # written by another version of agentrl
-            return None
-        directory = tiny_directory(tiny, config["scenario"]["kind"])
-    if directory is None or not (Path(directory) / "tokenizer.json").is_file():
-        return None
-    return load_tokenizer(Path(directory)).decode

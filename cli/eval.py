@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cli.jobs import Job
-    from cli.task_counts import Reports
     from runners.evaluation.benchmarks import Benchmark
 
     Measure = Callable[[Benchmark, Job, Invocation], tuple[dict[str, Any], bool]]
@@ -78,6 +77,7 @@ def evaluate(
     at the end.
     """
     invocation: Invocation = context.obj
+    from cli.execution import check_evaluations
     from cli.jobs import new_jobs, resumed_job
     from runners.evaluation.benchmarks import find_benchmark
 
@@ -87,25 +87,11 @@ def evaluate(
         jobs = [resumed_job(resume, lines, benchmark=found.name)]
     else:
         jobs = new_jobs(split_command(["eval", benchmark, *lines])[1], kind=f"eval-{found.name}")
-    _check_jobs(jobs, found.name, uses_policy=not gold)
+    check_evaluations(jobs, found.name, uses_policy=not gold)
     measure = _calibrate if gold else _evaluate
     if len(jobs) == 1:
         raise typer.Exit(_run_single(jobs[0], invocation, found, measure))
     raise typer.Exit(_run_sweep(jobs, invocation, found, measure))
-
-
-def _check_jobs(jobs: list[Job], benchmark: str, *, uses_policy: bool) -> None:
-    """Check all jobs before the first one starts; raises AgentrlError."""
-    from cli.start import find_start_errors, refuse_start, report_sets
-    from launch.preflight import find_problems
-
-    sets: list[Reports] = []
-    errors = find_start_errors(
-        jobs, benchmark=benchmark, uses_policy=uses_policy, note_sets=sets.append
-    )
-    report_sets(sets)
-    found = (find_problems(job.config, job.run_dir, trains=False) for job in jobs)
-    refuse_start((problem for problems in found for problem in problems), errors)
 
 
 def _run_single(job: Job, invocation: Invocation, benchmark: Benchmark, measure: Measure) -> int:
@@ -143,11 +129,11 @@ def _evaluate(
     benchmark: Benchmark, job: Job, invocation: Invocation
 ) -> tuple[dict[str, Any], bool]:
     """Run an evaluation; return its document, and whether the user asked to stop."""
-    from runners.evaluation.run import run_evaluation
+    from cli.execution import execute_evaluation
     from runners.evaluation.table import render_report
 
-    _prepare(job, invocation)
-    result = run_evaluation(benchmark, job.config, job.run_dir, resume=job.resume)
+    invocation.run_dir = job.run_dir
+    result = execute_evaluation(benchmark, job)
     if result.report is not None:
         stderr().print(render_report(result.report, job.run_dir))
     offer_report(job.run_dir, invocation)
@@ -163,15 +149,11 @@ def _calibrate(
     from runners.evaluation.calibration import calibrate
     from runners.evaluation.table import render_calibration
 
-    _prepare(job, invocation, uses_policy=False)
+    invocation.run_dir = job.run_dir
+    report_head(job.config, job.run_dir, uses_policy=False)
+    job.write_config()
     result = calibrate(benchmark, job.config, job.run_dir, resume=job.resume)
     if result.document:
         stderr().print(render_calibration(result.document))
     document = {"run_dir": str(job.run_dir), **result.document, **result.end.document()}
     return document, result.end.stop_requested
-
-
-def _prepare(job: Job, invocation: Invocation, *, uses_policy: bool = True) -> None:
-    invocation.run_dir = job.run_dir
-    report_head(job.config, job.run_dir, uses_policy=uses_policy)
-    job.write_config()

@@ -90,16 +90,16 @@ def can_resume(exit_code: int) -> bool:
 
 def stderr() -> Console:
     """Return a console on stderr. It prints strings as they are; only ``Text`` has styles."""
-    from rich.console import Console
+    from runners.observe.console import make_console
 
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return make_console()
 
 
 def stdout() -> Console:
     """Return a console on stdout, for results; it prints strings as they are."""
-    from rich.console import Console
+    from runners.observe.console import make_console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    return make_console(stderr=False)
 
 
 def print_json(document: dict[str, Any]) -> None:

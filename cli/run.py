@@ -14,7 +14,6 @@ from cli.invocation import (
     can_resume,
     print_json,
     report_error,
-    report_head,
     stderr,
     stdout,
 )
@@ -113,21 +112,28 @@ def run(
 
 def _run_here(jobs: list[Job], invocation: Invocation, *, dry_run: bool, as_json: bool) -> int:
     """Run jobs on this machine, or show their plans; return the exit code."""
-    from cli.start import find_start_errors, refuse_start, report_sets
+    from cli.execution import check_campaigns
+
+    if dry_run:
+        return _dry_run(jobs, as_json=as_json)
+    check_campaigns(jobs)
+    return _run_single(jobs[0], invocation) if len(jobs) == 1 else _run_sweep(jobs, invocation)
+
+
+def _dry_run(jobs: list[Job], *, as_json: bool) -> int:
+    """Show the plans of jobs with all problems; return the exit code that the run would have."""
+    from cli.start import find_start_errors, report_sets
     from launch.local import plan_local_run
     from launch.preflight import Problem
 
-    plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
     sets: list[Reports] = []
     errors = find_start_errors(jobs, note_sets=sets.append)
     report_sets(sets)
-    if dry_run:
-        found = tuple(Problem(True, str(error)) for error in errors)
-        plans = [replace(plan, problems=(*plan.problems, *found)) for plan in plans]
-        _show_plans(jobs, plans, sets if len(sets) == len(jobs) else None, as_json=as_json)
-        return _dry_run_code(plans, errors)
-    refuse_start((problem for plan in plans for problem in plan.problems), errors)
-    return _run_single(jobs[0], invocation) if len(jobs) == 1 else _run_sweep(jobs, invocation)
+    found = tuple(Problem(True, str(error)) for error in errors)
+    plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
+    plans = [replace(plan, problems=(*plan.problems, *found)) for plan in plans]
+    _show_plans(jobs, plans, sets if len(sets) == len(jobs) else None, as_json=as_json)
+    return _dry_run_code(plans, errors)
 
 
 def _run_sweep(jobs: list[Job], invocation: Invocation) -> int:
@@ -147,12 +153,10 @@ def _run_campaign_job(job: Job, invocation: Invocation) -> tuple[dict[str, Any],
 
     Raises AgentrlError if the job could not start.
     """
-    from runners.campaign.run import run_campaign
+    from cli.execution import execute_campaign
 
     invocation.run_dir = job.run_dir
-    report_head(job.config, job.run_dir)
-    job.write_config()
-    result = run_campaign(job.config, job.run_dir, resume=job.resume, rewind=job.rewind)
+    result = execute_campaign(job)
     document = {**result.summary, "exit_code": int(result.exit_code), "message": result.message}
     return document, result.stop_requested
 

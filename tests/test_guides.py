@@ -34,10 +34,10 @@ async def follow(page: str, place: Path, addresses: Mapping[str, str]) -> list[s
     """
     shim = place.parent / "bin"
     shim.mkdir()
-    (shim / "agentrl").write_text(f'#!/bin/sh\nexec {sys.executable} -m cli.main "$@"\n')
-    (shim / "pytest").write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n')
-    for program in shim.iterdir():
-        program.chmod(0o755)
+    programs = {"agentrl": "-m cli.main ", "pytest": "-m pytest ", "python": ""}
+    for name, start in programs.items():
+        (shim / name).write_text(f'#!/bin/sh\nexec {sys.executable} {start}"$@"\n')
+        (shim / name).chmod(0o755)
     environment = {
         **os.environ,
         "PATH": f"{shim}:{os.environ['PATH']}",
@@ -115,6 +115,24 @@ async def test_code_of_ones_own_takes_every_seam_of_a_campaign(place: Path) -> N
     first = [record for record in rollouts if (record.step, record.group) == (1, 0)]
     rewards = [record.reward or 0.0 for record in first]
     assert first[0].advantage == pytest.approx(rewards[0] - sum(rewards[1:]) / 3)
+
+
+async def test_a_program_runs_and_reads_campaigns_as_the_guide_says(place: Path) -> None:
+    printed = await follow("python.md", place, {})
+    campaign, measured = (text.splitlines() for text in printed)
+    assert campaign[0].startswith("DONE {'sampled': ")
+    assert [line.split()[0] for line in campaign[1:3]] == ["1", "2"]
+    assert campaign[5].split()[0] == "final"
+    assert measured[0] == "2 rollouts"
+    assert measured[2].startswith("0 main ")
+    checked = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml"),
+        *(place / "campaign.py", place / "measure.py"),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await checked.communicate()
+    assert checked.returncode == 0, out.decode()
 
 
 async def test_a_served_model_gets_exactly_the_documented_sampling(place: Path) -> None:

@@ -155,7 +155,7 @@ def test_every_import_is_a_declared_dependency() -> None:
     for name, extra in extras.items():
         declared |= {distribution(line) for line in extra} if name != "dev" else set()
     owners = packages_distributions()
-    known = PACKAGES | RUNS_ELSEWHERE | sys.stdlib_module_names
+    known = PACKAGES | {"agentrl"} | RUNS_ELSEWHERE | sys.stdlib_module_names
     undeclared = {
         f"{path} imports {top}"
         for path, tree in sources()

@@ -12,6 +12,7 @@ import asyncio
 import faulthandler
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -42,7 +43,8 @@ def install_diagnostics(
     report: Callable[[str], None] = lambda line: None,
     more: Callable[[], str] = str,
 ) -> Iterator[None]:
-    """Diagnose the running loop of the main thread while the block runs.
+    """Diagnose the running loop while the block runs; on SIGUSR1 only if it is the main thread's,
+    since Python has no signal handlers in others.
 
     ``watchdog_s`` 0 starts no watchdog. ``report`` takes a line per finding, ``more`` returns
     further text for a stall's file; the watchdog calls both from its own thread. Raises StoreError
@@ -52,7 +54,7 @@ def install_diagnostics(
     folder = run_dir / FOLDER
     with raise_store_errors(folder):
         folder.mkdir(exist_ok=True)
-        threads = (folder / f"{name}-threads.txt").open("a")
+        stacks = (folder / f"{name}-threads.txt").open("a")
 
     def write_tasks(*_: object) -> None:
         parts = [
@@ -63,10 +65,11 @@ def install_diagnostics(
         write_diagnosis(folder, f"{name}-tasks", "\n".join(parts))
 
     with ExitStack() as ends:
-        ends.callback(_remove_if_empty, Path(threads.name))
-        ends.enter_context(threads)
-        ends.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, write_tasks))
-        faulthandler.register(signal.SIGUSR2, file=threads, all_threads=True)
+        ends.callback(_remove_if_empty, Path(stacks.name))
+        ends.enter_context(stacks)
+        if threading.current_thread() is threading.main_thread():
+            ends.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, write_tasks))
+        faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
         ends.callback(faulthandler.unregister, signal.SIGUSR2)
         ends.callback(loop.set_exception_handler, loop.get_exception_handler())
         loop.set_exception_handler(_Unawaited(folder / f"{name}-errors.txt", report))

@@ -138,8 +138,7 @@ def dump(
     Files of an earlier export of the same formats are replaced.
     """
     selection = selection or RolloutFilter()
-    shape = store.routing_shape()
-    run = ExportedRun(store.run_dir.resolve().name, store.config(), decode, shape)
+    run = describe_run(store, decode)
     summary = ExportSummary()
     if "slime" in formats and (inexact := describe_inexactness(run.config)) is not None:
         raise DumpError(
@@ -158,7 +157,7 @@ def dump(
             ]
             for record in store.each_rollout(counts=True):
                 if selection.matches(record):
-                    rollout = _rollout(store, record, run)
+                    rollout = read_rollout(store, record, run)
                     summary.add(rollout)
                     for add in exporters:
                         add(rollout)
@@ -187,7 +186,13 @@ def _open(name: str, folder: Path, run: ExportedRun) -> Iterator[AddRollout]:
         raise DumpError(str(describe_failure(f"--format {name}", error))) from error
 
 
-def _rollout(store: RunStore, record: RolloutRecord, run: ExportedRun) -> ExportedRollout:
+def describe_run(store: RunStore, decode: Decode | None) -> ExportedRun:
+    """Return the run of a store as exporters take it."""
+    return ExportedRun(store.run_dir.resolve().name, store.config(), decode, store.routing_shape())
+
+
+def read_rollout(store: RunStore, record: RolloutRecord, run: ExportedRun) -> ExportedRollout:
+    """Return a rollout with its turns and chains, token by token."""
     session = record.session_id
     routed = store.routed_turns(session) if run.routing else frozenset()
     return build_trajectory(

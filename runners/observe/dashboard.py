@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from runners.observe.console import make_console
 from runners.observe.curves import Curve
 from runners.observe.progress import Progress
 from runners.observe.terminal_plot import AXIS, LINE, MARK, plot_rates
@@ -42,7 +43,7 @@ class LiveView:
     def __init__(
         self, progress: Progress, mode: Mode = "auto", console: Console | None = None
     ) -> None:
-        self._console = console or Console(stderr=True, markup=False, emoji=False)
+        self._console = console or make_console()
         shown = mode == "on" or (mode == "auto" and self._console.is_terminal)
         self._view = (
             _LiveDashboard(progress, self._console) if shown else _Log(progress, self._console)

@@ -28,11 +28,15 @@ from runners.observe.progress import Progress
 from runners.processes.service import ServiceError
 from runners.runtime.dataset_check import note_datasets
 from runners.runtime.policy import Policy, prepare_policy
+from runners.runtime.stop_signals import (
+    handlers_restored,
+    in_main_thread,
+    receive_signals,
+)
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 
 HEARTBEAT_S = 5.0
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -95,11 +99,14 @@ class RunDriver:
         self._store.set_state(State.RUNNING, wall_s=self._before_s, **self._info)
         # it may be resumed, regraded and replayed from another directory
         self._store.replace_config(make_paths_absolute(self._config).model_dump(mode="json"))
-        # The default watcher of 3.11 starts a thread per child; 3.12's does not.
         if sys.version_info < (3, 12):
-            asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())
-        handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-        try:
+            # The default watcher of 3.11 starts a thread per child; 3.12's does not. The other one
+            # knows the main thread's loop only.
+            watcher = (
+                asyncio.PidfdChildWatcher if in_main_thread() else asyncio.ThreadedChildWatcher
+            )
+            asyncio.get_event_loop_policy().set_child_watcher(watcher())
+        with handlers_restored():
             code, message = asyncio.run(self._main(work))
             try:
                 close()
@@ -109,9 +116,6 @@ class RunDriver:
                 self._store_end(code, message)
             except AgentrlError as error:
                 code, message = (code, message) if code else (error.exit_code, str(error))
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
         return RunEnd(code, message, self.wall_s, self.draining.is_set())
 
     async def _main(self, work: Work) -> tuple[ExitCode, str]:
@@ -210,8 +214,6 @@ class RunDriver:
 
     @contextmanager
     def _handle_signals(self, work: asyncio.Task[None]) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-
         def stop_now() -> None:
             # Before the cancellation, which unwinds the stacks that show what attempts wait for.
             self._progress.watch.record_pending()
@@ -231,16 +233,8 @@ class RunDriver:
                     "stopping: rollouts in flight finish first; a second signal stops at once"
                 )
 
-        for number in _STOP_SIGNALS:
-            loop.add_signal_handler(number, on_signal, number)
-        try:
+        with receive_signals(on_signal):
             yield
-        finally:
-            for number in _STOP_SIGNALS:
-                loop.remove_signal_handler(number)
-                # Until ``run`` has stored the end: a run that is stopped while its results are
-                # drawn would look killed.
-                signal.signal(number, signal.SIG_IGN)
 
 
 def open_run(config: Config, run_dir: Path, *, resume: bool) -> RunStore:

@@ -1,10 +1,13 @@
-"""Names that a plug-in imports: the contracts that it keeps, and what it is given; and the client
-of the gateway.
+"""Names that programs import: campaigns and evaluations, the reader of a run, the contracts of
+plug-ins and what they are given, the client of the gateway.
 
-Everything else of agentrl may change without notice; these names do not. docs/extending.md,
-docs/gateway.md.
+Everything else of agentrl may change without notice; these names do not. docs/python.md,
+docs/extending.md, docs/gateway.md.
 """
 
+from agentrl.campaigns import FinishedEvaluation, FinishedRun, evaluate, rollout, run
+from agentrl.run_reader import RunReader, open_run
+from conf.errors import AgentrlError, ConfigError, ExitCode
 from runners.export.contract import ExportedRollout, ExportedRun, ExporterPlugin
 from runners.gateway.client import GatewayError
 from runners.gateway.gateway_client import AttachedSession, FinishedSession, GatewayClient
@@ -13,6 +16,7 @@ from runners.observe.sinks import MetricsSink
 from runners.rollouts.reward import Reward
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError
 from runners.sandboxes.remote.provided import MachineProvider, MachineRequest
+from runners.store.campaign_tables import EvaluationRow, StepRow
 from runners.tasks.contract import DecidingTest, Patch, Task, Verdict, VerdictKind
 from runners.tasks.custom_reader import DatasetReader
 from runners.tasks.graders.custom import Scorer
@@ -20,18 +24,24 @@ from runners.tasks.rollout_result import RolloutResult
 from runners.training.advantages import AdvantageEstimator
 from runners.training.fanout import SharePolicy
 from runners.trajectory.outcome import Outcome, OutcomeCode
-from runners.trajectory.record import Segment
+from runners.trajectory.record import RolloutRecord, Segment, Turn
 from runners.trajectory.session_summary import SessionSummary
 
 __all__ = [
     "AdvantageEstimator",
+    "AgentrlError",
     "AttachedSession",
     "CommandResult",
+    "ConfigError",
     "DatasetReader",
     "DecidingTest",
+    "EvaluationRow",
+    "ExitCode",
     "ExportedRollout",
     "ExportedRun",
     "ExporterPlugin",
+    "FinishedEvaluation",
+    "FinishedRun",
     "FinishedSession",
     "GatewayClient",
     "GatewayError",
@@ -45,14 +55,22 @@ __all__ = [
     "OutcomeCode",
     "Patch",
     "Reward",
+    "RolloutRecord",
     "RolloutResult",
+    "RunReader",
     "Sandbox",
     "SandboxError",
     "Scorer",
     "Segment",
     "SessionSummary",
     "SharePolicy",
+    "StepRow",
     "Task",
+    "Turn",
     "Verdict",
     "VerdictKind",
+    "evaluate",
+    "open_run",
+    "rollout",
+    "run",
 ]

@@ -1,0 +1,58 @@
+"""Check and execute runs on this machine: for the commands, and for the package ``agentrl``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cli.invocation import report_head
+from cli.start import find_start_errors, refuse_start, report_sets
+
+if TYPE_CHECKING:
+    from cli.jobs import Job
+    from cli.task_counts import Reports
+    from runners.campaign.result import CampaignResult
+    from runners.evaluation.benchmarks import Benchmark
+    from runners.evaluation.run import EvaluationResult
+
+
+def check_campaigns(jobs: Sequence[Job]) -> None:
+    """Raise one AgentrlError with everything that would refuse campaigns; print the warnings."""
+    from launch.local import plan_local_run
+
+    plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
+    sets: list[Reports] = []
+    errors = find_start_errors(jobs, note_sets=sets.append)
+    report_sets(sets)
+    refuse_start((problem for plan in plans for problem in plan.problems), errors)
+
+
+def execute_campaign(job: Job) -> CampaignResult:
+    """Run or continue a campaign to its end; raises AgentrlError if it cannot start."""
+    from runners.campaign.run import run_campaign
+
+    report_head(job.config, job.run_dir)
+    job.write_config()
+    return run_campaign(job.config, job.run_dir, resume=job.resume, rewind=job.rewind)
+
+
+def check_evaluations(jobs: Sequence[Job], benchmark: str, *, uses_policy: bool = True) -> None:
+    """Raise one AgentrlError with everything that would refuse evaluations or calibrations."""
+    from launch.preflight import find_problems
+
+    sets: list[Reports] = []
+    errors = find_start_errors(
+        jobs, benchmark=benchmark, uses_policy=uses_policy, note_sets=sets.append
+    )
+    report_sets(sets)
+    found = (find_problems(job.config, job.run_dir, trains=False) for job in jobs)
+    refuse_start((problem for problems in found for problem in problems), errors)
+
+
+def execute_evaluation(benchmark: Benchmark, job: Job) -> EvaluationResult:
+    """Run or continue an evaluation to its end; raises AgentrlError if it cannot start."""
+    from runners.evaluation.run import run_evaluation
+
+    report_head(job.config, job.run_dir)
+    job.write_config()
+    return run_evaluation(benchmark, job.config, job.run_dir, resume=job.resume)

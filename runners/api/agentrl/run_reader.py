@@ -1,0 +1,102 @@
+"""Read a run from its directory: steps, groups, rollouts, and segments with their exact tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from runners.export.contract import ExportedRollout
+from runners.export.decoding import find_decode
+from runners.export.dump import describe_run, read_rollout
+from runners.store.campaign_tables import EvaluationRow, StepRow
+from runners.store.run_store import RunStore
+from runners.trajectory.record import RolloutRecord
+
+
+class RunReader:
+    """A stored run, read only; it may be running. Used by the thread that opened it.
+
+    Every method raises AgentrlError for a store that cannot be read.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._store = RunStore.open(run_dir, read_only=True)
+        self._run = describe_run(self._store, find_decode(self._store.config()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._store.close()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        return self._run.config
+
+    def summary(self) -> dict[str, Any]:
+        """Return the document that ``agentrl run --json`` prints, as far as the run is."""
+        from runners.campaign.result import summarize  # slow: what only imports names needs none
+
+        return summarize(self._store, wall_s=self._store.state().spent_s)
+
+    def steps(self) -> list[StepRow]:
+        """Return the training steps, with their metrics."""
+        return self._store.steps()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of ``metrics.jsonl``, one for each finished step: rows of a table."""
+        from runners.campaign.result import metrics_rows
+
+        return metrics_rows(self._store)
+
+    def evaluations(self) -> list[EvaluationRow]:
+        """Return the finished evaluations."""
+        return self._store.evaluations()
+
+    def records(self, *, step: int | None = None, split: str = "train") -> list[RolloutRecord]:
+        """Return the rollouts of a step, or of all; of each the attempt that counts."""
+        found = self._store.each_rollout(counts=True)
+        return [each for each in found if each.split == split and step in (None, each.step)]
+
+    def groups(self, step: int) -> list[list[RolloutRecord]]:
+        """Return the rollouts of a training step by their tasks, in order."""
+        groups: dict[int, list[RolloutRecord]] = {}
+        for record in self.records(step=step):
+            groups.setdefault(record.group, []).append(record)
+        return [sorted(groups[key], key=lambda each: each.member) for key in sorted(groups)]
+
+    def rollout(self, record: RolloutRecord | str) -> ExportedRollout:
+        """Return a rollout, by its record or its id, with turns and ``chains``: the segments, token
+        by token.
+        """
+        if isinstance(record, str):
+            found = self._store.rollout(record)
+            if found is None:
+                raise KeyError(f"{self.run_dir} has no rollout {record}")
+            record = found
+        return read_rollout(self._store, record, self._run)
+
+    def rollouts(self, **which: Any) -> Iterator[ExportedRollout]:
+        """Yield the rollouts of ``records(**which)``, one in memory at a time."""
+        return (self.rollout(record) for record in self.records(**which))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special tokens kept; raises LookupError if the run's tokenizer
+        is not there any more.
+        """
+        if self._run.decode is None:
+            raise LookupError(f"the tokenizer of {self.run_dir} is not there any more")
+        return self._run.decode(list(tokens))
+
+
+def open_run(run_dir: str | os.PathLike[str]) -> RunReader:
+    """Open a run to read it, as a context manager or until ``close``; raises AgentrlError."""
+    return RunReader(Path(run_dir))

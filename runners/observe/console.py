@@ -1,0 +1,24 @@
+"""Consoles of rich: for terminals, files and notebooks."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+
+def make_console(*, stderr: bool = True) -> Console:
+    """Return a console that prints strings as they are; only ``Text`` has styles.
+
+    In a notebook it prints lines, as into a file: the stream there says that it is a terminal, but
+    moves no cursor, and rich's own output for notebooks shows each part of a line as a line.
+    """
+    in_notebook = "ipykernel" in sys.modules
+    return Console(
+        stderr=stderr,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_jupyter=False,
+        force_terminal=False if in_notebook else None,
+    )

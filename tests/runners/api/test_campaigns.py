@@ -1,0 +1,110 @@
+"""Campaigns from a program: the same runs, errors and signals as by the commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import agentrl
+from runners.store.run_store import RunStore
+from runners.store.store_error import StoreError
+from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
+from tests.fakes.tiny_model import write_tiny_model
+
+SMALL = [
+    "run.steps=2", "run.tasks_per_step=2", "run.rollouts_per_task=4", "run.eval_tasks=2",
+    "task.train_tasks=8", "task.held_out_tasks=2", "observe.tensorboard=false",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["scenari=mixed"], "scenari is not a key: did you mean scenario?"),
+        (["run.steps=many", "seed=x"], "run.steps=many"),
+        (["seed=0,1"], "several values are a sweep of 2 runs (seed=0, seed=1): call once for each"),
+    ],
+)
+def test_a_wrong_configuration_is_one_error_with_the_words_of_the_command(
+    overrides: list[str], words: str
+) -> None:
+    with pytest.raises(agentrl.ConfigError) as raised:
+        agentrl.run(overrides)
+    assert words in str(raised.value)
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
+    for call in (lambda: agentrl.open_run(tmp_path), lambda: agentrl.run(resume=tmp_path)):
+        with pytest.raises(agentrl.AgentrlError, match="holds no run"):
+            call()
+
+
+@pytest.mark.integration
+def test_names_are_imported_without_the_parts_that_run() -> None:
+    loaded = "import agentrl, sys; print(*{'torch', 'runners.campaign.run'} & set(sys.modules))"
+    root = Path(__file__).parents[3]
+    found = subprocess.run(
+        [sys.executable, "-c", loaded],
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'runners/api'}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == ""
+
+
+def interrupt_in_first_step(run_dir: Path) -> None:
+    """Send this process SIGINT as soon as the run has begun a step."""
+    while True:
+        time.sleep(0.02)
+        try:
+            with RunStore.open(run_dir, read_only=True) as store:
+                if store.steps():
+                    break
+        except StoreError:
+            continue  # it is being made
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.integration
+async def test_a_campaign_is_interrupted_in_a_loop_resumed_in_a_thread_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    policy = write_tiny_tokenizer(tmp_path / "policy")
+    write_tiny_model(policy, vocab_size=tiny_tokenizer().get_vocab_size())
+    run_dir = tmp_path / "run"
+    model = [f"model.path={policy}", f"model.tokenizer={policy}", f"run.dir={run_dir}"]
+    threading.Thread(target=interrupt_in_first_step, args=[run_dir]).start()
+    finished = agentrl.run([*SMALL, *model])  # this test's loop runs
+    assert finished.exit_code is agentrl.ExitCode.INTERRUPTED, finished
+    assert finished.summary["steps"] < 2
+    with ThreadPoolExecutor(1) as pool:
+        finished = pool.submit(agentrl.run, resume=run_dir).result()
+    assert (finished.exit_code, finished.message) == (agentrl.ExitCode.DONE, "")
+    with finished.open() as reader:
+        assert reader.summary() == {**finished.summary, "wall_s": reader.summary()["wall_s"]}
+        assert [row.step for row in reader.steps()] == [1, 2]
+        assert [row["step"] for row in reader.metrics()] == [1, 2]
+        assert [row.step for row in reader.evaluations()] == [0, 2]
+        assert [len(group) for group in reader.groups(1)] == [4, 4]
+        assert len(reader.records(split="eval")) == 4
+        assert len(reader.records()) == 16
+        for found in reader.rollouts(step=2):
+            trained = sum(int(chain.loss_mask.sum()) for chain in found.chains)
+            assert trained == found.record.sampled_tokens
+            first = found.chains[0]
+            assert first.tokens.dtype == np.int32
+            assert reader.decode(first.tokens.tolist()).startswith("<|im_start|>system")
+            assert reader.rollout(found.record.rollout_id).record == found.record
+        with pytest.raises(KeyError, match="has no rollout train-9"):
+            reader.rollout("train-9")
