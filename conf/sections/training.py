@@ -20,6 +20,11 @@ AdvantageChoice = Annotated[
     by_name("advantages", *get_args(AdvantageName)),
 ]
 
+LossName = Literal["ppo"]
+LossChoice = Annotated[
+    Annotated[LossName, Tag(BY_NAME)] | ByTarget, SELECT, by_name("losses", *get_args(LossName))
+]
+
 LongFinal = Literal["cut", "drop"]
 
 
@@ -145,6 +150,10 @@ class LocalTrainerConfig(PolicyGradientConfig):
     """Passes over the step's rollouts."""
     tokens_per_microbatch: PositiveInt
     """Padded tokens in one forward pass; a prompt that its rows share counts once."""
+    loss: LossChoice
+    """Loss of a token: ``ppo``, the clipped surrogate; or a plug-in, for which ``clip_low`` and
+    ``clip_high`` mean nothing.
+    """
     recompute: Literal["auto"] | bool
     """Compute the activations of layers and logits again in the backward pass instead of keeping
     them: the same gradients with less memory, a third more computation, and no shared prompts.

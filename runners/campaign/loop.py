@@ -130,6 +130,9 @@ class Campaign:
         self._progress.begin_phase("training")
         trained = await asyncio.to_thread(self._trainer.step, samples.rollouts)
         note_masked(self._store, "routing_refused", self._trainer.refused)
+        for reason in self._trainer.failed_updates:
+            self._store.event("update_failed", {"step": step, "reason": reason})
+            self._progress.add_note(f"an update of step {step} is left out: {reason}")
         metrics = step_metrics(samples, rollout_s, name_sets(self._config)) | trained
         for record in samples.records:
             self._store.put_rollout(record)

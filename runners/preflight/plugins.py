@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -15,19 +15,21 @@ from conf.schema import Config
 from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.plugin import PluginConfig
 from conf.sections.task import FormatName, GraderName
-from conf.sections.training import AdvantageName, ShareName
+from conf.sections.training import AdvantageName, LossName, ShareName
 from conf.targets import find_version, plugin_names
 from runners.export.contract import ExporterPlugin
 from runners.export.formats import FORMATS
 from runners.harnesses.contract import Harness
 from runners.observe.sinks import MetricsSink
-from runners.plugins.loading import load_plugin
+from runners.plugins.calls import PluginFailedError
+from runners.plugins.loading import PluginError, load_plugin
 from runners.rollouts.reward import Reward
 from runners.sandboxes.remote.provided import MachineProvider
 from runners.tasks.custom_reader import DatasetReader
 from runners.tasks.graders.custom import Scorer
 from runners.training.advantages import AdvantageEstimator
 from runners.training.fanout import SharePolicy
+from runners.training.loss_contract import PolicyLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Seam:
     builtin: tuple[str, ...]
     runs: str
     """Process in which its code runs."""
+    trial: Callable[[Any], None] | None = None
+    """Calls a plug-in once; raises PluginFailedError."""
 
 
 def list_seams() -> tuple[Seam, ...]:
@@ -57,10 +61,17 @@ def list_seams() -> tuple[Seam, ...]:
         Seam(
             "advantages", "trainer.advantage", AdvantageEstimator, get_args(AdvantageName), "driver"
         ),
+        Seam("losses", "trainer.loss", PolicyLoss, get_args(LossName), "trainer", _try_loss),
         Seam("shares", "fanout.reward", SharePolicy, get_args(ShareName), "driver"),
         Seam("sinks", "observe.sinks", MetricsSink, (), "driver"),
         Seam("exporters", "dump-trajectories --format", ExporterPlugin, tuple(FORMATS), "dump"),
     )
+
+
+def _try_loss(loss: PolicyLoss) -> None:
+    from runners.training.losses import try_loss  # imports torch
+
+    try_loss(loss)
 
 
 def _choices(group: str) -> tuple[str, ...]:
@@ -120,6 +131,10 @@ def find_plugin_errors(config: Config) -> Iterator[AgentrlError]:
         if on_nodes and find_version(plugin.target) is None:
             continue
         try:
-            load_plugin(plugin, seam.contract, key)
+            made = load_plugin(plugin, seam.contract, key)
+            if seam.trial is not None:
+                seam.trial(made)
         except AgentrlError as error:
             yield error
+        except PluginFailedError as error:
+            yield PluginError(str(error))

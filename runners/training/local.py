@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from conf.errors import AgentrlError
+from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
+from runners.plugins.calls import PluginFailedError
+from runners.training.loss_contract import TrainedTokens
 from runners.training.losses import (
-    PolicyLoss,
     compute_importance_weights,
-    compute_policy_loss,
+    compute_loss,
     is_active,
+    make_loss,
     replace_rounded,
 )
 from runners.training.micro_batches import (
@@ -63,8 +66,8 @@ class LocalTrainer:
         """Load the policy from a directory of safetensors.
 
         ``temperature``: that of the rollouts, by which logits are divided here too; ``seed``: of
-        the split into minibatches. Raises TrainingError if the policy cannot be loaded, and
-        RoutingError if its routing cannot be replayed.
+        the split into minibatches. Raises TrainingError if the policy cannot be loaded,
+        RoutingError if its routing cannot be replayed, and PluginError.
         """
         self.config = config
         self.temperature = temperature
@@ -78,6 +81,10 @@ class LocalTrainer:
             lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay,
             foreach=True,
         )  # fmt: skip
+        self.loss = make_loss(config)
+        self.own_loss = isinstance(config.loss, PluginConfig)
+        self.failed_updates: Sequence[str] = ()
+        """Updates of the last step that were left out because a plug-in's loss failed: reasons."""
         self.generator = torch.Generator().manual_seed(seed)
         self.steps = 0
         """Training steps done; a restored trainer goes on from its checkpoint's."""
@@ -102,15 +109,22 @@ class LocalTrainer:
         ``epochs`` passes over the rollouts, each split anew into ``minibatches`` optimizer updates
         (AdamW, Loshchilov & Hutter 2019, arXiv 1711.05101). Samples whose advantage is exactly 0
         stay in the averages but are not run through the model: without a KL term their gradient is
-        exactly 0. Raises TrainingError and RoutingError.
+        exactly 0. With a loss of the user's own they are, and an update in which it fails is left
+        out. Raises TrainingError, also if it fails in all of them, and RoutingError.
         """
         started = time.perf_counter()
         self.steps += 1
         totals = StepTotals()
+        self.failed_updates = totals.failed
         rollouts = self._prepare(rollouts, totals)
         for _ in range(self.config.epochs):
             for part in split_rollouts(rollouts, self.config.minibatches, self.generator):
-                self._update(part, totals)
+                try:
+                    self._update(part, totals)
+                except PluginFailedError as error:
+                    totals.failed.append(str(error))
+        if totals.failed and not totals.updates:
+            raise TrainingError(f"no update of step {self.steps} was made: {totals.failed[0]}")
         return totals.metrics(time.perf_counter() - started) | self._replay_metrics(totals)
 
     @property
@@ -127,7 +141,7 @@ class LocalTrainer:
         samples = [sample for rollout in rollouts for sample in rollout]
         if self.replay is not None:
             samples = self.replay.admit(samples)
-        with_gradient = [index for index, sample in enumerate(samples) if _has_gradient(sample)]
+        with_gradient = self._with_gradient(samples)
         several = self.config.minibatches * self.config.epochs > 1
         records = self.replay is not None and self.replay.records
         if records or several:
@@ -174,7 +188,7 @@ class LocalTrainer:
         """Make one optimizer update on one minibatch; none if nothing in it has a gradient."""
         weights = compute_token_weights(rollouts)
         samples = [sample for rollout in rollouts for sample in rollout]
-        with_gradient = [index for index, sample in enumerate(samples) if _has_gradient(sample)]
+        with_gradient = self._with_gradient(samples)
         if not with_gradient:
             return
         self.optimizer.zero_grad(set_to_none=True)
@@ -187,8 +201,8 @@ class LocalTrainer:
                 if self.replay is not None:
                     scope = exits.enter_context(self.replay.replay(batch))
                 part = self._loss(batch, self._logprobs(batch, scope), totals)
-                part.loss.backward()  # type: ignore[no-untyped-call]
-            loss += part.loss.item()
+                part.backward()  # type: ignore[no-untyped-call]
+            loss += part.item()
         if self.replay is not None:
             self.replay.measure_gradients()
         # Returns the norm before clipping.
@@ -201,8 +215,8 @@ class LocalTrainer:
         self.optimizer.step()
         totals.count_update(loss, norm)
 
-    def _loss(self, batch: MicroBatch, logprobs: Tensor, totals: StepTotals) -> PolicyLoss:
-        """Return a micro-batch's loss.
+    def _loss(self, batch: MicroBatch, logprobs: Tensor, totals: StepTotals) -> Tensor:
+        """Return a micro-batch's loss, float32 [], differentiable.
 
         The ratio compares with the engine's logprobs, or with the trainer's own before the step's
         first update where the two differ by rounding alone; with a correction, always with the
@@ -220,12 +234,18 @@ class LocalTrainer:
             )
             totals.add_weights(importance)
             weights = weights * importance.weights
-        part = compute_policy_loss(
-            logprobs, old, batch.advantages, weights,
-            low=self.config.clip_low, high=self.config.clip_high,
-        )  # fmt: skip
-        totals.add_loss(part, len(batch.targets))
-        return part
+        tokens = TrainedTokens(logprobs, old, batch.rollout_logprobs, batch.advantages, batch.rows)
+        found = compute_loss(self.loss, tokens) if self.own_loss else self.loss(tokens)
+        totals.add_tokens(logprobs, found.clipped)
+        return (found.losses * weights).sum()
+
+    def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
+        """Return the indices of the samples that change the weights."""
+        return [
+            index
+            for index, sample in enumerate(samples)
+            if (sample.advantage != 0.0 or self.own_loss) and sample.loss_mask.any()
+        ]
 
     def _batches(
         self, samples: Sequence[Sample], weights: Sequence[float] | None = None
@@ -256,11 +276,6 @@ class LocalTrainer:
             return {}
         native = None if totals.native is None else totals.native.metrics()
         return self.replay.metrics(totals.mismatch.metrics(), native)
-
-
-def _has_gradient(sample: Sample) -> bool:
-    """Return whether a sample changes the weights."""
-    return sample.advantage != 0.0 and bool(sample.loss_mask.any())
 
 
 def load_policy(directory: Path) -> nn.Module:

@@ -1,7 +1,7 @@
 """The policy loss, and the importance weights that correct it where engine and trainer differ.
 
-The loss is PPO's clipped surrogate with an asymmetric clip, averaged per rollout. Invariant: losses
-and counts are sums over tokens, so that the micro-batches of an update add up to the whole.
+Built in is PPO's clipped surrogate with an asymmetric clip. Invariant: losses and counts are summed
+over tokens, so that the micro-batches of an update add up to the whole.
 """
 
 from __future__ import annotations
@@ -11,49 +11,75 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conf.sections.training import CorrectionConfig
+from conf.sections.plugin import PluginConfig
+from conf.sections.training import CorrectionConfig, LocalTrainerConfig
+from runners.plugins.calls import PluginFailedError, describe_failure
+from runners.plugins.loading import load_shared
+from runners.training.loss_contract import PolicyLoss, TokenLosses, TrainedTokens
+
+NAME = "trainer.loss"
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyLoss:
-    """The loss of one micro-batch, and sums for the metrics."""
-
-    loss: Tensor
-    """float32 []; differentiable."""
-    clipped: float
-    """Number of tokens whose gradient the clip removed."""
-    nll_sum: float
-    """Sum over tokens of −logprob, in nats: an estimate of the entropy."""
-
-
-def compute_policy_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
-    *,
-    low: float,
-    high: float,
-) -> PolicyLoss:
-    """Return ``L = −Σ_t w_t · min(r_t·A_t, clip(r_t, 1 − low, 1 + high)·A_t)``, with
+class ClippedSurrogate:
+    """``l_t = −min(r_t·A_t, clip(r_t, 1 − low, 1 + high)·A_t)``, with
     ``r_t = exp(logprob_t − old_logprob_t)``.
 
     PPO's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347) with DAPO's clip-higher,
-    ``high > low`` (arXiv 2503.14476). All arguments are float32 [n], one entry per trained token:
-    the logprob now, the logprob to compare it with, the sample's advantage, and the token's weight
-    in the average (see ``compute_token_weights``). The gradient flows through ``logprobs`` alone.
+    ``high > low`` (arXiv 2503.14476).
 
-    Example: at ``r = 1`` and ``A = 2`` with ``w = 1`` the loss is −2 and nothing is clipped; at
-    ``r = 1.5`` and ``high = 0.28`` it is −2.56, and the token has no gradient.
+    Example: at ``r = 1`` and ``A = 2`` the loss is −2 and nothing is clipped; at ``r = 1.5`` and
+    ``high = 0.28`` it is −2.56, and the token has no gradient.
     """
-    ratio = (logprobs - old_logprobs).exp()
-    unclipped = ratio * advantages
-    clipped = ratio.clamp(1.0 - low, 1.0 + high) * advantages
-    loss = -(torch.minimum(unclipped, clipped) * weights).sum()
-    with torch.no_grad():
-        removed = (clipped < unclipped).sum().item()
-        nll = -logprobs.sum().item()
-    return PolicyLoss(loss, float(removed), nll)
+
+    low: float
+    high: float
+
+    def __call__(self, tokens: TrainedTokens) -> TokenLosses:
+        """Return the loss of each token."""
+        ratio = (tokens.logprobs - tokens.old_logprobs).exp()
+        unclipped = ratio * tokens.advantages
+        clipped = ratio.clamp(1.0 - self.low, 1.0 + self.high) * tokens.advantages
+        return TokenLosses(-torch.minimum(unclipped, clipped), (clipped < unclipped).detach())
+
+
+def make_loss(trainer: LocalTrainerConfig) -> PolicyLoss:
+    """Return the loss of ``trainer.loss``; raises PluginError."""
+    if isinstance(trainer.loss, PluginConfig):
+        found: PolicyLoss = load_shared(trainer.loss, PolicyLoss, "trainer.loss")
+        return found
+    return ClippedSurrogate(trainer.clip_low, trainer.clip_high)
+
+
+def compute_loss(loss: PolicyLoss, tokens: TrainedTokens) -> TokenLosses:
+    """Return a loss of the user's own, checked; raises PluginFailedError."""
+    try:
+        found = loss(tokens)
+    except (Exception, SystemExit) as error:
+        raise describe_failure(NAME, error) from error
+    losses = getattr(found, "losses", None)
+    if not isinstance(found, TokenLosses) or not isinstance(losses, Tensor):
+        kind = type(losses if isinstance(found, TokenLosses) else found).__name__
+        raise PluginFailedError(f"{NAME} returned {kind}: it has to return TokenLosses(tensor)")
+    for name, tensor in (("losses", losses), ("clipped", found.clipped)):
+        if tensor is not None and tensor.shape != tokens.logprobs.shape:
+            shape, wanted = list(tensor.shape), list(tokens.logprobs.shape)
+            raise PluginFailedError(f"{NAME}: {name} of shape {shape} for tokens of shape {wanted}")
+    if not losses.requires_grad:
+        raise PluginFailedError(f"{NAME}: losses that do not follow from tokens.logprobs")
+    if not bool(losses.isfinite().all()):
+        raise PluginFailedError(f"{NAME}: a loss that is not finite")
+    return found
+
+
+def try_loss(loss: PolicyLoss) -> None:
+    """Compute a loss of the user's own on tokens of two samples; raises PluginFailedError."""
+    generator = torch.Generator().manual_seed(0)
+    old = -3 * torch.rand(7, generator=generator)
+    logprobs = (old + 0.1 * torch.randn(7, generator=generator)).requires_grad_()
+    advantages = torch.tensor([1.5, 1.5, 1.5, -0.5, -0.5, -0.5, -0.5])
+    rows = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    compute_loss(loss, TrainedTokens(logprobs, old, old.clone(), advantages, rows))
 
 
 ROUNDING = 1e-4

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from runners.training.losses import ImportanceWeights, PolicyLoss
+from torch import Tensor
+
+from runners.training.losses import ImportanceWeights
 from runners.training.mismatch import Mismatch
 
 
@@ -21,6 +23,9 @@ class StepTotals:
     """Largest gradient norm before clipping."""
     clipped: float = 0.0
     nll: float = 0.0
+    """Sum over tokens of −logprob, in nats: an estimate of the entropy."""
+    failed: list[str] = field(default_factory=list)
+    """Updates that were left out because a plug-in's loss failed, with the reason."""
     mismatch: Mismatch = field(default_factory=Mismatch)
     native: Mismatch | None = None
     """The mismatch without routing replay; None: not measured in this step."""
@@ -29,11 +34,11 @@ class StepTotals:
     truncated: int = 0
     rejected: int = 0
 
-    def add_loss(self, part: PolicyLoss, tokens: int) -> None:
-        """Add a micro-batch of so many trained tokens."""
-        self.tokens += tokens
-        self.clipped += part.clipped
-        self.nll += part.nll_sum
+    def add_tokens(self, logprobs: Tensor, clipped: Tensor | None) -> None:
+        """Add a micro-batch's trained tokens: their logprobs, and which of them were clipped."""
+        self.tokens += len(logprobs)
+        self.clipped += 0.0 if clipped is None else float(clipped.sum())
+        self.nll -= logprobs.detach().sum().item()
 
     def add_weights(self, part: ImportanceWeights) -> None:
         """Add a micro-batch's importance weights."""
@@ -64,6 +69,8 @@ class StepTotals:
             "train/updates": float(self.updates),
             "time/train_s": seconds,
         }
+        if self.failed:
+            metrics["train/updates_failed"] = float(len(self.failed))
         if self.weight_squares:
             metrics["policy/ess"] = self.weight**2 / self.weight_squares / tokens
             metrics["policy/truncated"] = self.truncated / tokens

@@ -23,6 +23,7 @@ from runners.tasks.graders.custom import Scorer
 from runners.tasks.rollout_result import RolloutResult
 from runners.training.advantages import AdvantageEstimator
 from runners.training.fanout import SharePolicy
+from runners.training.loss_contract import PolicyLoss, TokenLosses, TrainedTokens
 from runners.trajectory.outcome import Outcome, OutcomeCode
 from runners.trajectory.record import RolloutRecord, Segment, Turn
 from runners.trajectory.session_summary import SessionSummary
@@ -54,6 +55,7 @@ __all__ = [
     "Outcome",
     "OutcomeCode",
     "Patch",
+    "PolicyLoss",
     "Reward",
     "RolloutRecord",
     "RolloutResult",
@@ -66,6 +68,8 @@ __all__ = [
     "SharePolicy",
     "StepRow",
     "Task",
+    "TokenLosses",
+    "TrainedTokens",
     "Turn",
     "Verdict",
     "VerdictKind",

@@ -8,18 +8,19 @@ import pytest
 import torch
 
 from conf.sections.training import CorrectionConfig
-from runners.training.losses import compute_importance_weights, compute_policy_loss
+from runners.training.loss_contract import TrainedTokens
+from runners.training.losses import ClippedSurrogate, compute_importance_weights
 
 
 def _loss(ratio: float, advantage: float) -> tuple[float, float]:
     """Loss and gradient with respect to the logprob, for one token of weight 1."""
     logprob = torch.tensor([math.log(ratio)], requires_grad=True)
-    part = compute_policy_loss(
-        logprob, torch.zeros(1), torch.tensor([advantage]), torch.ones(1), low=0.2, high=0.28
-    )
-    part.loss.backward()  # type: ignore[no-untyped-call]
+    old, advantages = torch.zeros(1), torch.tensor([advantage])
+    tokens = TrainedTokens(logprob, old, old, advantages, torch.zeros(1, dtype=torch.int64))
+    loss = ClippedSurrogate(0.2, 0.28)(tokens).losses.sum()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert logprob.grad is not None
-    return part.loss.item(), logprob.grad.item()
+    return loss.item(), logprob.grad.item()
 
 
 def test_on_policy_the_gradient_is_minus_the_advantage() -> None:
