@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+PROGRAM = "program"
+"""Key of a context's ``meta``: the words after ``--``."""
+
+
+class ProgramCommand(TyperCommand):
+    """A command that takes a program and its arguments after ``--``, as they are.
+
+    The contexts of its methods are of a class that is typer's own secret.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what stands before ``--``; keep the rest."""
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[PROGRAM] = args[end + 1 :]
+        return super().parse_args(ctx, args[:end])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the pieces of the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- PROGRAM ARGUMENTS]"]
 
 
 def examples(*lines: str) -> str:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.arguments import ConfigDir, Overrides, examples
-from conf.errors import AgentrlError
+from cli.arguments import PROGRAM, ConfigDir, Json, Overrides, examples
+from conf.errors import AgentrlError, ExitCode
 
 if TYPE_CHECKING:
     from conf.schema import Config
-    from runners.processes.service import ServiceError
 
 EXAMPLES = examples(
     "agentrl gateway",
     "agentrl gateway engine=sglang engine.url=http://127.0.0.1:30000 "
     "model.tokenizer=DIR model.renderer=qwen3",
     "agentrl gateway engine=openai engine.url=http://127.0.0.1:8080 engine.model=NAME",
+    "agentrl gateway --once --out records.jsonl -- python my_agent.py",
 )
 ATTACHED = {
     "model.max_context_tokens": "262144",
@@ -34,16 +33,44 @@ NO_TRAINING = {"run.steps": "0", "run.eval_tasks": "0"}
 """Recording trains nothing; the rules ask, since the weights of some engines are fixed."""
 
 
+class GatewayUsageError(AgentrlError):
+    """The options do not fit together, or there is no such program."""
+
+    exit_code = ExitCode.USAGE
+
+
 def gateway(
-    context: typer.Context, overrides: Overrides = None, _config_dir: ConfigDir = None
+    context: typer.Context,
+    overrides: Overrides = None,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once",
+            help="Run the program named after -- against the gateway, print its trajectory to "
+            "stderr, and end with its exit code.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --once: write its record, as dump-trajectories does.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+    _config_dir: ConfigDir = None,
 ) -> None:
     """Serve the gateway alone: attach any agent to any engine, and record every turn.
 
     The first line on stdout is JSON with url and admin_key; ctrl-C ends the gateway. With
     engine=sglang, vllm, openai or anthropic the model is the one that the engine serves, and the
     defaults are model.max_context_tokens=262144 sampling.max_new_tokens=16384. With openai and
-    anthropic, APIs of texts, tokens are not known.
+    anthropic, APIs of texts, tokens are not known. --once -- PROGRAM ARGUMENTS runs a program with
+    OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY in its environment, in
+    no sandbox: with your rights. With --json its output goes to stderr.
     """
+    command = _check_program(context.meta[PROGRAM], once=once, out=out, as_json=as_json)
     import uvloop
 
     from cli.invocation import report_warning
@@ -68,7 +95,30 @@ def gateway(
         weights, tokenizer = policy.weights, policy.tokenizer
     else:
         weights, tokenizer = model.path or model.tokenizer, model.tokenizer
-    uvloop.run(_serve(job.config, job.run_dir, weights, tokenizer))
+    if not command:
+        uvloop.run(_serve(job.config, job.run_dir, weights, tokenizer))
+        return
+    code = uvloop.run(
+        _run_program(job.config, job.run_dir, weights, tokenizer, command, as_json=as_json, out=out)
+    )
+    raise typer.Exit(code)
+
+
+def _check_program(command: list[str], *, once: bool, out: Path | None, as_json: bool) -> list[str]:
+    """Return the program and its arguments, empty without ``--once``; raises GatewayUsageError."""
+    import shutil
+
+    if once and not command:
+        raise GatewayUsageError(
+            "--once runs a program: name it after --, as in `agentrl gateway --once -- my-agent`"
+        )
+    if not once and (command or out or as_json):
+        raise GatewayUsageError("--out, --json and a program after -- belong to --once: add it")
+    if command and shutil.which(command[0]) is None:
+        raise GatewayUsageError(f"there is no program {command[0]!r}, or it cannot be executed")
+    if out is not None and not out.resolve().parent.is_dir():
+        raise GatewayUsageError(f"--out {out}: there is no directory {out.resolve().parent}")
+    return command
 
 
 async def _serve(
@@ -79,56 +129,57 @@ async def _serve(
     import signal
 
     from cli.invocation import report_warning
-    from runners.diagnostics.diagnostics import install_diagnostics
-    from runners.faults.wiring import make_gateway_hooks
-    from runners.gateway.service import serve
-    from runners.gateway.settings import GatewaySettings
-    from runners.processes.service import ServiceStarter
-    from runners.runtime.engine_service import start_engine
-    from runners.runtime.policy import find_captured_shape
-    from runners.store.run_state import State
-    from runners.store.run_store import RunStore
+    from runners.runtime.gateway_alone import serve_alone
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    died: list[ServiceError] = []
+    await serve_alone(
+        config,
+        run_dir,
+        weights,
+        tokenizer,
+        announce=lambda info: _announce(info, run_dir),
+        stop=stop,
+        report=report_warning,
+    )
 
-    def engine_died(error: ServiceError) -> None:
-        died.append(error)
-        stop.set()
 
-    with (
-        RunStore.create(run_dir, config.model_dump(mode="json")) as store,
-        install_diagnostics(
-            run_dir, "gateway", watchdog_s=config.observe.watchdog_s, report=report_warning
-        ),
-    ):
-        store.set_state(State.RUNNING)
-        try:
-            async with AsyncExitStack() as exits:
-                starter = ServiceStarter(run_dir, exits, on_exit=engine_died)
-                url = await start_engine(config, starter, weights, tokenizer, 0)
-                settings = GatewaySettings.from_config(
-                    config,
-                    run_dir=run_dir,
-                    engine_url=url,
-                    tokenizer=tokenizer,
-                    routing=find_captured_shape(config, weights),
-                    keep_rollouts=True,
-                )
-                await serve(
-                    settings,
-                    announce=lambda info: _announce(info, run_dir),
-                    stop=stop,
-                    hooks=make_gateway_hooks(config.faults),
-                )
-            if died:
-                raise died[0]
-        except AgentrlError as error:
-            store.set_state(State.FAILED, exit_code=int(error.exit_code), message=str(error))
-            raise
-        store.set_state(State.DONE, exit_code=0)
+async def _run_program(
+    config: Config,
+    run_dir: Path,
+    weights: Path | None,
+    tokenizer: Path | None,
+    command: list[str],
+    *,
+    as_json: bool,
+    out: Path | None,
+) -> int:
+    """Run the program and report its trajectory; return its exit code. Raises AgentrlError."""
+    from cli.gateway_once import describe_rollout, read_rollout, render_rollout, write_record
+    from cli.invocation import print_json, report_warning, stderr
+    from runners.runtime.attached_program import run_attached
+
+    code = await run_attached(
+        config,
+        run_dir,
+        weights,
+        tokenizer,
+        command,
+        # stdout is the document's
+        stdout=sys.stderr.fileno() if as_json else None,
+        report=report_warning,
+    )
+    if (rollout := read_rollout(run_dir)) is not None:
+        short = describe_rollout(rollout)
+        if out is not None:
+            write_record(rollout, out)
+        if as_json:
+            print_json({"exit_code": code, "run_dir": str(run_dir), **short})
+        else:
+            stderr().print(render_rollout(short))
+            stderr().print(f"run directory {run_dir}", soft_wrap=True)
+    return code
 
 
 def _with_defaults(overrides: list[str]) -> list[str]:

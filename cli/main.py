@@ -28,6 +28,7 @@ from cli import (
     tasks,
     watch,
 )
+from cli.arguments import ProgramCommand
 from cli.invocation import Invocation
 
 app = typer.Typer(
@@ -81,13 +82,15 @@ app.command(epilog=compare.EXAMPLES, rich_help_panel=_LOOK)(compare.compare)
 app.command("dump-trajectories", epilog=dump.EXAMPLES, rich_help_panel=_LOOK)(
     dump.dump_trajectories
 )
-app.command(epilog=gateway.EXAMPLES, rich_help_panel=_SERVE)(gateway.gateway)
+app.command(cls=ProgramCommand, epilog=gateway.EXAMPLES, rich_help_panel=_SERVE)(gateway.gateway)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run ``agentrl ARGUMENTS…``, by default those of this process; raises SystemExit."""
     # Known before the arguments are parsed, so that every later error can be printed as JSON.
-    json = "--json" in (sys.argv[1:] if arguments is None else arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    own = words[: words.index("--")] if "--" in words else words  # the rest is a program's
+    json = "--json" in own
     invocation = Invocation(json=json)
     # A path may contain bytes that are not UTF-8, and a terminal may have another encoding.
     if isinstance(sys.stdout, TextIOWrapper):

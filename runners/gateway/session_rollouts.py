@@ -59,6 +59,7 @@ class SessionRollouts:
         """Store a session that has ended as a rollout, again if its reward has changed; return its
         record.
         """
+        cancelled = cancelled and session.failures.latest is None
         outcome = _CANCELLED if cancelled else decide_outcome(session)
         summary = await self._turn_log.session_summary(session.id)
         record = RolloutRecord(

@@ -1,0 +1,70 @@
+"""Serve a gateway without a campaign, in its own run directory, whose rollouts it keeps itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from conf.errors import AgentrlError
+from conf.schema import Config
+from runners.diagnostics.diagnostics import install_diagnostics
+from runners.faults.wiring import make_gateway_hooks
+from runners.gateway.service import serve
+from runners.gateway.settings import GatewaySettings
+from runners.processes.service import ServiceError, ServiceStarter
+from runners.runtime.engine_service import start_engine
+from runners.runtime.policy import find_captured_shape
+from runners.store.run_state import State
+from runners.store.run_store import RunStore
+
+
+async def serve_alone(
+    config: Config,
+    run_dir: Path,
+    weights: Path | None,
+    tokenizer: Path | None,
+    *,
+    announce: Callable[[dict[str, Any]], None],
+    stop: asyncio.Event,
+    report: Callable[[str], None],
+) -> None:
+    """Serve until ``stop``; announce what ``serve`` announces, when it is ready.
+
+    ``report`` gets the watchdog's warnings. Raises AgentrlError if a service cannot start or dies.
+    """
+    died: list[ServiceError] = []
+
+    def engine_died(error: ServiceError) -> None:
+        died.append(error)
+        stop.set()
+
+    with (
+        RunStore.create(run_dir, config.model_dump(mode="json")) as store,
+        install_diagnostics(
+            run_dir, "gateway", watchdog_s=config.observe.watchdog_s, report=report
+        ),
+    ):
+        store.set_state(State.RUNNING)
+        try:
+            async with AsyncExitStack() as exits:
+                starter = ServiceStarter(run_dir, exits, on_exit=engine_died)
+                url = await start_engine(config, starter, weights, tokenizer, 0)
+                settings = GatewaySettings.from_config(
+                    config,
+                    run_dir=run_dir,
+                    engine_url=url,
+                    tokenizer=tokenizer,
+                    routing=find_captured_shape(config, weights),
+                    keep_rollouts=True,
+                )
+                hooks = make_gateway_hooks(config.faults)
+                await serve(settings, announce=announce, stop=stop, hooks=hooks)
+            if died:
+                raise died[0]
+        except AgentrlError as error:
+            store.set_state(State.FAILED, exit_code=int(error.exit_code), message=str(error))
+            raise
+        store.set_state(State.DONE, exit_code=0)
