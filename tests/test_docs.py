@@ -97,6 +97,7 @@ def test_every_command_exists_and_its_configuration_composes(page: Path) -> None
     commands = agentrl_commands()
     for name, *arguments in calls(page):
         command = commands[name]
+        arguments = list(itertools.takewhile(lambda word: word != "--", arguments))
         if isinstance(command, TyperGroup):
             command = command.commands[arguments[0]]
         options = {option for parameter in command.params for option in parameter.opts}

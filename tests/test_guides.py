@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,27 @@ async def test_endpoints_are_evaluated_as_their_guide_says(place: Path) -> None:
     for name in ("of-openai", "of-anthropic"):
         report = json.loads((place / name / "report.json").read_text())
         assert report["unresolved_instances"] + report["empty_patch_instances"] == 1
+
+
+async def test_programs_are_attached_to_the_gateway_as_its_guide_says(place: Path) -> None:
+    async with ScriptedEngine() as engine:
+        engine.context_length = 40960
+        engine.always = Completion("hello<|im_end|>")
+        try:
+            printed = await follow("gateway.md", place, {SERVED: engine.url})
+        except BaseException:  # the guide's last line, which ends the gateway, was not reached
+            with suppress(OSError, ValueError):
+                os.kill(json.loads((place / "gateway.json").read_text())["pid"], signal.SIGKILL)
+            raise
+    sampled = tiny_tokenizer().encode("hello<|im_end|>").ids
+    assert printed[:1] == ["hello\n"]
+    assert printed[2] == f"policy.finished 1.0 [{len(sampled)}]\n"
+    once, recorded = (
+        json.loads((place / file).read_text())
+        for file in ("record.jsonl", "recorded/dump/trajectories.jsonl")
+    )
+    assert (once["reward"]["score"], recorded["reward"]["score"]) == (None, 1.0)
+    for record in (once, recorded):
+        (segment,) = record["segments"]
+        assert segment["tokens"][-len(sampled) :] == sampled
+    assert (recorded["task"], recorded["outcome"]["code"]) == ("greet", "policy.finished")

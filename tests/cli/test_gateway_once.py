@@ -176,6 +176,7 @@ def test_no_program_is_started_for_an_engine_that_is_not_there(
         (["--", "true"], "belong to --once"),
         (["--out", "x"], "belong to --once"),
         (["--once", "--", "no-such-program"], "no program 'no-such-program'"),
+        (["--once", "--", "no-such-program", "--json"], "no program 'no-such-program'"),
         (["--once", "--out", "no/such/file", "--", "true"], "there is no directory"),
     ],
 )
