@@ -18,10 +18,11 @@ import pytest
 from conf.errors import ExitCode
 from runners.export.jsonl import validate
 from runners.store.run_store import RunStore
+from runners.testing.completions import END, Completion
+from runners.testing.scripted_engine import ScriptedEngine
+from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from runners.trajectory.record import RolloutRecord
 from tests.cli.conftest import ENVIRONMENT, Agentrl
-from tests.fakes.scripted_engine import END, Completion, ScriptedEngine
-from tests.fakes.tiny_tokenizer import write_tiny_tokenizer
 
 AGENT = """
 import json, os, sys, urllib.request
