@@ -49,6 +49,13 @@ PROGRAMS = [
     ),
     Scripted("continue", (call("Bash", command=SED), say("Done."))),
     Scripted(
+        "openhands",
+        (
+            call("terminal", command=SED, security_risk="LOW", summary="Fix"),
+            call("finish", message="Done."),
+        ),
+    ),
+    Scripted(
         "aider",
         (
             say(
