@@ -6,13 +6,15 @@ import time
 from pathlib import Path
 
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
-from runners.plugins.calls import describe_failure
+from runners.plugins.calls import describe_failure, run_beside
 from runners.sandboxes.contract import Sandbox, SandboxError
+from runners.sandboxes.elsewhere import UNWIND_S, SandboxElsewhere
 from runners.trajectory.outcome import OutcomeCode
 
 
 class GuardedHarness:
-    """A harness whose exceptions, and results of another type, are ``infra.harness``.
+    """A harness that runs in the loop of plug-ins, so that it may block, and whose exceptions, and
+    results of another type, are ``infra.harness``.
 
     As with any agent program that ends without a result, the rollout counts against the policy if
     it had taken a turn: its commands may have caused it.
@@ -30,7 +32,9 @@ class GuardedHarness:
         """Run the plug-in; raises only SandboxError, and TimeoutError of the caller's deadline."""
         started = time.monotonic()
         try:
-            result = await self._harness.run(sandbox, context)
+            result = await run_beside(
+                self._harness.run, SandboxElsewhere(sandbox), context, unwind_s=UNWIND_S
+            )
             if isinstance(result, HarnessResult):
                 return result
             message = f"{self._name} returned {type(result).__name__}, not HarnessResult"

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from conf.errors import error_text
+from runners.concurrency.other_loop import run_in
 from runners.plugins.contract_check import is_async
 from runners.trajectory.printable import make_printable, shorten
 
@@ -42,7 +43,8 @@ async def call_plugin(
     try:
         async with asyncio.timeout(deadline_s) as limit:
             if is_async(plugin):
-                result: Result = await _run_beside(plugin, *args)
+                function: Any = plugin
+                result: Result = await run_beside(function, *args)
             else:
                 result = await _run_in_thread(plugin, *args)
             return result
@@ -79,22 +81,11 @@ def describe_failure(name: str, error: BaseException) -> PluginFailedError:
     return PluginFailedError(make_printable(f"{name} raised {type(error).__name__}: {text}{place}"))
 
 
-async def _run_beside(function: Callable[..., Any], *args: Any) -> Any:
-    """Await an async function in the loop of plug-ins."""
-
-    async def call() -> tuple[Any, BaseException | None]:
-        try:
-            return await function(*args), None
-        except BaseException as error:  # SystemExit would end the loop
-            return None, error
-
-    future = asyncio.run_coroutine_threadsafe(call(), _plugin_loop())
-    result, error = await asyncio.wrap_future(future)
-    if isinstance(error, Exception | SystemExit):
-        raise error
-    if error is not None:  # a cancellation of its own would look like ours
-        raise RuntimeError(repr(error)) from error
-    return result
+async def run_beside(
+    function: Callable[..., Awaitable[Result]], *args: Any, unwind_s: float = 0.0
+) -> Result:
+    """Await an async function in the loop of plug-ins, see ``run_in``; raises what it raises."""
+    return await run_in(_plugin_loop(), lambda: function(*args), unwind_s=unwind_s)
 
 
 @functools.cache

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from conf.sections.plugin import PluginConfig
-from runners.plugins.calls import check_number, describe_failure
+from runners.plugins.calls import check_number, describe_failure, run_beside
 from runners.plugins.loading import load_shared
 from runners.sandboxes.contract import Sandbox, SandboxError
+from runners.sandboxes.elsewhere import UNWIND_S, SandboxElsewhere
 from runners.tasks.contract import CustomGrading, Task, Verdict, VerdictKind
 from runners.tasks.graders.verdicts import make_verdict
 
@@ -42,7 +43,9 @@ async def judge_custom(task: Task, sandbox: Sandbox, deadline_s: float) -> Verdi
     name = f"task.grader={plugin.target}"
     scorer: Scorer = load_shared(plugin, Scorer, "task.grader")
     try:
-        found = await scorer(json.loads(task.grading.row), sandbox, deadline_s)
+        there = SandboxElsewhere(sandbox)
+        row = json.loads(task.grading.row)
+        found = await run_beside(scorer, row, there, deadline_s, unwind_s=UNWIND_S)
     except (SandboxError, TimeoutError):
         raise
     except (Exception, SystemExit) as error:

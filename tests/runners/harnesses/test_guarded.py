@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -45,7 +46,7 @@ class Half:
     def mounts(self): return {}
 """
 CONTEXT = HarnessContext("fix\x1b it", "key", "policy", 5.0)
-NO_SANDBOX = cast("Sandbox", None)
+UNUSED = cast("Sandbox", SimpleNamespace(spec=None, workdir="/", gateway_url=None))
 
 
 async def run(tmp_path: Path, *options: str) -> HarnessResult:
@@ -55,7 +56,7 @@ async def run(tmp_path: Path, *options: str) -> HarnessResult:
     config = compose([*lines, *(f"harness.options.{line}" for line in options)])
     harness = make_harness(config.harness, config.scenario)
     assert harness.mounts() == {"/opt/agent": Path("/somewhere")}
-    return await harness.run(NO_SANDBOX, CONTEXT)
+    return await harness.run(UNUSED, CONTEXT)
 
 
 @pytest.mark.parametrize(

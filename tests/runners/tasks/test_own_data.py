@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -130,8 +131,9 @@ def scored(task: Task, code: Path, name: str) -> Task:
 
 async def test_a_grader_that_exits_ends_its_own_grading_only(place: Path, tmp_path: Path) -> None:
     task = scored(make_task(tmp_path / "other"), place / "mine.py", "Exits")
+    unused = SimpleNamespace(spec=None, workdir="/", gateway_url=None)
     with pytest.raises(PluginFailedError, match="Exits raised SystemExit: 3"):
-        await judge_custom(task, cast("Sandbox", None), 5.0)
+        await judge_custom(task, cast("Sandbox", unused), 5.0)
 
 
 async def grade(backend: LocalBackend, task: Task, tmp_path: Path, **files: str) -> Verdict:
