@@ -170,15 +170,15 @@ async def _run_program(
         stdout=sys.stderr.fileno() if as_json else None,
         report=report_warning,
     )
-    if (rollout := read_rollout(run_dir)) is not None:
-        short = describe_rollout(rollout)
-        if out is not None:
-            write_record(rollout, out)
-        if as_json:
-            print_json({"exit_code": code, "run_dir": str(run_dir), **short})
-        else:
-            stderr().print(render_rollout(short))
-            stderr().print(f"run directory {run_dir}", soft_wrap=True)
+    rollout = read_rollout(run_dir)
+    short = describe_rollout(rollout)
+    if out is not None:
+        write_record(rollout, out)
+    if as_json:
+        print_json({"exit_code": code, "run_dir": str(run_dir), **short})
+    else:
+        stderr().print(render_rollout(short))
+        stderr().print(f"run directory {run_dir}", soft_wrap=True)
     return code
 
 

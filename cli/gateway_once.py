@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from runners.export.contract import ExportedRollout
 
 
-def read_rollout(run_dir: Path) -> ExportedRollout | None:
-    """Return the rollout of the run's one session; None if it was never begun."""
+def read_rollout(run_dir: Path) -> ExportedRollout:
+    """Return the rollout of the run's one session."""
     from runners.export.build import build_trajectory
     from runners.export.contract import ExportedRun
     from runners.runtime.attached_program import SESSION
@@ -20,8 +20,7 @@ def read_rollout(run_dir: Path) -> ExportedRollout | None:
 
     with RunStore.open(run_dir, read_only=True) as store:
         record = store.rollout(SESSION)
-        if record is None:
-            return None
+        assert record is not None  # its gateway has kept it, however it ended
         run = ExportedRun(run_dir.resolve().name, store.config(), None, store.routing_shape())
         return build_trajectory(record, store.turns(record.session_id), run)
 

@@ -140,7 +140,10 @@ def resumed_job(
         config = resume_config(stored, overrides, also=MOVABLE)
         return Job(config, run_dir.absolute(), "", resume=True)
     with RunStore.open(run_dir, read_only=True) as store:
-        stored, measured = store.config(), store.state().info.get("benchmark")
+        stored, info = store.config(), store.state().info
+    if info.get("gateway"):
+        raise JobError(f"{run_dir} holds the sessions of a gateway, which cannot be continued")
+    measured = info.get("benchmark")
     if measured != benchmark:
         what, command = (
             ("a campaign", "run")

@@ -20,6 +20,7 @@ from runners.gateway.session_rollouts import RolloutPlace, SessionRollouts
 from runners.gateway.settings import SessionSampling
 from runners.sandboxes.agent_process import AgentProcess
 from runners.trajectory.graph import build_segments
+from runners.trajectory.outcome import OutcomeCode
 
 CloseCallback = Callable[[], Coroutine[Any, Any, None]]
 
@@ -185,20 +186,22 @@ class SessionRegistry:
         stats["trained_tokens"] = sum(int(segment.loss_mask.sum()) for segment in segments)
         return {"segments": segments, **answer}
 
-    async def delete(self, session_id: str) -> None:
-        """End a session and forget it; one that was not finished is kept as cancelled."""
+    async def delete(
+        self, session_id: str, unfinished: OutcomeCode = OutcomeCode.CANCELLED_USER
+    ) -> None:
+        """End a session and forget it; one that was not finished is kept as ``unfinished``."""
         entry = self.find_by_id(session_id)
-        cancelled = not entry.session.finished
+        open_still = not entry.session.finished
         await _end_session(entry)
-        if cancelled and self._rollouts is not None and entry.place is not None:
+        if open_still and self._rollouts is not None and entry.place is not None:
             stats = _final_stats(entry.session)
-            await self._rollouts.keep(entry.session, entry.place, stats, None, cancelled=True)
+            await self._rollouts.keep(entry.session, entry.place, stats, None, unfinished)
         self._forget(entry)
 
     async def close(self) -> None:
-        """Delete every session."""
+        """Delete every session: those that are open lose their gateway."""
         for session_id in list(self._by_id):
-            await self.delete(session_id)
+            await self.delete(session_id, OutcomeCode.INFRA_GATEWAY)
 
 
 def _read_exception(task: asyncio.Task[SessionEntry]) -> None:

@@ -53,14 +53,15 @@ class SessionRollouts:
         place: RolloutPlace,
         stats: Mapping[str, Any],
         reward: float | None,
-        *,
-        cancelled: bool = False,
+        unfinished: OutcomeCode | None = None,
     ) -> RolloutRecord:
         """Store a session that has ended as a rollout, again if its reward has changed; return its
-        record.
+        record. ``unfinished``: its end, unless a service failed before; None: it was finished.
         """
-        cancelled = cancelled and session.failures.latest is None
-        outcome = _CANCELLED if cancelled else decide_outcome(session)
+        if unfinished is None or session.failures.latest is not None:
+            outcome = decide_outcome(session)
+        else:
+            outcome = Outcome(unfinished, Stage.HARNESS, "it ended before it was finished")
         summary = await self._turn_log.session_summary(session.id)
         record = RolloutRecord(
             step=0,
@@ -102,6 +103,3 @@ def decide_outcome(session: Session) -> Outcome:
         text = f"{counters.refused_turns} requests were refused: it has had its turns"
         return Outcome(OutcomeCode.BUDGET_TURNS, Stage.HARNESS, text)
     return Outcome(OutcomeCode.POLICY_FINISHED, Stage.HARNESS)
-
-
-_CANCELLED = Outcome(OutcomeCode.CANCELLED_USER, Stage.HARNESS, "deleted before it was finished")

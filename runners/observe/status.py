@@ -100,11 +100,13 @@ class Status:
     """Number of tasks that were set aside when the run began, by the section that names them."""
     inexact: str | None = None
     """A line about what the engine's turns do not record; None if they are exact."""
+    gateway: bool = False
+    """It holds the sessions of a gateway that serves alone."""
 
     @property
     def resume_command(self) -> str | None:
         """Command that continues the run; None if there is nothing to continue."""
-        if self.state in (KILLED, State.INTERRUPTED, State.FAILED):
+        if not self.gateway and self.state in (KILLED, State.INTERRUPTED, State.FAILED):
             command = f"eval {self.benchmark}" if self.benchmark else "run"
             return f"agentrl {command} --resume {self.run_dir}"
         return None
@@ -127,6 +129,8 @@ def render(status: Status) -> Table:
         table.add_row("message", Text(make_printable(status.message)))
     if status.state == State.RUNNING:
         table.add_row("driver", f"process {status.driver_pid} on {status.driver_host}")
+    if status.gateway:
+        table.add_row("sessions of", "a gateway without a campaign")
     if status.benchmark:
         table.add_row("evaluation of", status.benchmark)
         table.add_row("rollouts done", f"{sum(status.outcomes.values()):,}")
@@ -206,6 +210,7 @@ def read_store_status(store: RunStore) -> Status:
     )
     return Status(
         run_dir=str(store.run_dir),
+        gateway=state.info.get("gateway", False),
         benchmark=state.info.get("benchmark"),
         state=KILLED if dead else state.state,
         message=state.message,

@@ -47,7 +47,7 @@ async def serve_alone(
             run_dir, "gateway", watchdog_s=config.observe.watchdog_s, report=report
         ),
     ):
-        store.set_state(State.RUNNING)
+        store.set_state(State.RUNNING, gateway=True)
         try:
             async with AsyncExitStack() as exits:
                 starter = ServiceStarter(run_dir, exits, on_exit=engine_died)
@@ -65,6 +65,8 @@ async def serve_alone(
             if died:
                 raise died[0]
         except AgentrlError as error:
-            store.set_state(State.FAILED, exit_code=int(error.exit_code), message=str(error))
+            store.set_state(
+                State.FAILED, exit_code=int(error.exit_code), message=str(error), gateway=True
+            )
             raise
-        store.set_state(State.DONE, exit_code=0)
+        store.set_state(State.DONE, exit_code=0, gateway=True)

@@ -66,6 +66,12 @@ def test_the_first_line_is_enough_to_create_a_session(
     with RunStore.open(tmp_path / info["run_dir"], read_only=True) as store:
         assert set(store.sessions()) == {"mine", "long"}
         assert store.state().state is State.DONE
+    run = [sys.executable, "-m", "cli.main", "run", "--resume", info["run_dir"]]
+    refused = subprocess.run(
+        run, cwd=tmp_path, env={**os.environ, **ENVIRONMENT}, capture_output=True, check=False
+    )
+    assert refused.returncode == ExitCode.USAGE
+    assert b"holds the sessions of a gateway" in refused.stderr
 
 
 def test_a_port_in_use_ends_it_with_a_message(agentrl: Agentrl, overrides: list[str]) -> None:

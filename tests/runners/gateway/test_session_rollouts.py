@@ -115,7 +115,7 @@ async def test_a_session_that_wanted_more_turns_ends_by_its_budget_and_has_its_r
     assert (ended["rollout"]["outcome"], ended["rollout"]["reward"]) == ("budget.turns", 0.5)
 
 
-async def test_what_is_deleted_or_open_at_the_end_is_kept_as_cancelled(
+async def test_what_is_deleted_is_cancelled_and_what_is_open_at_the_end_lost_its_gateway(
     engine: ScriptedEngine, tokenizer_dir: Path, tmp_path: Path
 ) -> None:
     async with running_gateway(
@@ -127,7 +127,8 @@ async def test_what_is_deleted_or_open_at_the_end_is_kept_as_cancelled(
         await deleted.ask([user("hi")])
         await gateway.admin.delete("deleted")
     kept = rollouts(gateway)
-    assert {r.outcome.code for r in kept.values()} == {OutcomeCode.CANCELLED_USER}
+    assert kept["deleted"].outcome.code is OutcomeCode.CANCELLED_USER
+    assert kept["open"].outcome.code is OutcomeCode.INFRA_GATEWAY
     assert (kept["deleted"].turns, kept["open"].turns) == (1, 0)
 
 
