@@ -80,8 +80,10 @@ def _render_plugins(
     for column in ("for", "name", "target", "version"):
         table.add_column(column, overflow="fold")
     for each in offered:
-        missing = each.version or "not there: its package is broken"
-        table.add_row(each.seam, each.name, each.target, missing)
+        state = each.version or "not there: its package is broken"
+        if each.shadowed:
+            state = "not reached by its name, which is built in: choose it by its target"
+        table.add_row(each.seam, each.name, each.target, state)
     for key, plugin in chosen.items():
         table.add_row(f"{key}=", "chosen", plugin.target, plugin.version or "unknown")
     return table

@@ -43,5 +43,7 @@ def _count_tasks(tasks: DatasetReport) -> str:
     kinds = ", ".join(f"{number} by {kind}" for kind, number in tasks.kinds.items())
     name = f"{tasks.name}: " if tasks.name else ""
     aside = f"; {len(tasks.aside)} set aside" if tasks.aside else ""
-    number = f"{name}{len(tasks.tasks)} of {len(tasks.repositories)} repositories"
+    repositories = len(tasks.repositories)
+    noun = "repository" if repositories == 1 else "repositories"
+    number = f"{name}{len(tasks.tasks)} of {repositories} {noun}"
     return f"{number}, graded: {kinds}{aside}"

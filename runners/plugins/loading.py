@@ -7,6 +7,7 @@ parameters are its options.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -15,12 +16,12 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from conf.errors import ConfigError, error_text
 from conf.sections.plugin import PluginConfig
@@ -32,6 +33,8 @@ _KINDS = inspect.Parameter
 _shared: dict[tuple[str, str], Any] = {}
 """Plug-ins of this process, by configuration and key."""
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+_OPEN = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+"""Of a plug-in that takes ``**options``."""
 
 
 class PluginError(ConfigError):
@@ -77,7 +80,8 @@ def _import_target(target: str, key: str) -> Any:
     if importlib.util.find_spec("agentrl") is None:  # agentrl runs from its source
         sys.path.append(str(Path(__file__).parents[1] / "api"))
     place, name = split_target(target)
-    module = _import_file(Path(place), key) if is_file(place) else _import_module(place, key)
+    with contextlib.redirect_stdout(sys.stderr):  # a command's own output may be read by a program
+        module = _import_file(Path(place), key) if is_file(place) else _import_module(place, key)
     try:
         return getattr(module, name)
     except AttributeError:
@@ -149,8 +153,12 @@ def _make(target: Any, plugin: PluginConfig, key: str) -> Any:
             _refuse_unknown(target.model_fields, plugin, key)
             return target.model_validate_json(text, strict=True)
         model = _options_of(target)
-        _refuse_unknown(model.model_fields, plugin, key)
-        options = dict(model.model_validate_json(text, strict=True))
+        names = {str(field.alias): name for name, field in model.model_fields.items()}
+        if model.model_config["extra"] == "forbid":
+            _refuse_unknown(names, plugin, key)
+        found = model.model_validate_json(text, strict=True)
+        options = {alias: getattr(found, name) for alias, name in names.items()}
+        options |= found.model_extra or {}
         return (
             target(**options) if isinstance(target, type) else functools.partial(target, **options)
         )
@@ -170,18 +178,22 @@ def _options_of(target: Callable[..., Any]) -> type[BaseModel]:
     except Exception:  # a name that is imported for type checkers only
         hints = {}
     fields: dict[str, Any] = {}
+    config = _STRICT
     for name, parameter in inspect.signature(target).parameters.items():
-        positional = parameter.kind in (_KINDS.POSITIONAL_ONLY, _KINDS.VAR_POSITIONAL)
-        if positional or parameter.kind is _KINDS.VAR_KEYWORD:
+        if parameter.kind is _KINDS.VAR_KEYWORD:
+            config = _OPEN
+        if parameter.kind not in (_KINDS.KEYWORD_ONLY, _KINDS.POSITIONAL_OR_KEYWORD):
             continue
         if not isinstance(target, type) and parameter.kind is not _KINDS.KEYWORD_ONLY:
             continue  # an argument of each call
         default = ... if parameter.default is _KINDS.empty else parameter.default
-        fields[name] = (hints.get(name, Any), default)
-    return create_model(getattr(target, "__name__", "Options"), __config__=_STRICT, **fields)
+        # By alias: a model's own fields cannot be named json, copy or _x, and an option can.
+        field = Field(default, alias=name)
+        fields[f"option_{len(fields)}"] = (hints.get(name, Any), field)
+    return create_model(getattr(target, "__name__", "Options"), __config__=config, **fields)
 
 
-def _refuse_unknown(known: Mapping[str, Any], plugin: PluginConfig, key: str) -> None:
+def _refuse_unknown(known: Iterable[str], plugin: PluginConfig, key: str) -> None:
     """Raise PluginError for options that the plug-in does not have."""
     faults = [
         f"{key}.options.{name} is no option of {plugin.target}: "

@@ -87,12 +87,14 @@ class OfferedPlugin:
     target: str
     version: str | None
     """None: its code is not there."""
+    shadowed: bool
+    """Its name means something that is built in, or a choice of the user's own folder."""
 
 
 def list_offered() -> list[OfferedPlugin]:
     """Return the plug-ins of installed packages, by their entry points; imports none."""
     return [
-        OfferedPlugin(seam.name, name, target, find_version(target))
+        OfferedPlugin(seam.name, name, target, find_version(target), name in seam.builtin)
         for seam in list_seams()
         for name, target in sorted(plugin_names(seam.name).items())
     ]

@@ -31,6 +31,10 @@ class Plain:
 
 def function(number, *, weight: float = 1.0): return weight * number
 
+def odd(number, *, json: float = 1.0, copy: float = 1.0, _scale: float = 1.0):
+    return json * copy * _scale * number
+def open(number, *, weight: float = 1.0, **more): return number * weight * more.get("scale", 1)
+
 def without(): return 1
 class Fewer:
     def __call__(self): return 1
@@ -170,3 +174,22 @@ def test_a_shared_plugin_is_made_once(file: Path) -> None:
     assert load_shared(plugin, Scale, "reward") is load_shared(plugin, Scale, "reward")
     other = PluginConfig(target=f"{file}:Data", options={"weight": 3})
     assert load_shared(other, Scale, "reward")(1) == 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_option_may_have_any_name_of_python(file: Path) -> None:
+    assert load(file, "odd", json=2.0, copy=3.0, _scale=5.0)(1) == 30
+    with pytest.raises(PluginError, match=r"reward.options.json=two: input should be a valid num"):
+        load(file, "odd", json="two")
+
+
+def test_a_plugin_that_takes_any_options_gets_them(file: Path) -> None:
+    assert load(file, "open", weight=2.0, scale=3)(1) == 6
+
+
+def test_what_a_module_prints_is_no_output_of_the_command(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("print('loaded')\ndef function(number): return number\n")
+    load(file, "function")
+    assert capsys.readouterr() == ("", "loaded\n")
