@@ -132,8 +132,8 @@ def test_dry_run_counts_the_sets_of_a_mixture(agentrl: Agentrl, tmp_path: Path) 
     document = json.loads(done.stdout)
     counts = {each["name"]: (each["number"], each["set_aside"]) for each in document["tasks"]}
     assert counts == {"a": (2, {"a-0": "flaky"}), "b": (2, {})}
-    assert "tasks a: 2 of 1 repositories, graded: 2 by eval_cmd; 1 set aside" in done.stderr
-    assert "tasks b: 2 of 1 repositories, graded: 2 by eval_cmd\n" in done.stderr
+    assert "tasks a: 2 of 1 repository, graded: 2 by eval_cmd; 1 set aside" in done.stderr
+    assert "tasks b: 2 of 1 repository, graded: 2 by eval_cmd\n" in done.stderr
 
 
 def test_dry_run_reports_problems_with_exit_code_3(agentrl: Agentrl, tmp_path: Path) -> None:
