@@ -10,6 +10,7 @@ import typer
 from cli.arguments import CommandAndOverrides, ConfigDir, Json, examples, split_command
 from cli.invocation import print_json, report_warning, stderr, stdout
 from cli.task_counts import count_sets, describe_sets
+from cli.upgrade import compare_versions
 
 if TYPE_CHECKING:
     from cli.jobs import Job
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "agentrl check",
     "agentrl check harness=claude_code",
+    "agentrl check harness=claude_code@2.1.329 --against runs/20260101-120000-linear",
     "agentrl check run engine=sglang engine.url=http://127.0.0.1:30000 model.path=weights "
     "model.tokenizer=weights model.renderer=qwen3 routing_replay=rollout",
     "agentrl check eval swebench task.path=instances.jsonl engine=sglang "
@@ -46,6 +48,15 @@ def check(
         bool,
         typer.Option("--gold", help="Check what `eval --gold` needs: tasks, no policy, no agent."),
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Replay rollouts of this run instead, with the agent program of harness="
+            "NAME@VERSION: what does it change? Exit code 1: training signal is lost.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check everything that a run needs, and let its agent program take one turn.
@@ -67,6 +78,8 @@ def check(
     from launch.requirements import warn_of_unmet
     from runners.tasks.task_sets import check_sets
 
+    if against is not None:
+        compare_versions(against, overrides or [], as_json=as_json)
     benchmark, lines = split_command(overrides or [])
     jobs = new_jobs(lines, config, kind="check")
     errors = find_start_errors(jobs, benchmark=benchmark, uses_policy=not gold)

@@ -40,6 +40,7 @@ from conf.keys import (
 from conf.layers import OTHER_SECTIONS, imply_choices, layer_values
 from conf.open_keys import is_option, name_targets, write_line
 from conf.origins import find_yaml_origins, overridden_keys
+from conf.program_versions import name_versions
 from conf.resolvers import register_resolvers
 from conf.schema import Config
 from conf.stored import to_overrides
@@ -65,7 +66,7 @@ def compose_with_origins(
     An origin is ``config.yaml``, ``GROUP=CHOICE`` (whose YAML file has the value), ``--config`` or
     ``command line``.
     """
-    given, faults = grammar.parse(name_targets(overrides))
+    given, faults = grammar.parse(name_targets(name_versions(overrides)))
     stored: list[Override] = []
     if base is not None:
         replaced = {o.key_or_group for o in given}

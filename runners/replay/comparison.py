@@ -75,7 +75,7 @@ def compare_turns(
     ``answered`` holds, for each prompt that was answered, the index of the recorded turn and the
     prompt's ids.
     """
-    pairs = _pair_turns(replayed, answered)
+    pairs = pair_turns(replayed, answered)
     exact: set[int] = set()
     differences: list[Difference] = []
     numbers = _number_in_threads(recorded)
@@ -135,7 +135,7 @@ class _Finding:
     replayed: str
 
 
-def _pair_turns(
+def pair_turns(
     replayed: Sequence[Turn], answered: Sequence[tuple[int, IdArray]]
 ) -> dict[int, Turn]:
     """Return the replayed turns by the index of the recorded turn that answered them."""

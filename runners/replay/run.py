@@ -25,8 +25,9 @@ from runners.gateway.settings import GatewaySettings
 from runners.gateway.tokenizer import load_tokenizer
 from runners.harnesses.contract import HarnessContext, HarnessResult
 from runners.harnesses.registry import make_harness
-from runners.replay.comparison import Difference, compare_turns
+from runners.replay.comparison import Difference, compare_turns, pair_turns
 from runners.replay.recorded_engine import RecordedEngine
+from runners.replay.signal import SignalChange, measure_signal
 from runners.sandboxes.backends import make_backend
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
@@ -60,12 +61,18 @@ class ReplayResult:
     turns: dict[str, int]
     differences: tuple[Difference, ...]
     """In the recorded order; empty if every request equals the recorded one."""
+    signal: SignalChange
     exit_code: ExitCode
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
         first = asdict(self.differences[0]) if self.differences else None
-        return asdict(self) | {"first": first, "exit_code": int(self.exit_code)}
+        signal = asdict(self.signal) | {"lost": self.signal.lost}
+        return asdict(self) | {
+            "first": first,
+            "signal": signal,
+            "exit_code": int(self.exit_code),
+        }
 
 
 def replay(run_dir: Path, rollout: str, overrides: list[str]) -> ReplayResult:
@@ -107,6 +114,7 @@ def replay(run_dir: Path, rollout: str, overrides: list[str]) -> ReplayResult:
         outcome={"recorded": record.outcome.code.value, "replayed": result.code.value},
         turns={"recorded": len(turns), "replayed": len(replayed)},
         differences=tuple(found),
+        signal=measure_signal(turns, replayed, pair_turns(replayed, engine.answered)),
         exit_code=ExitCode.FAILURE_BUDGET if found else ExitCode.DONE,
     )
 

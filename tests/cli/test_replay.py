@@ -1,9 +1,10 @@
-"""``agentrl replay``: differences and exit codes."""
+"""``agentrl replay`` and ``check --against``: differences and exit codes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,21 @@ def test_an_unknown_rollout_is_a_usage_error(agentrl: Agentrl, run: str) -> None
     done = agentrl("replay", run, "--rollout", "train-9", "--json")
     assert done.code == 2
     assert "has no rollout train-9" in json.loads(done.stdout)["error"]
+
+
+def test_a_version_that_loses_signal_has_exit_code_1(agentrl: Agentrl, tmp_path: Path) -> None:
+    script = [call("Bash", command="ls"), call("Submit", message="done")]
+    asyncio.run(record(run_config(tmp_path), tmp_path / "run", script))
+    run = str(tmp_path / "run")
+    same = agentrl("check", "harness.max_tokens=95", "--against", run, "--json")
+    found = json.loads(same.stdout)
+    assert same.code == found["exit_code"] == found["signal"]["lost"] == 0
+    assert found["changes"] == {"limits": 2}
+    cut = agentrl("check", "harness.max_turns=1", "--against", run)
+    assert cut.code == 1
+    shown = " ".join(cut.stdout.split())
+    assert "requests that differ missing 1" in shown
+    assert re.search(r"training signal [1-9]\d* of \d+ tokens lost", shown)
+    other = agentrl("check", "harness=codex@0.169.0", "--against", run)
+    assert other.code == 2
+    assert "recorded with harness=native, not harness=codex" in other.stderr

@@ -1,0 +1,33 @@
+"""Choose an agent program and its version in one word: ``harness=claude_code@2.1.328``."""
+
+from __future__ import annotations
+
+import re
+
+from conf.grammar import as_override
+from conf.keys import choice_content, groups
+
+_CHOICE = re.compile(r"harness=([a-z0-9_]+)@(\d[\w.+-]*)")
+_INSTALLED = re.compile(r"(@|==)\d[\w.+-]*")
+"""The version in a command that installs a package with npm or pip."""
+
+
+def split_version(line: str) -> tuple[str, str] | None:
+    """Return the overrides that choose a program and its version; None if a line does not."""
+    found = _CHOICE.fullmatch(line)
+    if found is None or found[1] not in groups()["harness"]:
+        return None
+    name, version = found.groups()
+    content = choice_content("harness", name)
+    if "version" in content and "target" not in content:
+        return f"harness={name}", as_override("harness.version", version)
+    command = str(content.get("install"))
+    if len(_INSTALLED.findall(command)) != 1:
+        return None
+    installed = _INSTALLED.sub(lambda match: match[1] + version, command)
+    return f"harness={name}", as_override("harness.install", installed)
+
+
+def name_versions(overrides: list[str]) -> list[str]:
+    """Replace a choice with a version by its two overrides."""
+    return [each for line in overrides for each in split_version(line) or (line,)]

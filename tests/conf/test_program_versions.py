@@ -1,0 +1,45 @@
+"""``harness=NAME@VERSION``: the version of a program, however it is installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from conf.sections.harness import ClaudeCodeHarnessConfig, CommandHarnessConfig
+
+
+def test_a_version_is_that_of_the_program_and_nothing_else_changes() -> None:
+    chosen = compose(["harness=claude_code@2.1.210", "harness.max_turns=9"])
+    assert chosen == compose(
+        ["harness=claude_code", "harness.version=2.1.210", "harness.max_turns=9"]
+    )
+    assert isinstance(chosen.harness, ClaudeCodeHarnessConfig)
+    assert chosen.harness.version == "2.1.210"
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("opencode", "opencode-ai@9.9.1"),
+        ("continue", "@continuedev/cli@9.9.1"),
+        ("aider", "aider-chat==9.9.1"),
+        ("openhands", "openhands==9.9.1"),
+    ],
+)
+def test_a_program_of_commands_is_installed_in_that_version(name: str, package: str) -> None:
+    harness = compose([f"harness={name}@9.9.1"]).harness
+    default = compose([f"harness={name}"]).harness
+    assert isinstance(harness, CommandHarnessConfig)
+    assert package in str(harness.install)
+    assert harness.model_copy(update={"install": None}) == default.model_copy(
+        update={"install": None}
+    )
+
+
+@pytest.mark.parametrize(
+    "choice", ["native@1.0", "command@1.0", "opencode@x", "pi@1;reboot", "no@1.0"]
+)
+def test_a_version_of_what_has_none_is_refused(choice: str) -> None:
+    with pytest.raises(ConfigError, match="harness="):
+        compose([f"harness={choice}", "harness.run=x"])
