@@ -11,12 +11,14 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+WAKE_S = 0.1
+"""Longest time until the waiting thread sees a signal."""
 
 Result = TypeVar("Result")
 Deliver = Callable[[signal.Signals], object]
@@ -86,6 +88,10 @@ def run_in_thread(work: Callable[[], Result]) -> Result:
             for number in STOP_SIGNALS:
                 signal.signal(number, lambda given, _: signals.send(signal.Signals(given)))
         threading.Thread(target=call, name="run").start()
+        # The kernel may give a signal to any thread, and that does not wake this one, which alone
+        # runs the handler.
+        while not done.done():
+            wait([done], timeout=WAKE_S)
         return done.result()
 
 

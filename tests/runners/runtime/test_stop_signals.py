@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -39,9 +40,19 @@ def test_signals_that_come_too_early_are_kept() -> None:
     assert seen == [signal.SIGINT, signal.SIGTERM]
 
 
+def interrupt_process(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def interrupt_other_thread(number: signal.Signals) -> None:
+    """The kernel chooses the thread that gets a signal; the handler runs in the main thread."""
+    signal.pthread_kill(threading.get_ident(), number)
+
+
 @pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("send", [interrupt_process, interrupt_other_thread])
 async def test_a_run_beside_a_running_loop_gets_the_signals_of_the_process(
-    number: signal.Signals,
+    number: signal.Signals, send: Callable[[signal.Signals], None]
 ) -> None:
     before = [signal.getsignal(each) for each in STOP_SIGNALS]
     ready = threading.Event()
@@ -52,7 +63,7 @@ async def test_a_run_beside_a_running_loop_gets_the_signals_of_the_process(
 
     def interrupt() -> None:
         ready.wait()
-        os.kill(os.getpid(), number)
+        send(number)
 
     threading.Thread(target=interrupt).start()
     assert run_blocking(work) == (number, True)
