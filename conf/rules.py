@@ -66,6 +66,11 @@ def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iter
             f"run.tasks_per_step={run.tasks_per_step} is more than task.train_tasks="
             f"{task.train_tasks}: raise task.train_tasks or lower run.tasks_per_step",
         )
+    yield (
+        run.sampler != "epoch" and isinstance(trainer, SlimeTrainerConfig),
+        "run.sampler is a plug-in, and trainer=slime takes the tasks of all steps from a file that "
+        "is written before the first: choose run.sampler=epoch or trainer=local",
+    )
     group = run.rollouts_per_task
     yield (
         run.steps > 0 and group < trainer.min_group,

@@ -98,6 +98,7 @@ async def test_code_of_ones_own_takes_every_seam_of_a_campaign(place: Path) -> N
     config = json.loads((run / "config.json").read_text())
     plugins = [config["harness"], config["reward"], config["task"]["format"]]
     plugins += [config["task"]["grader"], config["trainer"]["advantage"]]
+    plugins += [config["run"]["sampler"]]
     plugins.append(config["trainer"]["loss"])
     assert all(each["version"].startswith("sha256:") for each in plugins)
     assert config["reward"]["options"] == {"per_token": 0.002}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt, Tag
 
-from conf.sections.plugin import PluginConfig, by_name
+from conf.sections.plugin import BY_NAME, SELECT, ByTarget, PluginConfig, by_name
 from conf.sections.section import Section
 
 
@@ -15,6 +15,14 @@ def _top_k(value: int) -> int:
     if value == 0 or value < -1:
         raise ValueError("must be -1 (the whole vocabulary) or at least 1")
     return value
+
+
+SamplerName = Literal["epoch"]
+SamplerChoice = Annotated[
+    Annotated[SamplerName, Tag(BY_NAME)] | ByTarget,
+    SELECT,
+    by_name("samplers", *get_args(SamplerName)),
+]
 
 
 class RunConfig(Section):
@@ -26,6 +34,10 @@ class RunConfig(Section):
     """Training steps; 0 only evaluates."""
     tasks_per_step: PositiveInt
     """Groups (tasks) per step."""
+    sampler: SamplerChoice
+    """Tasks of each step: ``epoch``, each once per pass over its set, in an order of its own; or a
+    plug-in.
+    """
     rollouts_per_task: PositiveInt
     """Rollouts per group (GRPO's group size)."""
     eval_tasks: Annotated[int, Field(ge=0)]

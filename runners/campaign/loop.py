@@ -21,12 +21,8 @@ from conf.schema import Config
 from conf.task_sets import name_sets
 from runners.campaign.drain import pause_turns
 from runners.campaign.result import metrics_rows, summarize_evaluation
-from runners.campaign.schedule import (
-    evaluation_batch,
-    evaluation_due,
-    spare_group,
-    training_batch,
-)
+from runners.campaign.sampler import StepSampler
+from runners.campaign.schedule import evaluation_batch, evaluation_due
 from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
@@ -73,7 +69,8 @@ class Campaign:
         self._trainer = trainer
         self._tokenizer = tokenizer
         self._resumed = resumed
-        self._train_tasks = [task for task in tasks if task.split == "train"]
+        train_tasks = [task for task in tasks if task.split == "train"]
+        self._sampler = StepSampler(config, store, train_tasks, self._note_sampler_failure)
         self._held_out_tasks = [task for task in tasks if task.split == "held_out"]
         self._progress = progress
         self._metrics = metrics
@@ -119,7 +116,7 @@ class Campaign:
         return done
 
     async def _step(self, step: int) -> None:
-        specs = training_batch(self._config, self._train_tasks, step)
+        specs = await self._sampler.batch(step)
         self._store.begin_step(step, [spec.task.id for spec in specs if spec.member == 0])
         self._progress.begin_phase("rollouts", len(specs))
         started = time.monotonic()
@@ -199,10 +196,11 @@ class Campaign:
             more = min(lacking, self._config.rollout.spare_groups - spares)
             if more <= 0:
                 break
+            used = {spec.task.id for spec in specs}
             extra = [
                 spec
                 for number in range(spares, spares + more)
-                for spec in spare_group(self._config, self._train_tasks, step, number)
+                for spec in await self._sampler.spare(step, number, used)
             ]
             self._progress.batch_size += len(extra)
             groups.add(await self._run_rollouts(extra))
@@ -250,6 +248,10 @@ class Campaign:
             self._metrics_outdated = True
             text = f"{type(error).__name__}: {error_text(error)}"
             self._store.event("metrics_failed", {"error": text})
+
+    def _note_sampler_failure(self, step: int, error: PluginFailedError) -> None:
+        self._store.event("sampler_failed", {"step": step, "reason": str(error)})
+        self._progress.add_note(f"step {step} has the tasks of run.sampler=epoch: {error}")
 
     def _note_sink_failure(self, error: PluginFailedError) -> None:
         self._store.event("sink_failed", {"error": str(error)})

@@ -17,20 +17,10 @@ from runners.tasks.contract import Task
 from runners.tasks.mixture import draws
 
 
-def training_batch(config: Config, tasks: Sequence[Task], step: int) -> list[RolloutSpec]:
-    """Return the rollouts of training step ``step`` (1, 2, …): ``run.tasks_per_step`` groups.
+def spare_task(config: Config, tasks: Sequence[Task], step: int, number: int) -> Task:
+    """Return the task of a step's ``number``-th spare group.
 
-    Each pass over a set has its own order; within a pass no task comes twice. The sets of a mixture
-    take turns by their weights.
-    """
-    groups = enumerate(step_tasks(config, tasks, step))
-    return [spec for group, task in groups for spec in _group(config, step, group, task)]
-
-
-def spare_group(config: Config, tasks: Sequence[Task], step: int, number: int) -> list[RolloutSpec]:
-    """Return the group that replaces the ``number``-th (0, 1, …) untrainable one of a step.
-
-    Its task is none of the step's own, as long as there are others.
+    It is none of the step's own, as long as there are others.
     """
     used = {task.id for task in step_tasks(config, tasks, step)}
     name, place = _spare_set(config, step, number)
@@ -38,8 +28,7 @@ def spare_group(config: Config, tasks: Sequence[Task], step: int, number: int) -
     if not others:
         others, place = [task for task in tasks if task.id not in used] or list(tasks), number
     random.Random(derive_seed(config.seed, f"spare-{step}")).shuffle(others)
-    task = others[place % len(others)]
-    return _group(config, step, config.run.tasks_per_step + number, task)
+    return others[place % len(others)]
 
 
 def evaluation_batch(config: Config, tasks: Sequence[Task], step: int) -> list[RolloutSpec]:
@@ -87,7 +76,8 @@ def _spare_set(config: Config, step: int, number: int) -> tuple[str, int]:
     return names[number], names[:number].count(names[number])
 
 
-def _group(config: Config, step: int, group: int, task: Task) -> list[RolloutSpec]:
+def make_group(config: Config, step: int, group: int, task: Task) -> list[RolloutSpec]:
+    """Return the rollouts of one group of a training step."""
     members = range(config.run.rollouts_per_task)
     return [make_spec(config, "train", step, group, member, task) for member in members]
 

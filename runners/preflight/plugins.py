@@ -14,6 +14,7 @@ from conf.keys import groups
 from conf.schema import Config
 from conf.sections.cluster import ClusterLaunchConfig
 from conf.sections.plugin import PluginConfig
+from conf.sections.run import SamplerName
 from conf.sections.task import FormatName, GraderName
 from conf.sections.training import AdvantageName, LossName, ShareName
 from conf.targets import find_version, plugin_names
@@ -27,6 +28,7 @@ from runners.rollouts.reward import Reward
 from runners.sandboxes.remote.provided import MachineProvider
 from runners.tasks.custom_reader import DatasetReader
 from runners.tasks.graders.custom import Scorer
+from runners.tasks.task_sampler import TaskSampler
 from runners.training.advantages import AdvantageEstimator
 from runners.training.fanout import SharePolicy
 from runners.training.loss_contract import PolicyLoss
@@ -62,6 +64,7 @@ def list_seams() -> tuple[Seam, ...]:
             "advantages", "trainer.advantage", AdvantageEstimator, get_args(AdvantageName), "driver"
         ),
         Seam("losses", "trainer.loss", PolicyLoss, get_args(LossName), "trainer", _try_loss),
+        Seam("samplers", "run.sampler", TaskSampler, get_args(SamplerName), "driver"),
         Seam("shares", "fanout.reward", SharePolicy, get_args(ShareName), "driver"),
         Seam("sinks", "observe.sinks", MetricsSink, (), "driver"),
         Seam("exporters", "dump-trajectories --format", ExporterPlugin, tuple(FORMATS), "dump"),

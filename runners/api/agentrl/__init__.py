@@ -21,6 +21,7 @@ from runners.tasks.contract import DecidingTest, Patch, Task, Verdict, VerdictKi
 from runners.tasks.custom_reader import DatasetReader
 from runners.tasks.graders.custom import Scorer
 from runners.tasks.rollout_result import RolloutResult
+from runners.tasks.task_sampler import TaskDraw, TaskHistory, TaskSampler
 from runners.training.advantages import AdvantageEstimator
 from runners.training.fanout import SharePolicy
 from runners.training.loss_contract import PolicyLoss, TokenLosses, TrainedTokens
@@ -68,6 +69,9 @@ __all__ = [
     "SharePolicy",
     "StepRow",
     "Task",
+    "TaskDraw",
+    "TaskHistory",
+    "TaskSampler",
     "TokenLosses",
     "TrainedTokens",
     "Turn",

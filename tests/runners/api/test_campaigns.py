@@ -25,6 +25,12 @@ SMALL = [
     "task.train_tasks=8", "task.held_out_tasks=2", "observe.tensorboard=false",
 ]  # fmt: skip
 
+SAMPLER = """
+def in_turn(draw):
+    ranked = sorted(draw.tasks, key=lambda each: (each.last_step, each.task.id))
+    return [each.task.id for each in ranked[: draw.count]]
+"""
+
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
@@ -83,7 +89,13 @@ async def test_a_campaign_is_interrupted_in_a_loop_resumed_in_a_thread_and_read(
     policy = write_tiny_tokenizer(tmp_path / "policy")
     write_tiny_model(policy, vocab_size=tiny_tokenizer().get_vocab_size())
     run_dir = tmp_path / "run"
-    model = [f"model.path={policy}", f"model.tokenizer={policy}", f"run.dir={run_dir}"]
+    (tmp_path / "mine.py").write_text(SAMPLER)
+    model = [
+        f"run.sampler={tmp_path / 'mine.py'}:in_turn",
+        f"model.path={policy}",
+        f"model.tokenizer={policy}",
+        f"run.dir={run_dir}",
+    ]
     threading.Thread(target=interrupt_in_first_step, args=[run_dir]).start()
     finished = agentrl.run([*SMALL, *model])  # this test's loop runs
     assert finished.exit_code is agentrl.ExitCode.INTERRUPTED, finished
@@ -95,6 +107,8 @@ async def test_a_campaign_is_interrupted_in_a_loop_resumed_in_a_thread_and_read(
         assert reader.summary() == {**finished.summary, "wall_s": reader.summary()["wall_s"]}
         assert [row.step for row in reader.steps()] == [1, 2]
         assert [row["step"] for row in reader.metrics()] == [1, 2]
+        had, has = (set(row.tasks) for row in reader.steps())
+        assert not had & has, "the sampler, asked again, knows what the first step had"
         assert [row.step for row in reader.evaluations()] == [0, 2]
         assert [len(group) for group in reader.groups(1)] == [4, 4]
         assert len(reader.records(split="eval")) == 4

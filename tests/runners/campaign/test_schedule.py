@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +16,10 @@ from hypothesis import strategies as st
 from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema import Config
-from runners.campaign.schedule import (
-    evaluation_batch,
-    evaluation_due,
-    spare_group,
-    step_tasks,
-    training_batch,
-)
+from runners.campaign.sampler import StepSampler
+from runners.campaign.schedule import evaluation_batch, evaluation_due, step_tasks
+from runners.rollouts.spec import RolloutSpec
+from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
 from runners.tasks.mixture import draws
 
@@ -37,6 +36,23 @@ def make_tasks(count: int) -> list[Task]:
 def config(*overrides: str) -> Config:
     """A composed config."""
     return compose(["run.tasks_per_step=4", "run.rollouts_per_task=3", *overrides])
+
+
+def no_store() -> RunStore:
+    """Return a store that is never asked: ``epoch`` needs no history."""
+    return cast("RunStore", None)
+
+
+def training_batch(config: Config, tasks: list[Task], step: int) -> list[RolloutSpec]:
+    """Return a step's rollouts of ``run.sampler=epoch``."""
+    sampler = StepSampler(config, no_store(), tasks, lambda *_: None)
+    return asyncio.run(sampler.batch(step))
+
+
+def spare_group(config: Config, tasks: list[Task], step: int, number: int) -> list[RolloutSpec]:
+    """Return a step's spare group of ``run.sampler=epoch``."""
+    sampler = StepSampler(config, no_store(), tasks, lambda *_: None)
+    return asyncio.run(sampler.spare(step, number, {t.id for t in step_tasks(config, tasks, step)}))
 
 
 def test_a_step_has_its_groups_each_with_its_members() -> None:

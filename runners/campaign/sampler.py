@@ -1,0 +1,117 @@
+"""The groups of training steps, of the tasks that the configured sampler chooses.
+
+Invariant: a step keeps its tasks. They are a function of seed, step and what earlier steps left in
+the store, and a group that a stopped run had begun keeps its task whatever the sampler says; so a
+resumed run continues as an uninterrupted one would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from conf.schema import Config
+from conf.sections.plugin import PluginConfig
+from runners.campaign.schedule import make_group, spare_task, step_tasks
+from runners.plugins.calls import PluginFailedError, call_plugin
+from runners.plugins.loading import load_plugin
+from runners.rollouts.spec import RolloutSpec
+from runners.store.run_store import RunStore
+from runners.tasks.contract import Task
+from runners.tasks.task_sampler import TaskDraw, TaskHistory, TaskSampler
+
+CHOOSE_S = 60.0
+"""Time of one call."""
+
+
+class StepSampler:
+    """Makes the rollouts of a step, of the tasks that the configured sampler chooses."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: RunStore,
+        tasks: Sequence[Task],
+        report: Callable[[int, PluginFailedError], None],
+    ) -> None:
+        """Load a plug-in; raises PluginError. ``report`` is told of each step that it failed."""
+        self._config = config
+        self._store = store
+        self._tasks = {task.id: task for task in tasks}
+        self._report = report
+        self._plugin: TaskSampler | None = None
+        if isinstance(config.run.sampler, PluginConfig):
+            self._plugin = load_plugin(config.run.sampler, TaskSampler, "run.sampler")
+
+    async def batch(self, step: int) -> list[RolloutSpec]:
+        """Return the rollouts of a step: ``run.tasks_per_step`` groups."""
+        tasks = list(self._tasks.values())
+        chosen = step_tasks(self._config, tasks, step)
+        if self._plugin is not None:
+            chosen = await self._ask(step, tasks, chosen, None)
+            kept = self._kept(step)
+            chosen = [kept.get(group, task) for group, task in enumerate(chosen)]
+        return [
+            spec
+            for group, task in enumerate(chosen)
+            for spec in make_group(self._config, step, group, task)
+        ]
+
+    async def spare(self, step: int, number: int, used: Collection[str]) -> list[RolloutSpec]:
+        """Return the group that replaces the ``number``-th (0, 1, …) untrainable one of a step,
+        which has the tasks ``used``.
+        """
+        tasks = list(self._tasks.values())
+        group = self._config.run.tasks_per_step + number
+        task = spare_task(self._config, tasks, step, number)
+        if self._plugin is not None:
+            others = [each for each in tasks if each.id not in used] or tasks
+            (task,) = await self._ask(step, others, [task], number)
+            task = self._kept(step).get(group, task)
+        return make_group(self._config, step, group, task)
+
+    def _kept(self, step: int) -> dict[int, Task]:
+        """Return the tasks of the groups of a step that have a rollout already."""
+        rows = self._store.query(
+            "SELECT DISTINCT group_index, task_id FROM rollout "
+            "WHERE counts AND split = 'train' AND step = ?",
+            (step,),
+        )
+        return {group: self._tasks[name] for group, name in rows if name in self._tasks}
+
+    async def _ask(
+        self, step: int, tasks: Sequence[Task], otherwise: list[Task], spare: int | None
+    ) -> list[Task]:
+        """Return the plug-in's choice, as many tasks as ``otherwise`` has; if it fails, those."""
+        assert self._plugin is not None
+        histories = self._find_histories(step, tasks)
+        draw = TaskDraw(self._config.seed, step, len(otherwise), histories, spare)
+        try:
+            found = await call_plugin("run.sampler", self._plugin, draw, deadline_s=CHOOSE_S)
+            return [self._tasks[name] for name in check_choice(draw, found)]
+        except PluginFailedError as error:
+            self._report(step, error)
+            return otherwise
+
+    def _find_histories(self, step: int, tasks: Sequence[Task]) -> tuple[TaskHistory, ...]:
+        rows = self._store.query(
+            "SELECT task_id, count(solved), coalesce(sum(solved), 0), max(step) FROM rollout "
+            "WHERE counts AND split = 'train' AND step < ? GROUP BY task_id",
+            (step,),
+        )
+        known = {name: facts for name, *facts in rows}
+        return tuple(TaskHistory(task, *known.get(task.id, (0, 0, 0))) for task in tasks)
+
+
+def check_choice(draw: TaskDraw, found: object) -> list[str]:
+    """Return the ids that a sampler chose; raises PluginFailedError unless they are as wanted.
+
+    A task comes twice only if there are too few.
+    """
+    known = {each.task.id for each in draw.tasks}
+    ids = [each for each in found if isinstance(each, str)] if isinstance(found, Sequence) else []
+    different = len(set(ids) & known)
+    if not (len(ids) == draw.count and {*ids} <= known and different == min(len(ids), len(known))):
+        raise PluginFailedError(
+            f"run.sampler returned {found!r:.200}, not {draw.count} different ids of draw.tasks"
+        )
+    return ids
