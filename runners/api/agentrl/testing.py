@@ -5,6 +5,8 @@ pytest is no dependency of agentrl: ``pip install 'agentrl[testing]'``.
 
 from __future__ import annotations
 
+import sys
+
 try:
     import pytest
 except ModuleNotFoundError as error:
@@ -12,18 +14,18 @@ except ModuleNotFoundError as error:
         "agentrl.testing needs pytest: pip install 'agentrl[testing]'", name="pytest"
     ) from error
 
-# Before the suites are imported: their assertions then show the values that they compare.
-pytest.register_assert_rewrite("runners.testing")
+if "runners.testing" not in sys.modules:  # their assertions then show the values that they compare
+    pytest.register_assert_rewrite("runners.testing")
 
-from runners.testing.completions import call, say  # noqa: E402
-from runners.testing.grader_conformance import GraderConformance  # noqa: E402
-from runners.testing.harness_conformance import HarnessConformance  # noqa: E402
-from runners.testing.number_conformance import (  # noqa: E402
+from runners.testing.completions import call, say
+from runners.testing.grader_conformance import GraderConformance
+from runners.testing.harness_conformance import HarnessConformance
+from runners.testing.number_conformance import (
     AdvantageConformance,
     RewardConformance,
 )
-from runners.testing.reader_conformance import ReaderConformance  # noqa: E402
-from runners.testing.sandbox_conformance import SandboxConformance  # noqa: E402
+from runners.testing.reader_conformance import ReaderConformance
+from runners.testing.sandbox_conformance import SandboxConformance
 
 __all__ = [
     "AdvantageConformance",
