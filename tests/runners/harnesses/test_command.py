@@ -110,7 +110,9 @@ def test_shell_variables_and_json_are_no_placeholders() -> None:
     assert config(run="echo $home {a:1} {}").run == "echo $home {a:1} {}"
 
 
-@pytest.mark.parametrize("name", ["opencode", "qwen_code", "pi", "continue", "aider", "openhands"])
+@pytest.mark.parametrize(
+    "name", ["opencode", "qwen_code", "pi", "continue", "aider", "openhands", "openai_agents"]
+)
 def test_a_program_s_own_choice_is_stored_and_read_back(name: str) -> None:
     found = compose([f"harness={name}", "harness.env.EXTRA=1x"])
     assert isinstance(found.harness, CommandHarnessConfig)

@@ -48,6 +48,7 @@ PROGRAMS = [
         "qwen_code", (call("run_shell_command", command=SED, is_background=False), say("Done."))
     ),
     Scripted("continue", (call("Bash", command=SED), say("Done."))),
+    Scripted("openai_agents", (call("bash", command=SED), say("Done."))),
     Scripted(
         "openhands",
         (
