@@ -178,6 +178,21 @@ def reward_rules(reward: RewardConfig) -> Iterator[Rule]:
     )
 
 
+def algorithm_rules(trainer: TrainerConfig) -> Iterator[Rule]:
+    """Yield the rules of advantages and losses: no key is accepted where it does nothing."""
+    if isinstance(trainer, SlimeTrainerConfig):
+        yield (
+            trainer.advantage == "dr_grpo",
+            "trainer.advantage=dr_grpo divides a rollout's loss by a constant, and trainer=slime "
+            "averages it: choose trainer.advantage=grpo trainer.normalize_std=false",
+        )
+        return
+    yield (
+        trainer.clip_dual is not None and trainer.loss != "ppo",
+        f"trainer.clip_dual={trainer.clip_dual} is of trainer.loss=ppo alone: set it to null",
+    )
+
+
 def sink_rules(observe: ObserveConfig, trainer: TrainerConfig) -> Iterator[Rule]:
     """Yield the rule that sinks are for the driver's own training loop."""
     yield (

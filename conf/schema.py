@@ -70,6 +70,7 @@ class Config(Section):
             rules.fault_rules(self.faults, self.harness),
             rules.sandbox_rules(self.sandbox, self.gateway, self.rollout),
             rules.harness_rules(self.harness, self.sandbox, self.scenario),
+            rules.algorithm_rules(self.trainer),
             rules.sink_rules(self.observe, self.trainer),
             rules.slime_rules(self.trainer, self.launch, self.model, self.task, self.scenario),
             rules.cluster_gateway_rules(self.launch, self.executor, self.gateway),

@@ -13,14 +13,17 @@ ShareName = Literal["copy", "uniform", "token_share", "final_only", "root_only"]
 RewardShare = Annotated[
     Annotated[ShareName, Tag(BY_NAME)] | ByTarget, SELECT, by_name("shares", *get_args(ShareName))
 ]
-AdvantageName = Literal["grpo"]
+AdvantageName = Literal[
+    "grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "reinforce_pp_baseline"
+]
 AdvantageChoice = Annotated[
     Annotated[AdvantageName, Tag(BY_NAME)] | ByTarget,
     SELECT,
     by_name("advantages", *get_args(AdvantageName)),
 ]
 
-LossName = Literal["ppo"]
+LossName = Literal["ppo", "gspo", "cispo", "reinforce"]
+Aggregation = Literal["auto", "rollout", "token", "constant", "segment"]
 LossChoice = Annotated[
     Annotated[LossName, Tag(BY_NAME)] | ByTarget, SELECT, by_name("losses", *get_args(LossName))
 ]
@@ -100,11 +103,22 @@ class CorrectionConfig(Section):
 
     truncate: Literal["none", "token", "sequence"]
     """Truncated importance sampling (TIS): multiply each token's loss by its ratio of training to
-    rollout probability, or by its sequence's, at most ``cap``.
+    rollout probability, or by its sequence's, between ``floor`` and ``cap``. ``token`` is
+    decoupled PPO (arXiv 2110.00641), whose proximal policy is the trainer's before the step.
     """
     cap: PositiveFloat
+    """Largest weight of ``truncate``."""
+    floor: Annotated[float, Field(ge=0)]
+    """Smallest weight of ``truncate``."""
+    mask_outside: tuple[PositiveFloat, PositiveFloat] | None
+    """Leave out tokens whose own ratio lies outside [low, high]; null: none."""
     reject_outside: tuple[PositiveFloat, PositiveFloat] | None
     """Leave out a sequence whose geometric mean of the tokens' ratios lies outside [low, high];
+    null: none.
+    """
+    reject_negative_above: PositiveFloat | None
+    """Leave out a sequence with a negative advantage whose mean of log(rollout / training
+    probability) is above this, in nats (DeepSeek-V3.2's off-policy masking, arXiv 2512.02556);
     null: none.
     """
 
@@ -130,11 +144,9 @@ class PolicyGradientConfig(Section):
     minibatches: PositiveInt
     """Optimizer updates per pass: the step's rollouts are split into this many parts."""
     advantage: AdvantageChoice
-    """Advantages of a group's rollouts: ``grpo``, their rewards compared with their mean; or a
-    plug-in.
-    """
+    """Advantages of a group's rollouts, see ``runners/training/estimators.py``; or a plug-in."""
     normalize_std: bool
-    """Of ``grpo``: divide by the group's standard deviation; false: Dr. GRPO."""
+    """Of ``grpo``: divide by the group's standard deviation."""
     min_group: Annotated[int, Field(ge=2)]
     """Least number of graded rollouts for a baseline; a smaller group is dropped and counted."""
     train_unfinished: bool
@@ -151,9 +163,21 @@ class LocalTrainerConfig(PolicyGradientConfig):
     tokens_per_microbatch: PositiveInt
     """Padded tokens in one forward pass; a prompt that its rows share counts once."""
     loss: LossChoice
-    """Loss of a token: ``ppo``, the clipped surrogate; or a plug-in, for which ``clip_low`` and
-    ``clip_high`` mean nothing.
+    """Loss of a token, see ``runners/training/losses.py``; or a plug-in. ``clip_low`` is of ``ppo``
+    and ``gspo``, ``clip_high`` also of ``cispo``.
     """
+    clip_dual: Annotated[float, Field(gt=1)] | None
+    """Of ``ppo``: with a negative advantage the loss of a token is at most so many times |A|
+    (dual clip, arXiv 1912.09729); null: no limit.
+    """
+    aggregation: Aggregation
+    """Mean of the tokens' losses in an update: ``rollout``, each rollout alike; ``token``, each
+    token (DAPO); ``segment``, each segment; ``constant``, the sum over a rollout's tokens divided
+    by ``aggregation_tokens`` (Dr. GRPO). ``auto``: ``constant`` with ``advantage=dr_grpo``, else
+    ``rollout``.
+    """
+    aggregation_tokens: PositiveInt
+    """Tokens: divisor of ``constant``, the same for every rollout."""
     recompute: Literal["auto"] | bool
     """Compute the activations of layers and logits again in the backward pass instead of keeping
     them: the same gradients with less memory, a third more computation, and no shared prompts.

@@ -29,7 +29,7 @@ from runners.sandboxes.remote.provided import MachineProvider
 from runners.tasks.custom_reader import DatasetReader
 from runners.tasks.graders.custom import Scorer
 from runners.tasks.task_sampler import TaskSampler
-from runners.training.advantages import AdvantageEstimator
+from runners.training.estimators import AdvantageEstimator
 from runners.training.fanout import SharePolicy
 from runners.training.loss_contract import PolicyLoss
 

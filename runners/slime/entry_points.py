@@ -55,7 +55,7 @@ def post_process_rewards(args: Any, samples: Samples) -> tuple[list[float], list
     _ensure_importable()
     from runners.slime.rewards import compute_rewards
     from runners.slime.worker import note_training_started, read_config
-    from runners.training.advantages import make_estimator
+    from runners.training.estimators import make_estimator
 
     trainer = read_config(run_dir(args)).trainer
     rewards = compute_rewards(samples, make_estimator(trainer), min_group=trainer.min_group)

@@ -1,4 +1,4 @@
-"""Compute the rewards that slime trains with: GRPO by prompt group, a rollout counting once.
+"""Compute the rewards that slime trains with: advantages by group, a rollout counting once.
 
 slime itself compares all samples of a batch, or cuts them into groups by their number; with fan-out
 both give rollouts of many segments more weight, and compare rollouts of different tasks.
@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from runners.plugins.calls import PluginFailedError
-from runners.training.advantages import AdvantageEstimator, compute_group_advantages
+from runners.training.advantages import compute_group_advantages
+from runners.training.estimators import AdvantageEstimator, ReinforcePlusPlus, normalize_step
 
 logger = logging.getLogger(__name__)
 KEY = "agentrl"
@@ -33,7 +34,7 @@ def compute_rewards(
     for sample in samples:
         reward = float(sample.reward) if _metadata(sample)["graded"] else None
         groups[sample.group_index][sample.rollout_id] = reward
-    advantages: dict[tuple[int, int], float] = {}
+    advantages: dict[tuple[int, int], float | None] = {}
     for group, rewards in groups.items():
         try:
             computed = compute_group_advantages(
@@ -43,7 +44,9 @@ def compute_rewards(
             logger.warning("group %d is not trained: %s", group, error)
             computed = [None] * len(rewards)
         for rollout, advantage in zip(rewards, computed, strict=True):
-            advantages[group, rollout] = advantage or 0.0
+            advantages[group, rollout] = advantage
+    if isinstance(estimator, ReinforcePlusPlus):
+        advantages = dict(zip(advantages, normalize_step([*advantages.values()]), strict=True))
     overall_mean = _mean(reward for rewards in groups.values() for reward in rewards.values())
     means = {group: _mean(rewards.values()) for group, rewards in groups.items()}
     raw, trained = [], []
@@ -51,7 +54,7 @@ def compute_rewards(
         metadata, group = _metadata(sample), sample.group_index
         mean = means[group] if means[group] is not None else overall_mean
         raw.append(float(sample.reward) if metadata["graded"] else mean or 0.0)
-        trained.append(advantages[group, sample.rollout_id] * metadata["share"])
+        trained.append((advantages[group, sample.rollout_id] or 0.0) * metadata["share"])
     return raw, trained
 
 

@@ -18,11 +18,8 @@ from runners.rollouts.reward import ComputeReward, make_reward
 from runners.tasks.contract import DecidingTest, Patch, Verdict, VerdictKind
 from runners.tasks.rollout_result import RolloutResult
 from runners.testing.plugin_target import PluginTests
-from runners.training.advantages import (
-    AdvantageEstimator,
-    compute_group_advantages,
-    make_estimator,
-)
+from runners.training.advantages import compute_group_advantages
+from runners.training.estimators import AdvantageEstimator, make_estimator
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.session_summary import FinishReason, SessionSummary, TokenUsage
 

@@ -6,63 +6,18 @@ group are computed once, when its rollouts are complete.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from conf.schema import Config
-from conf.sections.plugin import PluginConfig
-from conf.sections.training import PolicyGradientConfig
 from runners.plugins.calls import PluginFailedError, check_number, describe_failure
-from runners.plugins.loading import load_shared
+from runners.training.estimators import (
+    AdvantageEstimator,
+    ReinforcePlusPlus,
+    make_estimator,
+    normalize_step,
+)
 from runners.trajectory.record import RolloutRecord
-
-STD_FLOOR = 1e-6
-"""Keeps the division finite; groups with a spread below it carry no signal and get exactly 0."""
-
-
-class AdvantageEstimator(Protocol):
-    """Computes the advantages of one group: the graded rollouts of one task in one step."""
-
-    def __call__(self, rewards: Sequence[float]) -> Sequence[float]:
-        """Return one finite advantage per reward, in order; all 0 for a group without signal.
-
-        It gets at least ``trainer.min_group`` rewards. Should it raise, the group is not trained.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class GrpoEstimator:
-    """``A_i = (r_i − mean(r)) / std(r)`` with the population's standard deviation: Group Relative
-    Policy Optimization, Shao et al. 2024 (arXiv 2402.03300).
-
-    Rewards that are all equal yield exactly 0.0.
-    """
-
-    normalize_std: bool = True
-    """False: no division (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783)."""
-
-    def __call__(self, rewards: Sequence[float]) -> list[float]:
-        """Return the advantages; ``[1, 0]`` yields ``[1.0, -1.0]``."""
-        mean = math.fsum(rewards) / len(rewards)
-        std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-        if std < STD_FLOOR:
-            return [0.0] * len(rewards)
-        scale = 1.0 / std if self.normalize_std else 1.0
-        return [(reward - mean) * scale for reward in rewards]
-
-
-def make_estimator(trainer: PolicyGradientConfig) -> AdvantageEstimator:
-    """Return the estimator of ``trainer.advantage``; raises PluginError."""
-    if isinstance(trainer.advantage, PluginConfig):
-        found: AdvantageEstimator = load_shared(
-            trainer.advantage, AdvantageEstimator, "trainer.advantage"
-        )
-        return found
-    return GrpoEstimator(trainer.normalize_std)
 
 
 def compute_group_advantages(
@@ -99,8 +54,8 @@ class StepGroups:
     def __init__(self, config: Config, records: Iterable[RolloutRecord] = ()) -> None:
         self._config = config
         self._estimator = make_estimator(config.trainer)
-        self.advantages: list[tuple[RolloutRecord, float | None]] = []
-        """Every rollout with its advantage, group by group; None: not trained."""
+        self._members: list[tuple[RolloutRecord, float | None]] = []
+        """Every rollout with its advantage within the group; None: not trained."""
         self.without_baseline: list[int] = []
         """Groups with fewer than ``trainer.min_group`` graded rollouts, and those that ``failed``.
         """
@@ -130,11 +85,19 @@ class StepGroups:
             graded = [advantage for advantage in advantages if advantage is not None]
             if not graded:
                 self.without_baseline.append(group)
-            elif not any(graded):
+            elif not any(graded) and self._estimator != ReinforcePlusPlus():
                 self.flat.append(group)
                 if self._config.rollout.replace_flat:
                     advantages = [None] * len(members)
-            self.advantages += zip(members, advantages, strict=True)
+            self._members += zip(members, advantages, strict=True)
+
+    @property
+    def advantages(self) -> list[tuple[RolloutRecord, float | None]]:
+        """Every rollout with its advantage, group by group; None: not trained."""
+        if not isinstance(self._estimator, ReinforcePlusPlus):
+            return self._members
+        values = normalize_step([advantage for _, advantage in self._members])
+        return [(record, value) for (record, _), value in zip(self._members, values, strict=True)]
 
     @property
     def untrainable(self) -> int:

@@ -29,6 +29,7 @@ from runners.training.micro_batches import (
     MicroBatch,
     Rollout,
     compute_token_weights,
+    find_aggregation,
     make_micro_batches,
     split_rollouts,
 )
@@ -186,7 +187,7 @@ class LocalTrainer:
 
     def _update(self, rollouts: Sequence[Rollout], totals: StepTotals) -> None:
         """Make one optimizer update on one minibatch; none if nothing in it has a gradient."""
-        weights = compute_token_weights(rollouts)
+        weights = compute_token_weights(rollouts, *find_aggregation(self.config))
         samples = [sample for rollout in rollouts for sample in rollout]
         with_gradient = self._with_gradient(samples)
         if not with_gradient:
@@ -230,7 +231,7 @@ class LocalTrainer:
         if is_active(self.config.correction):
             old = own
             importance = compute_importance_weights(
-                old, batch.rollout_logprobs, batch.rows, self.config.correction
+                old, batch.rollout_logprobs, batch.advantages, batch.rows, self.config.correction
             )
             totals.add_weights(importance)
             weights = weights * importance.weights

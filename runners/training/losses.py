@@ -1,7 +1,7 @@
 """The policy loss, and the importance weights that correct it where engine and trainer differ.
 
-Built in is PPO's clipped surrogate with an asymmetric clip. Invariant: losses and counts are summed
-over tokens, so that the micro-batches of an update add up to the whole.
+Invariant: losses and counts are summed over tokens, and a token's depends on its own sequence
+alone, so that the micro-batches of an update add up to the whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class ClippedSurrogate:
     ``r_t = exp(logprob_t − old_logprob_t)``.
 
     PPO's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347) with DAPO's clip-higher,
-    ``high > low`` (arXiv 2503.14476).
+    ``high > low`` (arXiv 2503.14476). With ``dual`` c, ``l_t ≤ c·|A_t|`` where ``A_t < 0`` (dual
+    clip, Ye et al. 2019, arXiv 1912.09729).
 
     Example: at ``r = 1`` and ``A = 2`` the loss is −2 and nothing is clipped; at ``r = 1.5`` and
     ``high = 0.28`` it is −2.56, and the token has no gradient.
@@ -34,21 +35,83 @@ class ClippedSurrogate:
 
     low: float
     high: float
+    dual: float | None = None
 
     def __call__(self, tokens: TrainedTokens) -> TokenLosses:
         """Return the loss of each token."""
         ratio = (tokens.logprobs - tokens.old_logprobs).exp()
-        unclipped = ratio * tokens.advantages
-        clipped = ratio.clamp(1.0 - self.low, 1.0 + self.high) * tokens.advantages
-        return TokenLosses(-torch.minimum(unclipped, clipped), (clipped < unclipped).detach())
+        return self.of_ratio(ratio, tokens.advantages)
+
+    def of_ratio(self, ratio: Tensor, advantages: Tensor) -> TokenLosses:
+        """Return the losses at these ratios, float32 [n]."""
+        unclipped = ratio * advantages
+        clipped = ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages
+        gain, removed = torch.minimum(unclipped, clipped), clipped < unclipped
+        if self.dual is not None:
+            least = torch.where(advantages < 0, self.dual * advantages, -torch.inf)
+            gain, removed = torch.maximum(gain, least), removed | (gain < least)
+        return TokenLosses(-gain, removed.detach())
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSurrogate:
+    """The clipped surrogate of a sequence's ratio, ``s = exp(mean_t(logprob_t − old_logprob_t))``,
+    for each of its tokens: GSPO, Zheng et al. 2025 (arXiv 2507.18071).
+
+    A sequence is a segment. Its bounds are narrow: the paper's are 3e-4 and 4e-4.
+    """
+
+    low: float
+    high: float
+
+    def __call__(self, tokens: TrainedTokens) -> TokenLosses:
+        """Return the loss of each token: that of its sequence."""
+        mean = mean_by_row(tokens.logprobs - tokens.old_logprobs, tokens.rows)
+        surrogate = ClippedSurrogate(self.low, self.high)
+        return surrogate.of_ratio(mean.exp()[tokens.rows], tokens.advantages)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedReinforce:
+    """``l_t = −sg(min(r_t, 1 + high))·A_t·logprob_t``: CISPO (MiniMax-M1 2025, arXiv 2506.13585),
+    in which every token keeps its gradient. sg: no gradient.
+    """
+
+    high: float
+
+    def __call__(self, tokens: TrainedTokens) -> TokenLosses:
+        """Return the loss of each token."""
+        ratio = (tokens.logprobs - tokens.old_logprobs).detach().exp()
+        weight = ratio.clamp(max=1.0 + self.high)
+        return TokenLosses(-weight * tokens.advantages * tokens.logprobs, ratio > 1.0 + self.high)
+
+
+def reinforce(tokens: TrainedTokens) -> TokenLosses:
+    """Return ``l_t = −A_t·logprob_t``, without a ratio (Williams 1992)."""
+    return TokenLosses(-tokens.advantages * tokens.logprobs)
+
+
+def mean_by_row(values: Tensor, rows: Tensor) -> Tensor:
+    """Return the mean of the values of each row, float32 [rows]; int64 [n] ``rows`` names them."""
+    count = int(rows.max()) + 1 if len(rows) else 0
+    zeros = torch.zeros(count, device=values.device, dtype=values.dtype)
+    tokens = zeros.scatter_add(0, rows, torch.ones_like(values))
+    return zeros.scatter_add(0, rows, values) / tokens.clamp(min=1)
 
 
 def make_loss(trainer: LocalTrainerConfig) -> PolicyLoss:
     """Return the loss of ``trainer.loss``; raises PluginError."""
     if isinstance(trainer.loss, PluginConfig):
-        found: PolicyLoss = load_shared(trainer.loss, PolicyLoss, "trainer.loss")
+        found: PolicyLoss = load_shared(trainer.loss, PolicyLoss, NAME)
         return found
-    return ClippedSurrogate(trainer.clip_low, trainer.clip_high)
+    low, high = trainer.clip_low, trainer.clip_high
+    losses: dict[str, PolicyLoss] = {
+        "ppo": ClippedSurrogate(low, high, trainer.clip_dual),
+        "gspo": SequenceSurrogate(low, high),
+        "cispo": WeightedReinforce(high),
+        "reinforce": reinforce,
+    }
+    return losses[trainer.loss]
 
 
 def compute_loss(loss: PolicyLoss, tokens: TrainedTokens) -> TokenLosses:
@@ -101,7 +164,8 @@ def replace_rounded(own_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
 
 def is_active(correction: CorrectionConfig) -> bool:
     """Return whether a correction changes anything."""
-    return correction.truncate != "none" or correction.reject_outside is not None
+    masks = (correction.mask_outside, correction.reject_outside, correction.reject_negative_above)
+    return correction.truncate != "none" or any(mask is not None for mask in masks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,42 +173,49 @@ class ImportanceWeights:
     """Importance weights of a micro-batch, and counts for the metrics."""
 
     weights: Tensor
-    """float32 [n]; 0 for a token of a rejected sequence."""
+    """float32 [n]; 0 for a token that is left out."""
     truncated: int
-    """Number of tokens whose weight the cap cut."""
+    """Number of tokens whose weight a bound changed."""
     rejected: int
-    """Number of tokens of rejected sequences."""
+    """Number of tokens that are left out."""
 
 
 def compute_importance_weights(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, rows: Tensor, correction: CorrectionConfig
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    rows: Tensor,
+    correction: CorrectionConfig,
 ) -> ImportanceWeights:
-    """Return the factor of each token's loss, ``w = min(π_train / π_rollout, cap)``.
+    """Return the factor of each token's loss, ``w = clamp(π_train / π_rollout, floor, cap)``.
 
     ``truncate``: "token" takes the token's own ratio, "sequence" the product over its sequence,
     "none" 1. Truncated importance sampling: Ionides 2008; for rollout engines that differ from the
-    trainer: Yao et al. 2025. ``reject_outside`` sets the weights of a sequence to 0 whose geometric
-    mean of the ratios, ``exp(mean_t log r_t)`` (GSPO's ratio, Zheng et al. 2025, arXiv 2507.18071),
-    lies outside [low, high].
+    trainer: Yao et al. 2025. ``mask_outside`` sets a token's weight to 0 by its own ratio,
+    ``reject_outside`` those of a sequence by the geometric mean of its ratios,
+    ``exp(mean_t log r_t)`` (GSPO's ratio, arXiv 2507.18071), and ``reject_negative_above`` those of
+    a sequence with a negative advantage by ``−mean_t log r_t`` (DeepSeek-V3.2, arXiv 2512.02556).
 
     ``old_logprobs``, ``rollout_logprobs``: float32 [n], of the trainer before the step's first
-    update and of the engine; ``rows``: int64 [n], the sequence of each token. No gradient.
+    update and of the engine; ``advantages``: float32 [n]; ``rows``: int64 [n], the sequence of each
+    token. No gradient.
     """
     log_ratio = (old_logprobs - rollout_logprobs).detach()
-    count = int(rows.max()) + 1 if len(rows) else 0
-    zeros = torch.zeros(count, device=log_ratio.device)
-    total = zeros.scatter_add(0, rows, log_ratio)
-    tokens = zeros.scatter_add(0, rows, torch.ones_like(log_ratio))
+    ratio, mean = log_ratio.exp(), mean_by_row(log_ratio, rows)[rows]
     weights = torch.ones_like(log_ratio)
     truncated = 0
     if correction.truncate != "none":
-        per_token = log_ratio if correction.truncate == "token" else total[rows]
-        weights = per_token.exp()
-        truncated = int((weights > correction.cap).sum())
-        weights = weights.clamp(max=correction.cap)
-    if correction.reject_outside is None:
-        return ImportanceWeights(weights, truncated, 0)
-    low, high = correction.reject_outside
-    mean = (total / tokens.clamp(min=1)).exp()
-    outside = ((mean < low) | (mean > high))[rows]
+        tokens = torch.bincount(rows)[rows]
+        raw = ratio if correction.truncate == "token" else (mean * tokens).exp()
+        weights = raw.clamp(correction.floor, correction.cap)
+        truncated = int((weights != raw).sum())
+    outside = torch.zeros_like(weights, dtype=torch.bool)
+    if correction.mask_outside is not None:
+        low, high = correction.mask_outside
+        outside |= (ratio < low) | (ratio > high)
+    if correction.reject_outside is not None:
+        low, high = correction.reject_outside
+        outside |= (mean.exp() < low) | (mean.exp() > high)
+    if correction.reject_negative_above is not None:
+        outside |= (advantages < 0) & (-mean > correction.reject_negative_above)
     return ImportanceWeights(weights.masked_fill(outside, 0.0), truncated, int(outside.sum()))

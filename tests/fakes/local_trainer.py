@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,21 +13,28 @@ from runners.training.local import NATIVE, LocalTrainer
 from runners.training.sample import Sample
 
 VOCAB = 96
+NO_CORRECTION: dict[str, Any] = {
+    **{"truncate": "none", "cap": 2.0, "floor": 0.0, "mask_outside": None},
+    **{"reject_outside": None, "reject_negative_above": None},
+}
 
 
 def make_trainer(
     weights: Path, *, seed: int = 0, routing: RoutingReplayConfig = NATIVE, **changes: object
 ) -> LocalTrainer:
     """A trainer with the laptop's settings."""
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "kind": "local", "device": "cpu", "learning_rate": 1e-3, "betas": (0.9, 0.95),
         "weight_decay": 0.0, "clip_low": 0.2,
-        "clip_high": 0.28, "loss": "ppo", "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
+        "clip_high": 0.28, "loss": "ppo", "clip_dual": None,
+        "aggregation": "auto", "aggregation_tokens": 64,
+        "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
         "tokens_per_microbatch": 512, "normalize_std": True, "min_group": 2, "threads": 1,
         "train_unfinished": True, "recompute": "auto",
         "advantage": "grpo",
-        "correction": {"truncate": "none", "cap": 2.0, "reject_outside": None},
+        "correction": NO_CORRECTION,
     } | changes  # fmt: skip
+    settings["correction"] = {**NO_CORRECTION, **settings["correction"]}
     return LocalTrainer(
         LocalTrainerConfig.model_validate(settings),
         weights=weights,

@@ -22,7 +22,7 @@ from runners.tasks.custom_reader import DatasetReader
 from runners.tasks.graders.custom import Scorer
 from runners.tasks.rollout_result import RolloutResult
 from runners.tasks.task_sampler import TaskDraw, TaskHistory, TaskSampler
-from runners.training.advantages import AdvantageEstimator
+from runners.training.estimators import AdvantageEstimator
 from runners.training.fanout import SharePolicy
 from runners.training.loss_contract import PolicyLoss, TokenLosses, TrainedTokens
 from runners.trajectory.outcome import Outcome, OutcomeCode

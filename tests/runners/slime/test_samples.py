@@ -11,7 +11,7 @@ import pytest
 from conf.compose import compose
 from runners.slime.rewards import compute_rewards
 from runners.slime.samples import SampleConfig, to_slime_samples
-from runners.training.advantages import GrpoEstimator
+from runners.training.estimators import GrpoEstimator, ReinforcePlusPlus
 from runners.training.stored_rollout import StoredRollout
 from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
@@ -134,3 +134,10 @@ def test_a_group_with_too_few_grades_has_no_advantages() -> None:
 def test_samples_of_another_generate_function_are_refused() -> None:
     with pytest.raises(ValueError, match="--custom-generate-function-path"):
         compute_rewards([Sample(group_index=0, index=7)], GrpoEstimator(), min_group=2)
+
+
+def test_reinforce_pp_is_normalised_over_the_rollouts_of_all_groups() -> None:
+    graded = [(0, 1.0), (0, 1.0), (1, 1.0), (1, 0.0)]
+    samples = [sample(group, number, reward) for number, (group, reward) in enumerate(graded)]
+    _, trained = compute_rewards(samples, ReinforcePlusPlus(), min_group=2)
+    assert trained == pytest.approx([3**-0.5, 3**-0.5, 3**-0.5, -(3**0.5)])

@@ -232,3 +232,21 @@ def test_a_checkpoint_holds_its_tokenizer_and_chat_template(weights: Path, tmp_p
     names = {file.name for file in saved.path.iterdir()}
     assert names >= {"tokenizer.json", "chat_template.jinja", "config.json"}
     assert "notes.txt" not in names
+
+
+@pytest.mark.parametrize(
+    ("loss", "aggregation"),
+    [("gspo", "segment"), ("cispo", "token"), ("reinforce", "constant"), ("ppo", "token")],
+)
+def test_every_loss_and_mean_makes_good_rollouts_likelier_than_bad_ones(
+    weights: Path, loss: str, aggregation: str
+) -> None:
+    trainer = make_trainer(weights, loss=loss, aggregation=aggregation, minibatches=2)
+    rollouts = make_rollouts(trainer, 8)
+    trainer.step(rollouts)
+    gains = [
+        float((logprobs(trainer, item.tokens) - item.logprobs)[item.loss_mask].mean())
+        * item.advantage
+        for (item,) in rollouts
+    ]
+    assert np.mean(gains) > 0

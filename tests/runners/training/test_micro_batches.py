@@ -10,7 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.training.micro_batches import compute_token_weights, make_micro_batches, split_rollouts
+from conf.compose import compose
+from conf.sections.training import Aggregation, LocalTrainerConfig
+from runners.training.micro_batches import (
+    compute_token_weights,
+    find_aggregation,
+    make_micro_batches,
+    split_rollouts,
+)
 from runners.training.sample import Sample
 
 
@@ -125,3 +132,31 @@ def test_rows_that_begin_differently_are_in_different_batches() -> None:
         make_micro_batches([one, other] * 2, [1.0] * 4, tokens_per_microbatch=900, device=device)
     )
     assert [len(batch.input_ids) for batch in batches] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weights"),
+    [
+        ("rollout", [1 / 12, 1 / 12, 1 / 24]),
+        ("token", [1 / 12, 1 / 12, 1 / 12]),
+        ("segment", [1 / 6, 1 / 6, 1 / 24]),
+        ("constant", [1 / 30, 1 / 30, 1 / 30]),
+    ],
+)
+def test_tokens_are_averaged_as_asked(aggregation: Aggregation, weights: list[float]) -> None:
+    """Rollouts of two segments with 2 trained tokens each, of none, and of one with 8."""
+    rollouts = [[sample("a", 4, [2, 3])] * 2, [], [sample("b", 9, [*range(1, 9)])]]
+    found = compute_token_weights(rollouts, aggregation, 10)
+    assert found == pytest.approx(weights)
+    assert compute_token_weights([[]], aggregation, 10) == []
+
+
+def test_dr_grpo_averages_by_a_constant_unless_something_else_is_asked_for() -> None:
+    def find(*lines: str) -> object:
+        trainer = compose(["model.max_context_tokens=8192", *lines]).trainer
+        assert isinstance(trainer, LocalTrainerConfig)
+        return find_aggregation(trainer)
+
+    assert find() == ("rollout", 8192)
+    assert find("trainer.advantage=dr_grpo") == ("constant", 8192)
+    assert find("trainer.advantage=dr_grpo", "trainer.aggregation=token") == ("token", 8192)

@@ -1,0 +1,115 @@
+"""Estimators of advantages: what a rollout's reward is compared with, each by its paper.
+
+Invariant: an estimator is a pure function of rewards; equal rewards of a group yield exactly 0.0,
+but for ``reinforce_pp``, which compares with the whole step. A standard deviation is the
+population's (divided by n, not n − 1) everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from conf.sections.plugin import PluginConfig
+from conf.sections.training import PolicyGradientConfig
+from runners.plugins.loading import load_shared
+
+STD_FLOOR = 1e-6
+"""Keeps divisions finite; rewards with a spread below it carry no signal and get exactly 0."""
+
+
+class AdvantageEstimator(Protocol):
+    """Computes the advantages of one group: the graded rollouts of one task in one step."""
+
+    def __call__(self, rewards: Sequence[float]) -> Sequence[float]:
+        """Return one finite advantage per reward, in order; all 0 for a group without signal.
+
+        It gets at least ``trainer.min_group`` rewards. Should it raise, the group is not trained.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GrpoEstimator:
+    """``A_i = (r_i − mean(r)) / std(r)``: Group Relative Policy Optimization, Shao et al. 2024
+    (arXiv 2402.03300).
+    """
+
+    normalize_std: bool = True
+    """False: no division, as Dr. GRPO (Liu et al. 2025, arXiv 2503.20783)."""
+
+    def __call__(self, rewards: Sequence[float]) -> list[float]:
+        """Return the advantages; ``[1, 0]`` yields ``[1.0, -1.0]``."""
+        return _scale(rewards, lambda mean, std: 1.0 / std if self.normalize_std else 1.0)
+
+
+def estimate_rloo(rewards: Sequence[float]) -> list[float]:
+    """Return ``A_i = r_i − mean of the others``: REINFORCE leave-one-out, Ahmadian et al. 2024
+    (arXiv 2402.14740). ``[1, 0, 0]`` yields ``[1.0, -0.5, -0.5]``.
+    """
+    number = len(rewards)
+    return _scale(rewards, lambda mean, std: number / (number - 1))
+
+
+def estimate_max_rl(rewards: Sequence[float]) -> list[float]:
+    """Return ``A_i = (r_i − mean(r)) / mean(r)``: maximum likelihood reinforcement learning, 2026
+    (arXiv 2602.02710), whose weight of a task is the inverse of its solve rate.
+
+    For rewards of 0 and 1 the sum over a group estimates the gradient of ``log p(solved)`` to the
+    group's order. ``[1, 0, 0, 0]`` yields ``[3.0, -1.0, -1.0, -1.0]``. A group whose mean is not
+    positive yields 0.
+    """
+    return _scale(rewards, lambda mean, std: 1.0 / mean if mean > STD_FLOOR else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ReinforcePlusPlus:
+    """REINFORCE++, Hu et al. 2025 (arXiv 2501.03262): rewards normalised over all rollouts of the
+    step, see ``normalize_step``.
+    """
+
+    baseline: bool = False
+    """Subtract the group's mean first (the paper's variant for several rollouts per task)."""
+
+    def __call__(self, rewards: Sequence[float]) -> list[float]:
+        """Return what is to be normalised over the step."""
+        return _scale(rewards, lambda mean, std: 1.0) if self.baseline else list(rewards)
+
+
+def normalize_step(values: Sequence[float | None]) -> list[float | None]:
+    """Return ``(A_i − mean(A)) / std(A)`` over the rollouts of a step that have an advantage."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return list(values)
+    normalized = iter(_scale(known, lambda mean, std: 1.0 / std))
+    return [None if value is None else next(normalized) for value in values]
+
+
+def _scale(rewards: Sequence[float], scale: Callable[[float, float], float]) -> list[float]:
+    """Return the distances from the mean times ``scale(mean, std)``; 0.0 without a spread."""
+    mean = math.fsum(rewards) / len(rewards)
+    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    if std < STD_FLOOR:
+        return [0.0] * len(rewards)
+    factor = scale(mean, std)
+    return [(reward - mean) * factor for reward in rewards]
+
+
+def make_estimator(trainer: PolicyGradientConfig) -> AdvantageEstimator:
+    """Return the estimator of ``trainer.advantage``; raises PluginError."""
+    if isinstance(trainer.advantage, PluginConfig):
+        found: AdvantageEstimator = load_shared(
+            trainer.advantage, AdvantageEstimator, "trainer.advantage"
+        )
+        return found
+    estimators: dict[str, AdvantageEstimator] = {
+        "grpo": GrpoEstimator(trainer.normalize_std),
+        "dr_grpo": GrpoEstimator(normalize_std=False),
+        "rloo": estimate_rloo,
+        "max_rl": estimate_max_rl,
+        "reinforce_pp": ReinforcePlusPlus(),
+        "reinforce_pp_baseline": ReinforcePlusPlus(baseline=True),
+    }
+    return estimators[trainer.advantage]

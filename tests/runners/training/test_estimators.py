@@ -1,0 +1,137 @@
+"""Advantages against the formulas of their papers, and what holds for all of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from conf.compose import compose
+from conf.sections.training import AdvantageName
+from runners.training.advantages import StepGroups, compute_group_advantages
+from runners.training.estimators import AdvantageEstimator, make_estimator, normalize_step
+from tests.fakes.records import a_rollout
+
+Array = NDArray[np.float64]
+REWARD = st.floats(-2, 2).map(lambda value: round(value, 3))
+GROUP = st.lists(REWARD, min_size=2, max_size=12)
+SOLVED = st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=12)
+
+
+@functools.cache
+def estimator(name: str) -> AdvantageEstimator:
+    return make_estimator(compose([f"trainer.advantage={name}"]).trainer)
+
+
+def leave_one_out(rewards: Array) -> Array:
+    others = np.array([np.delete(rewards, index).mean() for index in range(len(rewards))])
+    return np.asarray(rewards - others)
+
+
+PAPERS: dict[str, Callable[[Array], Array]] = {
+    "grpo": lambda rewards: (rewards - rewards.mean()) / rewards.std(),
+    "dr_grpo": lambda rewards: rewards - rewards.mean(),
+    "rloo": leave_one_out,
+    "reinforce_pp_baseline": lambda rewards: rewards - rewards.mean(),
+    "reinforce_pp": lambda rewards: rewards,
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+@given(rewards=GROUP)
+def test_a_group_has_the_advantages_of_the_paper(name: str, rewards: list[float]) -> None:
+    array = np.array(rewards)
+    found = estimator(name)(rewards)
+    if array.std() < 1e-6 and name != "reinforce_pp":
+        assert list(found) == [0.0] * len(rewards)
+    else:
+        assert np.allclose(found, PAPERS[name](array), rtol=1e-9, atol=1e-9)
+
+
+@given(SOLVED)
+def test_max_rl_estimates_the_gradient_of_the_log_of_the_solve_rate(rewards: list[float]) -> None:
+    """Theorem of arXiv 2602.02710: the mean score of the solved ones, less the mean of all."""
+    array = np.array(rewards)
+    found = np.array(estimator("max_rl")(rewards))
+    scores = np.random.default_rng(0).normal(size=len(rewards))
+    if array.sum() in (0, len(array)):
+        assert not found.any()
+        return
+    expected = scores[array == 1].mean() - scores.mean()
+    assert np.mean(found * scores) == pytest.approx(expected)
+
+
+NAMES = (*PAPERS, "max_rl")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(rewards=GROUP, seed=st.integers(0, 99))
+def test_the_order_of_rollouts_does_not_matter(name: str, rewards: list[float], seed: int) -> None:
+    order = np.random.default_rng(seed).permutation(len(rewards))
+    found = np.array(estimator(name)(rewards))
+    assert np.allclose(estimator(name)([rewards[index] for index in order]), found[order])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "reinforce_pp"])
+@given(rewards=GROUP, shift=st.integers(-3, 3))
+def test_advantages_sum_to_zero_and_a_constant_changes_none(
+    name: str, rewards: list[float], shift: int
+) -> None:
+    found = estimator(name)(rewards)
+    assert abs(math.fsum(found)) < 1e-6 * max(1.0, *map(abs, found))
+    if name != "max_rl":  # its scale is that of the reward
+        assert np.allclose(estimator(name)([each + shift for each in rewards]), found, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(rewards=GROUP)
+def test_a_rollout_without_a_grade_moves_nobody(name: str, rewards: list[float]) -> None:
+    with_failure = compute_group_advantages([*rewards, None], estimator(name), min_group=2)
+    assert with_failure == [
+        *compute_group_advantages(rewards, estimator(name), min_group=2),
+        None,
+    ]
+    assert compute_group_advantages([1.0, None], estimator(name), min_group=2) == [None, None]
+
+
+@given(st.lists(st.one_of(st.none(), REWARD), max_size=12))
+def test_a_step_is_normalised_over_what_has_an_advantage(values: list[float | None]) -> None:
+    known = np.array([value for value in values if value is not None])
+    found = normalize_step(values)
+    assert [each is None for each in found] == [value is None for value in values]
+    numbers = np.array([each for each in found if each is not None])
+    if len(known) and known.std() > 1e-6:
+        assert np.allclose(numbers, (known - known.mean()) / known.std())
+    else:
+        assert not numbers.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "flat"),
+    [
+        # Over all four: mean 0.75, standard deviation sqrt(3)/4.
+        ("reinforce_pp", [3**-0.5, 3**-0.5, 3**-0.5, -(3**0.5)], []),
+        # The first group has no spread; over [0, 0, ½, −½] the mean is 0, the deviation sqrt(⅛).
+        ("reinforce_pp_baseline", [0.0, 0.0, 2**0.5, -(2**0.5)], [0]),
+    ],
+)
+def test_reinforce_pp_compares_over_the_groups_of_a_step(
+    name: AdvantageName, expected: list[float], flat: list[int]
+) -> None:
+    groups = StepGroups(compose([f"trainer.advantage={name}"]))
+    members: list[list[float | None]] = [[1.0, 1.0, None], [1.0, 0.0]]
+    for group, rewards in enumerate(members):
+        groups.add(
+            a_rollout(f"train-000001-{group:02}-{member:02}", group=group, reward=reward)
+            for member, reward in enumerate(rewards)
+        )
+    found = [advantage for _, advantage in groups.advantages]
+    assert found[2] is None
+    assert [each for each in found if each is not None] == pytest.approx(expected)
+    assert groups.flat == flat
