@@ -85,11 +85,11 @@ async def run_beside(
     function: Callable[..., Awaitable[Result]], *args: Any, unwind_s: float = 0.0
 ) -> Result:
     """Await an async function in the loop of plug-ins, see ``run_in``; raises what it raises."""
-    return await run_in(_plugin_loop(), lambda: function(*args), unwind_s=unwind_s)
+    return await run_in(plugin_loop(), lambda: function(*args), unwind_s=unwind_s)
 
 
 @functools.cache
-def _plugin_loop() -> asyncio.AbstractEventLoop:
+def plugin_loop() -> asyncio.AbstractEventLoop:
     """Return a loop that runs in a daemon thread until the process ends."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="plug-ins", daemon=True).start()

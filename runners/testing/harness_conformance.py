@@ -21,6 +21,7 @@ from conf.schema import Config
 from conf.sections.harness import CustomHarnessConfig
 from conf.targets import is_file, split_target
 from runners.harnesses.contract import HarnessResult
+from runners.plugins.calls import plugin_loop
 from runners.sandboxes.contract import SandboxError
 from runners.testing.completions import END, Completion
 from runners.testing.harness_bench import BUSY_S, HarnessBench, HarnessTrial, open_bench
@@ -289,7 +290,8 @@ class HarnessConformance(PluginTests, LoopTests):
 
     def _check_left(self, trial: HarnessTrial) -> None:
         assert not trial.left, f"processes of the agent still run: {trial.left}"
-        for task in asyncio.all_tasks(self.runner.get_loop()):
+        loops = self.runner.get_loop(), plugin_loop()
+        for task in (task for loop in loops for task in asyncio.all_tasks(loop)):
             code = getattr(task.get_coro(), "cr_code", None)
             own = code is not None and code.co_filename == self.file
             assert not own, f"a task of the agent is still there: {task}"

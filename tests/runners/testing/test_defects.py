@@ -67,13 +67,6 @@ class LeavesTask(Agent):
         self.task = asyncio.create_task(watch())
         return await super().run(sandbox, context)
 
-class KeepsOn(Agent):
-    async def run(self, sandbox, context):
-        try:
-            return await super().run(sandbox, context)
-        except asyncio.CancelledError:
-            return HarnessResult(OutcomeCode.POLICY_FINISHED, "", None, 0, 1.0, "")
-
 class Shares(Agent):
     async def run(self, sandbox, context):
         self.context = context
@@ -217,7 +210,7 @@ DEFECTS = [
     (AGENT, "StopsEarly", "test_it_takes_every_reply_and_asks_for_no_other", "1 times"),
     (AGENT, "LeavesProcess", "test_nothing_of_a_finished_rollout_runs_on", "sleep 30"),
     (AGENT, "LeavesTask", "test_nothing_of_a_finished_rollout_runs_on", "a task of the agent"),
-    (AGENT, "KeepsOn", "test_a_cancelled_rollout_ends_and_leaves_nothing", "CancelledError"),
+    (AGENT, "LeavesProcess", "test_a_cancelled_rollout_ends_and_leaves_nothing", "sleep 30"),
     (AGENT, "Shares", "test_two_rollouts_at_once_do_not_meet", "turns of each"),
     (AGENT, "HidesLoss", "test_a_lost_sandbox_is_reported", "its sandbox was lost"),
     (GRADER, "Chance", "test_the_same_patch_scores_the_same_again", "one patch, 3 scores"),
