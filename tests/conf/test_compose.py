@@ -108,7 +108,7 @@ def test_every_yaml_key_has_a_comment() -> None:
     folder = Path(__file__).parents[2] / "conf"
     for file in folder.rglob("*.yaml"):
         # without block scalars, which are texts for other programs
-        text = re.sub(r"^( *).*: \|\n(\1 +.*\n)+", "", file.read_text("utf-8"), flags=re.M)
+        text = re.sub(r"^( *).*: \|\n(\1 +.*\n|\n)+", "", file.read_text("utf-8"), flags=re.M)
         lines = text.splitlines()
         for above, line in itertools.pairwise(lines):
             key = line.strip().partition(":")[0]
