@@ -191,17 +191,16 @@ class Campaign:
     async def _run_groups(self, step: int, specs: Sequence[RolloutSpec]) -> StepGroups:
         """Run a step's groups, and spare ones in place of those that cannot be trained."""
         groups, spares = StepGroups(self._config, await self._run_rollouts(specs)), 0
+        used = {spec.task.id for spec in specs}
         while spares < self._config.rollout.spare_groups:
             lacking = groups.untrainable - spares
             more = min(lacking, self._config.rollout.spare_groups - spares)
             if more <= 0:
                 break
-            used = {spec.task.id for spec in specs}
-            extra = [
-                spec
-                for number in range(spares, spares + more)
-                for spec in await self._sampler.spare(step, number, used)
-            ]
+            extra: list[RolloutSpec] = []
+            for number in range(spares, spares + more):
+                extra += await self._sampler.spare(step, number, used)
+                used.add(extra[-1].task.id)
             self._progress.batch_size += len(extra)
             groups.add(await self._run_rollouts(extra))
             spares += more
