@@ -191,6 +191,21 @@ def algorithm_rules(trainer: TrainerConfig) -> Iterator[Rule]:
         trainer.clip_dual is not None and trainer.loss != "ppo",
         f"trainer.clip_dual={trainer.clip_dual} is of trainer.loss=ppo alone: set it to null",
     )
+    yield (
+        trainer.kl.weight > 0 and trainer.kl.estimator == "k1" and trainer.kl.place == "loss",
+        "trainer.kl.estimator=k1 with trainer.kl.place=loss has an expected gradient of 0: choose "
+        "k2 or k3, or trainer.kl.place=reward",
+    )
+    yield (
+        trainer.min_learning_rate > trainer.learning_rate,
+        f"trainer.min_learning_rate={trainer.min_learning_rate:g} is above trainer.learning_rate="
+        f"{trainer.learning_rate:g}: lower it",
+    )
+    yield (
+        trainer.decay != "constant" and trainer.warmup_steps >= trainer.decay_steps,
+        f"trainer.warmup_steps={trainer.warmup_steps} leaves nothing of trainer.decay_steps="
+        f"{trainer.decay_steps}: lower it",
+    )
 
 
 def sink_rules(observe: ObserveConfig, trainer: TrainerConfig) -> Iterator[Rule]:

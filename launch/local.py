@@ -124,7 +124,9 @@ def _weights_mb(config: Config) -> int:
 
 
 def _plan_processes(config: Config, cores: int, weights_mb: int) -> Iterator[PlannedProcess]:
-    trainer_mb = _COPIES_TRAINED * weights_mb + _TRAINING_MB
+    trainer = config.trainer
+    reference = isinstance(trainer, LocalTrainerConfig) and trainer.kl.weight > 0
+    trainer_mb = (_COPIES_TRAINED + reference) * weights_mb + _TRAINING_MB
     yield PlannedProcess(
         "driver and trainer", 1, _threads(config) or cores, _DRIVER_MB + trainer_mb
     )

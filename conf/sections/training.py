@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt, Tag
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag
 
 from conf.sections.plugin import BY_NAME, SELECT, ByTarget, by_name
 from conf.sections.section import Section
@@ -123,6 +123,21 @@ class CorrectionConfig(Section):
     """
 
 
+class KlConfig(Section):
+    """Penalty for the distance from the policy with which the run began: the Kullback-Leibler
+    divergence per token, estimated from the sampled ones (Schulman 2020).
+    """
+
+    weight: Annotated[float, Field(ge=0)]
+    """Of the penalty; 0: none, and no second policy in memory."""
+    estimator: Literal["k1", "k2", "k3"]
+    """With ``d = logp − logp_reference``: ``k1`` d, ``k2`` d² / 2, ``k3`` exp(−d) − 1 + d."""
+    place: Literal["loss", "reward"]
+    """``loss``: added to a token's loss; ``reward``: taken off its advantage, summed from the token
+    to the end of its segment, without a gradient.
+    """
+
+
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -134,7 +149,9 @@ class PolicyGradientConfig(Section):
     betas: tuple[_Beta, _Beta]
     """Adam's decay rates of the first and second moment."""
     weight_decay: Annotated[float, Field(ge=0)]
-    """Decoupled from the gradient (AdamW, arXiv 1711.05101)."""
+    """Decoupled from the gradient (AdamW, arXiv 1711.05101). With ``local`` norms and biases do not
+    decay.
+    """
     clip_low: PositiveFloat
     """The probability ratio is clipped below at 1 − clip_low."""
     clip_high: PositiveFloat
@@ -186,6 +203,20 @@ class LocalTrainerConfig(PolicyGradientConfig):
     threads: Annotated[int, Field(ge=0)]
     """Torch threads; 0: one per core."""
     correction: CorrectionConfig
+    kl: KlConfig
+    entropy_bonus: Annotated[float, Field(ge=0)]
+    """Weight of the entropy of the distribution that a token was sampled from, in nats, which is
+    taken off its loss.
+    """
+    warmup_steps: NonNegativeInt
+    """Steps in which the learning rate rises in equal parts to its full value."""
+    decay: Literal["constant", "linear", "cosine"]
+    """Course of the learning rate after that, down to ``min_learning_rate`` after
+    ``decay_steps``.
+    """
+    decay_steps: PositiveInt
+    """Steps, warm-up included."""
+    min_learning_rate: Annotated[float, Field(ge=0)]
 
 
 class SlimeTrainerConfig(PolicyGradientConfig):

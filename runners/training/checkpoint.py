@@ -171,7 +171,7 @@ def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from runners.training.local import TrainingError, load_policy
+    from runners.training.policy import TrainingError, load_policy
 
     try:
         # Not load_file: on disk the experts have the published names, one tensor per expert, which

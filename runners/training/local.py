@@ -1,4 +1,4 @@
-"""The local trainer: GRPO in plain torch on one CPU or one GPU, float32, without a KL term."""
+"""The local trainer: policy gradients in plain torch on one CPU or one GPU, in float32."""
 
 from __future__ import annotations
 
@@ -13,18 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from conf.errors import AgentrlError
-from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
 from runners.plugins.calls import PluginFailedError
-from runners.training.loss_contract import TrainedTokens
-from runners.training.losses import (
-    compute_importance_weights,
-    compute_loss,
-    is_active,
-    make_loss,
-    replace_rounded,
-)
 from runners.training.micro_batches import (
     MicroBatch,
     Rollout,
@@ -34,20 +24,20 @@ from runners.training.micro_batches import (
     split_rollouts,
 )
 from runners.training.mismatch import Mismatch
+from runners.training.objective import Objective
+from runners.training.policy import TrainingError, decay_groups, find_device, load_policy
 from runners.training.prefix import ForwardScope, compute_hidden_states, no_scope
 from runners.training.recompute import checkpoint_layers, compute_chosen_logprobs
 from runners.training.routing.shape import read_routing_shape
 from runners.training.routing.step import RoutingReplay
 from runners.training.sample import Sample
+from runners.training.schedule import find_learning_rate
 from runners.training.totals import StepTotals
+from runners.trajectory.record import LogprobArray
 from runners.trajectory.routing import Routing, RoutingError
 
 NATIVE = RoutingOffConfig(kind="off")
 """No replay: training chooses its own experts."""
-
-
-class TrainingError(AgentrlError):
-    """Training cannot go on: the loss or a gradient is not finite, or the weights do not fit."""
 
 
 class LocalTrainer:
@@ -72,18 +62,16 @@ class LocalTrainer:
         """
         self.config = config
         self.temperature = temperature
-        self.device = _device(config.device)
+        self.device = find_device(config.device)
         if config.threads:
             torch.set_num_threads(config.threads)
         self.model = load_policy(weights).to(self.device)
         self.model.train()
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay,
-            foreach=True,
+            decay_groups(self.model, config.weight_decay),
+            lr=config.learning_rate, betas=config.betas, foreach=True,
         )  # fmt: skip
-        self.loss = make_loss(config)
-        self.own_loss = isinstance(config.loss, PluginConfig)
+        self.objective = Objective(config)
         self.failed_updates: Sequence[str] = ()
         """Updates of the last step that were left out because a plug-in's loss failed: reasons."""
         self.generator = torch.Generator().manual_seed(seed)
@@ -103,19 +91,26 @@ class LocalTrainer:
         """Activations are computed again in the backward pass instead of being kept."""
         if self.recompute:
             checkpoint_layers(self.model)
+        self.reference: nn.Module | None = None
+        """The policy with which the run began, for the KL penalty."""
+        if self.objective.needs_reference:
+            self.reference = load_policy(weights).to(self.device)
 
     def step(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Train on the samples of one campaign step's rollouts and return its metrics.
 
         ``epochs`` passes over the rollouts, each split anew into ``minibatches`` optimizer updates
         (AdamW, Loshchilov & Hutter 2019, arXiv 1711.05101). Samples whose advantage is exactly 0
-        stay in the averages but are not run through the model: without a KL term their gradient is
-        exactly 0. With a loss of the user's own they are, and an update in which it fails is left
-        out. Raises TrainingError, also if it fails in all of them, and RoutingError.
+        stay in the averages but are not run through the model: without a KL term and an entropy
+        bonus their gradient is exactly 0. With a loss of the user's own they are run, and an update
+        in which it fails is left out. Raises TrainingError, also if it fails in all of them, and
+        RoutingError.
         """
         started = time.perf_counter()
         self.steps += 1
-        totals = StepTotals()
+        totals = StepTotals(learning_rate=find_learning_rate(self.config, self.steps))
+        for group in self.optimizer.param_groups:
+            group["lr"] = totals.learning_rate
         self.failed_updates = totals.failed
         rollouts = self._prepare(rollouts, totals)
         for _ in range(self.config.epochs):
@@ -149,6 +144,10 @@ class LocalTrainer:
             observed = self._observe([samples[index] for index in with_gradient])
             for index, sample in zip(with_gradient, observed, strict=True):
                 samples[index] = sample
+        if self.reference is not None:
+            compared = self._compare([samples[index] for index in with_gradient])
+            for index, sample in zip(with_gradient, compared, strict=True):
+                samples[index] = sample
         if self.replay is not None and self.replay.shadow_due(self.steps):
             self._measure_native([samples[index] for index in with_gradient], totals)
         remaining = iter(samples)
@@ -166,24 +165,28 @@ class LocalTrainer:
                     scope, routing = exits.enter_context(self.replay.record(batch))
                 elif self.replay is not None:
                     scope = exits.enter_context(self.replay.replay(batch))
-                logprobs = self._logprobs(batch, scope).cpu().numpy()
-            for row, index in enumerate(batch.samples):
-                mask = samples[index].loss_mask
-                old = np.zeros(len(mask), np.float32)
-                old[mask] = logprobs[(batch.rows == row).cpu().numpy()]
-                observed[index] = replace(
-                    samples[index],
-                    old_logprobs=old,
-                    routing=routing.get(index, samples[index].routing),
-                )
+                logprobs = self._logprobs(batch, scope)[:, 0]
+            for index, old in _spread(batch, logprobs, samples):
+                known = routing.get(index, samples[index].routing)
+                observed[index] = replace(samples[index], old_logprobs=old, routing=known)
         return observed
+
+    @torch.no_grad()
+    def _compare(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return samples with the reference policy's logprobs; its routing is its own."""
+        compared = list(samples)
+        for batch in self._batches(samples):
+            logprobs = self._logprobs(batch, policy=self.reference)[:, 0]
+            for index, reference in _spread(batch, logprobs, samples):
+                compared[index] = replace(samples[index], reference_logprobs=reference)
+        return compared
 
     @torch.no_grad()
     def _measure_native(self, samples: Sequence[Sample], totals: StepTotals) -> None:
         """Measure the mismatch that the step would have without replay."""
         totals.native = Mismatch()
         for batch in self._batches(samples):
-            totals.native.add(self._logprobs(batch), batch.rollout_logprobs)
+            totals.native.add(self._logprobs(batch)[:, 0], batch.rollout_logprobs)
 
     def _update(self, rollouts: Sequence[Rollout], totals: StepTotals) -> None:
         """Make one optimizer update on one minibatch; none if nothing in it has a gradient."""
@@ -201,7 +204,7 @@ class LocalTrainer:
                 scope: ForwardScope = no_scope
                 if self.replay is not None:
                     scope = exits.enter_context(self.replay.replay(batch))
-                part = self._loss(batch, self._logprobs(batch, scope), totals)
+                part = self.objective.compute(batch, self._logprobs(batch, scope), totals)
                 part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
         if self.replay is not None:
@@ -216,36 +219,12 @@ class LocalTrainer:
         self.optimizer.step()
         totals.count_update(loss, norm)
 
-    def _loss(self, batch: MicroBatch, logprobs: Tensor, totals: StepTotals) -> Tensor:
-        """Return a micro-batch's loss, float32 [], differentiable.
-
-        The ratio compares with the engine's logprobs, or with the trainer's own before the step's
-        first update where the two differ by rounding alone; with a correction, always with the
-        trainer's own, and the importance weights bridge the two.
-        """
-        weights = batch.weights
-        if totals.updates == 0:  # before the first update both sides have the same weights
-            totals.mismatch.add(logprobs, batch.rollout_logprobs)
-        own = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        old = replace_rounded(own, batch.rollout_logprobs)
-        if is_active(self.config.correction):
-            old = own
-            importance = compute_importance_weights(
-                old, batch.rollout_logprobs, batch.advantages, batch.rows, self.config.correction
-            )
-            totals.add_weights(importance)
-            weights = weights * importance.weights
-        tokens = TrainedTokens(logprobs, old, batch.rollout_logprobs, batch.advantages, batch.rows)
-        found = compute_loss(self.loss, tokens) if self.own_loss else self.loss(tokens)
-        totals.add_tokens(logprobs, found.clipped)
-        return (found.losses * weights).sum()
-
     def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
         """Return the indices of the samples that change the weights."""
         return [
             index
             for index, sample in enumerate(samples)
-            if (sample.advantage != 0.0 or self.own_loss) and sample.loss_mask.any()
+            if (sample.advantage != 0.0 or self.objective.trains_all) and sample.loss_mask.any()
         ]
 
     def _batches(
@@ -259,17 +238,25 @@ class LocalTrainer:
             share=not self.recompute,
         )
 
-    def _logprobs(self, batch: MicroBatch, scope: ForwardScope = no_scope) -> Tensor:
-        """Return the logprobs of the trained tokens after temperature, float32 [n].
+    def _logprobs(
+        self, batch: MicroBatch, scope: ForwardScope = no_scope, policy: Any = None
+    ) -> Tensor:
+        """Return the logprobs of the trained tokens after temperature and, if the objective needs
+        them, the entropies: float32 [n, 1 or 2]. ``policy``: another than the one that is trained.
 
         Logits are computed at the positions that predict them only: the vocabulary is the widest
         dimension.
         """
-        policy: Any = self.model
-        hidden = compute_hidden_states(policy.model, batch.input_ids, batch.shared, scope)
+        computed: Any = policy or self.model
+        hidden = compute_hidden_states(computed.model, batch.input_ids, batch.shared, scope)
         trained = hidden[batch.rows, batch.positions - batch.shared]
         return compute_chosen_logprobs(
-            policy.lm_head, trained, batch.targets, self.temperature, chunked=self.recompute
+            computed.lm_head,
+            trained,
+            batch.targets,
+            self.temperature,
+            chunked=self.recompute,
+            entropy=self.objective.needs_entropy,
         )
 
     def _replay_metrics(self, totals: StepTotals) -> dict[str, Any]:
@@ -279,24 +266,13 @@ class LocalTrainer:
         return self.replay.metrics(totals.mismatch.metrics(), native)
 
 
-def load_policy(directory: Path) -> nn.Module:
-    """Load a policy from a directory in the Hugging Face layout, float32; raises TrainingError."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        policy: nn.Module = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, experts_implementation="grouped_mm"
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise TrainingError(f"cannot load the policy from {directory}: {error}") from error
-    return policy
-
-
-def _device(choice: str) -> torch.device:
-    if choice == "cuda" and not torch.cuda.is_available():
-        raise TrainingError(
-            "trainer.device=cuda, but torch sees no GPU here: use trainer.device=auto or cpu"
-        )
-    return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")
+def _spread(
+    batch: MicroBatch, logprobs: Tensor, samples: Sequence[Sample]
+) -> Iterator[tuple[int, LogprobArray]]:
+    """Yield each sample's index, and its logprobs as an array of its length."""
+    found, rows = logprobs.cpu().numpy(), batch.rows.cpu().numpy()
+    for row, index in enumerate(batch.samples):
+        mask = samples[index].loss_mask
+        array = np.zeros(len(mask), np.float32)
+        array[mask] = found[rows == row]
+        yield index, array

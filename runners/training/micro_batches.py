@@ -17,6 +17,7 @@ from torch import Tensor
 from conf.sections.training import Aggregation, LocalTrainerConfig
 from runners.training.sample import Sample
 from runners.trajectory.prefix import common_prefix_length
+from runners.trajectory.record import LogprobArray
 
 OPENING = 64
 """Rows that begin with the same 64 tokens are batched together: as a rule they share many more."""
@@ -50,6 +51,8 @@ class MicroBatch:
     """float32 [n]: the engine's logprob at sampling time."""
     old_logprobs: Tensor | None
     """float32 [n]: the trainer's logprob before the step's first update; None: not computed."""
+    reference_logprobs: Tensor | None
+    """float32 [n]: the reference policy's logprob; None: there is none."""
     advantages: Tensor
     """float32 [n]: advantage of the token's sample."""
     weights: Tensor
@@ -219,7 +222,10 @@ def _pad(
         positions=tensor(token_index - 1),
         targets=tensor(ids[row_index, token_index]),
         rollout_logprobs=tensor(rollout.astype(np.float32)),
-        old_logprobs=None if (old := _old(samples)) is None else tensor(old),
+        old_logprobs=_chosen([sample.old_logprobs for sample in samples], samples, device),
+        reference_logprobs=_chosen(
+            [sample.reference_logprobs for sample in samples], samples, device
+        ),
         advantages=tensor(advantages),
         weights=tensor(weight),
         experts=None if experts is None else tensor(experts),
@@ -227,9 +233,15 @@ def _pad(
     )
 
 
-def _old(samples: list[Sample]) -> np.ndarray | None:
-    parts = [s.old_logprobs[s.loss_mask] for s in samples if s.old_logprobs is not None]
-    return np.concatenate(parts) if len(parts) == len(samples) else None
+def _chosen(
+    logprobs: Sequence[LogprobArray | None], samples: Sequence[Sample], device: torch.device
+) -> Tensor | None:
+    """Return the logprobs of the trained tokens; None if a sample has none."""
+    pairs = zip(logprobs, samples, strict=True)
+    parts = [each[sample.loss_mask] for each, sample in pairs if each is not None]
+    if len(parts) < len(samples):
+        return None
+    return torch.from_numpy(np.concatenate(parts)).to(device)
 
 
 def _routing(

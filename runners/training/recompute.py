@@ -27,9 +27,16 @@ def checkpoint_layers(policy: Any) -> None:
 
 
 def compute_chosen_logprobs(
-    head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, *, chunked: bool
+    head: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    *,
+    chunked: bool,
+    entropy: bool = False,
 ) -> Tensor:
-    """Return ``log softmax(head(hidden) / temperature)`` at ``targets``, float32 [n].
+    """Return ``log softmax(head(hidden) / temperature)`` at ``targets``, float32 [n, 1]; with
+    ``entropy`` [n, 2], whose second column is the entropy of the softmax in nats.
 
     ``hidden``: float [n, H]; ``targets``: int64 [n]. ``chunked``: keep no logits for the backward
     pass and compute LOGITS_CHUNK rows at a time; rows do not depend on each other.
@@ -37,8 +44,12 @@ def compute_chosen_logprobs(
 
     def choose(rows: Tensor, chosen: Tensor) -> Tensor:
         logits = head(rows).float() / temperature
-        logprobs: Tensor = logits.gather(1, chosen[:, None])[:, 0] - logits.logsumexp(dim=1)
-        return logprobs
+        total = logits.logsumexp(dim=1)
+        logprobs: Tensor = logits.gather(1, chosen[:, None])[:, 0] - total
+        if not entropy:
+            return logprobs[:, None]
+        mean = (logits * (logits - total[:, None]).exp()).sum(dim=1)
+        return torch.stack([logprobs, total - mean], dim=1)
 
     if not chunked:
         return choose(hidden, targets)

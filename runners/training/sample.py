@@ -36,3 +36,5 @@ class Sample:
     """float32 [T]: the trainer's logprob before the step's first update, 0.0 where not trained;
     None: not computed.
     """
+    reference_logprobs: LogprobArray | None = None
+    """float32 [T]: the reference policy's logprob, 0.0 where not trained; None: not computed."""

@@ -24,6 +24,11 @@ class StepTotals:
     clipped: float = 0.0
     nll: float = 0.0
     """Sum over tokens of −logprob, in nats: an estimate of the entropy."""
+    entropy: float = 0.0
+    """Sum over tokens of the exact entropy, in nats; 0: not computed."""
+    kl: float = 0.0
+    """Sum over tokens of the estimated divergence from the reference policy, in nats."""
+    learning_rate: float = 0.0
     failed: list[str] = field(default_factory=list)
     """Updates that were left out because a plug-in's loss failed, with the reason."""
     mismatch: Mismatch = field(default_factory=Mismatch)
@@ -64,11 +69,14 @@ class StepTotals:
             "loss/policy": self.loss / max(1, self.updates),
             "policy/k3": self.mismatch.metrics()["k3"],
             "policy/clip_fraction": self.clipped / tokens,
-            "policy/entropy": self.nll / tokens,
+            "policy/entropy": (self.entropy or self.nll) / tokens,
             "policy/grad_norm": self.norm,
             "train/updates": float(self.updates),
+            "train/learning_rate": self.learning_rate,
             "time/train_s": seconds,
         }
+        if self.kl:
+            metrics["policy/kl"] = self.kl / tokens
         if self.failed:
             metrics["train/updates_failed"] = float(len(self.failed))
         if self.weight_squares:

@@ -32,3 +32,25 @@ def test_slime_has_the_advantages_whose_mean_it_has() -> None:
     assert "choose trainer.advantage=grpo trainer.normalize_std=false" in fault
     (fault,) = faults(*SLIME, "trainer.loss=gspo")
     assert "trainer.loss" in fault
+
+
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (["trainer.kl={weight: 0.1, estimator: k1}"], "trainer.kl.estimator=k1 with trainer.kl.pl"),
+        (["trainer.min_learning_rate=1.0"], "trainer.min_learning_rate=1 is above"),
+        (
+            ["trainer.decay=linear", "trainer.warmup_steps=10", "trainer.decay_steps=10"],
+            "trainer.warmup_steps=10 leaves nothing of trainer.decay_steps=10",
+        ),
+    ],
+)
+def test_what_would_not_train_is_refused(lines: list[str], fault: str) -> None:
+    (found,) = faults(*lines)
+    assert found.startswith(fault)
+
+
+def test_the_learning_rate_decays_over_the_run() -> None:
+    trainer = compose(["run.steps=37", "trainer.decay=linear"]).trainer
+    assert trainer.kind == "local"
+    assert trainer.decay_steps == 37

@@ -32,7 +32,9 @@ def make_trainer(
         "tokens_per_microbatch": 512, "normalize_std": True, "min_group": 2, "threads": 1,
         "train_unfinished": True, "recompute": "auto",
         "advantage": "grpo",
-        "correction": NO_CORRECTION,
+        "correction": NO_CORRECTION, "entropy_bonus": 0.0,
+        "kl": {"weight": 0.0, "estimator": "k3", "place": "loss"},
+        "warmup_steps": 0, "decay": "constant", "decay_steps": 10, "min_learning_rate": 0.0,
     } | changes  # fmt: skip
     settings["correction"] = {**NO_CORRECTION, **settings["correction"]}
     return LocalTrainer(

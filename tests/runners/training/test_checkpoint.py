@@ -15,7 +15,7 @@ import pytest
 from conf.errors import ExitCode
 from runners.training import checkpoint
 from runners.training.checkpoint import CheckpointError
-from runners.training.local import load_policy
+from runners.training.policy import load_policy
 from tests.fakes.local_trainer import VOCAB, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 

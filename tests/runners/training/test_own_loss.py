@@ -10,7 +10,8 @@ import torch
 from conf.compose import compose
 from conf.sections.plugin import PluginConfig
 from runners.preflight.plugins import find_plugin_errors
-from runners.training.local import LocalTrainer, TrainingError
+from runners.training.local import LocalTrainer
+from runners.training.policy import TrainingError
 from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 
