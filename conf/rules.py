@@ -202,7 +202,7 @@ def algorithm_rules(trainer: TrainerConfig) -> Iterator[Rule]:
         f"{trainer.learning_rate:g}: lower it",
     )
     yield (
-        trainer.decay != "constant" and trainer.warmup_steps >= trainer.decay_steps,
+        trainer.decay != "constant" and 0 < trainer.decay_steps <= trainer.warmup_steps,
         f"trainer.warmup_steps={trainer.warmup_steps} leaves nothing of trainer.decay_steps="
         f"{trainer.decay_steps}: lower it",
     )

@@ -214,7 +214,7 @@ class LocalTrainerConfig(PolicyGradientConfig):
     """Course of the learning rate after that, down to ``min_learning_rate`` after
     ``decay_steps``.
     """
-    decay_steps: PositiveInt
+    decay_steps: NonNegativeInt
     """Steps, warm-up included."""
     min_learning_rate: Annotated[float, Field(ge=0)]
 

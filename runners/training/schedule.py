@@ -19,6 +19,6 @@ def find_learning_rate(trainer: LocalTrainerConfig, step: int) -> float:
         return full * step / warmup
     if trainer.decay == "constant":
         return full
-    done = min(1.0, (step - 1 - warmup) / (trainer.decay_steps - warmup))
+    done = min(1.0, (step - 1 - warmup) / max(1, trainer.decay_steps - warmup))
     left = 1.0 - done if trainer.decay == "linear" else (1.0 + math.cos(math.pi * done)) / 2
     return least + (full - least) * left
