@@ -91,8 +91,8 @@ def compose_with_origins(
     composed = _compose_with_hydra(lines, faults)
     set_by_user = set(overridden_keys(values))
     _set_layers(composed, layers, set_by_user)
-    tree, unresolved = _resolve(composed)
-    faults += unresolved.values()
+    tree, unresolved = _resolve(composed, {key for key, _ in flatten(defaults)})
+    faults += filter(None, unresolved.values())
     tree["faults"] = load_fault_plan(tree["faults"], faults)
     following = {key for key, value in flatten(defaults) if "${" in str(value)} - set_by_user
     config, invalid = _validate(tree, defaults, following, ignore=set(unresolved))
@@ -240,15 +240,22 @@ def _sweep_fault(override: Override) -> str:
     )
 
 
-def _resolve(tree: DictConfig) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the plain tree, and by key the faults of missing values and failed interpolations."""
+def _resolve(tree: DictConfig, known: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the plain tree, and by key the faults of missing values and failed interpolations.
+
+    A key that follows one of the ``known`` keys, which has been taken out, has the fault "": that
+    of the other says all.
+    """
     faults: dict[str, str] = {}
-    for key, _ in flatten(to_dict(tree)):
+    for key, value in flatten(to_dict(tree)):
         try:
             OmegaConf.select(tree, key, throw_on_missing=True)
         except MissingMandatoryValue:
             faults[key] = missing_value(key)
         except OmegaConfBaseException as error:
+            if str(value).removeprefix("${").removesuffix("}") in known:
+                faults[key] = ""
+                continue
             faults[key] = f"{key}: {str(error).splitlines()[0]}"
     for key in faults:
         OmegaConf.update(tree, key, None)
