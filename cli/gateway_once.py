@@ -42,6 +42,7 @@ def describe_rollout(rollout: ExportedRollout) -> dict[str, Any]:
     chains = []
     for chain in rollout.chains:
         sampled = sum(turns[index].output_tokens for index in chain.own_turns)
+        trained = int(chain.loss_mask.sum())
         chains.append(
             {
                 "index": chain.index,
@@ -49,7 +50,8 @@ def describe_rollout(rollout: ExportedRollout) -> dict[str, Any]:
                 "thread": chain.thread,
                 "turns": len(chain.own_turns),
                 "sampled": sampled,
-                "masked": max(0, len(chain.tokens) - sampled),
+                "trained": trained,
+                "masked": max(0, sampled - trained),
             }
         )
     breaks = record.extra["session"]["breaks"]
@@ -75,10 +77,10 @@ def render_rollout(short: dict[str, Any]) -> RenderableType:
     table = Table(title=make_printable(title), title_justify="left")
     for column in ("branch", "thread"):
         table.add_column(column, overflow="fold")
-    for column in ("turns", "tokens sampled", "masked"):
+    for column in ("turns", "tokens sampled", "trained", "masked"):
         table.add_column(column, justify="right")
     for chain in short["segments"]:
-        numbers = (f"{chain[name]:,}" for name in ("turns", "sampled", "masked"))
+        numbers = (f"{chain[name]:,}" for name in ("turns", "sampled", "trained", "masked"))
         table.add_row(chain["kind"], Text(make_printable(chain["thread"])), *numbers)
     lines = [
         f"turn {each['turn']} of {each['thread']}: {each['kind']}: {each['reason']}"

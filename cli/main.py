@@ -5,6 +5,7 @@ Commands import what they need when they run, so that ``agentrl --help`` stays f
 
 from __future__ import annotations
 
+import os
 import sys
 from io import TextIOWrapper
 from typing import Annotated
@@ -96,9 +97,24 @@ def main(arguments: list[str] | None = None) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app(arguments, prog_name="agentrl", obj=invocation)
-    except Exception as error:  # the top of the process
-        invocation.fail(error)
+        try:
+            app(arguments, prog_name="agentrl", obj=invocation)
+        except Exception as error:  # the top of the process
+            invocation.fail(error)
+    except SystemExit as end:
+        if arguments is None:
+            _leave_threads(end)
+        raise
+
+
+def _leave_threads(end: SystemExit) -> None:
+    """End the process here if a call still goes on that was left to itself, as torch's may."""
+    calls = sys.modules.get("runners.concurrency.daemon_thread")
+    if calls is None or not calls.is_one_left():
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(end.code if isinstance(end.code, int) else 1 if end.code else 0)
 
 
 if __name__ == "__main__":

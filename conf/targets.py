@@ -117,7 +117,7 @@ def find_target(given: str, seam: str, known: tuple[str, ...] = ()) -> str:
     offered = plugin_names(seam)
     if given in offered:
         return offered[given]
-    names = [*known, *sorted(offered)]
+    names = [*known, *sorted(offered.keys() - set(known))]
     hint = suggest(given, names, "did you mean {}? ")
     choices = f"(names: {', '.join(names)}; your own: {FORM})" if names else f"(write {FORM})"
     raise ValueError(f"is not known: {hint}{choices}")

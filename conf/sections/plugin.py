@@ -61,6 +61,9 @@ def by_name(seam: str, *names: str) -> BeforeValidator:
     def read(given: object) -> object:
         if isinstance(given, str) and given not in names:
             return {"target": find_target(given, seam, names)}
+        target = given.get("target") if isinstance(given, dict) else None
+        if isinstance(target, str) and ":" not in target:
+            return {**given, "target": find_target(target, seam)}  # type: ignore[dict-item]
         return given
 
     return BeforeValidator(read)

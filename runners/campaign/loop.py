@@ -23,6 +23,7 @@ from runners.campaign.drain import pause_turns
 from runners.campaign.result import metrics_rows, summarize_evaluation
 from runners.campaign.sampler import StepSampler
 from runners.campaign.schedule import evaluation_batch, evaluation_due
+from runners.concurrency.daemon_thread import run_in_daemon
 from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
@@ -125,7 +126,8 @@ class Campaign:
         note_masked(self._store, "unbuilt", samples.unbuilt)
         rollout_s = time.monotonic() - started
         self._progress.begin_phase("training")
-        trained = await asyncio.to_thread(self._trainer.step, samples.rollouts)
+        # A second signal must not wait for a long step, or for a loss that hangs.
+        trained = await run_in_daemon(self._trainer.step, samples.rollouts)
         note_masked(self._store, "routing_refused", self._trainer.refused)
         for reason in self._trainer.failed_updates:
             self._store.event("update_failed", {"step": step, "reason": reason})

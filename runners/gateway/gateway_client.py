@@ -9,6 +9,7 @@ ended = session.finish(reward=1.0)
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -58,7 +59,11 @@ class AttachedSession:
         return program_environment(self.base_url, self.api_key)
 
     def finish(self, reward: float | None = None) -> FinishedSession:
-        """End the session's turns; the last reward counts. Raises GatewayError."""
+        """End the session's turns; the last reward counts. Raises GatewayError, and ValueError for
+        a reward that is not finite.
+        """
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"reward={reward} is no finite number")
         answer = self._gateway.call(lambda admin: admin.finish(self.id, reward))
         kept = answer["rollout"]
         self.finished = FinishedSession(

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from conf.errors import error_text
+from runners.concurrency.daemon_thread import run_in_daemon
 from runners.concurrency.other_loop import run_in
 from runners.plugins.contract_check import is_async
 from runners.trajectory.printable import make_printable, shorten
@@ -46,7 +47,7 @@ async def call_plugin(
                 function: Any = plugin
                 result: Result = await run_beside(function, *args)
             else:
-                result = await _run_in_thread(plugin, *args)
+                result = await run_in_daemon(plugin, *args)
             return result
     except (Exception, SystemExit) as error:
         if isinstance(error, TimeoutError) and limit.expired():
@@ -94,34 +95,3 @@ def plugin_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="plug-ins", daemon=True).start()
     return loop
-
-
-async def _run_in_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Run a function in a daemon thread: one that hangs neither fills a pool nor holds the end of
-    the process.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def finish(result: Any, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
-
-    def run() -> None:
-        result: Any = None
-        failure: BaseException | None = None
-        try:
-            result = function(*args)
-        except StopIteration as error:  # a future cannot hold it
-            failure = RuntimeError(f"StopIteration: {error_text(error)}")
-        except BaseException as error:
-            failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(finish, result, failure)
-
-    threading.Thread(target=run, name="plug-in", daemon=True).start()
-    return await done

@@ -38,6 +38,7 @@ class AttachedProgram:
         """``stdout``: descriptor for the program's output; None: ours."""
         self.interrupted = False
         """We were told to stop: the session ends without a result."""
+        self._passed_on = False
         self._command = command
         self._stdout = stdout
         self._process: asyncio.subprocess.Process | None = None
@@ -59,13 +60,17 @@ class AttachedProgram:
         return code
 
     def signal(self, number: int) -> None:
-        """Handle a signal that we have received: pass it on, unless the program has it already."""
+        """Handle a signal that we have received: pass it on, unless the program has it already; a
+        second one that has to be passed on ends the program.
+        """
         self.interrupted = True
         # The terminal sends ctrl-C to all in its foreground; a second one could end a program that
         # is cleaning up.
-        if self._process is not None and not (number == signal.SIGINT and _is_in_foreground()):
-            with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+        if self._process is None or (number == signal.SIGINT and _is_in_foreground()):
+            return
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL if self._passed_on else number)
+        self._passed_on = True
 
     async def _execute(self, environment: dict[str, str]) -> int:
         if self.interrupted:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
 from runners.plugins.calls import PluginFailedError
 from runners.training.micro_batches import (
@@ -211,7 +212,10 @@ class LocalTrainer:
             self.replay.measure_gradients()
         # Returns the norm before clipping.
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
-        if not (abs(loss) < float("inf") and norm < float("inf")):
+        finite = abs(loss) < float("inf") and norm < float("inf")
+        if not finite and isinstance(self.config.loss, PluginConfig):
+            raise PluginFailedError("trainer.loss: a gradient that is not finite")
+        if not finite:
             raise TrainingError(
                 f"the update is not finite (loss {loss}, gradient norm {norm}): "
                 "lower trainer.learning_rate"

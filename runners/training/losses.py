@@ -139,10 +139,14 @@ def try_loss(loss: PolicyLoss) -> None:
     """Compute a loss of the user's own on tokens of two samples; raises PluginFailedError."""
     generator = torch.Generator().manual_seed(0)
     old = -3 * torch.rand(7, generator=generator)
-    logprobs = (old + 0.1 * torch.randn(7, generator=generator)).requires_grad_()
+    change = torch.tensor([0.1, 0.0, -0.2, 0.0, 0.5, -0.1, 0.0])  # on fresh rollouts all are 0
+    logprobs = (old + change).requires_grad_()
     advantages = torch.tensor([1.5, 1.5, 1.5, -0.5, -0.5, -0.5, -0.5])
     rows = torch.tensor([0, 0, 0, 1, 1, 1, 1])
-    compute_loss(loss, TrainedTokens(logprobs, old, old.clone(), advantages, rows))
+    found = compute_loss(loss, TrainedTokens(logprobs, old, old.clone(), advantages, rows))
+    (slopes,) = torch.autograd.grad(found.losses.sum(), logprobs)
+    if not bool(slopes.isfinite().all()):
+        raise PluginFailedError(f"{NAME}: a gradient that is not finite")
 
 
 ROUNDING = 1e-4

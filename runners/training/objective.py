@@ -24,7 +24,7 @@ from runners.training.totals import StepTotals
 
 
 class Objective:
-    """What one trainer minimises."""
+    """Sum that one trainer minimises."""
 
     def __init__(self, config: LocalTrainerConfig) -> None:
         """Load a loss of the user's own; raises PluginError."""

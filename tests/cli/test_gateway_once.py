@@ -51,6 +51,8 @@ with open("child", "w") as file:
     print(child.pid, file=file)
 signal.pause()
 time.sleep(0.5)  # for a second signal, which must not come
+while sys.argv[1:] == ["deaf"]:
+    signal.pause()
 sys.exit(7)
 """
 
@@ -124,18 +126,23 @@ async def test_json_is_all_of_stdout_whatever_the_program_prints(
 
 @pytest.mark.integration
 @pytest.mark.usefixtures("tokenizer")
-@pytest.mark.parametrize(("terminal", "number"), [(True, "SIGINT"), (False, "SIGTERM")])
+@pytest.mark.parametrize(
+    ("terminal", "number", "more"),
+    [(True, "SIGINT", ()), (False, "SIGTERM", ()), (False, "SIGTERM", ("deaf",))],
+)
 async def test_a_program_is_stopped_once_and_leaves_nothing(
-    terminal: bool, number: str, engine: ScriptedEngine, tmp_path: Path
+    terminal: bool, number: str, more: tuple[str, ...], engine: ScriptedEngine, tmp_path: Path
 ) -> None:
-    """By ctrl-C at a terminal, which sends it to both; by SIGTERM, which only we get."""
+    """By ctrl-C at a terminal, which sends it to both; by SIGTERM, which only we get. A second
+    SIGTERM ends what has not listened to the first.
+    """
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         # the new session's terminal is what it opens first
         [sys.executable, "-c", "import os, sys; os.open(sys.argv[1], os.O_RDWR);"
          "os.execv(sys.executable, [sys.executable, '-m', 'cli.main', *sys.argv[2:]])",
          os.ttyname(theirs) if terminal else os.devnull,
-         *once(engine.url), "--", sys.executable, "-c", STUBBORN],
+         *once(engine.url), "--", sys.executable, "-c", STUBBORN, *more],
         cwd=tmp_path, env={**os.environ, **ENVIRONMENT}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
@@ -148,10 +155,14 @@ async def test_a_program_is_stopped_once_and_leaves_nothing(
             os.write(ours, b"\x03")
         else:
             process.send_signal(signal.SIGTERM)
+        if more:
+            while not (tmp_path / "signals").exists():
+                await asyncio.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
         _, err = await asyncio.to_thread(process.communicate)
     os.close(ours)
     os.close(theirs)
-    assert process.returncode == 7, err
+    assert process.returncode == (128 + signal.SIGKILL if more else 7), err
     assert (tmp_path / "signals").read_text().split() == [number]
     assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
     assert kept(tmp_path).outcome.code == "cancelled.user"

@@ -14,6 +14,7 @@ from conf.errors import ConfigError
 from conf.resume import resume_config
 from conf.sections.plugin import PluginConfig
 from conf.sections.task import CustomRewardConfig
+from conf.sections.training import LocalTrainerConfig
 
 FORM = "package.module:Name or FILE.py:Name"
 
@@ -38,7 +39,9 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-rewards\nVersion: 1.2\n")
     (info / "top_level.txt").write_text("my_rewards\n")
-    (info / "entry_points.txt").write_text("[agentrl.rewards]\nbrief = my_rewards:Brief\n")
+    points = "[agentrl.rewards]\nbrief = my_rewards:Brief\n"
+    points += "[agentrl.losses]\nppo = my_rewards:Ppo\nmine = my_rewards:Loss\n"
+    (info / "entry_points.txt").write_text(points)
     (info.parent / "my_rewards.py").write_text("Brief = 1\n")
     (info / "RECORD").write_text("my_rewards.py,,\n")
     monkeypatch.syspath_prepend(str(info.parent))
@@ -175,3 +178,13 @@ def test_a_resumed_run_takes_other_code_only_if_told_so(code: Path) -> None:
     taken = resume_config(stored, [f"reward.version='{other}'"]).reward
     assert isinstance(taken, CustomRewardConfig)
     assert taken.version == other
+
+
+@pytest.mark.usefixtures("offered")
+def test_the_options_of_a_key_s_plugin_stand_beside_its_name() -> None:
+    trainer = compose(["trainer.loss={target: mine, options: {k: 2}}"]).trainer
+    assert isinstance(trainer, LocalTrainerConfig)
+    assert isinstance(trainer.loss, PluginConfig)
+    assert (trainer.loss.target, trainer.loss.options) == ("my_rewards:Loss", {"k": 2})
+    (found,) = faults("trainer.loss=mien")
+    assert found.count("ppo") == 1

@@ -80,9 +80,10 @@ def run(
 
         _use_config_dir(config_dir)
         if resume is not None:
-            job = resumed_job(Path(resume), list(overrides), rewind=rewind)
+            job = resumed_job(Path(resume), _check_words(overrides), rewind=rewind)
         else:
-            job = _single(new_jobs(list(overrides), None if config is None else Path(config)))
+            file = None if config is None else Path(config)
+            job = _single(new_jobs(_check_words(overrides), file))
         if job.config.launch.kind != "local":
             raise ConfigError(
                 f"launch={job.config.launch.kind} starts a job on a cluster: use `agentrl run`"
@@ -115,7 +116,7 @@ def evaluate(
         _use_config_dir(config_dir)
         found = find_benchmark(benchmark)
         if resume is not None:
-            job = resumed_job(Path(resume), list(overrides), benchmark=found.name)
+            job = resumed_job(Path(resume), _check_words(overrides), benchmark=found.name)
         else:
             lines = split_command(["eval", benchmark, *overrides])[1]
             job = _single(new_jobs(lines, kind=f"eval-{found.name}"))
@@ -167,3 +168,10 @@ def _single(jobs: list[Job]) -> Job:
             f"several values are a sweep of {len(jobs)} runs ({labels}): call once for each"
         )
     return jobs[0]
+
+
+def _check_words(overrides: Sequence[str]) -> list[str]:
+    """Return KEY=VALUE words as a list; raises ConfigError for one text, or for what is no text."""
+    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+        raise ConfigError(f"{overrides!r:.100} is no list of texts: write ['KEY=VALUE', …]")
+    return list(overrides)

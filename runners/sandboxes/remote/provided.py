@@ -131,8 +131,7 @@ class ProvidedBackend(RemoteBackend):
         """End this run's machines with sandboxes of these names, or all."""
         prefix = self._machine_name("")
         any_machine = _ProvidedMachine(self._provider, self._target, prefix, self._scratch)
-        found = set(await any_machine.call(self._provider.find, prefix, deadline_s=CALL_S))
-        ours = {name for name in found if name.startswith(prefix)}
+        ours = {name for name in await any_machine.find(prefix) if name.startswith(prefix)}
         if names is not None:
             ours &= {self._machine_name(name) for name in names}
         await asyncio.gather(
@@ -159,13 +158,24 @@ class _ProvidedMachine:
         except PluginFailedError as error:
             raise SandboxError(str(error)) from error
 
+    async def find(self, prefix: str) -> Collection[str]:
+        """Return the names of machines that run; raises SandboxError."""
+        found: object = await self.call(self._provider.find, prefix, deadline_s=CALL_S)
+        names = set(found) if isinstance(found, Collection) and not isinstance(found, str) else None
+        if names is None or not all(isinstance(name, str) for name in names):
+            raise SandboxError(
+                f"sandbox.target={self._target}: find returned {found!r:.200}, and has to return "
+                "names of machines"
+            )
+        return names
+
     async def run_script(self, script: str, *, deadline_s: float) -> bytes:
         """Run a script as root; see the contract."""
-        run, find = self._provider.run_script, self._provider.find
+        run = self._provider.run_script
         try:
             printed = await self.call(run, self._name, script, deadline_s, deadline_s=deadline_s)
         except SandboxError as error:
-            if self._name in await self.call(find, self._name, deadline_s=CALL_S):
+            if self._name in await self.find(self._name):
                 raise BusyError(str(error)) from error
             raise
         if not isinstance(printed, bytes):

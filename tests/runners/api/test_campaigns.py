@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,12 @@ def test_a_wrong_configuration_is_one_error_with_the_words_of_the_command(
     with pytest.raises(agentrl.ConfigError) as raised:
         agentrl.run(overrides)
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("words", ["run.steps=1", [1]])
+def test_what_is_no_list_of_texts_is_refused(words: Any) -> None:
+    with pytest.raises(agentrl.ConfigError, match=r"is no list of texts: write \['KEY=VALUE', …\]"):
+        agentrl.run(words)
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ async def test_a_session_ends_with_its_reward_and_exact_tokens(
         with gateway.session("s1", task="greet", max_turns=3) as session:
             assert session.id == "s1"
             assert ask(session).json()["choices"][0]["message"]["content"] == "hello"
+            with pytest.raises(ValueError, match="reward=nan is no finite number"):
+                session.finish(float("nan"))
             return session.finish(1.0)
 
     ended = await asyncio.to_thread(work)

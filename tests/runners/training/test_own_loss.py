@@ -42,6 +42,7 @@ def none(tokens): return TokenLosses(None)
 def mean(tokens): return TokenLosses(-tokens.logprobs.mean())
 def fixed(tokens): return TokenLosses(-tokens.old_logprobs)
 def infinite(tokens): return TokenLosses(tokens.logprobs / 0)
+def slope(tokens): return TokenLosses(((tokens.logprobs - tokens.old_logprobs) ** 2).sqrt())
 def clips(tokens): return TokenLosses(tokens.logprobs, tokens.rows[:2] > 0)
 """
 
@@ -109,6 +110,8 @@ def test_a_step_in_which_every_update_fails_ends_training(weights: Path, file: P
     before = parameters(trainer)
     with pytest.raises(TrainingError, match=r"no update of step 1 .*KeyError: 'weights'"):
         trainer.step(make_rollouts(trainer, 4))
+    with pytest.raises(TrainingError, match="a gradient that is not finite"):
+        own(weights, file, "slope").step(make_rollouts(trainer, 4))
     assert all(map(torch.equal, before, parameters(trainer)))
 
 
@@ -123,6 +126,7 @@ def test_a_step_in_which_every_update_fails_ends_training(weights: Path, file: P
         ("clips", "trainer.loss: clipped of shape [2] for tokens of shape [7]"),
         ("fixed", "trainer.loss: losses that do not follow from tokens.logprobs"),
         ("infinite", "trainer.loss: a loss that is not finite"),
+        ("slope", "trainer.loss: a gradient that is not finite"),
     ],
 )
 def test_what_is_wrong_with_it_is_found_before_the_run(file: Path, name: str, reason: str) -> None:

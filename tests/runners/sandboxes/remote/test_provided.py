@@ -37,6 +37,8 @@ class Memory:
     def run_script(self, name, script, deadline_s):
         if self.fault == "exit":
             raise SystemExit(3)
+        if self.fault == "find":
+            raise ValueError("exit code 1")
         if self.fault == "text":
             return "no bytes"
         raise ValueError("exit code 1")
@@ -48,6 +50,8 @@ class Memory:
         return None
 
     def find(self, prefix):
+        if self.fault == "find" and prefix:
+            return [None, 3]
         return self.file.read_text().split()
 
     def end(self, name):
@@ -123,6 +127,7 @@ def memory(tmp_path: Path, **options: str) -> ProvidedBackend:
     [
         ("start", r"memory.py:Memory: start raised ConnectionError: no capacity�\[2J \("),
         ("exit", r"run_script raised .*3"),
+        ("find", r"find returned \[None, 3\], and has to return names of machines"),
         ("text", r"run_script returned str, and has to return what the script printed, as bytes"),
     ],
 )
