@@ -62,6 +62,8 @@ class HarnessConformance(PluginTests, LoopTests):
     asked: ClassVar[int]
     """Requests of that rollout that the engine received."""
     file: ClassVar[str | None]
+    earlier: ClassVar[set[asyncio.Task[Any]]]
+    """Tasks that were there before this suite began."""
 
     def configuration(self) -> Config:
         """Return the configuration of a run with this agent."""
@@ -85,6 +87,7 @@ class HarnessConformance(PluginTests, LoopTests):
         config = suite.configuration()
         with cls.opened(open_bench(config, tmp_path_factory.mktemp("harness"))) as bench:
             cls.bench, cls.file = bench, _find_file(config)
+            cls.earlier = cls._list_tasks()  # what others have left
             cls.trial = cls.runner.run(suite._run_whole())
             cls.asked = len(bench.engine.seen.requests)
             yield
@@ -288,10 +291,17 @@ class HarnessConformance(PluginTests, LoopTests):
         )
         self._check_left(trial)
 
+    @classmethod
+    def _list_tasks(cls) -> set[asyncio.Task[Any]]:
+        return {
+            task
+            for loop in (cls.runner.get_loop(), plugin_loop())
+            for task in asyncio.all_tasks(loop)
+        }
+
     def _check_left(self, trial: HarnessTrial) -> None:
         assert not trial.left, f"processes of the agent still run: {trial.left}"
-        loops = self.runner.get_loop(), plugin_loop()
-        for task in (task for loop in loops for task in asyncio.all_tasks(loop)):
+        for task in self._list_tasks() - self.earlier:
             code = getattr(task.get_coro(), "cr_code", None)
             own = code is not None and code.co_filename == self.file
             assert not own, f"a task of the agent is still there: {task}"
