@@ -7,7 +7,8 @@ line, a stored configuration) become overrides first, so that there is only this
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -131,9 +132,26 @@ def from_json(text: str, *, source: str, overrides: list[str] | None = None) -> 
 
 
 def changed_keys(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a resolved configuration whose values are not the defaults."""
-    defaults = dict(flatten(compose([]).model_dump(mode="json")))
-    return {key: value for key, value in flatten(content) if defaults.get(key, ...) != value}
+    """Return the keys of a resolved configuration whose values are not the defaults.
+
+    A key whose default is another key's value is not among them as long as it has that value.
+    """
+    defaults, values = dict(flatten(compose([]).model_dump(mode="json"))), dict(flatten(content))
+    return {
+        key: value
+        for key, value in values.items()
+        if defaults.get(key, ...) != value
+        and all(values.get(other, ...) != value for other in _followed(key))
+    }
+
+
+def _followed(key: str) -> Iterator[str]:
+    """Yield the keys whose value a key has by default, in the choices of its group."""
+    group, _, rest = key.partition(".")
+    for choice in groups().get(group, ()):
+        default = dict(flatten(choice_content(group, choice))).get(rest)
+        if found := re.fullmatch(r"\$\{([\w.]+)\}", str(default)):
+            yield found[1]
 
 
 def _load_defaults(choices: Mapping[str, str]) -> dict[str, Any]:

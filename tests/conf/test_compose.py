@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.compose import compose, from_json, to_json, to_yaml
+from conf.compose import changed_keys, compose, from_json, to_json, to_yaml
 from conf.errors import ConfigError, ExitCode
 from conf.exactness import ENDPOINTS
 from conf.keys import CONF_DIR, choice_content, groups
@@ -356,3 +356,12 @@ def test_tasks_that_are_neither_trained_nor_measured_are_refused(task: str) -> N
     assert config.task.kind != "swebench"
     with pytest.raises(ConfigError, match="neither trained nor measured"):
         compose([*lines, "task.held_out_tasks=5"])
+
+
+def test_a_key_that_follows_another_is_no_change_until_it_differs() -> None:
+    def changes(*lines: str) -> dict[str, object]:
+        return changed_keys(compose(list(lines)).model_dump(mode="json"))
+
+    assert changes("run.steps=7") == {"run.steps": 7}
+    both = {"run.steps": 7, "trainer.decay_steps": 9}
+    assert changes("run.steps=7", "trainer.decay_steps=9") == both
