@@ -162,8 +162,9 @@ def run(words: list[str]) -> None:
 def find_build(tag: str) -> Path | None:
     """Return the build context of an image that was built."""
     for folder in (STATE.parent / "images").glob("*"):
-        if (folder / "tag").read_text() == tag:
-            return folder
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            if (folder / "tag").read_text() == tag:
+                return folder
     return None
 
 
@@ -218,12 +219,14 @@ def commit(words: list[str]) -> None:
     if (former := find_build(tag)) is not None:
         (former / "tag").write_text("<none>")
     image = secrets.token_hex(32)
-    folder = STATE.parent / "images" / image
+    folder = STATE.parent / "unfinished" / image
     folder.mkdir(parents=True)
     source = STATE / facts["id"] / "root"
     subprocess.run(["cp", "--archive", source, folder / "root"], check=True)
     (folder / "labels.json").write_text(json.dumps(labels))
     (folder / "tag").write_text(tag)
+    (STATE.parent / "images").mkdir(exist_ok=True)
+    folder.rename(STATE.parent / "images" / image)  # whole, since other calls look there
     print(f"sha256:{image}")
 
 
@@ -245,7 +248,10 @@ def remove_images(words: list[str]) -> None:
                     f"forced) - image is being used by running container {facts['id'][:12]}",
                     1,
                 )
-        shutil.rmtree(folder)
+        gone = STATE.parent / "unfinished" / folder.name
+        gone.parent.mkdir(exist_ok=True)
+        folder.rename(gone)
+        shutil.rmtree(gone)
         print(f"Untagged: {tag}\nDeleted: sha256:{folder.name}")
 
 
