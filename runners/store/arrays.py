@@ -1,8 +1,9 @@
 """Append-only files with the token ids, logprobs and routing of every turn of a run.
 
-Only one process appends (it holds the files' locks), and bytes are complete before a row refers to
-them. A crash therefore leaves at most an unused tail, and a block that a row refers to never
-changes. The row keeps the block's checksum: a block that the disk lost is refused, never trained.
+Each process that adds turns has files of its own, by its number, and holds their locks; a row names
+the file of its block. Bytes are complete before a row refers to them. A crash therefore leaves at
+most an unused tail, and a block that a row refers to never changes. The row keeps the block's
+checksum: a block that the disk lost is refused, never trained.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class Block:
     """Number of output ids, and of logprobs."""
     crc: Annotated[int, Column("array_crc")]
     """CRC-32 of the bytes."""
+    file: Annotated[int, Column("array_file")] = 0
+    """Number of the process that wrote it; 0 in runs from before there were several."""
 
     @property
     def size(self) -> int:
@@ -106,26 +109,33 @@ class ArrayFile:
 
 class TurnArrays:
     """``arrays/turns.bin``: token ids and logprobs of every turn, and beside it
-    ``arrays/routing.bin``: the routing of turns that have any.
+    ``arrays/routing.bin``: the routing of turns that have any. Those of another writer than 0 have
+    its number in their names: ``turns-1.bin``.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._turns = ArrayFile(directory / "turns.bin")
-        self._routing = ArrayFile(directory / "routing.bin")
+        self._directory = directory
+        self._files: dict[tuple[str, int], ArrayFile] = {}
+        """By content and writer; opened on first use."""
+        self._writer = 0
 
-    def claim(self, wait_s: float = 0.0) -> None:
-        """Take the lock, as ``ArrayFile.claim`` does; it stands for the routing file too."""
-        self._turns.claim(wait_s)
+    def claim(self, wait_s: float = 0.0, *, writer: int = 0) -> None:
+        """Take the lock of a writer's file, as ``ArrayFile.claim`` does, and append to that file
+        from now on; it stands for the routing file too.
+        """
+        self._file("turns", writer).claim(wait_s)
+        self._writer = writer
 
     def append(self, prompt: IdArray, output: IdArray, logprobs: LogprobArray) -> Block:
         """Write one turn's arrays, int32 [n], int32 [m] and float32 [m]; return their place."""
         parts = (prompt.astype(_ID), output.astype(_ID), logprobs.astype(_LOGPROB))
-        offset, crc = self._turns.append(b"".join(part.tobytes() for part in parts))
-        return Block(offset, len(prompt), len(output), crc)
+        data = b"".join(part.tobytes() for part in parts)
+        offset, crc = self._file("turns", self._writer).append(data)
+        return Block(offset, len(prompt), len(output), crc, self._writer)
 
     def read(self, block: Block) -> tuple[IdArray, IdArray, LogprobArray]:
         """Return prompt ids [n], output ids [m] and logprobs [m] of a turn, as read-only arrays."""
-        data = self._turns.read(block.offset, block.size, block.crc)
+        data = self._file("turns", block.file).read(block.offset, block.size, block.crc)
         cut = (block.prompt + block.output) * _ID.itemsize
         ids = np.frombuffer(data, _ID, block.prompt + block.output)
         logprobs = np.frombuffer(data, _LOGPROB, block.output, cut)
@@ -134,22 +144,33 @@ class TurnArrays:
     def append_routing(self, experts: RoutingArray) -> tuple[int, int]:
         """Write one turn's routing, [rows, layers, top_k]; return its offset and CRC-32.
 
-        The caller holds the lock already, since the turn itself is written first.
+        It goes to the file of the writer of the turn, which is written first: the caller holds the
+        lock already.
         """
-        return self._routing.append(experts.astype(experts.dtype.newbyteorder("<")).tobytes())
+        data = experts.astype(experts.dtype.newbyteorder("<")).tobytes()
+        return self._file("routing", self._writer).append(data)
 
     def read_routing(
-        self, offset: int, crc: int, shape: tuple[int, int, int], width: int
+        self, offset: int, crc: int, shape: tuple[int, int, int], width: int, *, file: int
     ) -> RoutingArray:
-        """Return one turn's routing as a read-only array; ``width``: bytes of an id, 1 or 2."""
+        """Return one turn's routing as a read-only array; ``width``: bytes of an id, 1 or 2;
+        ``file``: number of its writer.
+        """
         kind = np.dtype("u1" if width == 1 else "<u2")
-        data = self._routing.read(offset, int(np.prod(shape)) * width, crc)
+        data = self._file("routing", file).read(offset, int(np.prod(shape)) * width, crc)
         return np.frombuffer(data, kind).reshape(shape)
 
     def close(self) -> None:
         """Close the files; the locks go with them."""
-        self._turns.close()
-        self._routing.close()
+        for file in self._files.values():
+            file.close()
+
+    def _file(self, content: Literal["turns", "routing"], writer: int) -> ArrayFile:
+        file = self._files.get((content, writer))
+        if file is None:
+            name = f"{content}-{writer}.bin" if writer else f"{content}.bin"
+            file = self._files[content, writer] = ArrayFile(self._directory / name)
+        return file
 
 
 def _lock(handle: int, path: Path, until: float) -> None:

@@ -16,7 +16,7 @@ from runners.trajectory.routing import UINT8_EXPERTS, TurnRouting
 
 @dataclass(frozen=True, slots=True)
 class RoutingBlock:
-    """Position of a turn's routing in ``arrays/routing.bin``, and the turn that it belongs to."""
+    """Position of a turn's routing in its file of arrays, and the turn that it belongs to."""
 
     session_id: Annotated[str, Column(key=True)]
     turn_index: Annotated[int, Column(key=True)]
@@ -28,6 +28,8 @@ class RoutingBlock:
     array_offset: int
     array_crc: int
     tokens_crc: int
+    array_file: int = 0
+    """As ``Block.file``."""
 
 
 TURNS = RecordTable("turn", Turn, Block, references="FOREIGN KEY (session_id) REFERENCES session")
@@ -51,8 +53,10 @@ def read_turn(row: sqlite3.Row, arrays: TurnArrays) -> Turn:
     )
 
 
-def routing_block(turn: Turn, routing: TurnRouting, offset: int, crc: int) -> RoutingBlock:
-    """Return the place of a turn's routing whose array lies at ``offset``."""
+def routing_block(
+    turn: Turn, routing: TurnRouting, offset: int, crc: int, *, file: int
+) -> RoutingBlock:
+    """Return the place of a turn's routing whose array lies at ``offset`` of a writer's file."""
     rows, layers, top_k = routing.experts.shape
     return RoutingBlock(
         session_id=turn.session_id,
@@ -65,6 +69,7 @@ def routing_block(turn: Turn, routing: TurnRouting, offset: int, crc: int) -> Ro
         array_offset=offset,
         array_crc=crc,
         tokens_crc=routing.tokens_crc,
+        array_file=file,
     )
 
 
@@ -73,7 +78,9 @@ def read_routing(row: sqlite3.Row, arrays: TurnArrays) -> TurnRouting:
     block = RoutingBlock(**ROUTING.decode(RoutingBlock, row))
     width = 1 if block.choices <= UINT8_EXPERTS else 2
     shape = (block.row_count, block.layers, block.top_k)
-    experts = arrays.read_routing(block.array_offset, block.array_crc, shape, width)
+    experts = arrays.read_routing(
+        block.array_offset, block.array_crc, shape, width, file=block.array_file
+    )
     return TurnRouting(block.start, experts, block.choices, block.tokens_crc, row["weight_version"])
 
 

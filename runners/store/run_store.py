@@ -1,9 +1,9 @@
-"""The store of a run, ``store.sqlite`` and two array files: everything that happens, as it happens.
+"""The store of a run, ``store.sqlite`` and its array files: everything that happens, as it happens.
 
-Two processes write at the same time: the gateway writes sessions and turns, the driver everything
-else. Each method is one transaction; what it wrote survives the death of the process at any later
-instant. A store belongs to the thread that opened it. Every failure of disk or database is a
-``StoreError``.
+Several processes write at the same time: gateways write sessions and turns, each with array files
+of its own, the driver everything else. Each method is one transaction; what it wrote survives the
+death of the process at any later instant. A store belongs to the thread that opened it. Every
+failure of disk or database is a ``StoreError``.
 """
 
 from __future__ import annotations
@@ -129,13 +129,15 @@ class RunStore(SessionTables, CampaignTables):
             )
         }
         for table in ("turn", "routing") if self._holds_routing() else ("turn",):
-            for order in ("ASC", "DESC"):
-                sessions.update(
-                    row[0]
-                    for row in self._db.rows(
-                        f"SELECT session_id FROM {table} ORDER BY array_offset {order} LIMIT 1"
-                    )
+            columns = {row["name"] for row in self._db.rows(f"PRAGMA table_info({table})")}
+            # a run from before there were several files, opened to be read, has no such column
+            file = "array_file" if "array_file" in columns else "NULL"
+            for end in ("min", "max"):
+                # SQLite takes the other columns from the row that has the minimum or the maximum
+                rows = self._db.rows(
+                    f"SELECT session_id, {end}(array_offset) FROM {table} GROUP BY {file}"
                 )
+                sessions.update(row[0] for row in rows)
         for session_id in sessions:
             self.turns(session_id)
             self.routing(session_id)

@@ -24,13 +24,14 @@ class SessionTables:
     _db: Database
     _arrays: TurnArrays
 
-    def claim_arrays(self, wait_s: float = 0.0) -> None:
-        """Take the lock of the only process that adds turns; raises StoreError after ``wait_s``.
+    def claim_arrays(self, wait_s: float = 0.0, *, writer: int = 0) -> None:
+        """Take the lock of the only process that adds turns as this writer, whose number its files
+        of arrays have; raises StoreError after ``wait_s``.
 
-        The first turn would take it anyway; a gateway takes it before it serves.
+        The first turn would take that of writer 0 anyway; a gateway takes its own before it serves.
         """
         with self._db.translate_errors():
-            self._arrays.claim(wait_s)
+            self._arrays.claim(wait_s, writer=writer)
 
     def add_session(self, session_id: str, info: dict[str, Any]) -> None:
         """Add a session; raises StoreError if there is one of that id."""
@@ -54,7 +55,7 @@ class SessionTables:
             written = self._arrays.append_routing(routing.experts)
             with self._db.write():
                 self._db.execute(TURNS.insert, TURNS.encode(turn, block))
-                place = routing_block(turn, routing, *written)
+                place = routing_block(turn, routing, *written, file=block.file)
                 self._db.execute(ROUTING.insert, ROUTING.encode(place))
 
     def routing(self, session_id: str) -> dict[int, TurnRouting]:

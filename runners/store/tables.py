@@ -32,7 +32,7 @@ CREATE TABLE session (
     session_id TEXT PRIMARY KEY, info TEXT NOT NULL, created_at REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- One model call; its arrays lie in arrays/turns.bin. Written by the gateway, never changed.
+-- One model call; its arrays lie in arrays/turns*.bin. Written by the gateway, never changed.
 {TURNS.create}
 -- One attempt of a rollout. Written by the driver: before its grading, and again at its end.
 {ROLLOUTS.create}
@@ -67,7 +67,7 @@ CREATE TABLE ledger (
 """
 
 ROUTING_DDL = f"""
--- The routing of a turn, if its engine returned any; its array lies in arrays/routing.bin. Written
+-- The routing of a turn, if its engine returned any; its array lies in arrays/routing*.bin. Written
 -- by the gateway with the turn, never changed.
 {ROUTING.create}"""
 

@@ -22,9 +22,11 @@ from runners.store.store_error import StoreError
 from runners.store.tables import SCHEMA_VERSION
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord, Turn
+from runners.trajectory.routing import TurnRouting
 from tests.fakes.records import CONFIG, a_rollout, a_turn, write_session
 
 STEP = 1
+ROUTED = TurnRouting(0, np.arange(12, dtype=np.uint8).reshape(3, 2, 2), 16, 7, 0)
 
 
 @pytest.fixture
@@ -147,6 +149,63 @@ def test_only_one_process_adds_turns(store: RunStore) -> None:
             other.add_turn(a_turn("s"))
         store.close()
         other.add_turn(a_turn("s"))
+
+
+def test_several_processes_add_turns_each_to_files_of_its_own(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    turns = {f"s{writer}": a_turn(f"s{writer}") for writer in range(3)}
+    stores = [RunStore.create(run_dir, CONFIG), RunStore.open(run_dir), RunStore.open(run_dir)]
+    for writer, store in enumerate(stores):
+        store.claim_arrays(writer=writer)
+    for store, (session_id, turn) in zip(stores, turns.items(), strict=True):
+        store.add_session(session_id, {})
+        store.add_turn(turn, ROUTED)
+    with RunStore.open(run_dir) as late, pytest.raises(StoreError, match=r"turns-2\.bin is writ"):
+        late.claim_arrays(writer=2)
+    assert sorted(file.name for file in (run_dir / "arrays").iterdir()) == [
+        "routing-1.bin", "routing-2.bin", "routing.bin", "turns-1.bin", "turns-2.bin", "turns.bin"
+    ]  # fmt: skip
+    with RunStore.open(run_dir, read_only=True) as reader:
+        for session_id, turn in turns.items():
+            assert_same_turn(reader.turns(session_id)[0], turn)
+            assert np.array_equal(reader.routing(session_id)[0].experts, ROUTED.experts)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("name", ["turns.bin", "turns-1.bin", "routing-1.bin"])
+def test_verification_finds_what_any_writer_has_lost(
+    store: RunStore, name: str, place: int
+) -> None:
+    with RunStore.open(store.run_dir) as second:
+        second.claim_arrays(writer=1)
+        for number in range(6):
+            writer, session_id = (store, second)[number % 2], f"s{number}"
+            writer.add_session(session_id, {})
+            writer.add_turn(a_turn(session_id), ROUTED)
+    store.verify_arrays()
+    path = store.run_dir / "arrays" / name
+    damaged = bytearray(path.read_bytes())
+    damaged[place] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(StoreError, match=f"{name} lacks the arrays"):
+        store.verify_arrays()
+
+
+def test_a_run_from_before_there_were_several_files_is_read_as_it_is(store: RunStore) -> None:
+    write_session(store, "s", 2)
+    store.close()
+    with sqlite3.connect(store.run_dir / "store.sqlite") as db:
+        db.execute("ALTER TABLE turn DROP COLUMN array_file")
+        db.execute("ALTER TABLE routing DROP COLUMN array_file")
+    with RunStore.open(store.run_dir, read_only=True) as older:
+        older.verify_arrays()
+        assert_same_turn(older.turns("s")[1], a_turn("s", 1))
+    with RunStore.open(store.run_dir) as resumed:
+        resumed.claim_arrays(writer=1)
+        resumed.add_turn(a_turn("s", 2))
+        resumed.verify_arrays()
+        for index, turn in enumerate(resumed.turns("s")):
+            assert_same_turn(turn, a_turn("s", index))
 
 
 def test_a_rollout_is_updated_in_place(store: RunStore) -> None:
