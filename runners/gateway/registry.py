@@ -27,7 +27,7 @@ CloseCallback = Callable[[], Coroutine[Any, Any, None]]
 
 @dataclass(slots=True)
 class SessionEntry:
-    """A session with its key and listeners; changed by the registry, and by ``serve_listener``."""
+    """A session with its key and listeners; changed by the registry and by ``GatewayServer``."""
 
     session: Session
     key: str
@@ -39,8 +39,22 @@ class SessionEntry:
     """The last one reported."""
     agents: list[AgentProcess] = field(default_factory=list)
     """The programs that are served on its listeners; none: whatever connects there."""
+    asked: bool = False
+    """The policy was asked for a turn, so its commands may run by now."""
     close_callbacks: list[CloseCallback] = field(default_factory=list)
     """Close the listeners that were opened for this session alone."""
+
+    def add_agent(self, agent: AgentProcess) -> None:
+        """Serve a program too; after the first turn no other process of its sandbox joins it."""
+        self.agents.append(agent)
+        if self.asked:
+            agent.admit_no_more()
+
+    def close_admission(self) -> None:
+        """Take no further process for the agent program: the policy is about to be asked."""
+        self.asked = True
+        for agent in self.agents:
+            agent.admit_no_more()
 
 
 class SessionRegistry:

@@ -104,7 +104,7 @@ class GatewayServer:
                 agent.close()
 
         if agent is not None:
-            entry.agents.append(agent)
+            entry.add_agent(agent)
         entry.close_callbacks.append(close)
 
     async def _handle(
@@ -135,9 +135,12 @@ class GatewayServer:
         answer = self._find_answer(method, path)
         if answer is None:
             raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} {path}")
-        session = self._session(request, only)
+        entry = self._find_entry(request, only)
+        session = entry.session
         if only is not None and only.agents:
             await self._require_agent(request, only)
+        if path in TURNS:
+            entry.close_admission()
         try:
             with session.budget.request() as budget:
                 _connection(request).accept(session.budget)
@@ -184,13 +187,13 @@ class GatewayServer:
         vendor = _vendor(request)
         return _json(vendor.describe_model(name) if name else vendor.list_models(MODEL))
 
-    def _session(self, request: web.BaseRequest, only: SessionEntry | None) -> Session:
+    def _find_entry(self, request: web.BaseRequest, only: SessionEntry | None) -> SessionEntry:
         entry = self.registry.find_by_key(_key(request.headers))
         if only is not None and entry is not only:
             raise Refused(
                 RefusalKind.UNAUTHENTICATED, "this API key belongs to another sandbox's session"
             )
-        return entry.session
+        return entry
 
     async def _require_agent(self, request: web.BaseRequest, only: SessionEntry) -> None:
         """Raise Refused unless the connection is one of the session's agent program.

@@ -39,6 +39,8 @@ class Relay:
         servers: list[asyncio.Server] = []
         agents: list[AgentProcess] = []
         connections: set[asyncio.Task[None]] = set()
+        asked = asyncio.Event()
+        """Something was forwarded: commands of the policy may run by now."""
 
         async def take_listener(
             key: str, listener: socket.socket, agent: AgentProcess | None
@@ -52,6 +54,9 @@ class Relay:
                 if agent is not None and not await agent.owns(*ends):
                     writer.transport.abort()  # a command of the agent's, which may have its key
                     return
+                asked.set()
+                for each in agents:
+                    each.admit_no_more()
                 await self._forward(reader, writer)
 
             await self._check_key(key)
@@ -59,6 +64,8 @@ class Relay:
             servers.append(server)
             if agent is not None:
                 agents.append(agent)
+                if asked.is_set():
+                    agent.admit_no_more()
 
         control = ControlSocket(take_listener, self._directory)
         control.start()

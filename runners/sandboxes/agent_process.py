@@ -2,6 +2,10 @@
 
 The commands share the program's user and, for some programs, its environment with the session's
 key. What they cannot share is the socket of a connection that they opened themselves.
+
+Invariant: no command of the policy runs before its first answer. So besides the process that the
+launcher starts, the program is every process that asked before that: an agent program that a
+script starts (claude-agent-sdk), or one that starts itself again.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections import deque
 from contextlib import suppress
 
 AGENT = "2"
@@ -22,6 +27,8 @@ MAPPED = f"{0:016X}{socket.ntohl(0xFFFF):08X}"
 """Begins an IPv4 address in the table of IPv6's sockets (``::ffff:…``)."""
 TABLE_BYTES = 4 << 20
 """Read of a sandbox's connections: its commands decide how many there are."""
+PROCESSES = 1000
+"""Looked at before the first answer; more than any agent program starts."""
 
 
 def can_tell() -> bool:
@@ -40,6 +47,13 @@ class AgentProcess:
         self._children = f"task/{launcher}/children"
         self._lock = asyncio.Lock()
         """One look at a time: commands that connect all the time must not take every thread."""
+        self._admits = True
+        self._asked: list[int] = []
+        """Descriptors of the processes that asked before the first answer, as of the launcher."""
+
+    def admit_no_more(self) -> None:
+        """Take no further process for the program: call it before the policy is first asked."""
+        self._admits = False
 
     async def owns(self, local: Address, remote: Address) -> bool:
         """Return whether the program holds the socket that is connected between two addresses."""
@@ -51,15 +65,38 @@ class AgentProcess:
         if self._directory >= 0:
             os.close(self._directory)
             self._directory = -1
+        while self._asked:
+            os.close(self._asked.pop())
 
     def _owns(self, local: Address, remote: Address) -> bool:
         try:
             inode = self._find_socket(local, remote)
             if inode is None:
                 return False
-            return any(self._holds(pid, inode) for pid in self._read(self._children).split())
+            return (
+                any(self._is_first(pid, inode) for pid in self._read(self._children).split())
+                or any(_holds(process, inode) for process in self._asked)
+                or (self._admits and self._admit(inode))
+            )
         except OSError:  # the launcher has ended
             return False
+
+    def _admit(self, inode: str) -> bool:
+        """Count the process that holds a socket to the program; the parent, if several do."""
+        pids = deque(self._read(self._children).split())
+        for _ in range(PROCESSES):
+            if not pids:
+                break
+            with suppress(OSError):  # it ended
+                process = os.open(f"/proc/{pids.popleft()}", os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    if _holds(process, inode) and self._admits:  # nobody was asked meanwhile
+                        self._asked.append(os.dup(process))
+                        return True
+                    pids.extend(_list_children(process))
+                finally:
+                    os.close(process)
+        return False
 
     def _find_socket(self, local: Address, remote: Address) -> str | None:
         """Return the inode of the sandbox's socket that is connected between two addresses."""
@@ -72,21 +109,14 @@ class AgentProcess:
                         return words[9]
         return None
 
-    def _holds(self, pid: str, inode: str) -> bool:
-        """Return whether a process is the agent program and has the socket open."""
+    def _is_first(self, pid: str, inode: str) -> bool:
+        """Return whether a process is the one the launcher starts and has the socket open."""
         with suppress(OSError):  # it ended
             process = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
             try:
                 status = _read_at(process, "status")
                 pids = next(line for line in status.splitlines() if line.startswith("NSpid:"))
-                if pids.split()[-1] != AGENT:
-                    return False
-                fds = os.open("fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=process)
-                try:
-                    target = f"socket:[{inode}]"
-                    return any(_link(fds, name) == target for name in os.listdir(fds))  # noqa: PTH208
-                finally:
-                    os.close(fds)
+                return pids.split()[-1] == AGENT and _holds(process, inode)
             finally:
                 os.close(process)
         return False
@@ -99,6 +129,28 @@ def _hexadecimal(address: Address) -> str:
     """Return an IPv4 address and port as the kernel's tables have them."""
     number = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
     return f"{number:08X}:{address[1]:04X}"
+
+
+def _holds(process: int, inode: str) -> bool:
+    """Return whether a process, by its directory in /proc, has a socket open."""
+    with suppress(OSError):  # it ended
+        fds = os.open("fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=process)
+        try:
+            target = f"socket:[{inode}]"
+            return any(_link(fds, name) == target for name in os.listdir(fds))  # noqa: PTH208
+        finally:
+            os.close(fds)
+    return False
+
+
+def _list_children(process: int) -> list[str]:
+    """Return the children of all threads of a process."""
+    tasks = os.open("task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=process)
+    try:
+        children = (_read_at(tasks, f"{name}/children") for name in os.listdir(tasks))  # noqa: PTH208
+        return [pid for pids in children for pid in pids.split()]
+    finally:
+        os.close(tasks)
 
 
 def _read_at(directory: int, name: str) -> str:

@@ -235,8 +235,8 @@ class LocalSandbox:
 
         The socket itself is handed over (SCM_RIGHTS). It belongs to the sandbox's network
         namespace, so this is the only way in or out of it, and it leads to one session: the gateway
-        accepts the socket only with that session's key, and serves on it only the program that the
-        launcher starts (``AgentProcess``).
+        accepts the socket only with that session's key, and serves on it only the agent program
+        (``AgentProcess``).
         """
         path, loop = self.spec.gateway_control, asyncio.get_running_loop()
         facts = {"session_key": self.spec.session_key, "launcher": launcher.pid}

@@ -111,14 +111,18 @@ def test_shell_variables_and_json_are_no_placeholders() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["opencode", "qwen_code", "pi", "continue", "aider", "openhands", "openai_agents"]
+    "name",
+    [
+        *("opencode", "qwen_code", "pi", "continue", "aider", "openhands", "openai_agents"),
+        *("claude_agent_sdk", "cline"),
+    ],
 )
 def test_a_program_s_own_choice_is_stored_and_read_back(name: str) -> None:
     found = compose([f"harness={name}", "harness.env.EXTRA=1x"])
     assert isinstance(found.harness, CommandHarnessConfig)
     assert found.harness.env["EXTRA"] == "1x"
     assert from_json(to_json(found), source="here") == found
-    assert found.harness.run.startswith("exec "), "only the process that is started may ask"
+    assert found.harness.run.startswith("exec "), "signals reach the program itself"
 
 
 def test_it_is_installed_once_for_each_command(

@@ -139,6 +139,7 @@ AIDER = say(
 FIX = call("bash", command=SED, description="Fix")
 QWEN = call("run_shell_command", command=SED, is_background=False)
 OPENHANDS = call("terminal", command=SED, security_risk="LOW", summary="Fix")
+CLINE = call("run_commands", commands=[SED])
 FINISH = call("finish", message="Done.")
 TITLE = say("A title")
 FIX_IT = call("bash", command=SED)
@@ -169,6 +170,23 @@ OTHERS = [
     Case("pi", "0.73.1", "linear", ("harness=pi",), (FIX, DONE)),
     Case("continue", "1.5.47", "linear", ("harness=continue",), (call("Bash", command=SED), DONE)),
     Case("openhands", "1.16.0", "linear", ("harness=openhands",), (OPENHANDS, FINISH)),
+    Case(
+        *("claude_agent_sdk", "0.2.187", "linear", ("harness=claude_agent_sdk",)),
+        (call("Bash", command=SED, description="Fix"), DONE),
+    ),
+    Case(
+        *("claude_agent_sdk", "0.2.187", "subagent", ("harness=claude_agent_sdk",)),
+        (sent_by("Agent", "scout"), call("Bash", command=SED, description="Fix"), DONE),
+        WITH_SUB,
+        sub=(REPORT,),
+    ),
+    Case("cline", "3.0.65", "linear", ("harness=cline",), (CLINE, DONE)),
+    Case(
+        *("cline", "3.0.65", "subagent", ("harness=cline",)),
+        (call("spawn_agent", systemPrompt="You look around.", task=TASK), CLINE, DONE),
+        WITH_SUB,
+        sub=(REPORT,),
+    ),
     Case("aider", "0.86.1", "linear", ("harness=aider",), (AIDER,)),
 ]
 

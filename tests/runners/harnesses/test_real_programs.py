@@ -49,6 +49,8 @@ PROGRAMS = [
     ),
     Scripted("continue", (call("Bash", command=SED), say("Done."))),
     Scripted("openai_agents", (call("bash", command=SED), say("Done."))),
+    Scripted("claude_agent_sdk", (call("Bash", command=SED, description="Fix"), say("Done."))),
+    Scripted("cline", (call("run_commands", commands=[SED]), say("Done."))),
     Scripted(
         "openhands",
         (
