@@ -73,6 +73,18 @@ class Shares(Agent):
         await asyncio.sleep(0.01)
         return await super().run(sandbox, self.context)
 
+class Branches(Agent):
+    """Sends a sub-agent, and has its history summed up; a subclass has one defect."""
+    def mounts(self): return {"/opt/agent/program.py": PROGRAM.with_name("branching.py")}
+
+class SkipsSubagent(Branches): pass  # as branching.py says, all of them
+class AsksTwice(Branches): pass
+class AltersTask(Branches): pass
+class SharesHistory(Branches): pass
+class RewritesCall(Branches): pass
+class DropsHistory(Branches): pass
+class LosesSummary(Branches): pass
+
 class HidesLoss(Agent):
     async def run(self, sandbox, context):
         try:
@@ -166,6 +178,54 @@ while answer != "Done.":
         break
 """
 
+BRANCHING = """
+import json, os, sys, urllib.request
+
+defect, task = sys.argv[1], sys.stdin.read()
+PARAMETERS = {"type": "object", "properties": {"prompt": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "task", "parameters": PARAMETERS}}]
+CHECKPOINT = "You are performing a CONTEXT CHECKPOINT COMPACTION. Sum up what was done."
+
+def ask(messages, **more):
+    request = urllib.request.Request(
+        os.environ["BASE_URL"] + "/v1/chat/completions",
+        json.dumps({"model": "policy", "messages": messages, **more}).encode(),
+        {"Authorization": "Bearer " + os.environ["API_KEY"], "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]["message"]
+
+def work(prompt):
+    looked = "Look around." if defect == "AltersTask" else prompt
+    own = [{"role": "system", "content": "You look around."}, {"role": "user", "content": looked}]
+    if defect == "SkipsSubagent":
+        return "It subtracts."
+    if defect == "SharesHistory":
+        return ask([*messages[:1], {"role": "user", "content": looked}], tools=TOOLS)["content"]
+    if defect == "AsksTwice":  # in other words: the same request again is a retry
+        ask([*own, {"role": "user", "content": "Be brief."}])
+    return ask(own)["content"]
+
+messages = [{"role": "user", "content": task}]
+sent = ask(messages, tools=TOOLS)
+call = sent["tool_calls"][0]
+report = work(json.loads(call["function"]["arguments"])["prompt"])
+if defect == "RewritesCall":
+    messages += [{"role": "user", "content": "The sub-agent says: " + report}]
+else:
+    messages += [sent, {"role": "tool", "tool_call_id": call["id"], "content": report}]
+messages += [ask(messages, tools=TOOLS)]
+if defect == "DropsHistory":
+    summary = "much was done"
+else:
+    summary = ask([*messages, {"role": "user", "content": CHECKPOINT}], tools=TOOLS)["content"]
+if defect == "LosesSummary":
+    messages += [{"role": "user", "content": "On."}]
+else:
+    messages = [{"role": "user", "content": task + " " + summary}]
+ask(messages, tools=TOOLS)
+"""
+
 AGENT = """
 class Test{name}(HarnessConformance):
     target = "mine.py:{name}"
@@ -173,6 +233,16 @@ class Test{name}(HarnessConformance):
     deadline_s = 0.5
 """
 IMPATIENT = f"{AGENT}    grace_s = 1.0\n"
+BRANCHES = """
+class Test{name}(HarnessConformance):
+    target = "mine.py:{name}"
+    replies = {{
+        "main": (call("task", prompt="Look at a.py and report."), "I see.", "Summed up.", "Done."),
+        "Look at a.py and report.": ("It subtracts.",),
+    }}
+    segments = {{"final": 1, "subagent": 1, "compaction": 1, "wipe": 1}}
+    deadline_s = 0.5
+"""
 GRADER = """
 class Test{name}(GraderConformance):
     target = "mine.py:{name}"
@@ -195,6 +265,7 @@ ADVANTAGE = """
 class Test{name}(AdvantageConformance):
     target = "mine.py:{name}"
 """
+BRANCH_TEST = "test_its_branches_are_those_that_its_author_expects"
 DEFECTS = [
     (AGENT, "Swallows", "test_a_model_that_fails_is_no_success", "reports policy.finished"),
     (
@@ -206,13 +277,20 @@ DEFECTS = [
     (AGENT, "LosesLines", "test_the_prompt_reaches_the_model_as_it_is", "word by word"),
     (AGENT, "KeyInArgv", "test_its_key_is_in_no_file_and_no_command_line", "a command line has"),
     (AGENT, "WritesKey", "test_its_key_is_in_no_file_and_no_command_line", "settings.json of the"),
-    (AGENT, "Rewrites", "test_its_branches_are_those_that_its_author_expects", "wipe"),
+    (AGENT, "Rewrites", BRANCH_TEST, "wipe"),
     (AGENT, "StopsEarly", "test_it_takes_every_reply_and_asks_for_no_other", "1 times"),
     (AGENT, "LeavesProcess", "test_nothing_of_a_finished_rollout_runs_on", "sleep 30"),
     (AGENT, "LeavesTask", "test_nothing_of_a_finished_rollout_runs_on", "a task of the agent"),
     (AGENT, "LeavesProcess", "test_a_cancelled_rollout_ends_and_leaves_nothing", "sleep 30"),
     (AGENT, "Shares", "test_two_rollouts_at_once_do_not_meet", "turns of each"),
     (AGENT, "HidesLoss", "test_a_lost_sandbox_is_reported", "its sandbox was lost"),
+    (BRANCHES, "SkipsSubagent", "test_it_takes_every_reply_and_asks_for_no_other", "4 times"),
+    (BRANCHES, "AsksTwice", "test_it_takes_every_reply_and_asks_for_no_other", "6 times"),
+    (BRANCHES, "AltersTask", BRANCH_TEST, "subagent"),
+    (BRANCHES, "SharesHistory", BRANCH_TEST, "subagent"),
+    (BRANCHES, "RewritesCall", BRANCH_TEST, "{'wipe': 2} != {'wipe': 1}"),
+    (BRANCHES, "DropsHistory", BRANCH_TEST, "compaction"),
+    (BRANCHES, "LosesSummary", BRANCH_TEST, "wipe"),
     (GRADER, "Chance", "test_the_same_patch_scores_the_same_again", "one patch, 3 scores"),
     (GRADER, "Decodes", "test_rubbish_in_place_of_the_work_is_unsolved", "UnicodeDecodeError"),
     (GRADER, "Decodes", "test_no_output_of_a_command_makes_it_fail", "UnicodeDecodeError"),
@@ -237,7 +315,7 @@ DEFECTS = [
     (ADVANTAGE, "short", "test_there_is_one_finite_number_for_each_reward", "1 values for 2"),
 ]
 """A suite, the plug-in, the test that fails, and words of its message."""
-SOUND = [(AGENT, "Agent"), (GRADER, "Score"), (READER, "fine")]
+SOUND = [(AGENT, "Agent"), (BRANCHES, "Branches"), (GRADER, "Score"), (READER, "fine")]
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +324,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     place = tmp_path_factory.mktemp("user")
     (place / "mine.py").write_text(PLUGINS)
     (place / "program.py").write_text(PROGRAM)
+    (place / "branching.py").write_text(BRANCHING)
     (place / "rows.txt").write_text("one\ntwo\n")
     subprocess.run(["git", "init", "-q", "notes"], cwd=place, check=True)
     git = ["git", "-C", "notes", "-c", "user.name=t", "-c", "user.email=t@example.org"]
