@@ -62,7 +62,7 @@ class AdminApi:
         return {"session_id": call.session_id, "deleted": True}
 
     async def finish_session(self, call: AdminCall) -> Mapping[str, Any]:
-        """End a session's turns, with a reward or without; can be repeated."""
+        """End a session's turns, with a reward or without; can be repeated with the same."""
         return await self._registry.finish(call.session_id, call.body)
 
     async def pause(self, call: AdminCall) -> Mapping[str, Any]:

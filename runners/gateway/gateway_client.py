@@ -59,8 +59,8 @@ class AttachedSession:
         return program_environment(self.base_url, self.api_key)
 
     def finish(self, reward: float | None = None) -> FinishedSession:
-        """End the session's turns; the last reward counts. Raises GatewayError, and ValueError for
-        a reward that is not finite.
+        """End the session's turns. Raises GatewayError, also for another reward than before, and
+        ValueError for one that is not finite.
         """
         if reward is not None and not math.isfinite(reward):
             raise ValueError(f"reward={reward} is no finite number")

@@ -36,7 +36,7 @@ class SessionEntry:
     place: RolloutPlace | None = None
     """None: the driver of a campaign keeps the rollouts."""
     reward: float | None = None
-    """The last one reported."""
+    """The one reported."""
     agents: list[AgentProcess] = field(default_factory=list)
     """The programs that are served on its listeners; none: whatever connects there."""
     asked: bool = False
@@ -172,14 +172,20 @@ class SessionRegistry:
         """End a session's turns; return its ``stats`` and, if asked for, its ``segments``; and its
         ``rollout``, if it is kept here.
 
-        Safe to call again. ``stats["trained_tokens"]`` is counted on the segments, so it comes with
-        them only.
+        Safe to call again, though not with another reward (raises Refused).
+        ``stats["trained_tokens"]`` is counted on the segments, so it comes with them only.
         """
         entry = self.find_by_id(session_id)
         if ending.reward is not None:
             if self._rollouts is None:
                 raise Refused(
                     RefusalKind.INVALID, "reward: a campaign's driver decides it, not its gateway"
+                )
+            if entry.reward not in (None, ending.reward):
+                raise Refused(
+                    RefusalKind.CONFLICT,
+                    f"reward: session {session_id!r} was finished with {entry.reward}, and its "
+                    f"rollout keeps it; {ending.reward} is another one",
                 )
             entry.reward = ending.reward
         await _end_session(entry)

@@ -30,7 +30,7 @@ from runners.harnesses.external_program import (
     make_result,
     read_events,
 )
-from runners.harnesses.installation import NpmProgram
+from runners.harnesses.installation import NpmProgram, ProgramError
 from runners.harnesses.mcp_servers import START_S, fill_directory, mount_servers
 from runners.processes.atomic_write import atomic_file
 from runners.sandboxes.contract import CommandResult, Sandbox
@@ -172,14 +172,20 @@ def _role_path(name: str) -> str:
 
 
 def _write_role(agent: SubagentConfig) -> Path:
-    """Return the file with a sub-agent's instructions, in the user's cache."""
+    """Return the file with a sub-agent's instructions, in the user's cache; raises ProgramError."""
     text = f"developer_instructions = {_to_toml(agent.prompt)}\n".encode()
     folder = cache_root() / "programs" / "codex-roles"
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{hashlib.sha256(text).hexdigest()[:16]}.toml"
-    if not path.exists():
-        with atomic_file(path) as partial_path:
-            partial_path.write_bytes(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            with atomic_file(path) as partial_path:
+                partial_path.write_bytes(text)
+    except OSError as error:
+        raise ProgramError(
+            f"harness.agents: cannot write {path}: {error}; make it writable, or choose another "
+            "cache with XDG_CACHE_HOME"
+        ) from error
     return path
 
 

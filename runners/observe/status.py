@@ -14,7 +14,7 @@ from conf.exactness import describe_inexactness
 from runners.diagnostics.diagnostics import newest_diagnoses
 from runners.observe.curves import REWARD, SOLVE_RATE, Curve, read_evaluations
 from runners.observe.dashboard import format_duration
-from runners.processes.ledger import Ledger, ResourceKind
+from runners.processes.ledger import Ledger, ResourceKind, is_gone
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.training.checkpoint import CHECKPOINTS, find_best
@@ -275,4 +275,5 @@ def _leaks(store: RunStore, deadlines: dict[str, float]) -> list[Leak]:
     return [
         Leak(entry.kind, entry.name, round(time.time() - entry.entered_at, 1))
         for entry in Ledger(store).find_leaks(limit_s)
+        if not is_gone(entry)
     ]

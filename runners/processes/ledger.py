@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from conf.errors import AgentrlError
-from runners.processes.process_tags import SERVICE_TAG, kill_tagged
+from runners.processes.process_tags import SERVICE_TAG, is_tagged, kill_tagged
 from runners.store.json_text import dumps, loads
 from runners.store.run_state import Driver, current_process
 from runners.store.run_store import RunStore
@@ -120,6 +120,12 @@ class Ledger:
             for entry in entries
             if not living[entry.driver] or (entry.kind != "process" and entry.entered_at < oldest)
         ]
+
+
+def is_gone(entry: LedgerEntry) -> bool:
+    """Return whether a service of this machine has ended, though its driver could not note it."""
+    here = entry.kind == "process" and entry.driver.host == socket.gethostname()
+    return here and not is_tagged(SERVICE_TAG, entry.name)
 
 
 async def reap(ledger: Ledger, backend: SandboxReaper | None = None) -> list[ReapedEntry]:

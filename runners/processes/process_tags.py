@@ -40,6 +40,17 @@ def kill_tagged(variable: str, matches: Callable[[str], bool]) -> int:
     return len(killed)
 
 
+def is_tagged(variable: str, value: str) -> bool:
+    """Return whether a process has this value of ``variable``, as far as this user can see."""
+    prefix = f"{variable}=".encode()
+    for name in os.listdir("/proc"):  # noqa: PTH208 (as below)
+        if name.isdigit():
+            with suppress(OSError):  # gone meanwhile, or another user's
+                if _has_tag(Path(f"/proc/{name}/environ").read_bytes(), prefix, value.__eq__):
+                    return True
+    return False
+
+
 def _kill_once(prefix: bytes, matches: Callable[[str], bool]) -> set[int]:
     found = set()
     for name in os.listdir("/proc"):  # noqa: PTH208 (a thousand Path objects)

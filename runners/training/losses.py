@@ -118,7 +118,7 @@ def compute_loss(loss: PolicyLoss, tokens: TrainedTokens) -> TokenLosses:
     """Return a loss of the user's own, checked; raises PluginFailedError."""
     try:
         found = loss(tokens)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # of a thread: no ctrl-C is there
         raise describe_failure(NAME, error) from error
     losses = getattr(found, "losses", None)
     if not isinstance(found, TokenLosses) or not isinstance(losses, Tensor):

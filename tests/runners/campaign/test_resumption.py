@@ -164,17 +164,33 @@ def test_arrays_of_a_step_that_will_be_trained_are_read(run_dir: Path) -> None:
         check(run_dir)
 
 
+SAMPLER = """
+import random
+
+def again(draw):
+    chance = random.Random(f"{draw.seed} {draw.step} {draw.spare}")
+    tasks = sorted(draw.tasks, key=lambda each: (-each.last_step, -each.graded, chance.random()))
+    return [each.task.id for each in tasks[:draw.count]]
+"""
+
+
 @pytest.mark.integration
 def test_a_resumed_run_trains_the_weights_of_an_undisturbed_one(
     miniature: Miniature, tmp_path: Path
 ) -> None:
-    shaped = ("reward.turn_penalty=0.1",)  # a policy that solves nothing needs another signal
+    """Its tasks come from a plug-in, which is asked again for the step that the kill interrupts."""
+    (tmp_path / "mine.py").write_text(SAMPLER)
+    sampler = f"run.sampler={tmp_path / 'mine.py'}:again"
+    # a policy that solves nothing needs another signal
+    shaped = ("reward.turn_penalty=0.1", sampler)
     undisturbed = Miniature(
         tmp_path / "undisturbed", miniature.cache, miniature.policy, processes=miniature.processes
     )
     undisturbed.finish(undisturbed.begin(*shaped))
     driver = miniature.begin(*shaped)
-    miniature.wait_until(lambda store: len(store.rollouts(split="train", counts=True)) >= 3, driver)
+    miniature.wait_until(
+        lambda store: sum(each.step == 2 for each in store.rollouts(split="train")) >= 3, driver
+    )
     driver.send_signal(signal.SIGKILL)
     driver.communicate()
     miniature.finish(miniature.resume())
@@ -182,6 +198,10 @@ def test_a_resumed_run_trains_the_weights_of_an_undisturbed_one(
         wanted, found = account(first), account(second)
     assert wanted["checkpoints"]["step-000001"] != wanted["checkpoints"]["step-000002"]
     assert differences(wanted, found) == []
+    with miniature.store() as store:
+        trained = store.rollouts(split="train")
+    first_tasks, second_tasks = ({r.task_id for r in trained if r.step == n} for n in (1, 2))
+    assert first_tasks == second_tasks, "the plug-in was asked, and told of step 1"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from runners.export import dump
 from runners.export.jsonl import validate
+from runners.gateway.client import GatewayError
 from runners.store.run_store import RunStore
 from runners.testing.completions import END, Completion
 from runners.testing.scripted_engine import ScriptedEngine
@@ -69,16 +70,18 @@ async def test_sessions_of_one_task_are_a_group(alone: Gateway) -> None:
     assert places == {"a": ("x", 0, 0), "b": ("y", 1, 0), "c": ("x", 0, 1), "d": ("d", 2, 0)}
 
 
-async def test_the_last_reward_counts_and_a_repeated_finish_keeps_it(
+async def test_a_repeated_finish_keeps_the_reward_and_another_one_is_refused(
     alone: Gateway, engine: ScriptedEngine
 ) -> None:
     agent = await alone.session()
     engine.say(f"hello{END}")
     await agent.ask([user("hi")])
-    for reward in (0.5, 1.0, None):
+    for reward in (None, 0.5, 0.5, None):
         await alone.admin.finish("s1", reward=reward)
+    with pytest.raises(GatewayError, match=r"was finished with 0\.5"):
+        await alone.admin.finish("s1", reward=1.0)
     await alone.admin.delete("s1")
-    assert rollouts(alone)["s1"].reward == 1.0
+    assert rollouts(alone)["s1"].reward == 0.5
     assert rollouts(alone)["s1"].outcome.code is OutcomeCode.POLICY_FINISHED
 
 

@@ -150,3 +150,13 @@ def test_a_claude_code_without_a_server_that_it_was_to_start_is_a_failed_program
     assert claude_code.read_result(end(up), servers).code is OutcomeCode.INFRA_HARNESS
     well = claude_code.read_result(end(up, {**down, "status": "connected"}), servers)
     assert well.code is OutcomeCode.POLICY_FINISHED
+
+
+def test_sub_agents_of_codex_that_cannot_be_written_are_an_error_with_its_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("no directory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = compose(["harness=codex", "scenario=subagent", CRITIC])
+    with pytest.raises(ProgramError, match=r"harness\.agents: cannot write .*XDG_CACHE_HOME"):
+        codex.make_harness(config.harness, config.scenario, tmp_path)  # type: ignore[arg-type]

@@ -308,6 +308,16 @@ def test_a_full_or_closed_store_is_a_store_error(store: RunStore) -> None:
         Ledger(reader).register("session", "s")
 
 
+def test_a_service_that_ended_after_its_driver_is_no_leak(store: RunStore) -> None:
+    ledger = Ledger(store)
+    ledger.register("process", "engine-1", pid=1)
+    ledger.register("process", "engine-2", pid=1)
+    assign_to_a_dead_driver(store)
+    store.database.execute("UPDATE ledger SET host = 'elsewhere' WHERE name = 'engine-2'")
+    assert [leak.name for leak in read_status(store.run_dir).leaks] == ["engine-2"]
+    assert len(ledger.find_leaks()) == 2, "the next start removes the entry and its files"
+
+
 def test_the_status_counts_the_leaks_that_it_does_not_show(store: RunStore) -> None:
     from rich.console import Console
 

@@ -222,7 +222,7 @@ async def test_a_failure_after_the_grading_costs_nothing(
 @pytest.mark.parametrize("shape", [None, SHAPE])
 @pytest.mark.parametrize(
     "failure",
-    [*exceptions(), asyncio.CancelledError(), TimeoutError()],
+    [*exceptions().values(), asyncio.CancelledError(), TimeoutError()],
     ids=lambda failure: type(failure).__name__,
 )
 async def test_rollouts_that_cannot_be_read_train_nothing_and_keep_their_rewards(

@@ -37,6 +37,7 @@ def second(tokens):
 
 def raises(tokens): raise KeyError("weights")
 def exits(tokens): raise SystemExit(3)
+def interrupts(tokens): raise KeyboardInterrupt
 def bare(tokens): return -tokens.logprobs
 def none(tokens): return TokenLosses(None)
 def mean(tokens): return TokenLosses(-tokens.logprobs.mean())
@@ -120,6 +121,7 @@ def test_a_step_in_which_every_update_fails_ends_training(weights: Path, file: P
     [
         ("raises", "trainer.loss raised KeyError: 'weights'"),
         ("exits", "trainer.loss raised SystemExit: 3"),
+        ("interrupts", "trainer.loss raised KeyboardInterrupt"),
         ("bare", "trainer.loss returned Tensor: it has to return TokenLosses(tensor)"),
         ("none", "trainer.loss returned NoneType: it has to return TokenLosses(tensor)"),
         ("mean", "trainer.loss: losses of shape [] for tokens of shape [7]"),
