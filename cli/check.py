@@ -10,7 +10,7 @@ import typer
 from cli.arguments import CommandAndOverrides, ConfigDir, Json, examples, split_command
 from cli.invocation import print_json, report_warning, stderr, stdout
 from cli.task_counts import count_sets, describe_sets
-from cli.upgrade import compare_versions
+from cli.upgrade import compare_versions, compare_with_recordings
 
 if TYPE_CHECKING:
     from cli.jobs import Job
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "agentrl check",
     "agentrl check harness=claude_code",
+    "agentrl check harness=claude_code@2.1.329",
     "agentrl check harness=claude_code@2.1.329 --against runs/20260101-120000-linear",
     "agentrl check run engine=sglang engine.url=http://127.0.0.1:30000 model.path=weights "
     "model.tokenizer=weights model.renderer=qwen3 routing_replay=rollout",
@@ -69,6 +70,9 @@ def check(
     Then the agent takes one turn in a sandbox, through the gateway; with our own engine a fixed
     reply answers it. In a scenario with summaries it must sum up its history at the window. Exit
     code 3: something is missing.
+
+    With harness=claude_code@VERSION or codex@VERSION alone it replays a recording that comes with
+    agentrl instead: what does that version change? Exit code 1: training signal is lost.
     """
     from cli.jobs import new_jobs
     from cli.start import find_start_errors, refuse_start
@@ -80,6 +84,7 @@ def check(
 
     if against is not None:
         compare_versions(against, overrides or [], as_json=as_json)
+    compare_with_recordings(overrides or [], as_json=as_json)
     benchmark, lines = split_command(overrides or [])
     jobs = new_jobs(lines, config, kind="check")
     errors = find_start_errors(jobs, benchmark=benchmark, uses_policy=not gold)

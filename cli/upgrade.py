@@ -1,4 +1,6 @@
-"""``agentrl check … --against RUN``: what another version of an agent program changes."""
+"""``agentrl check harness=NAME@VERSION``: what another version of an agent program changes, against
+the package's recording of it or a run of the user's.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,25 @@ def compare_versions(run: Path, overrides: list[str], *, as_json: bool) -> NoRet
 
     with stderr().status("reading the run…") as status:
         report = compare_version(run, overrides, status.update)
+    _end_with(report, as_json=as_json)
+
+
+def compare_with_recordings(overrides: list[str], *, as_json: bool) -> None:
+    """Replay the recording of a program that the package brings, show what differs, and exit.
+
+    Does nothing unless a version of such a program is chosen, and nothing else. Raises
+    AgentrlError.
+    """
+    from runners.replay.shipped import compare_with_recording, find_recording
+
+    if len(overrides) != 1 or (recording := find_recording(overrides[0])) is None:
+        return
+    with stderr().status("reading the recording…") as status:
+        report = compare_with_recording(overrides[0], recording, status.update)
+    _end_with(report, as_json=as_json)
+
+
+def _end_with(report: UpgradeReport, *, as_json: bool) -> NoReturn:
     if as_json:
         print_json(report.to_dict())
     else:

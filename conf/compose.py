@@ -41,7 +41,7 @@ from conf.keys import (
 from conf.layers import OTHER_SECTIONS, imply_choices, layer_values
 from conf.open_keys import is_option, name_targets, write_line
 from conf.origins import find_yaml_origins, overridden_keys
-from conf.program_versions import name_versions
+from conf.program_versions import name_versions, refuse_version
 from conf.resolvers import register_resolvers
 from conf.schema import Config
 from conf.stored import to_overrides
@@ -206,7 +206,7 @@ def _check_choice(override: Override, faults: list[str]) -> bool:
             f"{line}: {group} is a group; choose with {group}=CHOICE, set {group}.KEY=VALUE"
         )
     elif override.value() not in groups()[group]:
-        faults.append(unknown_choice(group, override.value()))
+        faults.append(refuse_version(str(line)) or unknown_choice(group, override.value()))
     else:
         return True
     return False

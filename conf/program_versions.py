@@ -8,6 +8,7 @@ from conf.grammar import as_override
 from conf.keys import choice_content, groups
 
 _CHOICE = re.compile(r"harness=([a-z0-9_]+)@(\d[\w.+-]*)")
+_WORD = re.compile(r"harness=([a-z0-9_]+)@(.*)")
 _INSTALLED = re.compile(r"(@|==)\d[\w.+-]*")
 """The version in a command that installs a package with npm or pip."""
 
@@ -26,6 +27,20 @@ def split_version(line: str) -> tuple[str, str] | None:
         return None
     installed = _INSTALLED.sub(lambda match: match[1] + version, command)
     return f"harness={name}", as_override("harness.install", installed)
+
+
+def refuse_version(line: str) -> str | None:
+    """Return the error of a program's choice with a version that is none, None for other lines."""
+    found = _WORD.fullmatch(line)
+    if found is None or found[1] not in groups()["harness"]:
+        return None
+    name, word = found.groups()
+    if split_version(f"harness={name}@1.2.3") is None:
+        return f"{line}: harness={name} has no version to choose; drop @{word}"
+    return (
+        f"{line}: {word!r} is no version; write its number, as in harness={name}@1.2.3: a program "
+        "that changes by itself would change what is trained"
+    )
 
 
 def name_versions(overrides: list[str]) -> list[str]:

@@ -33,6 +33,7 @@ DRAWN_TEXTS = (
     r"\bagentId: \w+",  # Claude Code, of a sub-agent
     r"\bduration_ms: \d+",
     r"\bsubagent_tokens: \d+",  # counts those of such ids too
+    r"\bOS Version: [^\n]*",  # Claude Code, of the kernel
     r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b",
 )
 """Patterns of what agent programs and test runners draw or measure anew each time."""

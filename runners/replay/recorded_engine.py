@@ -3,8 +3,8 @@
 A request is answered from the recorded thread that it belongs to, in whatever order requests of
 several threads arrive and whatever the program names its threads now. A prompt that was recorded
 gets its recorded output. A prompt that continues a turn answered here belongs to that turn's
-thread. Any other prompt begins a thread, and gets the output of the most similar first turn of its
-branch. Every turn answers once.
+thread. Any other prompt begins a conversation, and gets the output of the most similar turn of its
+branch that began one, of those whose threads have come that far. Every turn answers once.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class RecordedEngine:
         if not before:
             roots = [index for index in self._left if turns[index].parent is None]
             its = [index for index in roots if turns[index].branch == branch]
+            its = [index for index in its if not self._has_earlier(index)] or its
 
         def likeness(index: int) -> tuple[bool, bool, int, int, int]:
             return (
@@ -118,6 +119,13 @@ class RecordedEngine:
             )
 
         return max(its, key=likeness, default=None)
+
+    def _has_earlier(self, index: int) -> bool:
+        """Return whether an earlier turn of its thread has not answered: what begins anew after a
+        summary is not what the thread begins with.
+        """
+        thread = self._turns[index].thread
+        return any(self._turns[left].thread == thread for left in self._left if left < index)
 
     async def close(self) -> None:
         """Do nothing: no resource is open."""

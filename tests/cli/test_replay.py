@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from conf.compose import compose
 from tests.cli.conftest import Agentrl
-from tests.runners.harnesses.real_agent import call
+from tests.runners.harnesses.real_agent import call, install_or_skip
 from tests.runners.replay.recorded_rollout import ROLLOUT, record, run_config
 
 pytestmark = pytest.mark.integration
@@ -73,3 +74,12 @@ def test_a_version_that_loses_signal_has_exit_code_1(agentrl: Agentrl, tmp_path:
     other = agentrl("check", "harness=codex@0.169.0", "--against", run)
     assert other.code == 2
     assert "recorded with harness=native, not harness=codex" in other.stderr
+
+
+@pytest.mark.agents
+def test_a_version_alone_is_compared_with_the_recording_that_comes_along(agentrl: Agentrl) -> None:
+    install_or_skip(compose(["harness=codex@0.169.0"]).harness)
+    same = agentrl("check", "harness=codex@0.169.0", "--json")
+    found = json.loads(same.stdout)
+    assert (same.code, found["changes"], found["signal"]["lost"]) == (0, {}, 0)
+    assert found["versions"] == ["0.169.0"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from conf.compose import compose
@@ -35,6 +37,23 @@ def test_a_program_of_commands_is_installed_in_that_version(name: str, package: 
     assert harness.model_copy(update={"install": None}) == default.model_copy(
         update={"install": None}
     )
+
+
+@pytest.mark.parametrize(
+    ("choice", "fix"),
+    [
+        (
+            "claude_code@latest",
+            "'latest' is no version; write its number, as in harness=claude_code@",
+        ),
+        ("pi@", "'' is no version; write its number, as in harness=pi@1.2.3"),
+        ("native@1.0", "harness=native has no version to choose; drop @1.0"),
+        ("claud@1.0", "harness=claud@1.0 is not a choice"),
+    ],
+)
+def test_a_word_that_is_no_version_is_refused_with_the_form_of_one(choice: str, fix: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(fix)):
+        compose([f"harness={choice}"])
 
 
 @pytest.mark.parametrize(

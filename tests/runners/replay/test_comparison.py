@@ -74,6 +74,7 @@ def differences(tmp_path: Path) -> Any:
         ("Chunk ID: 7d9ddd\nWall time: 0.0000 seconds", "Chunk ID: 0a1b2c\nWall time: 1.5 seconds"),
         ('{"nickname":"Bohr"}', '{"nickname":"Planck"}'),
         ("<usage>subagent_tokens: 11037", "<usage>subagent_tokens: 11039"),
+        ("- OS Version: Linux 6.1.0-13", "- OS Version: Linux 6.8.0-rc1 (its own)"),
         ("<day>2023-11-14</day>", "<day>2023-11-15</day>"),
         ("01a1f864-63b4-7b60-8e02-46f167aa5a43", "11a1f864-63b4-7b60-8e02-46f167aa5a43"),
     ],
@@ -177,6 +178,17 @@ async def test_sub_agents_with_one_task_are_answered_line_by_line() -> None:
     assert (first, second) == (11, 12)
     assert await said(engine, [OTHER, TASK_A, REPLY, 12, 31, REPLY], BY_SUB) == 14
     assert await said(engine, [OTHER, TASK_A, REPLY, 11, 30, REPLY], BY_SUB) == 13
+
+
+async def test_the_first_prompt_is_not_answered_by_what_began_anew_after_a_summary() -> None:
+    """Though another version's first prompt is more like that one."""
+    summed_up = turn(1, [2, REPLY], [11], branch="compaction", parent=0, prompt_kept=3)
+    engine = RecordedEngine(
+        [turn(0, [OTHER, TASK_A], [10]), summed_up, turn(2, [SYSTEM, TASK_A, REPLY], [12])]
+    )
+    assert await said(engine, [SYSTEM, TASK_B, REPLY], BY_MAIN) == 10
+    assert await said(engine, [SYSTEM, TASK_B, REPLY, 10, 2, REPLY], "s:compaction:x") == 11
+    assert await said(engine, [SYSTEM, TASK_B, REPLY, 9], BY_MAIN) == 12
 
 
 async def test_a_turn_too_many_takes_none_of_another_thread() -> None:
