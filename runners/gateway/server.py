@@ -11,28 +11,37 @@ import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 from weakref import WeakSet
 
-import orjson
 from aiohttp import web
 
-from conf.errors import AgentrlError
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.engines.resilient import ResilientEngine
 from runners.gateway.admin_api import AdminApi
 from runners.gateway.connections import ClientConnection, ConnectionTable, make_server
 from runners.gateway.control import BACKLOG
-from runners.gateway.dialects import anthropic, openai
-from runners.gateway.dialects.contract import ParsedRequest, Vendor
+from runners.gateway.dialects.contract import ParsedRequest
 from runners.gateway.dialects.endpoints import COUNT, TURNS
+from runners.gateway.http_answers import (
+    ADMIN,
+    HEALTH,
+    answer_safely,
+    json_answer,
+    key_of,
+    path_of,
+    read_body,
+    refuse_for,
+    request_id,
+    vendor_of,
+)
 from runners.gateway.in_flight import InFlightTurn
 from runners.gateway.program_environment import MODEL
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.registry import SessionEntry, SessionRegistry
-from runners.gateway.request_limits import RequestBudget, check_body_size
+from runners.gateway.request_limits import RequestBudget
 from runners.gateway.session import Session
 from runners.sandboxes.agent_process import AgentProcess
 
@@ -40,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 AnswerRequest = Callable[[web.BaseRequest, Session, RequestBudget], Awaitable[web.StreamResponse]]
 """Answers a request of a session; raises Refused."""
-
-OPENAI_ENDPOINTS = ("/v1/chat/completions", "/v1/responses")
 
 CLOSE_S = 1.0
 """Requests that are still being answered on a session's listener when the session ends get this
@@ -78,7 +85,7 @@ class GatewayServer:
         """Return a protocol factory for a listener; ``only``: the session that it belongs to."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            return await self._handle(request, only)
+            return await answer_safely(request, lambda: self._route(request, only))
 
         return make_server(handle, self._connections, only.session.budget if only else None)
 
@@ -107,30 +114,15 @@ class GatewayServer:
             entry.add_agent(agent)
         entry.close_callbacks.append(close)
 
-    async def _handle(
-        self, request: web.BaseRequest, only: SessionEntry | None
-    ) -> web.StreamResponse:
-        """Answer a request; any failure of it becomes an error envelope."""
-        try:
-            return await self._route(request, only)
-        except (ConnectionError, TimeoutError) as error:
-            # The client is gone, or does not take what it is sent. The connection is aborted, not
-            # closed: a close would wait until the client has taken the buffered rest.
-            if request.transport is not None:
-                request.transport.abort()
-            raise ConnectionResetError("the client left") from error
-        except Exception as error:
-            return _error(_vendor(request), _refuse_for(error))
-
     async def _route(
         self, request: web.BaseRequest, only: SessionEntry | None
     ) -> web.StreamResponse:
-        method, path = request.method, request.path.rstrip("/") or "/"
-        if path in ("/", "/health", "/api/hello") and method in ("GET", "HEAD"):
-            return _json(
+        method, path = request.method, path_of(request)
+        if path in HEALTH and method in ("GET", "HEAD"):
+            return json_answer(
                 {"status": "ok", "sessions": len(self.registry), "instance": self._instance}
             )
-        if path.startswith("/admin/") and only is None:
+        if path.startswith(ADMIN) and only is None:
             return await self._admin(request, method, path)
         answer = self._find_answer(method, path)
         if answer is None:
@@ -166,29 +158,33 @@ class GatewayServer:
     async def _answer_turn(
         self, path: str, request: web.BaseRequest, session: Session, budget: RequestBudget
     ) -> web.StreamResponse:
-        parsed = await session.parse(path, await self._read(request, budget), request.headers)
+        parsed = await session.parse(
+            path, await read_body(request, self._limits, budget), request.headers
+        )
         turn = session.start_turn(parsed.request, parsed.builder)
         if parsed.stream:
             return await self._stream(request, parsed, turn)
         with turn.waiting() as outcome:
             await asyncio.wait({outcome})  # not ``await outcome``: see ``waiting``
-        return _json(_body(outcome))
+        return json_answer(_body(outcome))
 
     async def _answer_count(
         self, request: web.BaseRequest, session: Session, budget: RequestBudget
     ) -> web.StreamResponse:
-        parsed = await session.parse(COUNT, await self._read(request, budget), request.headers)
-        return _json({"input_tokens": await session.count_tokens(parsed)})
+        parsed = await session.parse(
+            COUNT, await read_body(request, self._limits, budget), request.headers
+        )
+        return json_answer({"input_tokens": await session.count_tokens(parsed)})
 
     async def _answer_models(
         self, request: web.BaseRequest, session: Session, budget: RequestBudget
     ) -> web.StreamResponse:
         name = request.path.rstrip("/").removeprefix("/v1/models").removeprefix("/")
-        vendor = _vendor(request)
-        return _json(vendor.describe_model(name) if name else vendor.list_models(MODEL))
+        vendor = vendor_of(request)
+        return json_answer(vendor.describe_model(name) if name else vendor.list_models(MODEL))
 
     def _find_entry(self, request: web.BaseRequest, only: SessionEntry | None) -> SessionEntry:
-        entry = self.registry.find_by_key(_key(request.headers))
+        entry = self.registry.find_by_key(key_of(request.headers))
         if only is not None and entry is not only:
             raise Refused(
                 RefusalKind.UNAUTHENTICATED, "this API key belongs to another sandbox's session"
@@ -221,35 +217,6 @@ class GatewayServer:
             await response.prepare(request)
             await response.write_eof()
 
-    async def _read(
-        self, request: web.BaseRequest, budget: RequestBudget | None = None
-    ) -> list[bytes]:
-        """Return the body in the pieces in which it came, since one of megabytes costs milliseconds
-        to join; raises Refused. ``budget`` counts its bytes while it comes.
-        """
-        encoding = request.headers.get("content-encoding", "identity")
-        if encoding.lower() != "identity":
-            raise Refused(
-                RefusalKind.INVALID,
-                f"content-encoding: {encoding!r} is not served: send the body uncompressed",
-            )
-        check_body_size(request.content_length or 0, self._limits)
-        chunks: list[bytes] = []
-        size = 0
-        try:
-            async with asyncio.timeout(self._client_s):
-                while chunk := await request.content.readany():
-                    size += len(chunk)
-                    check_body_size(size, self._limits)
-                    if budget is not None:
-                        budget.grow(size)
-                    chunks.append(chunk)
-        except TimeoutError:
-            raise OverLimit(
-                RefusalKind.INVALID, f"the request body did not arrive within {self._client_s:g} s"
-            ) from None
-        return chunks
-
     async def _stream(
         self,
         request: web.BaseRequest,
@@ -266,13 +233,13 @@ class GatewayServer:
             headers={
                 "content-type": "text/event-stream; charset=utf-8",
                 "cache-control": "no-cache",
-                **_request_id(),
+                **request_id(),
             }
         )
         builder = parsed.builder
         with turn.waiting() as outcome:
             if not await turn.wait_until_placed():  # refused before anything was sent
-                return _json(_body(outcome))
+                return json_answer(_body(outcome))
             opening = builder.open_stream(parsed.request, turn.message_id, turn.prompt_tokens)
             async with asyncio.timeout(self._client_s):
                 await response.prepare(request)
@@ -284,7 +251,7 @@ class GatewayServer:
         try:
             frames = builder.complete_stream(_body(outcome))
         except Exception as error:
-            frames = builder.fail_stream(_refuse_for(error), parsed.request, turn.message_id)
+            frames = builder.fail_stream(refuse_for(error), parsed.request, turn.message_id)
         async with asyncio.timeout(self._client_s):
             await response.write_eof(frames)
         return response
@@ -292,27 +259,14 @@ class GatewayServer:
     async def _admin(self, request: web.BaseRequest, method: str, path: str) -> web.StreamResponse:
         # in constant time, so that the duration of the comparison reveals nothing of the key
         # surrogateescape: aiohttp decodes headers that are no UTF-8 in this way
-        key = _key(request.headers).encode("utf-8", "surrogateescape")
+        key = key_of(request.headers).encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(key, self._admin_key):
             raise Refused(RefusalKind.UNAUTHENTICATED, "wrong admin key")
         _connection(request).accept(None)
-        body = b"".join(await self._read(request))
-        return _json(
+        body = b"".join(await read_body(request, self._limits))
+        return json_answer(
             await self._admin_api.answer(method, path.removeprefix("/admin"), body, request.headers)
         )
-
-
-def _refuse_for(error: Exception) -> Refused:
-    """Return the refusal that answers a request that met an error; unforeseen ones are logged."""
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, web.RequestPayloadError):
-        return Refused(RefusalKind.INVALID, f"the request body cannot be read: {error}")
-    if isinstance(error, AgentrlError):
-        logger.error("a request failed: %s", error)
-        return Refused(RefusalKind.BROKEN, str(error))
-    logger.error("a request failed", exc_info=error)
-    return Refused(RefusalKind.BROKEN, "the gateway failed on this request; its log says why")
 
 
 def _body(outcome: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
@@ -321,44 +275,7 @@ def _body(outcome: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
     return outcome.result()
 
 
-def _key(headers: Mapping[str, str]) -> str:
-    """Return the bearer token or x-api-key, "" if there is none."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-
-
-def _vendor(request: web.BaseRequest) -> Vendor:
-    """Return the vendor of a client's API: by the endpoint, or by Anthropic's header."""
-    path = request.path
-    if path.startswith("/v1/models") and "anthropic-version" not in request.headers:
-        return openai
-    return openai if path.startswith(OPENAI_ENDPOINTS) else anthropic
-
-
-def _request_id() -> dict[str, str]:
-    """Return the headers that name an answer, Anthropic's and OpenAI's."""
-    name = f"req_{secrets.token_hex(12)}"
-    return {"request-id": name, "x-request-id": name}
-
-
 def _connection(request: web.BaseRequest) -> ClientConnection:
     connection = request.protocol
     assert isinstance(connection, ClientConnection)  # every listener's server makes these
     return connection
-
-
-def _error(vendor: Vendor, refused: Refused) -> web.Response:
-    status, body = vendor.error_response(refused)
-    response = _json(body, status)
-    if refused.retry_after_s is not None:
-        response.headers["retry-after"] = str(refused.retry_after_s)
-    return response
-
-
-def _json(body: object, status: int = 200) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY),
-        status=status,
-        content_type="application/json",
-        headers=_request_id(),
-    )

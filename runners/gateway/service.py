@@ -7,7 +7,6 @@ bound; the store is closed last, when no turn can come any more.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +18,6 @@ from typing import Any
 
 from aiohttp import web
 
-from conf.errors import AgentrlError, ExitCode
 from conf.sections.model import CHAT_TEMPLATE
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
@@ -30,6 +28,7 @@ from runners.engines.sglang.workers import connect_engine
 from runners.gateway.chat_template import ServerParsers
 from runners.gateway.connections import raise_descriptor_limit
 from runners.gateway.control import ControlSocket
+from runners.gateway.listening import end_connections, open_listener
 from runners.gateway.registry import SessionRegistry
 from runners.gateway.server import GatewayServer
 from runners.gateway.session import SessionServices
@@ -39,7 +38,7 @@ from runners.gateway.text_pool import TextPool
 from runners.gateway.text_work import make_text_work
 from runners.gateway.texts import Texts
 from runners.gateway.turn_log import AsyncTurnLog, TurnLog
-from runners.processes.ports import BACKLOG, listen, port_of
+from runners.processes.ports import BACKLOG
 from runners.store.run_store import RunStore
 
 MAX_ENGINE_CALLS = 4096
@@ -49,15 +48,6 @@ ENGINE_GRACE_S = 1.0
 """The engine's client gives up this much after the gateway, so that the gateway's own deadline
 decides, and its error names it.
 """
-
-HTTP_CLOSE_S = 1.0
-"""Requests that are still being answered at shutdown get this long."""
-
-
-class GatewayFailed(AgentrlError):
-    """The gateway cannot serve."""
-
-    exit_code = ExitCode.SERVICE_GONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,24 +197,14 @@ def _open_store(run_dir: Path, wait_s: float) -> TurnLog:
 
 @asynccontextmanager
 async def _listening(server: GatewayServer, settings: GatewaySettings) -> AsyncIterator[str]:
-    host, port = settings.host, settings.port
-    try:
-        sock = await asyncio.to_thread(listen, host, port, patience_s=settings.port_patience_s)
-    except OSError as error:
-        raise _no_port(host, port, error) from error
+    sock, url = await open_listener(settings)
     http: web.Server = server.make_http_server()
     listener = await asyncio.get_running_loop().create_server(http, sock=sock, backlog=BACKLOG)
-    bound = port_of(sock)
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
     try:
-        yield f"http://{shown}:{bound}"
+        yield url
     finally:
-        # In this order: no new connections, then the idle ones end at once, then those that are
-        # being answered get their time. The other way round an idle keep-alive connection could
-        # send one more request to a server that is closing.
         listener.close()
-        http.pre_shutdown()
-        await http.shutdown(timeout=HTTP_CLOSE_S)
+        await end_connections(http)
 
 
 @asynccontextmanager
@@ -235,14 +215,3 @@ async def _control_socket(server: GatewayServer) -> AsyncIterator[str]:
         yield str(control.path)
     finally:
         await control.close()
-
-
-def _no_port(host: str, port: int, error: OSError) -> GatewayFailed:
-    if error.errno == errno.EADDRINUSE:
-        return GatewayFailed(
-            f"gateway.port={port} on {host} is in use: choose another, "
-            "or gateway.port=0 for any free one"
-        )
-    if error.errno == errno.EACCES:
-        return GatewayFailed(f"gateway.port={port} needs privileges: choose one above 1023, or 0")
-    return GatewayFailed(f"gateway.host={host}: cannot listen there: {error}")
