@@ -24,7 +24,7 @@ RUNS_ELSEWHERE = {"slime", "minisweagent", "native", "relay", "agentrl_channel",
 """Modules of the program inside which a file runs: slime, mini-swe-agent, our agent's and our
 graders' sandbox.
 """
-PART_OF = {"pydantic_core": "pydantic", "connectrpc": "e2b"}
+PART_OF = {"pydantic_core": "pydantic", "connectrpc": "e2b", "yarl": "aiohttp"}
 """Modules in the public interface of a declared package, which pins their version."""
 
 

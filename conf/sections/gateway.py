@@ -56,6 +56,8 @@ class GatewayConfig(Section):
     """URL at which sandboxes on other machines reach it (a public address, a tunnel); null: only
     sandboxes of this machine reach it.
     """
+    replicas: Annotated[int, Field(ge=1, le=64)]
+    """Processes that share the sessions behind the one address."""
     ping_s: PositiveFloat
     """Seconds between SSE pings while the engine works."""
     limits: GatewayLimitsConfig

@@ -28,6 +28,7 @@ from runners.faults.proxy import Arguments, Call, Effect, Proceed, change_reply,
 from runners.faults.tools_inside import GARBAGE
 from runners.gateway.client import GatewayAdmin, GatewayError
 from runners.gateway.registry import SessionEntry
+from runners.gateway.replicas.peers import Peers
 from runners.gateway.server import GatewayServer
 from runners.observe.metrics import MetricsWriter
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxBackend, SandboxError
@@ -142,9 +143,11 @@ _request: ContextVar[web.BaseRequest | None] = ContextVar("request", default=Non
 class DroppingServer(GatewayServer):
     """A gateway's server that lets a fault of a turn find the connection of its client."""
 
-    def make_http_server(self, only: SessionEntry | None = None) -> web.Server:
+    def make_http_server(
+        self, only: SessionEntry | None = None, peers: Peers | None = None
+    ) -> web.Server:
         """Return a protocol factory for a listener; see ``GatewayServer.make_http_server``."""
-        server = super().make_http_server(only)
+        server = super().make_http_server(only, peers)
         answer = server.request_handler
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:

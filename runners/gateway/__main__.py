@@ -17,6 +17,7 @@ import uvloop
 
 from conf.errors import AgentrlError
 from runners.diagnostics.diagnostics import install_diagnostics
+from runners.gateway.replicas.serve import serve_replicas
 from runners.gateway.service import NO_HOOKS, GatewayHooks, serve
 from runners.gateway.settings import GatewaySettings
 from runners.processes.service import announce, receive_settings, wait_for_parent_exit
@@ -27,9 +28,10 @@ PopHooks = Callable[[dict[str, Any]], GatewayHooks]
 """Takes from the received settings what is not the gateway's own, and makes its hooks of it."""
 
 
-async def run(pop_hooks: PopHooks) -> None:
+async def run(pop_hooks: PopHooks, module: str) -> None:
     """Serve until SIGTERM, or until the parent is gone."""
     received = receive_settings()
+    sent = dict(received)
     hooks = pop_hooks(received)
     settings = GatewaySettings.model_validate(received)
     stop = asyncio.Event()
@@ -40,12 +42,16 @@ async def run(pop_hooks: PopHooks) -> None:
         await wait_for_parent_exit()
         stop.set()
 
+    name = f"gateway-{settings.replica.number}" if settings.replica else "gateway"
     watch = asyncio.create_task(stop_with_parent(), name="parent-watch")
     try:
         with install_diagnostics(
-            settings.run_dir, "gateway", watchdog_s=settings.watchdog_s, report=_log.warning
+            settings.run_dir, name, watchdog_s=settings.watchdog_s, report=_log.warning
         ):
-            await serve(settings, announce=announce_frozen, stop=stop, hooks=hooks)
+            if settings.replicas == 1:
+                await serve(settings, announce=announce_frozen, stop=stop, hooks=hooks)
+            else:
+                await serve_replicas(settings, module, sent, announce=announce_frozen, stop=stop)
     finally:
         watch.cancel()
 
@@ -59,13 +65,16 @@ def announce_frozen(info: dict[str, Any]) -> None:
     announce(info)
 
 
-def main(pop_hooks: PopHooks = lambda settings: NO_HOOKS) -> int:
-    """Return the process's exit code; the reason of a failure goes to stderr."""
+def main(pop_hooks: PopHooks = lambda settings: NO_HOOKS, module: str = "runners.gateway") -> int:
+    """Return the process's exit code; the reason of a failure goes to stderr.
+
+    ``module``: the program that calls this, which each of several replicas runs too.
+    """
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
     )
     try:
-        uvloop.run(run(pop_hooks))
+        uvloop.run(run(pop_hooks, module))
     except AgentrlError as error:
         with suppress(
             OSError

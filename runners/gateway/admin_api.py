@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runners.engines.resilient import ResilientEngine
-from runners.gateway.admin_routes import IDEMPOTENCY, ROUTES, SESSION_ID
+from runners.gateway.admin_routes import IDEMPOTENCY, PLACE, ROUTES, SESSION_ID
 from runners.gateway.dialects.body import parse_body
 from runners.gateway.openapi import describe_routes
 from runners.gateway.refusal import RefusalKind, Refused
 from runners.gateway.registry import SessionRegistry
+from runners.gateway.session_rollouts import RolloutPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class AdminCall:
     body: Any
     """As the route's ``body``; None if it has none."""
     idempotency_key: str
+    place: str
+    """Header ``PLACE``, "" if there is none."""
 
 
 class AdminApi:
@@ -42,14 +45,17 @@ class AdminApi:
         for route in ROUTES:
             if route.method == method and (found := _match(route.path, path)) is not None:
                 parsed = parse_body(route.body, body or b"{}") if route.body else None
-                call = AdminCall(found, parsed, headers.get(IDEMPOTENCY, ""))
+                call = AdminCall(
+                    found, parsed, headers.get(IDEMPOTENCY, ""), headers.get(PLACE, "")
+                )
                 answered: Mapping[str, Any] = await getattr(self, route.name)(call)
                 return answered
         raise Refused(RefusalKind.UNKNOWN, f"no such endpoint: {method} /admin{path}")
 
     async def create_session(self, call: AdminCall) -> Mapping[str, Any]:
         """Create a session; its key is what a program uses as its API key."""
-        entry = await self._registry.create(call.body, call.idempotency_key)
+        place = RolloutPlace.from_text(call.place) if call.place else None
+        entry = await self._registry.create(call.body, call.idempotency_key, place)
         return {"session_id": entry.session.id, "api_key": entry.key}
 
     async def read_session(self, call: AdminCall) -> Mapping[str, Any]:

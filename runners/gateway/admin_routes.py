@@ -25,6 +25,10 @@ IDEMPOTENCY = "idempotency-key"
 """Header: two requests with the same key create one session (IETF
 draft-ietf-httpapi-idempotency-key-header).
 """
+PLACE = "x-agentrl-place"
+"""Header: the place of a session's rollout. The front of several gateway processes sets it, since
+the members of a group are at different processes.
+"""
 SESSION_ID = "{session_id}"
 """Place of a session's id in a path."""
 

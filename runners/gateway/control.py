@@ -143,7 +143,7 @@ async def _receive(connection: socket.socket) -> tuple[str, socket.socket, int |
     handles: list[int] = []
     try:
         while not handles or b"\n" not in text:
-            await _wait_until_readable(connection)
+            await wait_until_readable(connection)
             # not socket.recv_fds: it ignores its flags, so children would inherit the descriptor
             data, ancillary, _, _ = connection.recvmsg(
                 LINE_BYTES,
@@ -194,7 +194,8 @@ def _check_listener(listener: socket.socket) -> socket.socket:
     return listener
 
 
-async def _wait_until_readable(connection: socket.socket) -> None:
+async def wait_until_readable(connection: socket.socket) -> None:
+    """Return when a socket can be read."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(connection, ready.set)

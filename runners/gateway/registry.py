@@ -25,6 +25,16 @@ from runners.trajectory.outcome import OutcomeCode
 CloseCallback = Callable[[], Coroutine[Any, Any, None]]
 
 
+def make_session_id() -> str:
+    """Return the id of a session whose caller wants none of its own."""
+    return f"session-{secrets.token_hex(8)}"
+
+
+def make_key() -> str:
+    """Return a new key: a secret of 256 bits."""
+    return secrets.token_urlsafe(32)
+
+
 @dataclass(slots=True)
 class SessionEntry:
     """A session with its key and listeners; changed by the registry and by ``GatewayServer``."""
@@ -67,12 +77,14 @@ class SessionRegistry:
         *,
         max_context_tokens: int,
         rollouts: SessionRollouts | None = None,
+        make_key: Callable[[], str] = make_key,
     ) -> None:
         """``rollouts`` keeps the sessions that end; None: a campaign's driver does."""
         self._services = services
         self._sampling = sampling
         self._max_context_tokens = max_context_tokens
         self._rollouts = rollouts
+        self._make_key = make_key
         self._by_id: dict[str, SessionEntry] = {}
         self._by_key: dict[str, SessionEntry] = {}
         self._creations: dict[str, asyncio.Task[SessionEntry]] = {}
@@ -100,14 +112,20 @@ class SessionRegistry:
             )
         return entry
 
-    async def create(self, wanted: SessionRequest, idempotency_key: str = "") -> SessionEntry:
+    async def create(
+        self,
+        wanted: SessionRequest,
+        idempotency_key: str = "",
+        place: RolloutPlace | None = None,
+    ) -> SessionEntry:
         """Create a session and its key, or return the one that this idempotency key created.
 
-        Raises Refused if the id was ever used, or if a limit exceeds the model's.
+        ``place``: that of its rollout, if it was given one already. Raises Refused if the id was
+        ever used, or if a limit exceeds the model's.
         """
         creation = self._creations.get(idempotency_key)
         if creation is None:
-            entry, facts = self._new_entry(wanted, idempotency_key)
+            entry, facts = self._new_entry(wanted, idempotency_key, place)
             creation = asyncio.create_task(self._store(entry, facts))
             creation.add_done_callback(_read_exception)
             if idempotency_key:
@@ -116,10 +134,10 @@ class SessionRegistry:
         return await asyncio.shield(creation)
 
     def _new_entry(
-        self, wanted: SessionRequest, idempotency_key: str
+        self, wanted: SessionRequest, idempotency_key: str, place: RolloutPlace | None
     ) -> tuple[SessionEntry, dict[str, Any]]:
         """Return a session that holds its id but cannot be used yet, and the facts to store."""
-        session_id = wanted.session_id or f"session-{secrets.token_hex(8)}"
+        session_id = wanted.session_id or make_session_id()
         limit = wanted.max_context_tokens or self._max_context_tokens
         if limit > self._max_context_tokens:
             raise Refused(
@@ -137,8 +155,9 @@ class SessionRegistry:
             max_turns=wanted.max_turns or self._services.limits.turns,
             seed=wanted.seed,
         )
-        place = self._rollouts.take_place(wanted.task or session_id) if self._rollouts else None
-        entry = SessionEntry(session, secrets.token_urlsafe(32), idempotency_key, place)
+        if self._rollouts is not None and place is None:
+            place = self._rollouts.places.take(wanted.task or session_id)
+        entry = SessionEntry(session, self._make_key(), idempotency_key, place)
         self._by_id[session_id] = entry
         return entry, {
             "scenario": wanted.scenario,

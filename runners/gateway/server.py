@@ -41,6 +41,7 @@ from runners.gateway.in_flight import InFlightTurn
 from runners.gateway.program_environment import MODEL
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.registry import SessionEntry, SessionRegistry
+from runners.gateway.replicas.peers import Peers
 from runners.gateway.request_limits import RequestBudget
 from runners.gateway.session import Session
 from runners.sandboxes.agent_process import AgentProcess
@@ -81,11 +82,20 @@ class GatewayServer:
         """Connections that were found to be an agent program's."""
         self._connections = ConnectionTable(client_s=limits.client_s)
 
-    def make_http_server(self, only: SessionEntry | None = None) -> web.Server:
-        """Return a protocol factory for a listener; ``only``: the session that it belongs to."""
+    def make_http_server(
+        self, only: SessionEntry | None = None, peers: Peers | None = None
+    ) -> web.Server:
+        """Return a protocol factory for a listener.
+
+        ``only``: the session that it belongs to; ``peers`` answer the requests that are for them.
+        """
+
+        async def answer(request: web.BaseRequest) -> web.StreamResponse:
+            elsewhere = await peers.answer(request) if peers else None
+            return elsewhere or await self._route(request, only)
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            return await answer_safely(request, lambda: self._route(request, only))
+            return await answer_safely(request, lambda: answer(request))
 
         return make_server(handle, self._connections, only.session.budget if only else None)
 

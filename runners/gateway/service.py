@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from conf.sections.model import CHAT_TEMPLATE
+from runners.concurrency.first_event import wait_for_any
 from runners.concurrency.limits import Admission, TokenBucket
 from runners.engines.client import HttpEngine
 from runners.engines.contract import Engine
@@ -29,7 +29,10 @@ from runners.gateway.chat_template import ServerParsers
 from runners.gateway.connections import raise_descriptor_limit
 from runners.gateway.control import ControlSocket
 from runners.gateway.listening import end_connections, open_listener
-from runners.gateway.registry import SessionRegistry
+from runners.gateway.registry import SessionRegistry, make_key
+from runners.gateway.replicas.handed_over import serve_handed_over
+from runners.gateway.replicas.session_key import make_replica_key
+from runners.gateway.replicas.shared_rate import SharedTokenBucket
 from runners.gateway.server import GatewayServer
 from runners.gateway.session import SessionServices
 from runners.gateway.session_rollouts import SessionRollouts
@@ -74,7 +77,7 @@ async def serve(
     Needs a run in ``run_dir``. Raises AgentrlError if the port, the store or the tokenizer cannot
     be had, and StoreError when the disk fails: a gateway that cannot keep turns ends.
     """
-    tokenizer = settings.tokenizer
+    tokenizer, replica = settings.tokenizer, settings.replica
     work = None if tokenizer is None else make_text_work(tokenizer, settings.renderer)
     parser = _server_parsers(settings) if settings.renderer == CHAT_TEMPLATE else None
     turn_log = AsyncTurnLog()
@@ -95,20 +98,22 @@ async def serve(
         settings.sampling,
         max_context_tokens=settings.max_context_tokens,
         rollouts=SessionRollouts(turn_log) if settings.keep_rollouts else None,
+        make_key=partial(make_replica_key, replica.number) if replica else make_key,
     )
     raise_descriptor_limit()
-    admin_key = secrets.token_urlsafe(32)
+    admin_key = replica.admin_key if replica else secrets.token_urlsafe(32)
     server = hooks.server_class(
         registry, engine, admin_key=admin_key, ping_s=settings.ping_s, limits=settings.limits
     )
     try:
-        await turn_log.open(partial(_open_store, settings.run_dir, settings.store_patience_s))
+        await turn_log.open(partial(_open_store, settings))
         async with (
             _listening(server, settings) as url,
-            _control_socket(server) as path,
+            _control_socket(server, settings) as path,
+            serve_handed_over(server.make_http_server, settings),
         ):
             announce({"url": url, "admin_key": admin_key, "control": path, "pid": os.getpid()})
-            await _wait_for_any(stop, turn_log.broken)
+            await wait_for_any(stop, turn_log.broken)
             if turn_log.failure is not None:  # no answer without a stored turn: nothing is left
                 raise turn_log.failure
             # while the listeners are still open, so that running turns can be answered
@@ -148,15 +153,6 @@ async def serve_inline(
         await service
 
 
-async def _wait_for_any(*events: asyncio.Event) -> None:
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-
-
 def _engine(
     settings: GatewaySettings, hooks: GatewayHooks, turn_log: AsyncTurnLog
 ) -> ResilientEngine:
@@ -166,12 +162,18 @@ def _engine(
         client = connect_fixed_engine(settings.fixed_engine, deadline_s=deadline_s)
     else:
         client = connect_engine(settings.engine_url, settings.engine_workers, deadline_s=deadline_s)
+    replica = settings.replica
+    # The limits are those of all replicas together. The rate is one that they share. The calls in
+    # flight are split: each has its part of the maximum, and of what a round trip adds, so that all
+    # together grow as one gateway does, and decrease as clients that share a service do (AIMD).
+    parts = replica.of if replica else 1
+    rate = settings.engine_calls_per_s
     return ResilientEngine(
         hooks.wrap_engine(client, turn_log),
         attempts=settings.engine_attempts,
         deadline_s=settings.turn_s,
-        bucket=TokenBucket(settings.engine_calls_per_s),
-        admission=Admission(MAX_ENGINE_CALLS, adaptive=settings.adaptive, gain=1.0),
+        bucket=SharedTokenBucket(rate, replica.rate) if replica else TokenBucket(rate),
+        admission=Admission(MAX_ENGINE_CALLS // parts, adaptive=settings.adaptive, gain=1 / parts),
     )
 
 
@@ -185,10 +187,11 @@ def _server_parsers(settings: GatewaySettings) -> ServerParsers:
     )
 
 
-def _open_store(run_dir: Path, wait_s: float) -> TurnLog:
-    store = RunStore.open(run_dir)
+def _open_store(settings: GatewaySettings) -> TurnLog:
+    store = RunStore.open(settings.run_dir)
+    writer = settings.replica.number if settings.replica else 0
     try:
-        store.claim_arrays(wait_s)
+        store.claim_arrays(settings.store_patience_s, writer=writer)
     except BaseException:
         store.close()
         raise
@@ -208,8 +211,9 @@ async def _listening(server: GatewayServer, settings: GatewaySettings) -> AsyncI
 
 
 @asynccontextmanager
-async def _control_socket(server: GatewayServer) -> AsyncIterator[str]:
-    control = ControlSocket(server.serve_listener)
+async def _control_socket(server: GatewayServer, settings: GatewaySettings) -> AsyncIterator[str]:
+    place = settings.replica.control_place if settings.replica else None
+    control = ControlSocket(server.serve_listener, place)
     control.start()
     try:
         yield str(control.path)

@@ -7,17 +7,21 @@ caller says: a failure of the infrastructure is not a reward of 0.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from runners.gateway.session import Session
 from runners.gateway.turn_log import AsyncTurnLog
+from runners.store.run_store import RunStore
 from runners.trajectory.counters import STORED_COUNTERS
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
 from runners.trajectory.record import RolloutRecord
+from runners.trajectory.session_summary import SessionSummary
 
 _FAILED_SERVICE = {"engine": OutcomeCode.INFRA_MODEL, "gateway": OutcomeCode.INFRA_GATEWAY}
 
@@ -31,21 +35,37 @@ class RolloutPlace:
     member: int
     began: float = field(default_factory=time.monotonic)
 
+    def to_text(self) -> str:
+        """Return it in ASCII, without its time."""
+        return json.dumps([self.task, self.group, self.member])
+
+    @classmethod
+    def from_text(cls, text: str) -> RolloutPlace:
+        """Return a place that begins now, of ``to_text``."""
+        return cls(*json.loads(text))
+
+
+class RolloutPlaces:
+    """Gives the sessions of a gateway their places, those of a task in one group."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, int] = {}
+        """By task."""
+        self._members: Counter[str] = Counter()
+
+    def take(self, task: str) -> RolloutPlace:
+        """Return the next place in the task's group."""
+        group = self._groups.setdefault(task, len(self._groups))
+        self._members[task] += 1
+        return RolloutPlace(task, group, self._members[task] - 1)
+
 
 class SessionRollouts:
     """The rollouts of one gateway's run; changed by its registry."""
 
     def __init__(self, turn_log: AsyncTurnLog) -> None:
+        self.places = RolloutPlaces()
         self._turn_log = turn_log
-        self._groups: dict[str, int] = {}
-        """By task."""
-        self._members: Counter[str] = Counter()
-
-    def take_place(self, task: str) -> RolloutPlace:
-        """Return the next place in the task's group."""
-        group = self._groups.setdefault(task, len(self._groups))
-        self._members[task] += 1
-        return RolloutPlace(task, group, self._members[task] - 1)
 
     async def keep(
         self,
@@ -63,32 +83,56 @@ class SessionRollouts:
         else:
             outcome = Outcome(unfinished, Stage.HARNESS, "it ended before it was finished")
         summary = await self._turn_log.session_summary(session.id)
-        record = RolloutRecord(
-            step=0,
-            split="train",
-            group=place.group,
-            member=place.member,
-            rollout_id=session.id,
-            attempt=0,
-            session_id=session.id,
-            task_id=place.task,
-            counts=True,
-            outcome=outcome,
-            reward=reward if outcome.meaning.reward_counts else None,
-            solved=None,
-            advantage=None,
-            turns=summary.turns,
-            sampled_tokens=summary.usage.sampled_tokens,
-            trained_tokens=0,
-            timings={"total": time.monotonic() - place.began},
-            final_message=summary.final_message,
-            patch="",
-            verdict=None,
-            tool_turns=summary.tool_turns,
-            extra={"session": {name: stats[name] for name in STORED_COUNTERS}},
-        )
+        record = make_record(session.id, place, outcome, summary)
+        if outcome.meaning.reward_counts:
+            record = replace(record, reward=reward)
+        extra = {"session": {name: stats[name] for name in STORED_COUNTERS}}
+        record = replace(record, extra=extra)
         await self._turn_log.put_rollout(record)
         return record
+
+
+def make_record(
+    session_id: str, place: RolloutPlace, outcome: Outcome, summary: SessionSummary
+) -> RolloutRecord:
+    """Return the rollout that a session becomes, without a reward."""
+    return RolloutRecord(
+        step=0,
+        split="train",
+        group=place.group,
+        member=place.member,
+        rollout_id=session_id,
+        attempt=0,
+        session_id=session_id,
+        task_id=place.task,
+        counts=True,
+        outcome=outcome,
+        reward=None,
+        solved=None,
+        advantage=None,
+        turns=summary.turns,
+        sampled_tokens=summary.usage.sampled_tokens,
+        trained_tokens=0,
+        timings={"total": time.monotonic() - place.began},
+        final_message=summary.final_message,
+        patch="",
+        verdict=None,
+        tool_turns=summary.tool_turns,
+    )
+
+
+def keep_lost(run_dir: Path, lost: Mapping[str, RolloutPlace]) -> None:
+    """Store the sessions of a gateway process that has died as rollouts, with the turns that it had
+    stored; those that it had ended are kept already. Blocks; raises StoreError.
+    """
+    text = "its process of the gateway died before it was finished"
+    outcome = Outcome(OutcomeCode.INFRA_GATEWAY, Stage.HARNESS, text)
+    with RunStore.open(run_dir) as store:
+        for session_id, place in lost.items():
+            is_made = store.query("SELECT 1 FROM session WHERE session_id = ?", (session_id,))
+            if is_made and store.rollout(session_id) is None:
+                summary = store.session_summary(session_id)
+                store.put_rollout(make_record(session_id, place, outcome, summary))
 
 
 def decide_outcome(session: Session) -> Outcome:

@@ -46,6 +46,23 @@ class SessionSampling:
     """Per turn; a client's smaller ``max_tokens`` wins."""
 
 
+class ReplicaSettings(BaseModel):
+    """Position of one process among the replicas of a gateway; its front makes it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    number: NonNegativeInt
+    of: PositiveInt
+    admin_key: str
+    """The front's."""
+    channel: NonNegativeInt
+    """Descriptor of the socket from which the connections of clients come."""
+    rate: NonNegativeInt
+    """Descriptor of the file with the rate of engine calls that all replicas share."""
+    control_place: Path
+    """Parent of the control socket's directory."""
+
+
 class GatewaySettings(BaseModel):
     """Everything that a gateway is started with."""
 
@@ -93,6 +110,10 @@ class GatewaySettings(BaseModel):
     """Time to wait for the store while the run's previous gateway, which is ending, holds it."""
     port_patience_s: PositiveFloat = PATIENCE_S
     """The same for the port."""
+    replicas: PositiveInt = 1
+    """As in ``gateway``; more than 1 are served by a process of their own in front of them."""
+    replica: ReplicaSettings | None = None
+    """Set for one of several."""
 
     @classmethod
     def from_config(
@@ -137,4 +158,5 @@ class GatewaySettings(BaseModel):
             compaction_window=compaction_window(config.scenario),
             routing=routing,
             keep_rollouts=keep_rollouts,
+            replicas=config.gateway.replicas,
         )

@@ -22,7 +22,7 @@ import signal
 import site
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,14 +134,15 @@ class Service:
         log: Path,
         deadline_s: float,
         ledger: Ledger | None = None,
+        descriptors: Sequence[int] = (),
     ) -> Service:
         """Start ``python -m module`` and wait until it announces itself.
 
         ``deadline_s`` is the time from start to ready; with ``ledger`` the service is registered
-        while it lives. Raises ServiceError with the end of its log.
+        while it lives; ``descriptors`` are inherited. Raises ServiceError with the end of its log.
         """
         try:
-            service = await cls._spawn(name, module, log, ledger)
+            service = await cls._spawn(name, module, log, ledger, descriptors)
         except OSError as error:
             raise ServiceError(f"{name} cannot be started: {error}") from error
         process = service._process
@@ -172,8 +173,17 @@ class Service:
         return service
 
     @classmethod
-    async def _spawn(cls, name: str, module: str, log: Path, ledger: Ledger | None) -> Service:
+    async def _spawn(
+        cls,
+        name: str,
+        module: str,
+        log: Path,
+        ledger: Ledger | None,
+        descriptors: Sequence[int],
+    ) -> Service:
         tag = f"{name}-{secrets.token_hex(4)}"
+        # A service of a service is found by the tag of the outer one, which is in the ledger.
+        found_by = tag if ledger is not None else os.environ.get(SERVICE_TAG, tag)
         scratch = Path(tempfile.gettempdir()) / f"agentrl-{tag}"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as sink, ExitStack() as cleanup:
@@ -184,9 +194,10 @@ class Service:
             scratch.mkdir(mode=0o700)
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", module,
-                env={**child_environment(), SERVICE_TAG: tag, "TMPDIR": str(scratch)},
+                env={**child_environment(), SERVICE_TAG: found_by, "TMPDIR": str(scratch)},
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=sink,
                 limit=READY_LINE_BYTES,
+                pass_fds=descriptors,
                 start_new_session=True,  # a ctrl-C at the terminal is the driver's to handle
             )  # fmt: skip
             service = cls(name, process, log, cleanup.pop_all())
@@ -198,6 +209,11 @@ class Service:
     def pid(self) -> int:
         """Process id of the child."""
         return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The child's exit code, negative if a signal ended it; None while it runs."""
+        return self._process.returncode
 
     def watch(self, on_exit: Callable[[ServiceError], None]) -> None:
         """Call ``on_exit`` once if the child ends without ``stop`` having been called."""

@@ -11,7 +11,8 @@ from typing import Any
 from conf.errors import AgentrlError
 from conf.schema import Config
 from runners.diagnostics.diagnostics import install_diagnostics
-from runners.faults.wiring import make_gateway_hooks
+from runners.faults.wiring import choose_gateway_module, make_gateway_hooks
+from runners.gateway.replicas.serve import serve_replicas
 from runners.gateway.service import serve
 from runners.gateway.settings import GatewaySettings
 from runners.processes.service import ServiceError, ServiceStarter
@@ -60,8 +61,14 @@ async def serve_alone(
                     routing=find_captured_shape(config, weights),
                     keep_rollouts=True,
                 )
-                hooks = make_gateway_hooks(config.faults)
-                await serve(settings, announce=announce, stop=stop, hooks=hooks)
+                if settings.replicas == 1:
+                    hooks = make_gateway_hooks(config.faults)
+                    await serve(settings, announce=announce, stop=stop, hooks=hooks)
+                else:
+                    module, sent = choose_gateway_module(
+                        config.faults, settings.model_dump(mode="json")
+                    )
+                    await serve_replicas(settings, module, sent, announce=announce, stop=stop)
             if died:
                 raise died[0]
         except AgentrlError as error:

@@ -41,6 +41,7 @@ class AgentProcess:
 
     def __init__(self, launcher: int) -> None:
         """``launcher``: pid of a sandbox's launcher on the host. Raises OSError if it has ended."""
+        self.launcher = launcher
         # A descriptor of its directory in /proc stays with this process: when it has ended, and its
         # pid is another's, nothing is found there.
         self._directory = os.open(f"/proc/{launcher}", os.O_RDONLY | os.O_DIRECTORY)

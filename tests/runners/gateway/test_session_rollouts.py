@@ -11,6 +11,7 @@ import pytest
 from runners.export import dump
 from runners.export.jsonl import validate
 from runners.gateway.client import GatewayError
+from runners.gateway.session_rollouts import RolloutPlaces, keep_lost
 from runners.store.run_store import RunStore
 from runners.testing.completions import END, Completion
 from runners.testing.scripted_engine import ScriptedEngine
@@ -165,3 +166,25 @@ async def test_the_key_of_a_session_opens_nothing_but_its_own_turns(
     await agent.ask([user("hi")])
     assert (await other.stats())["turns"] == 0
     assert rollouts(alone) == {}
+
+
+async def test_sessions_of_a_process_that_died_are_kept_unless_they_are_already_or_never_began(
+    alone: Gateway, engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    engine.always = Completion(f"hello{END}")
+    for name in ("finished", "cut_off"):
+        agent = await alone.session(name, task="greet")
+        await agent.ask([user("hi")])
+    await alone.admin.finish("finished", reward=0.25)
+    places = RolloutPlaces()
+    lost = {name: places.take("greet") for name in ("finished", "cut_off", "never_made")}
+    keep_lost(alone.run_dir, lost)
+    kept = rollouts(alone)
+    assert set(kept) == {"finished", "cut_off"}
+    assert (kept["finished"].outcome.code, kept["finished"].reward) == ("policy.finished", 0.25)
+    cut_off = kept["cut_off"]
+    assert (cut_off.outcome.code, cut_off.reward, cut_off.turns) == ("infra.gateway", None, 1)
+    assert (cut_off.group, cut_off.member, cut_off.task_id) == (0, 1, "greet")
+    with RunStore.open(alone.run_dir, read_only=True) as store:
+        dump.dump(store, tmp_path / "dump")
+    assert validate(tmp_path / "dump" / "trajectories.jsonl") == []

@@ -1,0 +1,66 @@
+"""A campaign whose gateway is several processes is the same campaign."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runners.export.dump import dump
+from runners.export.jsonl import validate
+from runners.processes.process_tags import SERVICE_TAG
+from tests.runners.campaign.conftest import Miniature
+
+pytestmark = pytest.mark.integration
+
+
+def tokens(mini: Miniature) -> dict[str, list[tuple[list[int], list[int], list[float], int]]]:
+    """Return what every final rollout of a run sampled, and from what."""
+    with mini.store() as store:
+        return {
+            record.rollout_id: [
+                (
+                    turn.prompt_new.tolist(),
+                    turn.output_ids.tolist(),
+                    turn.output_logprobs.tolist(),
+                    turn.weight_version,
+                )
+                for turn in store.turns(record.session_id)
+            ]
+            for record in store.rollouts(counts=True)
+        }
+
+
+def test_a_campaign_samples_the_same_through_two_gateway_processes_of_which_one_is_killed(
+    miniature: Miniature, tmp_path: Path
+) -> None:
+    changes = ("run.steps=1", "run.eval_tasks=0")
+    miniature.finish(miniature.begin(*changes))
+    doubled = replace(miniature, run_dir=tmp_path / "doubled")
+    driver = doubled.begin(*changes, "gateway.replicas=2")
+    doubled.wait_until(lambda store: len(store.rollouts()) >= 1, driver)
+    gateways = [
+        process
+        for process in psutil.Process(driver.pid).children(recursive=True)
+        if process.cmdline()[-1:] == ["runners.gateway"]
+    ]
+    assert len(gateways) == 3, "a front and two replicas"
+    tags = {process.environ()[SERVICE_TAG] for process in gateways}
+    assert len(tags) == 1
+    gateways[-1].kill()  # its rollouts get a fresh attempt, which samples the same
+    document = doubled.finish(driver)
+    assert document["tokens"]["trained"] == document["tokens"]["sampled"] > 0
+    assert not [process for process in gateways if process.is_running()]
+    assert tokens(doubled) == tokens(miniature)
+    files = sorted(os.listdir(doubled.run_dir / "arrays"))  # noqa: PTH208
+    assert files == ["turns-1.bin", "turns.bin"]
+    with doubled.store() as store:
+        store.verify_arrays()
+        report = dump(store, tmp_path / "dump")
+        lost = {record.outcome.code for record in store.rollouts(counts=False)}
+        assert lost <= {"infra.gateway"}
+        assert report.rollouts == len(store.rollouts(counts=True)) == 8
+    assert validate(tmp_path / "dump" / "trajectories.jsonl") == []
