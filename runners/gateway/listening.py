@@ -29,8 +29,8 @@ async def open_listener(settings: GatewaySettings) -> tuple[socket.socket, str]:
         sock = await asyncio.to_thread(listen, host, port, patience_s=settings.port_patience_s)
     except OSError as error:
         raise _no_port(host, port, error) from error
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)
-    return sock, f"http://{shown}:{port_of(sock)}"
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return sock, f"http://{f'[{shown}]' if ':' in shown else shown}:{port_of(sock)}"
 
 
 async def end_connections(http: web.Server) -> None:

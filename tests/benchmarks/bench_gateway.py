@@ -3,8 +3,11 @@
     python -m tests.benchmarks.bench_gateway
     python -m tests.benchmarks.bench_gateway --sessions 4 --turns 40 --prompt-chars 130000
     python -m tests.benchmarks.bench_gateway --long
+    python -m tests.benchmarks.bench_gateway --replicas 1 2
 
 ``--long`` prints a table instead: sessions that grow to 60 000 tokens in 8, 32 and 128 turns.
+``--replicas`` prints a table of ``gateway.replicas``: CPU time per turn of all processes, and of the
+busiest one, which decides how many turns a second there can be on a machine with enough cores.
 
 The gateway runs in its own process; engine and agents run in this one and are not counted. Memory
 is what the gateway's private memory (USS) grew by while all sessions were open, per session.
@@ -18,14 +21,16 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import uvloop
 
 from runners.testing.tiny_tokenizer import tiny_tokenizer
@@ -47,9 +52,12 @@ class Bench:
     http: aiohttp.ClientSession
 
     def cpu_s(self) -> float:
-        """CPU time of all its threads, in nanoseconds' resolution (``cpu_times`` has 10 ms)."""
-        tasks = Path(f"/proc/{self.gateway.process.pid}/task").glob("*/schedstat")
-        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+        """CPU time of the process that serves clients, or of the front."""
+        return cpu_s(self.gateway.process)
+
+    def cpu_of_each(self) -> list[float]:
+        """CPU time of every process: the front's, then the replicas'."""
+        return [cpu_s(each) for each in (self.gateway.process, *self.gateway.process.children())]
 
     def memory(self) -> int:
         """Private memory, in bytes."""
@@ -66,22 +74,35 @@ class Bench:
         return clock
 
 
+def cpu_s(process: psutil.Process) -> float:
+    """CPU time of all its threads, in nanoseconds' resolution (``cpu_times`` has 10 ms)."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
 @asynccontextmanager
-async def running_bench(directory: Path) -> AsyncIterator[Bench]:
-    """Start everything, warm it up, and end it."""
+async def running_bench(directory: Path, replicas: int = 1) -> AsyncIterator[Bench]:
+    """Start everything, warm every process up, and end it."""
     async with (
-        benched_gateway(directory, max_context_tokens=10**6) as gateway,
+        benched_gateway(directory, max_context_tokens=10**6, replicas=replicas) as gateway,
         aiohttp.ClientSession() as http,
     ):
         bench = Bench(gateway, http)
-        _, key = await gateway.admin.create_session("warm-up")
-        await bench.converse(key, "warm up", 20)
+        for number in range(replicas):
+            _, key = await gateway.admin.create_session(f"warm-up-{number}")
+            await bench.converse(key, "warm up", 20)
+        for number in range(replicas):
+            await gateway.admin.delete(f"warm-up-{number}")
         yield bench
 
 
-async def measure(sessions: int, turns: int, prompt_chars: int, directory: Path) -> dict[str, Any]:
+def make_prompt(chars: int) -> str:
+    """Return a prompt of that length."""
+    return ("Fix the bug: add subtracts. " * (chars // 28 + 1))[:chars]
+
+
+async def measure(sessions: int, turns: int, prompt: str, directory: Path) -> dict[str, Any]:
     """Run the sessions at once; return the figures."""
-    prompt = ("Fix the bug: add subtracts. " * (prompt_chars // 28 + 1))[:prompt_chars]
     async with running_bench(directory) as bench:
         admin = bench.gateway.admin
         keys = [(await admin.create_session(f"s{i}"))[1] for i in range(sessions)]
@@ -136,12 +157,33 @@ async def measure_long(turns: int, directory: Path) -> dict[str, Any]:
     }
 
 
-def print_table() -> None:
-    """Print the rows of ``--long`` as they come."""
-    for turns in LONG_TURNS:
+async def measure_replicas(
+    replicas: int, sessions: int, turns: int, prompt: str, directory: Path
+) -> dict[str, Any]:
+    """Run the sessions at once through so many processes; return a table's row."""
+    async with running_bench(directory, replicas) as bench:
+        keys = [(await bench.gateway.admin.create_session(f"s{i}"))[1] for i in range(sessions)]
+        at_first, began = bench.cpu_of_each(), time.monotonic()
+        await asyncio.gather(*(bench.converse(key, prompt, turns) for key in keys))
+        wall, total = time.monotonic() - began, sessions * turns
+        used = [after - before for before, after in zip(at_first, bench.cpu_of_each(), strict=True)]
+    return {
+        "replicas": replicas,
+        "turns": total,
+        "CPU ms/turn": round(1000 * sum(used) / total, 3),
+        "of the front": round(1000 * used[0] / total, 3) if replicas > 1 else "",
+        "of busiest": round(1000 * max(used) / total, 3),
+        "turns/s bound": round(total / max(used)),
+        "turns/s here": round(total / wall),
+    }
+
+
+def print_table(rows: Iterable[Callable[[Path], Coroutine[Any, Any, dict[str, Any]]]]) -> None:
+    """Print rows as they come, each measured in a directory of its own."""
+    for number, measure_row in enumerate(rows):
         with tempfile.TemporaryDirectory() as directory:
-            row = uvloop.run(measure_long(turns, Path(directory)))
-        if turns == LONG_TURNS[0]:
+            row = uvloop.run(measure_row(Path(directory)))
+        if number == 0:
             print(" | ".join(f"{name:>13}" for name in row))
         print(" | ".join(f"{value:>13}" for value in row.values()), flush=True)
 
@@ -153,12 +195,20 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8, help="per session")
     parser.add_argument("--prompt-chars", type=int, default=1500)
     parser.add_argument("--long", action="store_true", help="print the table of long sessions")
+    parser.add_argument(
+        "--replicas", type=int, nargs="+", metavar="N", help="print the table of gateway.replicas"
+    )
     wanted = parser.parse_args()
+    prompt = make_prompt(wanted.prompt_chars)
     if wanted.long:
-        print_table()
+        print_table(partial(measure_long, turns) for turns in LONG_TURNS)
+        return
+    if wanted.replicas:
+        load = wanted.sessions, wanted.turns, prompt
+        print_table(partial(measure_replicas, number, *load) for number in wanted.replicas)
         return
     with tempfile.TemporaryDirectory() as directory:
-        figures = measure(wanted.sessions, wanted.turns, wanted.prompt_chars, Path(directory))
+        figures = measure(wanted.sessions, wanted.turns, prompt, Path(directory))
         print(json.dumps(uvloop.run(figures)))
 
 

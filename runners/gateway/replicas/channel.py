@@ -29,6 +29,8 @@ class ReplicaChannel:
         self._mine, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._mine.setblocking(False)
         self._sending = asyncio.Lock()
+        self._writable: asyncio.Event | None = None
+        """Of the message that waits for a replica that is slow; None: none does."""
 
     async def hand_over(self, connection: socket.socket) -> None:
         """Give a connection to the replica; the caller closes its own descriptor of it. Raises
@@ -42,7 +44,11 @@ class ReplicaChannel:
         await self._send(lambda: self._mine.send(text))
 
     def close(self) -> None:
-        """Close both ends."""
+        """Close both ends; whoever waits to send gets OSError."""
+        if self._writable is not None:
+            # while it is open: its number is another socket's next
+            asyncio.get_running_loop().remove_writer(self._mine)
+            self._writable.set()
         self._mine.close()
         self.theirs.close()
 
@@ -52,9 +58,20 @@ class ReplicaChannel:
                 try:
                     send()
                 except BlockingIOError:
-                    await _wait_until_writable(self._mine)
+                    await self._wait_until_writable()
                 else:
                     return
+
+    async def _wait_until_writable(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._writable = asyncio.Event()
+        loop.add_writer(self._mine, self._writable.set)
+        try:
+            await self._writable.wait()
+        finally:
+            self._writable = None
+            if self._mine.fileno() >= 0:
+                loop.remove_writer(self._mine)
 
 
 class ChannelReader:
@@ -110,13 +127,3 @@ class ChannelReader:
                 os.close(descriptor)
             return
         self._on_connection(connection)
-
-
-async def _wait_until_writable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_writer(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(sock)

@@ -78,7 +78,10 @@ class Front:
                 return
             connection.setblocking(False)
             if len(self._waiting) >= MAX_UNKNOWN:
-                next(iter(self._waiting)).cancel()
+                oldest = next(iter(self._waiting))
+                # now, not when it has ended: the next one of this burst ends another
+                del self._waiting[oldest]
+                oldest.cancel()
             task = asyncio.create_task(self._dispatch(connection))
             self._waiting[task] = None
             task.add_done_callback(lambda done: self._waiting.pop(done, None))

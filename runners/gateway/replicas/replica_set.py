@@ -119,6 +119,11 @@ class ReplicaSet:
             task.cancel()
         await asyncio.gather(*self._restarting, return_exceptions=True)
         await asyncio.gather(*(self._end(replica) for replica in self.all))
+        for replica in self.all:  # one that was killed, now or just before
+            try:
+                await self._keep_lost(replica)
+            except AgentrlError as error:  # a full disk is why the gateway ends
+                logger.error("the sessions of gateway-%d are not kept: %s", replica.number, error)
 
     def live(self) -> list[Replica]:
         """Return those that are there now; raises ConnectionResetError if none is."""
@@ -230,19 +235,23 @@ class ReplicaSet:
         task.add_done_callback(self._restarting.discard)
 
     async def _restart(self, replica: Replica) -> None:
-        lost = dict(replica.places)
-        for known in (replica.sessions, replica.creations, replica.places):
-            known.clear()
+        replica.sessions.clear()
+        replica.creations.clear()
         try:
             await self._end(replica)
-            if lost:
-                await asyncio.to_thread(keep_lost, self._run_dir, lost)
+            await self._keep_lost(replica)
             await self._start(replica)
             await self._tell_addresses()
         except AgentrlError as error:
             self._fail(error)
         except OSError as error:  # out of descriptors
             self._fail(ServiceError(f"gateway-{replica.number} cannot be started: {error}"))
+
+    async def _keep_lost(self, replica: Replica) -> None:
+        """Store the sessions that a replica has not ended itself; raises StoreError."""
+        if replica.places:
+            await asyncio.to_thread(keep_lost, self._run_dir, dict(replica.places))
+            replica.places.clear()
 
     def _fail(self, error: AgentrlError) -> None:
         self.failure = self.failure or error
@@ -264,7 +273,11 @@ class ReplicaSet:
 
     async def _tell_addresses(self) -> None:
         addresses = describe_addresses(self._front_url, [each.url or None for each in self.all])
-        for replica in self.all:
-            if replica.channel is not None:
-                with suppress(OSError):  # it has died meanwhile
-                    await replica.channel.tell(addresses)
+        channels = [each.channel for each in self.all if each.channel is not None]
+        # at once: one that does not read keeps it from no other; OSError: it has died meanwhile
+        told = await asyncio.gather(
+            *(channel.tell(addresses) for channel in channels), return_exceptions=True
+        )
+        for error in told:
+            if error is not None and not isinstance(error, OSError):
+                raise error

@@ -6,11 +6,13 @@ it reads loosely what a server's parser reads strictly, and refuses nothing.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from runners.gateway.http_answers import ADMIN, HEALTH, key_of
 
 END = b"\r\n\r\n"
+_BARE_LF = re.compile(rb"(?<!\r)\n")
 KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
@@ -29,7 +31,8 @@ def read_head(data: bytes) -> RequestHead | None:
         return RequestHead()
     head, complete, _ = data.partition(END)
     if not complete:
-        return None
+        # a bare line feed is no HTTP either, and this end might never come
+        return RequestHead() if _BARE_LF.search(data) else None
     line, *fields = head.split(b"\r\n")
     words = line.split(b" ")
     target = words[1] if len(words) > 1 else b""

@@ -8,10 +8,12 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+from aiohttp import web
 
 from runners.concurrency.first_event import wait_for_any
 from runners.gateway.connections import raise_descriptor_limit
@@ -25,6 +27,7 @@ from runners.gateway.replicas.session_key import replica_of
 from runners.gateway.replicas.shared_rate import open_shared_rate
 from runners.gateway.session_rollouts import RolloutPlaces
 from runners.gateway.settings import GatewaySettings
+from runners.processes.ports import BACKLOG
 from runners.sandboxes.agent_process import AgentProcess
 
 
@@ -70,7 +73,7 @@ async def serve_replicas(
         exits.push_async_callback(front.close)
         # before the front closes, so that running turns can be answered
         exits.push_async_callback(replicas.stop)
-        await replicas.start(url)
+        await replicas.start(await exits.enter_async_context(_listen_for_replicas(http, settings)))
         control = ControlSocket(lambda *delivered: _deliver(replicas, *delivered))
         exits.push_async_callback(control.close)
         control.start()
@@ -81,6 +84,21 @@ async def serve_replicas(
         await wait_for_any(stop, replicas.failed)
         if replicas.failure is not None:
             raise replicas.failure
+
+
+@asynccontextmanager
+async def _listen_for_replicas(http: web.Server, settings: GatewaySettings) -> AsyncIterator[str]:
+    """Serve what replicas forward to the front; yield its URL.
+
+    Not at the clients' address: there it would be looked at and handed over, and so could go round.
+    """
+    own = settings.model_copy(update={"host": "127.0.0.1", "port": 0})
+    sock, url = await open_listener(own)
+    server = await asyncio.get_running_loop().create_server(http, sock=sock, backlog=BACKLOG)
+    try:
+        yield url
+    finally:
+        server.close()
 
 
 async def _deliver(

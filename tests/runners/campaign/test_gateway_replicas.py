@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,16 @@ def tokens(mini: Miniature) -> dict[str, list[tuple[list[int], list[int], list[f
         }
 
 
+def find_gateways(driver: int) -> list[psutil.Process]:
+    """Return the front and the replicas, by the time of their start."""
+    found = []
+    for process in psutil.Process(driver).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a command of a sandbox that has just ended
+            if process.cmdline()[-1:] == ["runners.gateway"]:
+                found.append(process)
+    return sorted(found, key=lambda process: process.create_time())
+
+
 def test_a_campaign_samples_the_same_through_two_gateway_processes_of_which_one_is_killed(
     miniature: Miniature, tmp_path: Path
 ) -> None:
@@ -42,11 +53,7 @@ def test_a_campaign_samples_the_same_through_two_gateway_processes_of_which_one_
     doubled = replace(miniature, run_dir=tmp_path / "doubled")
     driver = doubled.begin(*changes, "gateway.replicas=2")
     doubled.wait_until(lambda store: len(store.rollouts()) >= 1, driver)
-    gateways = [
-        process
-        for process in psutil.Process(driver.pid).children(recursive=True)
-        if process.cmdline()[-1:] == ["runners.gateway"]
-    ]
+    gateways = find_gateways(driver.pid)
     assert len(gateways) == 3, "a front and two replicas"
     tags = {process.environ()[SERVICE_TAG] for process in gateways}
     assert len(tags) == 1

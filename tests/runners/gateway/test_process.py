@@ -184,3 +184,14 @@ async def test_a_second_gateway_of_the_same_run_is_refused(
         changed = settings.model_copy(update={"store_patience_s": 0.05})
         with pytest.raises(StoreError, match="written by another process"):
             await serve(changed, announce=print, stop=asyncio.Event())
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+async def test_it_can_be_reached_at_an_ipv6_address(
+    settings: GatewaySettings, tmp_path: Path, host: str
+) -> None:
+    gateway = await start(settings, tmp_path, host=host)
+    admin = GatewayAdmin(gateway.info["url"], gateway.info["admin_key"])
+    assert await admin.healthy()
+    await admin.close()
+    await gateway.stop()

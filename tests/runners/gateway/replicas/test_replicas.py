@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from runners.gateway.client import GatewayAdmin, GatewayError
+from runners.gateway.connections import MAX_UNKNOWN
 from runners.gateway.replicas.session_key import replica_of
 from runners.processes.process_tags import SERVICE_TAG
 from runners.processes.service import Service, ServiceError
@@ -237,16 +238,41 @@ async def test_requests_that_are_no_requests_are_answered_as_by_one_process(
     ):
         answered = await raw_exchange(gateway.url, request)
         assert answered.split(b" ")[1] == status, (request[:80], answered[:200])
+    # paths and heads that a replica reads otherwise than the front: they do not go round
+    long = b"x-%d: " + b"a" * 900 + b"\r\n"
+    many = b"".join(long % number for number in range(75))
+    end = b"host: x\r\nconnection: close\r\n\r\n"
+    for request, status in (
+        (b"GET /%61dmin/sessions/s HTTP/1.1\r\n" + end, b"401"),
+        (b"GET /healt%68 HTTP/1.1\r\n" + end, b"200"),
+        (b"GET /health HTTP/1.1\r\n" + many + end, b"200"),
+    ):
+        answered = await asyncio.wait_for(raw_exchange(gateway.url, request), 5)
+        assert answered.split(b" ")[1] == status, answered[:200]
     # two requests in one piece, of which the second is another session's
     other = await gateway.session("t")
     mixed = head.replace("connection: close\r\n", "") + "\r\n" + head.replace(agent.key, other.key)
     answered = await raw_exchange(gateway.url, mixed.encode() + b"\r\n")
     assert answered.count(b"HTTP/1.1 200") == 2
-    # hundreds that send nothing, or a head that does not end, hold up nobody
-    idle = [socket.create_connection(("127.0.0.1", int(gateway.url[-5:]))) for _ in range(400)]
+
+
+async def test_hundreds_of_connections_that_come_at_once_and_send_nothing_hold_up_nobody(
+    running: Replicated,
+) -> None:
+    gateway = running.gateway
+    agent = await gateway.session("s")
+    front = psutil.Process(running.service.pid)
+    at_first = front.num_fds()
+    front.suspend()  # so that it finds them in one burst
+    port = int(gateway.url.rpartition(":")[2])
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(800)]
     for sock in idle[::2]:
         sock.sendall(b"POST /v1/messages HTTP/1.1\r\n")
-    await agent.ask([user("hello")])
+    front.resume()
+    async with aiohttp.ClientSession() as http:
+        agent.gateway = Gateway(**{**vars(gateway), "http": http})
+        await agent.ask([user("hello")])
+    assert front.num_fds() - at_first <= MAX_UNKNOWN + 4
     for sock in idle:
         sock.close()
 
@@ -352,6 +378,27 @@ async def test_a_killed_process_loses_its_own_sessions_alone_and_is_started_agai
     assert len(engine.seen.requests) == before
     await gateway.admin.resume()
     await waiting
+
+
+async def test_sessions_of_a_process_that_is_killed_at_the_end_are_kept_too(
+    running: Replicated,
+) -> None:
+    gateway = running.gateway
+    agents = [await gateway.session(f"s{number}") for number in range(4)]
+    for agent in agents:
+        await converse(agent, stream=False, turns=1)
+    await gateway.admin.finish("s0", 1.0)
+    front = psutil.Process(running.service.pid)
+    victim = running.processes()[0]
+    front.suspend()
+    victim.kill()
+    front.terminate()  # it learns both at once
+    front.resume()
+    await asyncio.to_thread(front.wait, 30)
+    with RunStore.open(gateway.run_dir, read_only=True) as store:
+        kept = {each.rollout_id: (each.outcome.code, each.reward) for each in store.rollouts()}
+    lost = ("infra.gateway", None)
+    assert kept == {"s0": ("policy.finished", 1.0), "s1": lost, "s2": lost, "s3": lost}
 
 
 async def test_nothing_outlives_a_front_that_is_killed(tmp_path: Path, tokenizer_dir: Path) -> None:

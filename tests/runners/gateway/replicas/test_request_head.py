@@ -55,7 +55,9 @@ def test_a_bearer_wins_over_an_api_key_and_the_first_of_two_wins() -> None:
     assert basic == RequestHead("/", "a")
 
 
-@pytest.mark.parametrize("first", [b"\x16\x03\x01", b"\r\nGET / HTTP/1.1", b"\0"])
+@pytest.mark.parametrize(
+    "first", [b"\x16\x03\x01", b"\r\nGET / HTTP/1.1", b"\0", b"GET / HTTP/1.1\n"]
+)
 def test_what_is_no_http_is_not_waited_for(first: bytes) -> None:
     assert read_head(first) == RequestHead()
 
