@@ -6,8 +6,8 @@
     python -m tests.benchmarks.bench_gateway --replicas 1 2
 
 ``--long`` prints a table instead: sessions that grow to 60 000 tokens in 8, 32 and 128 turns.
-``--replicas`` prints a table of ``gateway.replicas``: CPU time per turn of all processes, and of the
-busiest one, which decides how many turns a second there can be on a machine with enough cores.
+``--replicas`` prints a table of ``gateway.replicas``: CPU time per turn of all processes, and of
+the busiest one, which decides how many turns a second there can be with enough cores.
 
 The gateway runs in its own process; engine and agents run in this one and are not counted. Memory
 is what the gateway's private memory (USS) grew by while all sessions were open, per session.
