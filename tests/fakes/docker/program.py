@@ -62,10 +62,18 @@ def parse(words: list[str], known: dict[str, int]) -> tuple[Flags, list[str]]:
     return flags, words
 
 
+def list_facts() -> list[dict[str, Any]]:
+    """Return what is known of each container; another call may remove one meanwhile."""
+    found = []
+    for file in STATE.glob("*/facts.json"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(json.loads(file.read_text()))
+    return found
+
+
 def find_container(name: str) -> dict[str, Any]:
     """Return a container by its name or id; ends the program if there is none."""
-    for file in STATE.glob("*/facts.json"):
-        facts: dict[str, Any] = json.loads(file.read_text())
+    for facts in list_facts():
         if name == facts["name"] or facts["id"].startswith(name):
             return facts
     print(f"Error response from daemon: No such container: {name}", file=sys.stderr)
@@ -103,7 +111,7 @@ def run(words: list[str]) -> None:
     if "--detach" not in flags or "--init" not in flags or not words:
         refuse("the stand-in only runs containers with --detach and --init")
     name = flags["--name"][0]
-    if any(json.loads(f.read_text())["name"] == name for f in STATE.glob("*/facts.json")):
+    if any(facts["name"] == name for facts in list_facts()):
         refuse(f'Conflict. The container name "/{name}" is already in use.')
     container = secrets.token_hex(32)
     root = STATE / container / "root"
@@ -144,7 +152,9 @@ def run(words: list[str]) -> None:
         "labels": dict(label.split("=", 1) for label in flags["--label"]),
         "capabilities": flags.get("--cap-add", []),
     }
-    (STATE / container / "facts.json").write_text(json.dumps(facts))
+    unfinished = STATE / container / "facts.unfinished"
+    unfinished.write_text(json.dumps(facts))
+    unfinished.rename(STATE / container / "facts.json")  # another call reads all of it, or nothing
     until = time.monotonic() + 20
     while not is_mounted(pid, root / "etc/passwd"):
         if time.monotonic() > until:
@@ -240,8 +250,7 @@ def remove_images(words: list[str]) -> None:
             print(f"Error response from daemon: No such image: {name}", file=sys.stderr)
             sys.exit(1)
         tag = (folder / "tag").read_text()
-        for file in STATE.glob("*/facts.json"):
-            facts = json.loads(file.read_text())
+        for facts in list_facts():
             if facts["image"] == tag:
                 refuse(
                     f"Error response from daemon: conflict: unable to delete {tag} (cannot be "
@@ -352,7 +361,7 @@ def remove(words: list[str]) -> None:
     for name in words:
         facts = find_container(name)
         folder = STATE / facts["id"]
-        (folder / "facts.json").unlink()
+        (folder / "facts.json").unlink(missing_ok=True)  # two calls may remove it at once
         with contextlib.suppress(ProcessLookupError):
             os.kill(facts["pid"], signal.SIGKILL)
         while Path(f"/proc/{facts['pid']}").exists():
@@ -366,8 +375,7 @@ def show(words: list[str]) -> None:
     flags, _ = parse(words, LIST)
     (wanted,) = flags["--filter"]
     (line,) = flags["--format"]
-    for file in STATE.glob("*/facts.json"):
-        facts = json.loads(file.read_text())
+    for facts in list_facts():
         if wanted in {f"label={name}={value}" for name, value in facts["labels"].items()}:
             print(line.replace("{{.Names}}", facts["name"]))
 

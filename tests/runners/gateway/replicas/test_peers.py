@@ -49,7 +49,11 @@ async def ask(url: str, path: str, key: str) -> int:
         return answer.status
 
 
-@pytest.mark.parametrize("key", [make_replica_key(1), make_replica_key(3), "unknown", ""])
+@pytest.mark.parametrize(
+    "key",
+    [make_replica_key(1), make_replica_key(3), "unknown", ""],
+    ids=["own", "of none", "unknown", "no key"],  # the keys are random: not the same in two workers
+)
 async def test_its_own_sessions_and_those_of_nobody_are_answered_here(url: str, key: str) -> None:
     assert await ask(url, "/v1/messages", key) == HERE
 

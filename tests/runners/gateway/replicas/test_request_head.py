@@ -84,7 +84,9 @@ def test_a_key_names_its_process(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["", secrets.token_urlsafe(32), "01-short", f"1-{KEY[3:]}", f"001-{KEY[3:]}", f"{KEY}\n"]
+    "key",
+    ["", secrets.token_urlsafe(32), "01-short", f"1-{KEY[3:]}", f"001-{KEY[3:]}", f"{KEY}\n"],
+    ids=["none", "another", "short", "one digit", "three digits", "line"],  # the keys are random
 )
 def test_another_key_names_none(key: str) -> None:
     assert replica_of(key) is None
