@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from runners.processes.service import ServiceError, ServiceStarter
 from runners.runtime.engine_service import start_engine
 from runners.runtime.policy import find_captured_shape
 from runners.store.run_state import State
-from runners.store.run_store import RunStore
+from runners.store.run_store import STORE_FILE, RunStore
 
 
 async def serve_alone(
@@ -37,13 +37,21 @@ async def serve_alone(
     ``report`` gets the watchdog's warnings. Raises AgentrlError if a service cannot start or dies.
     """
     died: list[ServiceError] = []
+    has_served = False
+
+    def announce_ready(info: dict[str, Any]) -> None:
+        nonlocal has_served
+        has_served = True
+        announce(info)
 
     def engine_died(error: ServiceError) -> None:
         died.append(error)
         stop.set()
 
+    store = RunStore.create(run_dir, config.model_dump(mode="json"))
     with (
-        RunStore.create(run_dir, config.model_dump(mode="json")) as store,
+        _discarded_unless(lambda: has_served, run_dir),
+        store,
         install_diagnostics(
             run_dir, "gateway", watchdog_s=config.observe.watchdog_s, report=report
         ),
@@ -63,12 +71,12 @@ async def serve_alone(
                 )
                 if settings.replicas == 1:
                     hooks = make_gateway_hooks(config.faults)
-                    await serve(settings, announce=announce, stop=stop, hooks=hooks)
+                    await serve(settings, announce=announce_ready, stop=stop, hooks=hooks)
                 else:
                     module, sent = choose_gateway_module(
                         config.faults, settings.model_dump(mode="json")
                     )
-                    await serve_replicas(settings, module, sent, announce=announce, stop=stop)
+                    await serve_replicas(settings, module, sent, announce=announce_ready, stop=stop)
             if died:
                 raise died[0]
         except AgentrlError as error:
@@ -77,3 +85,17 @@ async def serve_alone(
             )
             raise
         store.set_state(State.DONE, exit_code=0, gateway=True)
+
+
+@contextmanager
+def _discarded_unless(is_used: Callable[[], bool], run_dir: Path) -> Iterator[None]:
+    """Remove the store that was made for the block if it fails before anything used it, so that
+    another try may have the directory; logs stay.
+    """
+    try:
+        yield
+    except BaseException:
+        if not is_used():
+            for suffix in ("", "-wal", "-shm"):
+                (run_dir / f"{STORE_FILE}{suffix}").unlink(missing_ok=True)
+        raise

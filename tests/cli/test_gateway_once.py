@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -199,3 +200,22 @@ def test_options_that_do_not_fit_are_refused(
     assert done.code == ExitCode.USAGE
     assert message in " ".join(done.stderr.split())
     assert done.stdout == ""
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("tokenizer")
+async def test_a_start_that_fails_leaves_the_directory_free_and_one_that_served_does_not(
+    agentrl_process: Agentrl, engine: ScriptedEngine
+) -> None:
+    words = once(engine.url)
+    program = ("--", sys.executable, "-c", AGENT)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = f"gateway.port={taken.getsockname()[1]}"
+        failed = await asyncio.to_thread(agentrl_process, *words, port, *program)
+    assert failed.code == ExitCode.SERVICE_GONE
+    assert "is in use" in failed.stderr
+    again = await asyncio.to_thread(agentrl_process, *words, *program)
+    assert again.code == 3, again.stderr
+    third = await asyncio.to_thread(agentrl_process, *words, *program)
+    assert third.code == ExitCode.USAGE
+    assert "already holds a run" in third.stderr
