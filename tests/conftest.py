@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Before the first matrix product of any test: runners/engines/embedded/model.py has the reason.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")

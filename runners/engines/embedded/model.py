@@ -7,7 +7,8 @@ product for a block of decoding rows and one small product per span.
 Invariant: what is computed for a token has the same bits whatever else is packed, however its row
 was cut into spans, and whether it was decoded or prefilled. A matrix product keeps the order in
 which it adds up one element only among shapes that its library computes with the same kernel, so
-every product is padded to such a shape: see the constants below.
+every product is padded to such a shape (see the constants below), and MKL is asked for its strict
+reproducible mode.
 
 Architecture: Qwen3 technical report (arXiv 2505.09388): RMSNorm on queries and keys, grouped-query
 attention, rotary positions, SwiGLU experts. Names of shapes: N packed tokens, H hidden size, V
@@ -17,6 +18,7 @@ vocabulary, E experts, I inner size of an expert.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -27,6 +29,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runners.engines.embedded.weights import LayerWeights, ModelConfig, ModelWeights, MoeMlp
+
+# MKL reads it at the process's first product. On some processors its usual kernels also let the
+# number of rows and of threads decide the order of a sum (seen with 3 threads on two cores of an
+# Emerald Rapids); in its strict mode they do not.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 ROWS = 8
 """Products over tokens have a multiple of this many rows: for 1, 2, 3, 5, 7 and 11 rows MKL takes
