@@ -16,6 +16,7 @@ EXAMPLES = examples(
     "agentrl dump-trajectories runs/20260101-120000-linear --validate",
     "agentrl dump-trajectories runs/20260101-120000-mixed --format html,png --step 3-7",
     "agentrl dump-trajectories runs/20260101-120000-linear --only failed --out failed",
+    "agentrl dump-trajectories runs/20260101-120000-linear --format sft --min-reward 1 --unique",
 )
 
 
@@ -27,7 +28,8 @@ def dump_trajectories(
             "--format",
             metavar="FORMAT,…",
             help="jsonl: the full record. atif: Harbor's interchange format. parquet: a row per "
-            "rollout. slime: samples for its trainer. html: a page. png: plots.",
+            "rollout. slime: samples for its trainer. "
+            "sft: examples for supervised fine-tuning. html: a page. png: plots.",
         ),
     ] = "jsonl",
     out: Annotated[
@@ -58,8 +60,19 @@ def dump_trajectories(
             show_default=False,
         ),
     ] = None,
+    min_reward: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Only rollouts with at least this reward.", show_default=False
+        ),
+    ] = None,
+    unique: Annotated[
+        bool,
+        typer.Option("--unique", help="Of sft: leave out what is the same as an earlier example."),
+    ] = False,
     validate: Annotated[
-        bool, typer.Option("--validate", help="Read the jsonl file again and check every record.")
+        bool,
+        typer.Option("--validate", help="Read jsonl and sft again and check every record."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -70,13 +83,18 @@ def dump_trajectories(
     from runners.store.run_store import RunStore
 
     formats = dump.parse_formats(form)
-    selection = dump.parse_filter(only, step, task or ())
-    if validate and "jsonl" not in formats:
-        raise dump.DumpError(f"--validate checks the jsonl: --format {form},jsonl")
+    selection = dump.parse_filter(only, step, task or (), min_reward)
+    if validate and not {"jsonl", "sft"}.intersection(formats):
+        raise dump.DumpError(f"--validate checks jsonl and sft: --format {form},jsonl")
     with RunStore.open(run, read_only=True) as store:
         decode = find_decode(store.config())
         report = dump.dump(
-            store, out or run / "dump", formats=formats, selection=selection, decode=decode
+            store,
+            out or run / "dump",
+            formats=formats,
+            selection=selection,
+            decode=decode,
+            unique=unique,
         )
     stderr().print(f"{report.rollouts:,} rollouts, {report.bytes / 1e6:,.1f} MB", soft_wrap=True)
     if validate:
@@ -94,9 +112,12 @@ def dump_trajectories(
 
 
 def _validate(report: DumpReport) -> None:
-    from runners.export.jsonl import validate
+    from runners.export import jsonl, sft
     from runners.store.store_error import StoreError
 
-    (path,) = (file.path for file in report.files if file.format == "jsonl")
-    if faults := validate(path):
-        raise StoreError("\n".join(f"{path}: {fault}" for fault in faults))
+    validators = {"jsonl": jsonl.validate, "sft": sft.validate}
+    checked = [file for file in report.files if file.format in validators]
+    if faults := [
+        f"{file.path}: {fault}" for file in checked for fault in validators[file.format](file.path)
+    ]:
+        raise StoreError("\n".join(faults))

@@ -30,6 +30,8 @@ class ExportedRun:
     """None: no tokenizer is at hand, and tokens stay numbers."""
     routing: RoutingShape | None = None
     """Shape of its turns' routing; None: no turn has any."""
+    unique: bool = False
+    """Leave out examples of ``sft`` that are the same as an earlier one."""
 
     def kind(self, group: str, unknown: str) -> str:
         """Return the kind chosen in a configuration group."""

@@ -7,13 +7,14 @@ time, and no file appears under its name before all files are complete.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,8 @@ class RolloutFilter:
     only: str | None = None
     """A key of ``ONLY``."""
     steps: range | None = None
+    min_reward: float | None = None
+    """Least reward; a rollout without a grade has none."""
     tasks: tuple[str, ...] = ()
     """Task ids or glob patterns, any of which matches; empty: all."""
 
@@ -67,6 +70,7 @@ class RolloutFilter:
         return (
             (self.only is None or ONLY[self.only](record))
             and (self.steps is None or record.step in self.steps)
+            and (self.min_reward is None or _reward(record) >= self.min_reward)
             and (not self.tasks or any(fnmatchcase(record.task_id, task) for task in self.tasks))
         )
 
@@ -102,12 +106,20 @@ class DumpReport:
 
 
 def parse_filter(
-    only: str | None = None, step: str | None = None, tasks: Sequence[str] = ()
+    only: str | None = None,
+    step: str | None = None,
+    tasks: Sequence[str] = (),
+    min_reward: float | None = None,
 ) -> RolloutFilter:
     """Parse the filters of the command line; raises DumpError."""
     if only is not None and only not in ONLY:
         raise DumpError(f"--only {only}: {_choices(only, ONLY)}")
-    return RolloutFilter(only, None if step is None else _steps(step), tuple(tasks))
+    steps = None if step is None else _steps(step)
+    return RolloutFilter(only, steps, min_reward, tuple(tasks))
+
+
+def _reward(record: RolloutRecord) -> float:
+    return -math.inf if record.reward is None else record.reward
 
 
 def parse_formats(text: str) -> tuple[str, ...]:
@@ -132,18 +144,22 @@ def dump(
     formats: Sequence[str] = ("jsonl",),
     selection: RolloutFilter | None = None,
     decode: Decode | None = None,
+    unique: bool = False,
 ) -> DumpReport:
     """Write a run's rollouts and their summary to ``out_dir``; raises DumpError and StoreError.
 
-    Files of an earlier export of the same formats are replaced.
+    Files of an earlier export of the same formats are replaced. ``unique``: examples of ``sft``
+    that are the same as an earlier one are left out.
     """
     selection = selection or RolloutFilter()
-    run = describe_run(store, decode)
+    run = replace(describe_run(store, decode), unique=unique)
+    if unique and "sft" not in formats:
+        raise DumpError("--unique is of the examples of --format sft: add it, or drop --unique")
     summary = ExportSummary()
     if "slime" in formats and (inexact := describe_inexactness(run.config)) is not None:
         raise DumpError(
-            f"--format slime needs token ids, and {inexact}: choose jsonl, atif, parquet, html or "
-            "png, or evaluate with engine=sglang or vllm"
+            f"--format slime needs token ids, and {inexact}: choose jsonl, atif, parquet, sft, "
+            "html or png, or evaluate with engine=sglang or vllm"
         )
     for name in formats:
         _refuse_foreign(out_dir / name_folder(name))
@@ -232,6 +248,7 @@ def _summary(
         "run": run.name,
         "only": selection.only,
         "steps": [selection.steps[0], selection.steps[-1]] if selection.steps else None,
+        "min_reward": selection.min_reward,
         "tasks": list(selection.tasks) or None,
         **summary.result(),
         "evaluations": [{"step": row.step, **row.result} for row in store.evaluations()],

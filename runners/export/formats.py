@@ -10,6 +10,7 @@ from runners.export.html import write_html
 from runners.export.jsonl import write_jsonl
 from runners.export.parquet import write_parquet
 from runners.export.png import write_png
+from runners.export.sft import write_sft
 from runners.export.slime import write_slime
 from runners.plugins.loading import load_plugin
 
@@ -18,6 +19,7 @@ FORMATS: dict[str, Exporter] = {
     "atif": write_atif,
     "parquet": write_parquet,
     "slime": write_slime,
+    "sft": write_sft,
     "html": write_html,
     "png": write_png,
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from runners.export.contract import AddRollout, ExportedRollout, ExportedRun
 from runners.export.trajectory import Trajectory
@@ -14,6 +15,7 @@ from runners.export.validation import find_contradictions
 from runners.store.json_text import dumps, loads
 
 NAME = "trajectories.jsonl"
+M = TypeVar("M", bound=BaseModel)
 _MAX_FAULTS = 100
 """A file with more faults is broken as a whole; further ones add nothing."""
 
@@ -33,22 +35,42 @@ def validate(path: Path) -> list[str]:
     """Return the faults of a ``trajectories.jsonl`` with their line numbers: lines that violate the
     schema, and rollouts that contradict themselves. Raises OSError.
     """
+    return find_faults(path, Trajectory, "rollout_id", find_contradictions)
+
+
+def find_faults(
+    path: Path, model: type[M], key: str, contradictions: Callable[[M], list[str]]
+) -> list[str]:
+    """Return the faults of a file of strict JSON, a ``model`` per line, with their line numbers.
+
+    ``key``: field that no two lines share; ``contradictions`` are those of a line whose form is
+    valid. Raises OSError.
+    """
     found: list[str] = []
     seen: dict[str, int] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            found += [f"line {number}: {fault}" for fault in _line_faults(line, number, seen)]
+            read = _read_line(line, model)
+            if isinstance(read, list):
+                found += [f"line {number}: {fault}" for fault in read]
+            else:
+                name = getattr(read, key)
+                first = seen.setdefault(name, number)
+                if first != number:
+                    found.append(f"line {number}: {name} is on line {first} already")
+                found += [f"line {number}: {fault}" for fault in contradictions(read)]
             if len(found) > _MAX_FAULTS:
                 return [*found[:_MAX_FAULTS], "… and more"]
     return found
 
 
-def _line_faults(line: bytes, number: int, seen: dict[str, int]) -> list[str]:
+def _read_line(line: bytes, model: type[M]) -> M | list[str]:
+    """Return the line's object, or what is wrong with its form."""
     if not line.endswith(b"\n"):
         return ["cut off (no newline at its end)"]
     try:
         loads(line)  # stricter than pydantic: no NaN, no lone surrogates
-        record = Trajectory.model_validate_json(line)
+        return model.model_validate_json(line)
     except ValidationError as error:
         return [
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
@@ -56,6 +78,3 @@ def _line_faults(line: bytes, number: int, seen: dict[str, int]) -> list[str]:
         ]
     except ValueError as error:
         return [f"not strict JSON: {error}"]
-    first = seen.setdefault(record.rollout_id, number)
-    again = [] if first == number else [f"{record.rollout_id} is on line {first} already"]
-    return again + find_contradictions(record)

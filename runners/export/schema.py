@@ -1,6 +1,6 @@
 """Writes or checks the published JSON schemas, which are generated from pydantic models.
 
-python -m runners.export.schema            # write both
+python -m runners.export.schema            # write them
 python -m runners.export.schema --check    # exit status 1 if one is not up to date
 """
 
@@ -14,11 +14,14 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from runners.evaluation.report import EvaluationReport
+from runners.export.sft import MessagesLine, TokensLine
 from runners.export.trajectory import Trajectory
 
 _RUNNERS = Path(__file__).parents[1]
 SCHEMAS: dict[Path, type[BaseModel]] = {
     _RUNNERS / "export" / "trajectory.schema.json": Trajectory,
+    _RUNNERS / "export" / "sft_messages.schema.json": MessagesLine,
+    _RUNNERS / "export" / "sft_tokens.schema.json": TokensLine,
     _RUNNERS / "evaluation" / "report.schema.json": EvaluationReport,
 }
 """Each published file and the model that it describes."""

@@ -21,7 +21,7 @@ def test_every_file_is_listed_with_its_format_and_size(
     agentrl: Agentrl, run_dir: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    formats = "jsonl,atif,parquet,slime,html,png"
+    formats = "jsonl,atif,parquet,slime,sft,html,png"
     done = agentrl(
         *("dump-trajectories", str(run_dir), "--format", formats, "--out", str(out)),
         *("--validate", "--json"),
@@ -47,7 +47,7 @@ def test_the_paths_and_the_size_of_the_export_are_printed(agentrl: Agentrl, run_
 def test_filters_without_a_match_are_not_an_error(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl(
         *("dump-trajectories", str(run_dir), "--only", "eval", "--step", "1-9", "--task", "sum*"),
-        *("--format", "jsonl,atif,parquet,slime,html,png"),
+        *("--format", "jsonl,atif,parquet,slime,sft,html,png", "--min-reward", "2", "--unique"),
     )
     assert done.code == 0, done.stderr
     assert "0 rollouts" in done.stderr
@@ -60,6 +60,7 @@ def test_filters_without_a_match_are_not_an_error(agentrl: Agentrl, run_dir: Pat
         (["--format", "jsonl,parket"], "did you mean parquet?"),
         (["--step", "7-3"], "--step 7-3: give a step (5) or a range of them (3-7)"),
         (["--format", "html", "--validate"], "--format html,jsonl"),
+        (["--format", "jsonl", "--unique"], "--unique is of the examples of --format sft"),
         (["--out", "/dev/null/x"], "choose another --out"),
     ],
 )
@@ -79,3 +80,13 @@ def test_a_dump_of_an_unchanged_run_is_the_same(agentrl: Agentrl, run_dir: Path)
         assert done.code == 0, done.stderr
         contents.append([path.read_bytes() for path in sorted(Path(out).iterdir())])
     assert contents[0] == contents[1]
+
+
+def test_examples_for_fine_tuning_are_written_and_checked(agentrl: Agentrl, run_dir: Path) -> None:
+    arguments = ("--format", "sft", "--min-reward", "1", "--unique", "--validate")
+    done = agentrl("dump-trajectories", str(run_dir), *arguments)
+    assert done.code == 0, done.stderr
+    assert "every record is valid" in done.stderr
+    for name in ("messages.jsonl", "tokens.jsonl"):
+        (line,) = (run_dir / "dump" / "sft" / name).read_text().splitlines()
+        assert json.loads(line)["id"] == "train-000001-00-00/0"

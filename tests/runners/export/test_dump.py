@@ -187,7 +187,7 @@ def test_filters_are_parsed() -> None:
         (lambda: parse_filter(None, "7-3"), "--step 7-3: give a step"),
         (lambda: parse_filter(None, "last"), "--step last: give a step"),
         (lambda: parse_formats("jsonl,parket"), "--format parket: did you mean parquet?"),
-        (lambda: parse_formats(""), "choose one of jsonl, atif, parquet, slime, html, png"),
+        (lambda: parse_formats(""), "choose one of jsonl, atif, parquet, slime, sft, html, png"),
     ],
 )
 def test_an_unknown_filter_names_the_known_ones(read: Callable[[], object], says: str) -> None:
@@ -272,7 +272,7 @@ def test_memory_does_not_grow_with_the_number_of_rollouts(tmp_path: Path) -> Non
     for rollouts in (20, 60):
         with branched_run(tmp_path / str(rollouts), rollouts) as store:
             tracemalloc.start()
-            dump(store, tmp_path / "out", formats=("jsonl", "atif", "slime", "html"))
+            dump(store, tmp_path / "out", formats=("jsonl", "atif", "slime", "sft", "html"))
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     assert peaks[1] < peaks[0] + 300_000, "40 rollouts of 25 kB"

@@ -14,6 +14,8 @@ from runners.export.trajectory import Trajectory
 def test_the_published_schemas_are_up_to_date() -> None:
     assert [path.name for path in schema.SCHEMAS] == [
         "trajectory.schema.json",
+        "sft_messages.schema.json",
+        "sft_tokens.schema.json",
         "report.schema.json",
     ]
     assert schema.outdated() == [], "run: python -m runners.export.schema"
