@@ -49,6 +49,10 @@ With an agent program, what other processes send is refused; who serves the sock
 """
 
 
+class _ProbedError(Exception):
+    """Nothing was sent: ``remove_stale_directories`` of another gateway looked who listens."""
+
+
 def remove_stale_directories(place: Path) -> None:
     """Remove the directories of gateways that were killed: nobody listens on their sockets."""
     for directory in place.glob(f"{PREFIX}*"):
@@ -111,7 +115,7 @@ class ControlSocket:
     async def _deliver(self, connection: socket.socket) -> None:
         """Take one listener from one connection."""
         connection.setblocking(False)
-        with connection:
+        with connection, contextlib.suppress(_ProbedError):
             try:
                 async with asyncio.timeout(DELIVERY_S):
                     await self._serve(connection)
@@ -157,6 +161,8 @@ async def _receive(connection: socket.socket) -> tuple[str, socket.socket, int |
                     received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                     handles += received
             text += data
+            if not data and not text:
+                raise _ProbedError
             if not data:
                 raise ValueError("closed before a listener was delivered")
             # bounded as it grows: a peer could send lines and descriptors without end

@@ -108,7 +108,8 @@ class SessionRegistry:
         entry = self._by_id.get(session_id)
         if entry is None:
             raise Refused(
-                RefusalKind.UNKNOWN, f"no session {session_id!r} (never created, or deleted)"
+                RefusalKind.UNKNOWN,
+                f"no session {session_id!r} (never created, deleted, or ended with its process)",
             )
         return entry
 

@@ -256,7 +256,7 @@ class Service:
         try:
             await self._end_gently(grace_s)
         except asyncio.CancelledError:
-            self._kill()
+            self.kill()
             await self._process.wait()
             self._cleanup.close()
             raise
@@ -267,7 +267,7 @@ class Service:
             return
         assert self._process.stdin is not None
         self._process.stdin.close()
-        for stronger in (self._process.terminate, self._kill):
+        for stronger in (self._process.terminate, self.kill):
             try:
                 async with asyncio.timeout(grace_s):
                     await self._process.wait()
@@ -276,7 +276,7 @@ class Service:
                 stronger()
         await self._process.wait()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         """Kill the child and its children: it leads a process group (``start_new_session``)."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -61,8 +61,8 @@ class RunStore(SessionTables, CampaignTables):
         with store._closed_on_error(), store._db.write():
             if store._db.rows("SELECT 1 FROM sqlite_schema"):
                 raise StoreError(
-                    f"{run_dir} already holds a run: continue it with --resume {run_dir}, or "
-                    "choose another run.dir",
+                    f"{run_dir} already holds a run: choose another run.dir, or continue a "
+                    f"campaign or an evaluation with --resume {run_dir}",
                     ExitCode.USAGE,
                 )
             create_tables(store._db)

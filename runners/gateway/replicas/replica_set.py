@@ -1,8 +1,8 @@
 """The replicas of one gateway: start them, watch them, start again one that was killed.
 
 Invariant: the sessions of a replica that died are forgotten, as those of a gateway that died are;
-those of the others go on. A replica that ends by itself cannot serve (a full disk): then nobody
-can, and the gateway ends with its reason.
+those of the others go on. One that hangs is killed. A replica that ends by itself cannot serve (a
+full disk): then nobody can, and the gateway ends with its reason.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from runners.concurrency.task_group import task_group
 from runners.gateway.http_answers import ADMIN
 from runners.gateway.replicas.channel import ReplicaChannel
 from runners.gateway.replicas.forwarding import Forwarder
+from runners.gateway.replicas.hang_watch import wait_until_hung
 from runners.gateway.replicas.peers import describe_addresses
 from runners.gateway.session_rollouts import RolloutPlace, keep_lost
 from runners.gateway.settings import GatewaySettings, ReplicaSettings
@@ -56,6 +57,8 @@ class Replica:
     channel: ReplicaChannel | None = None
     """None: it is not there now."""
     url: str = ""
+    watch: asyncio.Task[None] | None = None
+    """Kills it if it hangs."""
 
     def add_session(self, session_id: str, idempotency_key: str) -> None:
         """Note a session that is being created."""
@@ -218,6 +221,13 @@ class ReplicaSet:
                 if not self._is_paused:
                     await self.call(replica, RESUME, b"{}")
         replica.channel = channel
+        replica.watch = asyncio.create_task(self._kill_if_hung(replica, service))
+
+    async def _kill_if_hung(self, replica: Replica, service: Service) -> None:
+        health = f"{replica.url}/health"
+        await wait_until_hung(lambda: self._forwarder.call("GET", health, b"", {}))
+        logger.error("%s lives and answers nothing: it is killed", service.name)
+        service.kill()
 
     def _on_exit(self, replica: Replica, error: ServiceError) -> None:
         assert replica.service is not None
@@ -261,7 +271,9 @@ class ReplicaSet:
         """Close the way to a replica that is gone, or is about to be."""
         if replica.channel is not None:
             replica.channel.close()
-        replica.channel, replica.url = None, ""
+        if replica.watch is not None:
+            replica.watch.cancel()
+        replica.channel, replica.url, replica.watch = None, "", None
 
     async def _end(self, replica: Replica) -> None:
         service, replica.service = replica.service, None

@@ -235,3 +235,23 @@ def test_directories_of_killed_gateways_are_removed_and_others_are_kept(tmp_path
     assert left == ["other", "serving", "starting"]
     for listener in listeners[1:]:
         listener.close()
+
+
+async def test_a_look_at_who_listens_is_no_failed_delivery(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = Path(gateway.control).parent
+    long_ago = time.time() - STALE_S - 10
+    os.utime(gateway.control, (long_ago, long_ago))
+    remove_stale_directories(directory.parent)
+    assert directory.exists()
+    agent = await gateway.session()
+    url = await deliver_listener(gateway.control, agent.key)  # served after the look
+    assert await get_models(agent, url) == 200
+    assert "delivery failed" not in caplog.text
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as half:
+        half.connect(str(gateway.control))
+        half.send(b"{")
+    async with asyncio.timeout(10):
+        while "delivery failed: closed before" not in caplog.text:
+            await asyncio.sleep(0.01)

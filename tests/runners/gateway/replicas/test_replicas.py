@@ -380,6 +380,24 @@ async def test_a_killed_process_loses_its_own_sessions_alone_and_is_started_agai
     await waiting
 
 
+async def test_a_process_that_hangs_is_killed_and_holds_up_no_pause(running: Replicated) -> None:
+    gateway = running.gateway
+    agents = [await gateway.session(f"s{number}") for number in range(2)]
+    hung = running.processes()[0]
+    hung.suspend()
+    try:
+        await gateway.admin.pause(1.0)  # answered when it is dead
+        await gateway.admin.resume()
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            hung.resume()
+    await agents[1].ask([user("hello")])
+    await until_it_is_there(agents[0])
+    assert "gateway-0 lives and answers nothing" in (
+        (gateway.run_dir.parent / "gateway.log").read_text()
+    )
+
+
 async def test_sessions_of_a_process_that_is_killed_at_the_end_are_kept_too(
     running: Replicated,
 ) -> None:
