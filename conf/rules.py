@@ -180,6 +180,17 @@ def reward_rules(reward: RewardConfig) -> Iterator[Rule]:
 
 def algorithm_rules(trainer: TrainerConfig) -> Iterator[Rule]:
     """Yield the rules of advantages and losses: no key is accepted where it does nothing."""
+    accepts = trainer.advantage == "rejection"
+    yield (
+        accepts and trainer.accept_reward is None,
+        "trainer.advantage=rejection trains rollouts with at least trainer.accept_reward, which is "
+        "null: set it, e.g. trainer.accept_reward=1",
+    )
+    yield (
+        not accepts and trainer.accept_reward is not None,
+        f"trainer.accept_reward={trainer.accept_reward} is of trainer.advantage=rejection alone: "
+        "set it to null",
+    )
     if isinstance(trainer, SlimeTrainerConfig):
         yield (
             trainer.advantage == "dr_grpo",

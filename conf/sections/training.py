@@ -14,7 +14,7 @@ RewardShare = Annotated[
     Annotated[ShareName, Tag(BY_NAME)] | ByTarget, SELECT, by_name("shares", *get_args(ShareName))
 ]
 AdvantageName = Literal[
-    "grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "reinforce_pp_baseline"
+    "grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "reinforce_pp_baseline", "rejection"
 ]
 AdvantageChoice = Annotated[
     Annotated[AdvantageName, Tag(BY_NAME)] | ByTarget,
@@ -164,6 +164,8 @@ class PolicyGradientConfig(Section):
     """Advantages of a group's rollouts, see ``runners/training/estimators.py``; or a plug-in."""
     normalize_std: bool
     """Of ``grpo``: divide by the group's standard deviation."""
+    accept_reward: float | None
+    """Of ``rejection``: least reward of a rollout that is trained; null with the others."""
     min_group: Annotated[int, Field(ge=2)]
     """Least number of graded rollouts for a baseline; a smaller group is dropped and counted."""
     train_unfinished: bool

@@ -62,8 +62,9 @@ class StepGroups:
         self.failed: dict[int, str] = {}
         """Groups whose advantages a plug-in did not compute, with the reason."""
         self.flat: list[int] = []
-        """Groups whose rewards are all equal. Advantage 0; None with ``rollout.replace_flat``,
-        which takes them out of the averages (DAPO's dynamic sampling, arXiv 2503.14476).
+        """Groups whose advantages are all 0: their rewards are equal, or ``rejection`` accepts none
+        of them. With ``rollout.replace_flat`` they have no advantage, which takes them out of the
+        averages (DAPO's dynamic sampling, arXiv 2503.14476).
         """
         self.add(records)
 

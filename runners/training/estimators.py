@@ -1,7 +1,8 @@
 """Estimators of advantages: what a rollout's reward is compared with, each by its paper.
 
 Invariant: an estimator is a pure function of rewards; equal rewards of a group yield exactly 0.0,
-but for ``reinforce_pp``, which compares with the whole step. A standard deviation is the
+but for ``reinforce_pp``, which compares with the whole step, and ``rejection``, which compares with
+nothing. A standard deviation is the
 population's (divided by n, not n − 1) everywhere.
 """
 
@@ -78,6 +79,23 @@ class ReinforcePlusPlus:
         return _scale(rewards, lambda mean, std: 1.0) if self.baseline else list(rewards)
 
 
+@dataclass(frozen=True, slots=True)
+class RejectionSampling:
+    """``A_i = 1`` if ``r_i ≥ least``, else 0: fine-tuning on the accepted rollouts, which with
+    ``trainer.loss=reinforce`` is maximum likelihood. STaR, Zelikman et al. 2022 (arXiv 2203.14465);
+    RAFT, Dong et al. 2023 (2304.06767); ReST-EM, Singh et al. 2023 (2312.06585).
+
+    A rejected rollout stays in the averages: the update follows the gradient of the probability of
+    an accepted one, divided by nothing.
+    """
+
+    least: float
+
+    def __call__(self, rewards: Sequence[float]) -> list[float]:
+        """Return the advantages; with ``least`` 1, ``[1, 0, 0]`` yields ``[1.0, 0.0, 0.0]``."""
+        return [float(reward >= self.least) for reward in rewards]
+
+
 def normalize_step(values: Sequence[float | None]) -> list[float | None]:
     """Return ``(A_i − mean(A)) / std(A)`` over the rollouts of a step that have an advantage."""
     known = [value for value in values if value is not None]
@@ -111,5 +129,6 @@ def make_estimator(trainer: PolicyGradientConfig) -> AdvantageEstimator:
         "max_rl": estimate_max_rl,
         "reinforce_pp": ReinforcePlusPlus(),
         "reinforce_pp_baseline": ReinforcePlusPlus(baseline=True),
+        "rejection": RejectionSampling(trainer.accept_reward or 0.0),
     }
     return estimators[trainer.advantage]

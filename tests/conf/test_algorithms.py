@@ -28,6 +28,9 @@ def test_a_dual_clip_is_of_ppo_alone() -> None:
 def test_slime_has_the_advantages_whose_mean_it_has() -> None:
     for name in ("rloo", "max_rl", "reinforce_pp", "reinforce_pp_baseline"):
         assert compose([*SLIME, f"trainer.advantage={name}"]).trainer.advantage == name
+    compose([*SLIME, "trainer.advantage=rejection", "trainer.accept_reward=1"])
+    (fault,) = faults(*SLIME, "trainer.advantage=rejection")
+    assert "trainer.accept_reward" in fault
     (fault,) = faults(*SLIME, "trainer.advantage=dr_grpo")
     assert "choose trainer.advantage=grpo trainer.normalize_std=false" in fault
     (fault,) = faults(*SLIME, "trainer.loss=gspo")
@@ -38,6 +41,8 @@ def test_slime_has_the_advantages_whose_mean_it_has() -> None:
     ("lines", "fault"),
     [
         (["trainer.kl={weight: 0.1, estimator: k1}"], "trainer.kl.estimator=k1 with trainer.kl.pl"),
+        (["trainer.advantage=rejection"], "trainer.advantage=rejection trains rollouts with at"),
+        (["trainer.accept_reward=1"], "trainer.accept_reward=1.0 is of trainer.advantage=reject"),
         (["trainer.min_learning_rate=1.0"], "trainer.min_learning_rate=1 is above"),
         (
             ["trainer.decay=linear", "trainer.warmup_steps=10", "trainer.decay_steps=10"],

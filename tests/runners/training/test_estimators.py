@@ -26,7 +26,8 @@ SOLVED = st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=12)
 
 @functools.cache
 def estimator(name: str) -> AdvantageEstimator:
-    return make_estimator(compose([f"trainer.advantage={name}"]).trainer)
+    least = ["trainer.accept_reward=0.5"] if name == "rejection" else []
+    return make_estimator(compose([f"trainer.advantage={name}", *least]).trainer)
 
 
 def leave_one_out(rewards: Array) -> Array:
@@ -40,7 +41,10 @@ PAPERS: dict[str, Callable[[Array], Array]] = {
     "rloo": leave_one_out,
     "reinforce_pp_baseline": lambda rewards: rewards - rewards.mean(),
     "reinforce_pp": lambda rewards: rewards,
+    "rejection": lambda rewards: (rewards >= 0.5).astype(float),
 }
+UNCOMPARED = ("reinforce_pp", "rejection")
+"""Estimators that compare a rollout with none of its group."""
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -48,7 +52,7 @@ PAPERS: dict[str, Callable[[Array], Array]] = {
 def test_a_group_has_the_advantages_of_the_paper(name: str, rewards: list[float]) -> None:
     array = np.array(rewards)
     found = estimator(name)(rewards)
-    if array.std() < 1e-6 and name != "reinforce_pp":
+    if array.std() < 1e-6 and name not in UNCOMPARED:
         assert list(found) == [0.0] * len(rewards)
     else:
         assert np.allclose(found, PAPERS[name](array), rtol=1e-9, atol=1e-9)
@@ -78,7 +82,7 @@ def test_the_order_of_rollouts_does_not_matter(name: str, rewards: list[float], 
     assert np.allclose(estimator(name)([rewards[index] for index in order]), found[order])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "reinforce_pp"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNCOMPARED])
 @given(rewards=GROUP, shift=st.integers(-3, 3))
 def test_advantages_sum_to_zero_and_a_constant_changes_none(
     name: str, rewards: list[float], shift: int
@@ -135,3 +139,19 @@ def test_reinforce_pp_compares_over_the_groups_of_a_step(
     assert found[2] is None
     assert [each for each in found if each is not None] == pytest.approx(expected)
     assert groups.flat == flat
+
+
+def test_accepted_rollouts_are_trained_where_all_of_a_group_are_and_none_elsewhere() -> None:
+    settings = ["trainer.advantage=rejection", "trainer.accept_reward=0.9"]
+    members: list[list[float | None]] = [[1.0, 0.9, None], [0.94, 0.2], [0.5, 0.0]]
+    for replace_flat, rest in ((False, 0.0), (True, None)):
+        groups = StepGroups(compose([*settings, f"rollout.replace_flat={replace_flat}"]))
+        for group, rewards in enumerate(members):
+            groups.add(
+                a_rollout(f"train-000001-{group:02}-{member:02}", group=group, reward=reward)
+                for member, reward in enumerate(rewards)
+            )
+        found = [advantage for _, advantage in groups.advantages]
+        assert found == [1.0, 1.0, None, 1.0, 0.0, rest, rest]
+        assert groups.flat == [2]
+        assert groups.untrainable == replace_flat
