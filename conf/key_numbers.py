@@ -85,6 +85,9 @@ def _describe_reward(reward: RewardConfig) -> str:
         text += f", − {reward.turn_penalty:g} for {reward.turn_budget:,} turns"
     if reward.length_penalty:
         text += f", − {reward.length_penalty:g} for {reward.token_budget:,} tokens"
+    if reward.overlong_penalty:
+        last = reward.overlong_tokens
+        text += f", − {reward.overlong_penalty:g} for the last {last:,} of {reward.token_budget:,}"
     if reward.malformed_penalty:
         text += f", − {reward.malformed_penalty:g} for a malformed call"
     return text

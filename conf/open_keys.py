@@ -1,5 +1,5 @@
-"""Keys that only their owner knows: a plug-in's options, a program's variables, the names of its
-sub-agents and servers, and those that installed packages offer.
+"""Keys that only their owner knows: a plug-in's options and parts, a program's variables, the names
+of its sub-agents and servers, and those that installed packages offer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Override
 from conf.keys import SEAMS, groups, lookup
 from conf.targets import plugin_names
 
-OPEN = ("options", "env", "agents", "mcp_servers")
+OPEN = ("options", "part_weights", "env", "agents", "mcp_servers")
 """Keys whose value is a mapping of names that the user chooses."""
 
 

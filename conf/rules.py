@@ -35,6 +35,7 @@ from conf.sections.scenario import (
     has_subagents,
 )
 from conf.sections.task import (
+    PENALTIES,
     BugfixTaskConfig,
     EvalTaskConfig,
     HeldOutEvalTaskConfig,
@@ -158,9 +159,8 @@ def reward_rules(reward: RewardConfig) -> Iterator[Rule]:
     """
     if not isinstance(reward, VerdictRewardConfig):
         return
-    penalties = ("turn_penalty", "length_penalty", "malformed_penalty")
-    most = sum(getattr(reward, name) for name in penalties)
-    named = " + ".join(f"reward.{name}" for name in penalties if getattr(reward, name))
+    most = sum(getattr(reward, name) for name in PENALTIES)
+    named = " + ".join(f"reward.{name}" for name in PENALTIES if getattr(reward, name))
     part = reward.unsolved + reward.partial_credit
     yield (
         reward.unsolved < reward.solved - most <= part,
@@ -175,6 +175,11 @@ def reward_rules(reward: RewardConfig) -> Iterator[Rule]:
         + (f" less {named} = {most:g}" if named else "")
         + f" is not more than reward.unsolved={reward.unsolved:g}: giving up at once would pay at "
         f"least as much as solving; {'lower the penalties' if named else 'raise reward.solved'}",
+    )
+    yield (
+        reward.overlong_penalty > 0 and reward.overlong_tokens > reward.token_budget,
+        f"reward.overlong_tokens={reward.overlong_tokens} is more than reward.token_budget="
+        f"{reward.token_budget}: a rollout without a token would be penalised; lower it",
     )
 
 

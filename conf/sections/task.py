@@ -209,6 +209,12 @@ class VerdictRewardConfig(Section):
     """
     token_budget: PositiveInt
     """Sampled tokens that cost the whole ``length_penalty``."""
+    overlong_penalty: Annotated[float, Field(ge=0)]
+    """Subtracted from a rollout of ``token_budget`` sampled tokens or more, and in proportion from
+    one that ends in the budget's last ``overlong_tokens`` (DAPO, arXiv 2503.14476).
+    """
+    overlong_tokens: PositiveInt
+    """Sampled tokens over which ``overlong_penalty`` rises."""
     malformed_penalty: Annotated[float, Field(ge=0)]
     """Taken off once if the rollout contains a malformed tool call."""
 
@@ -217,9 +223,23 @@ class CustomRewardConfig(PluginConfig):
     """Reward of a plug-in (``runners/rollouts/reward.py``)."""
 
     kind: Literal["custom"]
+    part_weights: dict[str, float] = Field(default_factory=dict)
+    """Weight of each part that the plug-in returns, by its name; 1 for one that is not named."""
 
 
 RewardConfig = Annotated[VerdictRewardConfig | CustomRewardConfig, Field(discriminator="kind")]
+
+
+PENALTIES = ("turn_penalty", "length_penalty", "overlong_penalty", "malformed_penalty")
+"""Keys of ``VerdictRewardConfig`` that take something off."""
+
+
+def find_part_weights(reward: RewardConfig) -> dict[str, float]:
+    """Return the weight of a reward's parts by name; one that is not there weighs 1."""
+    if not isinstance(reward, VerdictRewardConfig):
+        return reward.part_weights
+    weights = {name: getattr(reward, name) for name in PENALTIES}
+    return {"tests": reward.solved - reward.unsolved, **weights}
 
 
 def pays_parts(reward: RewardConfig) -> bool:

@@ -25,8 +25,13 @@ from runners.evaluation.run import rewrite_results
 from runners.observe.dashboard import LiveView
 from runners.observe.progress import Progress
 from runners.plugins.calls import PluginFailedError
-from runners.rollouts.attempt_record import conclude, rebuild_result, verdict_to_dict
-from runners.rollouts.reward import make_reward
+from runners.rollouts.attempt_record import (
+    conclude,
+    rebuild_result,
+    verdict_to_dict,
+    with_reward,
+)
+from runners.rollouts.reward import RolloutReward, make_reward
 from runners.runtime.services import start_grader
 from runners.store.run_store import RunStore
 from runners.store.store_error import StoreError
@@ -196,7 +201,7 @@ class _Regrade:
         progress.columns[verdict.kind] += 1
 
     def _store_verdict(
-        self, record: RolloutRecord, final: RolloutResult, verdict: Verdict, reward: float
+        self, record: RolloutRecord, final: RolloutResult, verdict: Verdict, reward: RolloutReward
     ) -> None:
         solved = verdict.kind is VerdictKind.SOLVED
         self.graded += 1
@@ -224,11 +229,10 @@ class _Regrade:
             return
         self._store.put_rollout(
             replace(
-                record,
+                with_reward(record, reward),
                 counts=True,
                 outcome=final.outcome,
                 solved=solved,
-                reward=reward,
                 verdict=verdict_to_dict(verdict),
             )
         )

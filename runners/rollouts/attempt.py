@@ -26,8 +26,10 @@ from runners.rollouts.attempt_record import (
     conclude,
     make_record,
     verdict_to_dict,
+    with_reward,
 )
 from runners.rollouts.context import AttemptContext, AttemptResult, Execute
+from runners.rollouts.reward import RolloutReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import EGRESS, KilledError, OversizedError, Sandbox
 from runners.store.store_error import StoreError
@@ -89,7 +91,7 @@ class Attempt:
         self._harness: HarnessResult | None = None
         self._patch: Patch | None = None
         self._verdict: Verdict | None = None
-        self._reward: float | None = None
+        self._reward: RolloutReward | None = None
         self._summary = SessionSummary()
         self._extra: dict[str, Any] = {}
         self._progress: AttemptProgress
@@ -414,10 +416,11 @@ class Attempt:
         verdict = self._verdict if outcome.meaning.reward_counts else None
         solved = None if verdict is None else verdict.kind is VerdictKind.SOLVED
         record = make_record(self._spec, self._number, outcome, self._summary)
+        if verdict is not None:
+            record = with_reward(record, self._reward)
         patch = encode_patch_extra(self._patch) if self._patch else {}
         return replace(
             record,
-            reward=None if verdict is None else self._reward,
             solved=solved,
             final_message=self._harness.final_message if self._harness else "",
             patch=encode_patch_text(self._patch) if self._patch else "",

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from conf.errors import error_text
 from runners.gateway.client import GatewayError
+from runners.rollouts.reward import RolloutReward
 from runners.rollouts.spec import RolloutSpec
 from runners.sandboxes.contract import SandboxError
 from runners.tasks.contract import Verdict, VerdictKind
@@ -49,6 +50,15 @@ def make_record(
         verdict=None,
         timings={},
         extra={TASK_SET: spec.task.set_name} if spec.task.set_name else {},
+    )
+
+
+def with_reward(record: RolloutRecord, reward: RolloutReward | None) -> RolloutRecord:
+    """Return the record of a rollout that was paid so; None: it was not."""
+    if reward is None:
+        return record
+    return replace(
+        record, reward=reward.value, reward_parts=reward.parts, turn_rewards=reward.turns
     )
 
 

@@ -102,7 +102,7 @@ class RewardConformance(PluginTests):
         return asyncio.run(self._pay_within(result))
 
     async def _pay_within(self, result: RolloutResult) -> float:
-        return await self._reward(result, DEADLINE_S)
+        return (await self._reward(result, DEADLINE_S)).value
 
 
 class AdvantageConformance(PluginTests):

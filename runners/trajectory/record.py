@@ -183,5 +183,9 @@ class RolloutRecord:
     """The grader's findings."""
     tool_turns: int | None = None
     """Model calls whose answer calls a tool (``SessionSummary.tool_turns``); null in older runs."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """Summands of the reward by name (``runners/rollouts/reward.py``); empty: it has no parts."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """The share of the reward that turns earned, by their index; those after the last have 0."""
     extra: Annotated[dict[str, Any], REQUIRED] = field(default_factory=dict)
     """Facts that not every rollout has: its harness's version, faults that were injected, …"""

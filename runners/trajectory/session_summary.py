@@ -82,6 +82,16 @@ class TurnReply:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnUsage:
+    """One turn in numbers."""
+
+    branch: BranchKind
+    sampled_tokens: int
+    malformed: bool
+    """It has a tool call that did not parse."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionSummary:
     """One session in short. Texts are printable (``make_printable``) and bounded."""
 
@@ -105,6 +115,8 @@ class SessionSummary:
     """Turns with at least one tool call that did not parse."""
     ends_malformed: bool = False
     """True if the last turn is one of them."""
+    by_turn: tuple[TurnUsage, ...] = ()
+    """Every turn, by its index in the session."""
 
 
 def summarize_session(replies: Iterable[TurnReply]) -> SessionSummary:
@@ -125,6 +137,9 @@ def summarize_session(replies: Iterable[TurnReply]) -> SessionSummary:
         tool_turns=sum(bool(found) for _, found in calls),
         malformed_turns=sum(each.malformed_calls > 0 for each in known),
         ends_malformed=bool(known) and known[-1].malformed_calls > 0,
+        by_turn=tuple(
+            TurnUsage(each.branch, each.sampled_tokens, each.malformed_calls > 0) for each in known
+        ),
     )
 
 

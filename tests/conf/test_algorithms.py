@@ -6,6 +6,7 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
+from conf.sections.task import find_part_weights
 
 SLIME = [
     *("trainer=slime", "model=qwen3_30b_a3b", "model.path=weights", "launch=ssh"),
@@ -59,3 +60,28 @@ def test_the_learning_rate_decays_over_the_run() -> None:
     trainer = compose(["run.steps=37", "trainer.decay=linear"]).trainer
     assert trainer.kind == "local"
     assert trainer.decay_steps == 37
+
+
+def test_the_overlong_penalty_leaves_solving_above_giving_up() -> None:
+    paid = compose(["reward.overlong_penalty=0.3", "reward.token_budget=1000"]).reward
+    assert (paid.kind, getattr(paid, "overlong_tokens", None)) == ("tests", 200)
+    (fault,) = faults("reward.overlong_penalty=0.4")
+    assert (
+        "less reward.turn_penalty + reward.overlong_penalty + reward.malformed_penalty = 1.06"
+        in fault
+    )
+    lines = ["reward.overlong_penalty=0.1", "reward.token_budget=10", "reward.overlong_tokens=11"]
+    (fault,) = faults(*lines)
+    assert fault.startswith("reward.overlong_tokens=11 is more than reward.token_budget=10")
+
+
+def test_the_weights_of_parts_are_of_a_reward_of_ones_own() -> None:
+    lines = ["reward=custom", "reward.target=my_rewards:Brief"]
+    reward = compose([*lines, "reward.part_weights.style=0.2"]).reward
+    assert find_part_weights(reward) == {"style": 0.2}
+    assert compose([*lines, "reward.part_weights={a b: 2}"]).reward != reward
+    (fault,) = faults("reward.part_weights.style=0.2")
+    assert "reward.part_weights" in fault
+    weights = find_part_weights(compose(["reward.unsolved=-1"]).reward)
+    assert weights["tests"] == 2.0
+    assert weights["turn_penalty"] == 0.16

@@ -13,7 +13,7 @@ from runners.gateway.client import GatewayError
 from runners.gateway.gateway_client import AttachedSession, FinishedSession, GatewayClient
 from runners.harnesses.contract import Harness, HarnessContext, HarnessResult
 from runners.observe.sinks import MetricsSink
-from runners.rollouts.reward import Reward
+from runners.rollouts.reward import Reward, RewardParts
 from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError
 from runners.sandboxes.remote.provided import MachineProvider, MachineRequest
 from runners.store.campaign_tables import EvaluationRow, StepRow
@@ -58,6 +58,7 @@ __all__ = [
     "Patch",
     "PolicyLoss",
     "Reward",
+    "RewardParts",
     "RolloutRecord",
     "RolloutResult",
     "RunReader",

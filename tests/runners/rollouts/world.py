@@ -172,6 +172,8 @@ async def world(
                         turn_budget=8,
                         length_penalty=0,
                         token_budget=1000,
+                        overlong_penalty=0,
+                        overlong_tokens=200,
                         malformed_penalty=0.25,
                     )
                 ),

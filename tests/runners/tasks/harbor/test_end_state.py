@@ -95,7 +95,7 @@ async def test_partial_credit_pays_the_verifiers_reward(
         {
             **{"kind": "tests", "solved": 1.0, "unsolved": 0.0, "partial_credit": 0.4},
             **{"turn_penalty": 0.0, "turn_budget": 1, "length_penalty": 0.0, "token_budget": 1},
-            "malformed_penalty": 0.0,
+            **{"overlong_penalty": 0.0, "overlong_tokens": 1, "malformed_penalty": 0.0},
         }
     )
     rewards = []
@@ -103,7 +103,7 @@ async def test_partial_credit_pays_the_verifiers_reward(
         place = write_task(tmp_path / "one", {"tests/test.sh": REWARD.format(printed)})
         verdict = await grade_agent(backend, place, "")
         ungraded = RolloutResult.of_patch(decode_patch("", {}))
-        rewards.append(VerdictReward(paid)(replace(ungraded, verdict=verdict)))
+        rewards.append(VerdictReward(paid)(replace(ungraded, verdict=verdict)).value)
     assert rewards == [0.2, 0.0, 1.0]
 
 
