@@ -60,7 +60,7 @@ with RunStore.open(old) as store:
     assert store.turns("later")[0].temperature == 0.25
     written = exported(store, new / "b")
     assert validate(new / "b" / NAME) == []
-trajectory, _ = SCHEMAS
+trajectory, *_ = SCHEMAS
 print(json.dumps([read_only, written, json.loads(json_schema(trajectory))]))
 """
 
