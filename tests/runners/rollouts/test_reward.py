@@ -119,7 +119,10 @@ def in_parts(result: RolloutResult, *, parts: dict[str, float]) -> float | Rewar
 async def paid(parts: dict[str, float], **weights: float) -> RolloutReward:
     """Return the reward of a rollout of three turns for which a plug-in returns ``parts``."""
     config = CustomRewardConfig(
-        kind="custom", target=f"{__name__}:in_parts", options={"parts": parts}, part_weights=weights
+        kind="custom",
+        target=f"{__name__}:in_parts",
+        options={"parts": {**parts}},
+        part_weights=weights,
     )
     result = make_result(make_verdict(VerdictKind.SOLVED), summary(turns=3))
     return await make_reward(config)(result, 5.0)
