@@ -51,9 +51,10 @@ def run_installer(name: str, argv: list[str], work: Path, hint: str) -> None:
             f"`{' '.join(argv)}` did not end within {INSTALL_S:.0f} s; {hint}"
         ) from None
     if done.returncode != 0:
+        said = " ".join((done.stderr.strip() or done.stdout).split())[-MESSAGE_LIMIT:]
         raise ProgramError(
             f"{name} could not install {argv[-1]}: "
-            f"{' '.join(done.stderr.split())[-MESSAGE_LIMIT:]}; without network: {hint}"
+            f"{said or f'exit {done.returncode}'}; without network: {hint}"
         )
 
 

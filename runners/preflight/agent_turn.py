@@ -41,6 +41,9 @@ CONTEXT_TOKENS = 1 << 20
 """No prompt is refused: the check measures the length of the first one."""
 SESSION = "check"
 
+OUTPUT_LIMIT = 600
+"""Characters of a program's output that a message repeats."""
+
 
 class AgentTurnError(AgentrlError):
     """The agent program did not take its turn."""
@@ -114,10 +117,15 @@ async def take_agent_turn(
     if not turns or result.code.outcome_class not in (OutcomeClass.POLICY, OutcomeClass.BUDGET):
         raise AgentTurnError(
             f"harness={name_program(config.harness)} took {len(turns)} turns and ended with "
-            f"{result.code}: {result.output[-600:]}"
+            f"{result.code}: {_quote(result.output) or 'it printed nothing'}"
         )
     prompt = turns[0].prompt_tokens if policy.own else None
     return AgentTurn(result, len(turns), prompt, run.seconds, run.guarantees)
+
+
+def _quote(output: str) -> str:
+    """Return the end of an output on one line: each line of a message is shown as one error."""
+    return " ".join(output.split())[-OUTPUT_LIMIT:]
 
 
 async def run_agent(

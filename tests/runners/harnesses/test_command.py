@@ -145,6 +145,10 @@ def test_it_is_installed_once_for_each_command(
     with pytest.raises(ProgramError, match=r"mine could not install .*no network"):
         install_harness(failing)
     assert not command_directory(failing).exists()
+    for said, shown in (("echo out of it; ", "out of it"), ("", "exit 7")):
+        failing = config("harness.name=mine", f"harness.install='{said}exit 7'")
+        with pytest.raises(ProgramError, match=f"exit 7: {shown}; without network"):
+            install_harness(failing)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ async def test_the_check_needs_no_policy(tmp_path: Path) -> None:
 
 async def test_an_agent_that_takes_no_turn_fails_the_check(tmp_path: Path) -> None:
     program = tmp_path / "claude"
-    program.write_text('#!/bin/sh\necho "2.1.328 (Claude Code)"\necho no key >&2\n')
+    program.write_text('#!/bin/sh\necho "2.1.328 (Claude Code)"\necho no; echo key >&2\n')
     program.chmod(0o755)
     config = config_for(tmp_path, "harness=claude_code", f"harness.binary='{program}'")
     with pytest.raises(
@@ -109,7 +109,9 @@ async def test_an_agent_that_takes_no_turn_fails_the_check(tmp_path: Path) -> No
     ) as error:
         await take_agent_turn(config, tmp_path / "work")
     assert error.value.exit_code == ExitCode.PREFLIGHT
-    assert "no key" in str(error.value)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 1, "each line is shown as an error of its own"
+    assert {"no", "key"} <= set(lines[0].split())
 
 
 @pytest.mark.agents
