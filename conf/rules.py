@@ -48,8 +48,6 @@ from conf.sections.task import (
 )
 from conf.sections.training import (
     FanoutConfig,
-    LocalTrainerConfig,
-    RoutingReplayConfig,
     SlimeTrainerConfig,
     TrainerConfig,
 )
@@ -120,17 +118,6 @@ def evaluation_rules(
         run.eval_attempts > 1 and not sampling.eval_temperature,
         f"run.eval_attempts={run.eval_attempts} and sampling.eval_temperature=0: all attempts at a "
         "task would be the same; set sampling.eval_temperature above 0, or run.eval_attempts=1",
-    )
-
-
-def recompute_rules(trainer: TrainerConfig, routing: RoutingReplayConfig) -> Iterator[Rule]:
-    """Yield the rule of recomputed activations: routing is replayed in one forward pass."""
-    yield (
-        isinstance(trainer, LocalTrainerConfig)
-        and trainer.recompute is True
-        and routing.kind != "off",
-        f"trainer.recompute=true and routing_replay={routing.kind}: the replay is of one forward "
-        "pass; set trainer.recompute=auto, or routing_replay=off",
     )
 
 

@@ -63,7 +63,6 @@ class Config(Section):
             engine_rules.endpoint_rules(self.engine, self.model, self.sampling),
             rules.step_rules(self.run, self.task, self.trainer),
             rules.evaluation_rules(self.run, self.task, self.eval_task, self.sampling),
-            rules.recompute_rules(self.trainer, self.routing_replay),
             rules.length_rules(self.run, self.model, self.sampling, self.fanout),
             rules.reward_rules(self.reward),
             rules.deadline_rules(self.rollout),

@@ -103,8 +103,7 @@ def plan_gpu(config: Config) -> GpuPlan | None:
     shape = read_shape(path / "config.json")
     if shape is None or (trainer.device == "auto" and gpu_gib is None):
         return None
-    replays = config.routing_replay.kind != "off"
-    recompute = trainer.recompute is True or (trainer.recompute == "auto" and not replays)
+    recompute = trainer.recompute is not False
     tokens = max(trainer.tokens_per_microbatch, config.model.max_context_tokens)
     parameters = count_parameters(path, tied=shape.tied)
     states = parameters * _PER_PARAMETER / GIB
@@ -151,7 +150,7 @@ def find_gpu_problems(config: Config, plan: GpuPlan | None) -> Iterator[Problem]
         left = math.floor(free / plan.gpu_gib * 100) / 100
         if left >= 0.1:
             fixes.append(f"engine.memory_fraction={left:.2f}")
-    if not plan.recompute and config.routing_replay.kind == "off":
+    if not plan.recompute:
         fixes.append("trainer.recompute=true")
     fixes.append("a lower model.max_context_tokens, or a smaller policy")
     beside = f" and the engine's {engine:.1f} GiB" if plan.engine_gib is not None else ""

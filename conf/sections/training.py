@@ -199,8 +199,7 @@ class LocalTrainerConfig(PolicyGradientConfig):
     """Tokens: divisor of ``constant``, the same for every rollout."""
     recompute: Literal["auto"] | bool
     """Compute the activations of layers and logits again in the backward pass instead of keeping
-    them: the same gradients with less memory, a third more computation, and no shared prompts.
-    ``auto``: on a GPU, unless routing is replayed.
+    them: the same gradients with less memory and a third more computation. ``auto``: on a GPU.
     """
     threads: Annotated[int, Field(ge=0)]
     """Torch threads; 0: one per core."""

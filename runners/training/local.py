@@ -26,9 +26,22 @@ from runners.training.micro_batches import (
 )
 from runners.training.mismatch import Mismatch
 from runners.training.objective import Objective
-from runners.training.policy import TrainingError, decay_groups, find_device, load_policy
-from runners.training.prefix import ForwardScope, compute_hidden_states, no_scope
-from runners.training.recompute import checkpoint_layers, compute_chosen_logprobs
+from runners.training.policy import (
+    TrainingError,
+    decay_groups,
+    find_decoder,
+    find_device,
+    find_head,
+    load_policy,
+)
+from runners.training.policy_check import check_policy
+from runners.training.prefix import (
+    ForwardScope,
+    can_share_prefix,
+    compute_hidden_states,
+    no_scope,
+)
+from runners.training.recompute import checkpoint_layers, compute_chosen_logprobs, no_contexts
 from runners.training.routing.shape import read_routing_shape
 from runners.training.routing.step import RoutingReplay
 from runners.training.sample import Sample
@@ -67,7 +80,10 @@ class LocalTrainer:
         if config.threads:
             torch.set_num_threads(config.threads)
         self.model = load_policy(weights).to(self.device)
+        check_policy(self.model)
         self.model.train()
+        self.shares_prefix = can_share_prefix(find_decoder(self.model))
+        """A beginning that rows have in common is run once for all of them."""
         self.optimizer = torch.optim.AdamW(
             decay_groups(self.model, config.weight_decay),
             lr=config.learning_rate, betas=config.betas, foreach=True,
@@ -87,11 +103,12 @@ class LocalTrainer:
                 )
             self.replay = RoutingReplay(self.model, routing, shape)
         self.recompute = config.recompute is True or (
-            config.recompute == "auto" and self.device.type == "cuda" and self.replay is None
+            config.recompute == "auto" and self.device.type == "cuda"
         )
         """Activations are computed again in the backward pass instead of being kept."""
         if self.recompute:
-            checkpoint_layers(self.model)
+            replay = self.replay
+            checkpoint_layers(self.model, no_contexts if replay is None else replay.recomputation)
         self.reference: nn.Module | None = None
         """The policy with which the run began, for the KL penalty."""
         if self.objective.needs_reference:
@@ -239,7 +256,7 @@ class LocalTrainer:
             weights or [0.0] * len(samples),
             tokens_per_microbatch=self.config.tokens_per_microbatch,
             device=self.device,
-            share=not self.recompute,
+            share=self.shares_prefix,
         )
 
     def _logprobs(
@@ -251,11 +268,11 @@ class LocalTrainer:
         Logits are computed at the positions that predict them only: the vocabulary is the widest
         dimension.
         """
-        computed: Any = policy or self.model
-        hidden = compute_hidden_states(computed.model, batch.input_ids, batch.shared, scope)
+        computed = policy or self.model
+        hidden = compute_hidden_states(find_decoder(computed), batch.input_ids, batch.shared, scope)
         trained = hidden[batch.rows, batch.positions - batch.shared]
         return compute_chosen_logprobs(
-            computed.lm_head,
+            find_head(computed),
             trained,
             batch.targets,
             self.temperature,

@@ -16,18 +16,38 @@ class TrainingError(AgentrlError):
 
 
 def load_policy(directory: Path) -> nn.Module:
-    """Load a policy from a directory in the Hugging Face layout, float32; raises TrainingError."""
-    from transformers import AutoModelForCausalLM
+    """Load a policy from a directory in the Hugging Face layout, float32.
+
+    One of several modalities is loaded whole, so that its checkpoints have the layout in which it
+    was published; only its text decoder can have gradients. Raises TrainingError.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        policy: nn.Module = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, experts_implementation="grouped_mm"
-        )
-    except (OSError, ValueError, RuntimeError) as error:
+        config = AutoConfig.from_pretrained(directory)
+        wrapped = config.get_text_config() is not config
+        kind: Any = AutoModelForImageTextToText if wrapped else AutoModelForCausalLM
+        policy: nn.Module = kind.from_pretrained(directory, dtype=torch.float32)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise TrainingError(f"cannot load the policy from {directory}: {error}") from error
+    if wrapped:
+        policy.requires_grad_(False)
+        find_decoder(policy).requires_grad_(True)
+        find_head(policy).requires_grad_(True)
     return policy
+
+
+def find_decoder(policy: Any) -> Any:
+    """Return a policy's text decoder: from token ids to hidden states."""
+    return policy.get_decoder()
+
+
+def find_head(policy: Any) -> nn.Linear:
+    """Return the linear layer from a policy's last hidden states to its logits."""
+    head: nn.Linear = policy.get_output_embeddings()
+    return head
 
 
 def find_device(choice: str) -> torch.device:

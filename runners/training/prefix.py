@@ -1,7 +1,8 @@
 """Run a prompt that many rows share once; its keys and values serve them all.
 
 Rollouts of a group share their prompt, and all rollouts of an agent share its tools and system
-prompt. Invariant: gradients flow through the shared part as if every row had run it.
+prompt. Invariant: gradients flow through the shared part as if every row had run it, also where
+activations are computed again.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 ForwardScope = Callable[[slice, slice], AbstractContextManager[object]]
 """Returns the context of a forward call on some rows and positions of the batch."""
@@ -22,31 +24,73 @@ def no_scope(_rows: slice, _positions: slice) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def can_share_prefix(decoder: Any) -> bool:
+    """Return whether keys and values are all that a decoder of transformers knows of a prefix.
+
+    Linear attention has a recurrent state instead, which its cache changes in place.
+    """
+    layers = DynamicCache(config=decoder.config).layers
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+
+
 def compute_hidden_states(
     model: Any, tokens: Tensor, shared: int, scope: ForwardScope = no_scope
 ) -> Tensor:
     """Return a decoder's last hidden states from position ``shared`` on, float [B, T − shared, H].
 
     ``tokens``: int64 [B, T], whose first ``shared`` columns are the same in every row; ``model``: a
-    decoder of transformers that takes a DynamicCache. With ``shared`` > 0 there are two forward
-    calls: one of row 0 up to ``shared``, one of all rows after it.
+    decoder of transformers, with ``shared`` > 0 one that ``can_share_prefix``. There are two
+    forward calls then: one of row 0 up to ``shared``, one of all rows after it.
     """
     if shared == 0:
         with scope(slice(None), slice(None)):
             states: Tensor = model(input_ids=tokens, use_cache=False).last_hidden_state
         return states
-    cache = DynamicCache(config=model.config)
+    prefix = Cache([_RecordingLayer() for _ in model.layers])  # type: ignore[no-untyped-call]
     with scope(slice(0, 1), slice(0, shared)):
-        model(input_ids=tokens[:1, :shared], past_key_values=cache, use_cache=True)
-    for layer in cache.layers:
-        assert isinstance(layer, DynamicLayer)
-        assert layer.keys is not None
-        assert layer.values is not None
-        # A view, not a copy: autograd adds up the gradients of all rows in the one prefix.
-        layer.keys = layer.keys.expand(len(tokens), -1, -1, -1)
-        layer.values = layer.values.expand(len(tokens), -1, -1, -1)
+        model(input_ids=tokens[:1, :shared], past_key_values=prefix, use_cache=True)
+    rows = Cache([_PrefixedLayer(layer) for layer in prefix.layers])
     with scope(slice(None), slice(shared, None)):
         rest: Tensor = model(
-            input_ids=tokens[:, shared:], past_key_values=cache, use_cache=True
+            input_ids=tokens[:, shared:], past_key_values=rows, use_cache=True
         ).last_hidden_state
     return rest
+
+
+class _RecordingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """Keys and values of one layer, kept as the forward pass gives them.
+
+    A layer whose activations are computed again comes with them a second time: those are not kept,
+    since gradients flow through the first.
+    """
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keep the first keys and values, [1, heads, shared, width], and return those given."""
+        if not self.is_initialized:
+            self.keys, self.values, self.is_initialized = key_states, value_states, True
+        return key_states, value_states
+
+
+class _PrefixedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """A prefix's keys and values of one layer, in front of every row's own.
+
+    All of them, also with a sliding window: the mask goes by positions. Nothing is kept, so the
+    layer may run again.
+    """
+
+    def __init__(self, prefix: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values, self.is_initialized = prefix.keys, prefix.values, True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the prefix and the rows, each [B, heads, T, width]."""
+        assert self.keys is not None
+        assert self.values is not None
+        # Expanded views: autograd adds up the gradients of all rows in the one prefix.
+        shape = (len(key_states), -1, -1, -1)
+        keys = torch.cat([self.keys.expand(shape), key_states], dim=-2)
+        return keys, torch.cat([self.values.expand(shape), value_states], dim=-2)

@@ -6,24 +6,48 @@ in chunks. Invariant: the operations and their numbers are the same, and so are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from runners.training.policy import find_decoder
+
 LOGITS_CHUNK = 1024
 """Tokens whose logits exist at once: 1024 of a vocabulary of 151,936 are 0.6 GiB in float32."""
 
 
-def checkpoint_layers(policy: Any) -> None:
-    """Let a policy of transformers keep the inputs of its layers only, while it trains.
+Contexts = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
+"""Returns the context of a layer's forward pass, and that in which it is computed again."""
 
-    Its layers then refuse a cache of keys and values, so micro-batches must share no prefix.
+
+def no_contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Return contexts that do nothing."""
+    return nullcontext(), nullcontext()
+
+
+def checkpoint_layers(policy: Any, contexts: Contexts = no_contexts) -> None:
+    """Let the decoder of a policy keep the inputs of its layers only.
+
+    Not transformers' own way: there a layer drops the keys and values of a shared prefix.
+    ``contexts`` is called in every forward pass of a layer that will be computed again.
     """
-    # transformers 5.12 has the older name only, which 5.23 warns about.
-    enable = getattr(policy, "activation_checkpointing_enable", None)
-    (enable or policy.gradient_checkpointing_enable)({"use_reentrant": False})
+    for layer in find_decoder(policy).layers:
+        layer.forward = _checkpoint(layer.forward, contexts)
+
+
+def _checkpoint(forward: Callable[..., Any], contexts: Contexts) -> Callable[..., Any]:
+    @wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    return run
 
 
 def compute_chosen_logprobs(

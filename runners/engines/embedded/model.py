@@ -1,4 +1,4 @@
-"""The Qwen3-MoE forward pass in float32 over a packed batch of decoding and prefilling rows.
+"""The Qwen3(-MoE) forward pass in float32 over a packed batch of decoding and prefilling rows.
 
 Rows ``0 … decoding-1`` of the KV store each contribute their last token; every span contributes the
 tokens it lists. All linear layers run once over the N packed tokens; attention is one batched
@@ -133,7 +133,7 @@ class KvStore:
 
 
 class Qwen3Moe:
-    """The model; it keeps nothing between calls except its rotary table."""
+    """The model, dense without experts; it keeps nothing between calls except its rotary table."""
 
     def __init__(self, weights: ModelWeights, max_context: int) -> None:
         self.config = weights.config

@@ -285,7 +285,7 @@ class EngineServer:
             "is_generation": True,
             "preferred_sampling_params": None,
             "weight_version": str(core.weight_version),
-            "model_type": "qwen3_moe",
+            "model_type": core.config.model_type,
             "vocab_size": core.config.vocab_size,
         }
 

@@ -1,4 +1,4 @@
-"""Read a Qwen3-MoE directory (config.json + safetensors) into float32 tensors for the forward pass.
+"""Read a directory of a Qwen3 or Qwen3-MoE (config.json + safetensors) into float32 tensors.
 
 Invariant: every tensor is a copy, because safetensors maps files into memory: a file that is
 replaced after loading cannot change the weights.
@@ -19,11 +19,14 @@ from torch import Tensor
 
 from runners.engines.contract import EngineError
 
+MODEL_TYPES = ("qwen3", "qwen3_moe")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The part of config.json that decides the computation."""
 
+    model_type: str
     vocab_size: int
     hidden_size: int
     layers: int
@@ -32,6 +35,7 @@ class ModelConfig:
     head_dim: int
     intermediate_size: int
     experts: int
+    """0 for a dense model."""
     experts_per_token: int
     moe_intermediate_size: int
     norm_topk_prob: bool
@@ -94,12 +98,12 @@ def read_config(directory: Path) -> ModelConfig:
     Raises EngineError 400 with the reason, also for a feature that the engine does not have.
     """
     raw = _read_json(directory / "config.json")
+    for reason in _unsupported(raw):
+        raise _refuse(directory, f"config.json: {reason}")
     try:
         config = _parse_config(raw, _generation_eos(directory))
     except (KeyError, TypeError, ValueError) as error:
         raise _refuse(directory, f"config.json: {type(error).__name__} {error}") from error
-    for reason in _unsupported(raw):
-        raise _refuse(directory, f"config.json: {reason}")
     return config
 
 
@@ -123,11 +127,14 @@ def _parse_config(raw: Mapping[str, Any], eos: tuple[int, ...]) -> ModelConfig:
     layers = int(raw["num_hidden_layers"])
     # transformers 5 writes num_local_experts and rope_parameters, earlier versions num_experts and
     # rope_theta
-    experts = int(raw["num_local_experts"] if "num_local_experts" in raw else raw["num_experts"])
+    experts = 0
+    if raw["model_type"] == "qwen3_moe":
+        experts = int(raw["num_local_experts" if "num_local_experts" in raw else "num_experts"])
     rope = raw.get("rope_parameters") or {}
     dense_layers = set(raw.get("mlp_only_layers") or ())
     step = int(raw.get("decoder_sparse_step", 1))
     return ModelConfig(
+        model_type=raw["model_type"],
         vocab_size=int(raw["vocab_size"]),
         hidden_size=int(raw["hidden_size"]),
         layers=layers,
@@ -136,9 +143,9 @@ def _parse_config(raw: Mapping[str, Any], eos: tuple[int, ...]) -> ModelConfig:
         head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
         intermediate_size=int(raw["intermediate_size"]),
         experts=experts,
-        experts_per_token=int(raw["num_experts_per_tok"]),
-        moe_intermediate_size=int(raw["moe_intermediate_size"]),
-        norm_topk_prob=bool(raw["norm_topk_prob"]),
+        experts_per_token=int(raw["num_experts_per_tok"]) if experts else 0,
+        moe_intermediate_size=int(raw["moe_intermediate_size"]) if experts else 0,
+        norm_topk_prob=bool(raw["norm_topk_prob"]) if experts else False,
         moe_layers=tuple(
             layer not in dense_layers and experts > 0 and (layer + 1) % step == 0
             for layer in range(layers)
@@ -156,9 +163,10 @@ def _unsupported(raw: Mapping[str, Any]) -> list[str]:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     reasons = []
-    if raw.get("model_type") != "qwen3_moe":
+    if raw.get("model_type") not in MODEL_TYPES:
         reasons.append(
-            f"model_type is {raw.get('model_type')!r}, the embedded engine runs qwen3_moe"
+            f"model_type is {raw.get('model_type')!r}, and engine=embedded runs "
+            f"{' and '.join(MODEL_TYPES)} alone: choose engine=sglang_launch"
         )
     if rope_type != "default":
         reasons.append(f"rope_type {rope_type!r} is not supported, only 'default'")

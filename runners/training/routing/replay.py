@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from runners.training.policy import find_decoder
 from runners.trajectory.routing import RoutingError
 
 RouterOutput = tuple[Tensor, Tensor, Tensor]
@@ -96,7 +97,7 @@ class RouterReplay:
 
     def __init__(self, policy: nn.Module) -> None:
         """Add a hook to every router; raises RoutingError if there is none or an unknown one."""
-        decoder: Any = getattr(policy, "model", policy)
+        decoder = find_decoder(policy)
         self.routers: dict[int, nn.Module] = {}
         """Router by decoder layer."""
         for index, layer in enumerate(decoder.layers):
@@ -110,6 +111,7 @@ class RouterReplay:
         self.layers = len(decoder.layers)
         self._fired: ReplayCounts | None = None
         self._call: _Call | None = None
+        self._recomputes = False
         self._calls: list[_Call] = []
         self._hooks = [
             router.register_forward_hook(self._hook(layer))
@@ -157,6 +159,21 @@ class RouterReplay:
         finally:
             self._call = None
 
+    def recomputation(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return the contexts of a layer's forward pass and of computing it again, for
+        ``torch.utils.checkpoint``: its router chooses the same experts in both.
+        """
+        return nullcontext(), self._resume(self._call)
+
+    @contextmanager
+    def _resume(self, call: _Call | None) -> Iterator[None]:
+        before = self._call, self._recomputes
+        self._call, self._recomputes = call, True
+        try:
+            yield
+        finally:
+            self._call, self._recomputes = before
+
     def _add_router(self, layer: int, gate: nn.Module) -> None:
         name = type(gate).__name__
         if name not in WEIGHTS:
@@ -171,10 +188,10 @@ class RouterReplay:
             if self._fired is None:
                 return None
             logits, _, native = output
-            call = self._call or self._call_of(len(native), layer)
-            # Outside of a forward call only a recomputation for the backward pass can call it.
-            recomputing = self._call is None
-            (self._fired.recomputed if recomputing else self._fired.forward)[layer] += 1
+            call, again = self._call, self._recomputes
+            if call is None:
+                raise RoutingError(f"layer {layer} routes {len(native)} rows outside of a call")
+            (self._fired.recomputed if again else self._fired.forward)[layer] += 1
             if len(call.valid) != len(native):
                 raise RoutingError(
                     f"layer {layer} routes {len(native)} rows, and {len(call.valid)} were given"
@@ -184,20 +201,11 @@ class RouterReplay:
                 return None
             given = call.experts[:, layer].to(native.dtype)
             experts = torch.where(call.valid[:, None], given, native)
-            if not recomputing:
+            if not again:
                 self._compare(layer, call, experts, native)
             return logits, WEIGHTS[type(router).__name__](router, logits, experts), experts
 
         return hook
-
-    def _call_of(self, rows: int, layer: int) -> _Call:
-        """Return the call whose activations are recomputed, found by its number of rows."""
-        fitting = [call for call in self._calls if len(call.valid) == rows]
-        if len(fitting) != 1:
-            raise RoutingError(
-                f"layer {layer} is recomputed on {rows} rows, and {len(fitting)} calls had as many"
-            )
-        return fitting[0]
 
     def _compare(self, layer: int, call: _Call, experts: Tensor, native: Tensor) -> None:
         assert self._fired is not None

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from conf.sections.training import RoutingRecomputeConfig, RoutingRolloutConfig
 from runners.training.micro_batches import MicroBatch
 from runners.training.prefix import ForwardScope
+from runners.training.recompute import Contexts
 from runners.training.routing.check import find_routing_fault
 from runners.training.routing.replay import ReplayCounts, RouterReplay
 from runners.training.sample import Sample
@@ -58,6 +59,11 @@ class RoutingReplay:
     def records(self) -> bool:
         """True if the trainer's own choices are recorded and then replayed in the step (R2)."""
         return isinstance(self.config, RoutingRecomputeConfig)
+
+    @property
+    def recomputation(self) -> Contexts:
+        """The contexts in which a layer's experts are the same when it is computed again."""
+        return self._replay.recomputation
 
     def shadow_due(self, step: int) -> bool:
         """Return whether step number ``step`` (1, 2, …) is also measured without replay."""

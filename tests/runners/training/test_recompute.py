@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from conf.compose import compose
-from conf.errors import ConfigError
+from conf.sections.training import RoutingRecomputeConfig, RoutingRolloutConfig
 from runners.training.local import LocalTrainer
 from runners.training.micro_batches import OPENING
 from runners.training.recompute import LOGITS_CHUNK, compute_chosen_logprobs
+from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
+from runners.trajectory.routing import Routing
 from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 
@@ -115,8 +116,73 @@ def test_chunked_logits_give_the_same_logprobs_and_gradients() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("replay", ["rollout", "recompute"])
-def test_recompute_is_refused_together_with_routing_replay(replay: str) -> None:
-    with pytest.raises(ConfigError, match=f"trainer.recompute=true and routing_replay={replay}"):
-        compose(["trainer.recompute=true", f"routing_replay={replay}"])
-    compose([f"routing_replay={replay}"])
+ROLLOUT = RoutingRolloutConfig(
+    kind="rollout", on_fault="stop", shadow_every=0, alarm_disagreement=1.0
+)
+LENGTH = 2 * OPENING
+"""Of the prompt and of every answer: both forward calls of a lone row route as many rows."""
+
+
+def make_routed(weights: Path, count: int, *, answer: int) -> list[list[Sample]]:
+    """Return rollouts behind one prompt, with random experts, the same ones for the prompt."""
+    shape = read_routing_shape(weights)
+    assert shape is not None
+    rng = np.random.default_rng(5)
+    prompt = rng.integers(0, VOCAB, LENGTH)
+
+    def route(tokens: int) -> np.ndarray:
+        chance = rng.random((tokens, shape.layers, shape.experts))
+        return shape.cast_ids(chance.argsort(axis=-1)[..., : shape.top_k])
+
+    of_prompt = route(LENGTH)
+    rollouts = []
+    for index in range(count):
+        tokens = np.concatenate([prompt, rng.integers(0, VOCAB, answer)]).astype(np.int32)
+        mask = np.arange(len(tokens)) > LENGTH
+        routing = Routing(
+            np.concatenate([of_prompt, route(answer)]), np.arange(len(tokens)) < len(tokens) - 1
+        )
+        logprobs = np.where(mask, -4.5, 0).astype(np.float32)
+        worth = 1.0 if index % 2 else -1.0
+        rollouts.append([Sample(f"r{index}", tokens, mask, logprobs, worth, routing=routing)])
+    return rollouts
+
+
+@pytest.mark.parametrize("answer", [9, LENGTH // 2])
+def test_replayed_routing_is_the_same_in_layers_that_are_computed_again(
+    weights: Path, answer: int
+) -> None:
+    """With a shared prompt there are two forward calls. With two answers of half its length both
+    route as many rows: the number of rows does not tell which call is computed again.
+    """
+    results = []
+    for recompute in (False, True):
+        trainer = make_trainer(
+            weights, loss="reinforce", recompute=recompute, grad_clip=1e9, routing=ROLLOUT
+        )
+        rollouts = make_routed(weights, 2, answer=answer)
+        (batch,) = trainer._batches([sample for (sample,) in rollouts])
+        assert batch.shared == LENGTH
+        trainer.step(rollouts)
+        results.append(gradients(trainer))
+    assert sum(each.norm().item() for each in results[0]) > 0.1
+    for kept, again in zip(*results, strict=True):
+        torch.testing.assert_close(again, kept, rtol=1e-4, atol=1e-6)
+    native = make_trainer(weights, loss="reinforce", recompute=True, grad_clip=1e9)
+    native.step([[replace(sample, routing=None)] for (sample,) in rollouts])
+    pairs = zip(gradients(native), results[0], strict=True)
+    assert any(not torch.allclose(mine, theirs, rtol=0.1) for mine, theirs in pairs)
+
+
+def test_the_trainer_s_own_routing_is_recorded_and_replayed_in_layers_that_are_computed_again(
+    weights: Path,
+) -> None:
+    own = RoutingRecomputeConfig(kind="recompute")
+    results = []
+    for recompute in (False, True):
+        trainer = make_trainer(weights, recompute=recompute, routing=own, epochs=2)
+        metrics = trainer.step(with_prompt(make_rollouts(trainer, 4), 2 * OPENING))
+        assert metrics["r3/replayed"] == 1.0
+        results.append(gradients(trainer))
+    for kept, again in zip(*results, strict=True):
+        torch.testing.assert_close(again, kept, rtol=1e-3, atol=1e-6)

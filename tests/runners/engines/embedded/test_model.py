@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import Qwen3MoeForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeForCausalLM
 
 from runners.engines.embedded.model import (
     DecodeBlock,
@@ -113,6 +113,27 @@ def test_logprobs_and_routing_equal_transformers(tmp_path: Path, overrides: dict
         assert np.array_equal(routing[:, layer], experts.numpy())
     dense = [layer for layer, moe in enumerate(weights.config.moe_layers) if not moe]
     assert not routing[:, dense].any()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_logprobs_of_a_dense_model_equal_transformers(tmp_path: Path, tied: bool) -> None:
+    config = Qwen3Config(
+        vocab_size=800, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, initializer_range=0.1,
+        tie_word_embeddings=tied, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    reference = Qwen3ForCausalLM(config)
+    reference.save_pretrained(tmp_path)
+    ids = torch.randint(0, 800, (LENGTH,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = reference(ids[None]).logits[0].log_softmax(-1)
+    weights = load_weights(tmp_path)
+    model, kv = Qwen3Moe(weights, 64), KvStore(weights.config, 3, 64)
+    first, _ = prefill(model, kv, 1, ids[:20], 0)
+    second, routing = prefill(model, kv, 1, ids[20:], 20)
+    assert (torch.cat([first, second]).log_softmax(-1) - expected).abs().max() < TOLERANCE
+    assert routing.shape == (LENGTH - 20, 2, 0)
 
 
 def test_decoding_rows_of_different_lengths_equal_transformers(

@@ -107,7 +107,11 @@ def test_loaded_weights_survive_the_file_being_overwritten(copy_dir: Path) -> No
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"model_type": "llama"}, "model_type is 'llama'.*choose engine=sglang_launch"),
+        (
+            {"model_type": "qwen3_5_moe", "text_config": {}, "num_attention_heads": None},
+            "model_type is 'qwen3_5_moe'",
+        ),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type 'yarn'"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),

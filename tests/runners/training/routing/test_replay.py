@@ -19,6 +19,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from runners.training.recompute import checkpoint_layers
 from runners.training.routing.replay import WEIGHTS, ReplayCounts, RouterReplay
 from runners.trajectory.routing import RoutingError
 
@@ -181,7 +182,7 @@ def test_recomputed_activations_use_the_same_experts_bit_for_bit(policy: nn.Modu
     gradients = []
     for recompute in (False, True):
         if recompute:
-            policy.activation_checkpointing_enable()  # type: ignore[operator]
+            checkpoint_layers(policy, replay.recomputation)
         policy.zero_grad()
         everywhere = torch.ones(TOKENS.numel(), dtype=torch.bool)
         with replay.micro_batch() as fired:
@@ -192,6 +193,13 @@ def test_recomputed_activations_use_the_same_experts_bit_for_bit(policy: nn.Modu
         assert {layer: fired.recomputed[layer] for layer in replay.routers} == again
         gradients.append([weight.grad for weight in policy.parameters() if weight.grad is not None])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_router_that_fires_outside_of_a_forward_call_is_an_alarm(policy: nn.Module) -> None:
+    """As a layer does that is computed again in nobody's context."""
+    replay = RouterReplay(policy)
+    with pytest.raises(RoutingError, match="14 rows outside of a call"), replay.micro_batch():
+        logits_of(policy)
 
 
 def test_two_calls_of_a_micro_batch_have_their_own_rows(policy: nn.Module) -> None:

@@ -226,10 +226,11 @@ def test_backward_with_recomputed_activations_replays_what_forward_replayed(
     found = []
     for recompute in (False, True):
         trainer = make_trainer(
-            weights, routing=r3(alarm_disagreement=1.0, shadow_every=0), tokens_per_microbatch=8
+            weights,
+            routing=r3(alarm_disagreement=1.0, shadow_every=0),
+            tokens_per_microbatch=8,
+            recompute=recompute,
         )
-        if recompute:
-            trainer.model.activation_checkpointing_enable()  # type: ignore[operator]
         metrics = trainer.step(rollouts)
         found.append((metrics["policy/grad_norm"], metrics["r3/gate_grad_norm"]))
     assert found[0] == found[1]
