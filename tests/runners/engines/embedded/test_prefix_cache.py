@@ -15,10 +15,10 @@ from runners.trajectory.prefix import common_prefix_length
 
 CAPACITY = 24
 CONFIG = ModelConfig(
-    model_type="qwen3_moe", vocab_size=10, hidden_size=8, layers=2, heads=2, kv_heads=2, head_dim=3, intermediate_size=4,
-    experts=4, experts_per_token=2, moe_intermediate_size=4, norm_topk_prob=True,
-    moe_layers=(True, True), rms_norm_eps=1e-6, rope_theta=1e4, attention_bias=False,
-    tied_embeddings=True, max_position=CAPACITY, eos_token_ids=(),
+    model_type="qwen3_moe", vocab_size=10, hidden_size=8, layers=2, heads=2, kv_heads=2,
+    head_dim=3, intermediate_size=4, experts=4, experts_per_token=2, moe_intermediate_size=4,
+    norm_topk_prob=True, moe_layers=(True, True), rms_norm_eps=1e-6, rope_theta=1e4,
+    attention_bias=False, tied_embeddings=True, max_position=CAPACITY, eos_token_ids=(),
 )  # fmt: skip
 
 sequences = st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY)
