@@ -132,7 +132,8 @@ class Campaign:
         for reason in self._trainer.failed_updates:
             self._store.event("update_failed", {"step": step, "reason": reason})
             self._progress.add_note(f"an update of step {step} is left out: {reason}")
-        metrics = step_metrics(samples, rollout_s, name_sets(self._config)) | trained
+        sets = name_sets(self._config)
+        metrics = step_metrics(samples, rollout_s, sets, version=step - 1) | trained
         for record in samples.records:
             self._store.put_rollout(record)
         self._progress.begin_phase("checkpoint")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from conf.errors import ExitCode
 from runners.evaluation.statistics import pass_at_k
-from runners.observe.status import read_best
+from runners.observe.status import read_best, read_outcomes
+from runners.observe.training_counts import count_training
 from runners.store.campaign_tables import StepRow
 from runners.store.run_store import RunStore
 from runners.training.step_metrics import mean
@@ -22,7 +23,8 @@ class CampaignResult:
 
     summary: dict[str, Any]
     """``run_dir, steps, eval: {first, last}, best_checkpoint: {step, solve_rate, path}, reward, k3,
-    wall_s, rollouts, outcomes, tokens: {sampled, trained}``, reward and k3 as means over steps;
+    wall_s, rollouts, outcomes, groups: {total, flat, dropped}, tokens: {sampled, in_loss,
+    trained}``, reward and k3 as means over steps, groups and tokens as ``count_training`` has them;
     with routing replay also ``routing: {captured, disagree_token, k3, k3_native}``.
     """
     exit_code: ExitCode
@@ -36,23 +38,14 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
     """Return the summary of a run: finished steps, first and last evaluation, final rollouts.
 
     ``eval.last`` is None until there is a second evaluation, ``best_checkpoint`` (its step, path
-    and held-out solve rate) without one that was evaluated. ``tokens`` are those of the training
-    rollouts of finished steps that ended with a grade; the fan-out decides what is trained.
+    and held-out solve rate) without one that was evaluated.
     """
     rows = [row for row in store.steps() if row.state == "done"]
-    steps = [row.step for row in rows]
     evaluations = store.evaluations()
-    done = set(steps)
-    outcomes: Counter[str] = Counter()
-    sampled = trained = 0
-    for record in store.each_rollout(counts=True):
-        outcomes[record.outcome.code.value] += 1
-        if record.split == "train" and record.step in done and record.reward is not None:
-            sampled += record.sampled_tokens
-            trained += record.trained_tokens
+    outcomes = read_outcomes(store)
     return {
         "run_dir": str(store.run_dir),
-        "steps": len(steps),
+        "steps": len(rows),
         "eval": {
             "first": evaluations[0].result["solve_rate"] if evaluations else None,
             "last": evaluations[-1].result["solve_rate"] if len(evaluations) > 1 else None,
@@ -63,7 +56,7 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
         "wall_s": round(wall_s, 1),
         "rollouts": sum(outcomes.values()),
         "outcomes": dict(sorted(outcomes.items())),
-        "tokens": {"sampled": sampled, "trained": trained},
+        **asdict(count_training(rows)),
         **_routing(rows),
     }
 

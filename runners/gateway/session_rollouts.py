@@ -118,6 +118,7 @@ def make_record(
         patch="",
         verdict=None,
         tool_turns=summary.tool_turns,
+        tool_calls=summary.tool_calls_total,
     )
 
 

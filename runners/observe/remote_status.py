@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.observe.status import Leak, Status
+from runners.observe.training_counts import GroupCounts, TokenCounts
 from runners.processes.atomic_write import atomic_file
 from runners.store.json_text import dumps
 from runners.store.status_file import find_remote_driver, read_status_file
@@ -34,4 +35,6 @@ def read_remote_status(run_dir: Path) -> Status | None:
     values = {name: value for name, value in document.items() if name in known}
     values["run_dir"] = str(run_dir)
     values["leaks"] = [Leak(**leak) for leak in document["leaks"]]
+    values["groups"] = GroupCounts(**document.get("groups", {}))
+    values["tokens"] = TokenCounts(**document.get("tokens", {}))
     return Status(**values)

@@ -14,6 +14,12 @@ from conf.exactness import describe_inexactness
 from runners.diagnostics.diagnostics import newest_diagnoses
 from runners.observe.curves import REWARD, SOLVE_RATE, Curve, read_evaluations
 from runners.observe.dashboard import format_duration
+from runners.observe.training_counts import (
+    GroupCounts,
+    TokenCounts,
+    TrainingCounts,
+    count_training,
+)
 from runners.processes.ledger import Ledger, ResourceKind, is_gone
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
@@ -80,6 +86,7 @@ class Status:
     """Of the last finished step."""
     outcomes: dict[str, int]
     sampled_tokens: int
+    """Of all attempts: of evaluations, retries and the step under way, too."""
     attempts: int
     """All attempts, those that were retried included."""
     diagnoses: list[str]
@@ -88,6 +95,10 @@ class Status:
     """Resources that a dead driver left, which a resume ends, and sandboxes and sessions that
     outlived their attempt.
     """
+    groups: GroupCounts = field(default_factory=GroupCounts)
+    """Of finished steps, as the run's summary has them."""
+    tokens: TokenCounts = field(default_factory=TokenCounts)
+    """Likewise."""
     tampered: dict[str, str] = field(default_factory=dict)
     """The last rollouts whose patch tampered with its tests, with the evidence, newest first."""
     partly_solved: list[PartlySolved] = field(default_factory=list)
@@ -163,7 +174,10 @@ def render(status: Status) -> Table:
         table.add_row("no compaction", Text(told, style="red"))
     for key, number in status.set_aside.items():
         table.add_row("set aside", f"{number:,} tasks by {key}.exclude")
-    table.add_row("tokens sampled", f"{status.sampled_tokens:,}")
+    if status.steps_done:
+        for name, value in TrainingCounts(status.groups, status.tokens).rows():
+            table.add_row(name, value)
+    table.add_row("tokens of all attempts", f"{status.sampled_tokens:,}")
     if status.inexact:
         table.add_row("tokens", Text(status.inexact, style="yellow"))
     for leak in status.leaks[:_LEAKS_SHOWN]:
@@ -189,9 +203,7 @@ def read_store_status(store: RunStore) -> Status:
     state, config = store.state(), store.config()
     dead = state.state is State.RUNNING and not state.driven
     done = [row for row in store.steps() if row.state == "done"]
-    outcomes = store.query(
-        "SELECT code, count(*) FROM rollout WHERE counts GROUP BY code ORDER BY 2 DESC, 1"
-    )
+    counts = count_training(done)
     tampered = store.query(
         "SELECT rollout_id, message FROM rollout WHERE counts AND code = 'policy.tampered' "
         f"ORDER BY step DESC, rollout_id DESC LIMIT {_TAMPERED_SHOWN}"
@@ -224,10 +236,12 @@ def read_store_status(store: RunStore) -> Status:
         step_rollouts=under_way,
         evaluations=read_evaluations(store),
         metrics=done[-1].metrics if done else {},
-        outcomes={code: count for code, count in outcomes},
+        outcomes=read_outcomes(store),
         sampled_tokens=sampled,
         attempts=attempts,
         diagnoses=[str(path) for path in newest_diagnoses(store.run_dir, _DIAGNOSES_SHOWN)],
+        groups=counts.groups,
+        tokens=counts.tokens,
         leaks=_leaks(store, config.get("rollout", {}).get("deadlines", {})),
         tampered={name: message for name, message in tampered},
         partly_solved=_count_partly_solved(store) if _pays_parts(config) else [],
@@ -240,6 +254,14 @@ def read_store_status(store: RunStore) -> Status:
         },
         inexact=describe_inexactness(config),
     )
+
+
+def read_outcomes(store: RunStore) -> dict[str, int]:
+    """Return the number of rollouts by outcome, the most frequent first."""
+    found = store.query(
+        "SELECT code, count(*) FROM rollout WHERE counts GROUP BY code ORDER BY 2 DESC, 1"
+    )
+    return {code: count for code, count in found}
 
 
 def read_best(store: RunStore) -> dict[str, Any] | None:

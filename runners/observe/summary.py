@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runners.observe.dashboard import format_duration
+from runners.observe.training_counts import GroupCounts, TokenCounts, TrainingCounts
 
 
 def summary_table(summary: dict[str, Any]) -> Table:
@@ -28,8 +29,9 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_row("rollouts", f"{summary['rollouts']:,}")
     for code, count in sorted(summary["outcomes"].items(), key=lambda item: -item[1]):
         table.add_row(f"  {code}", f"{count:,}")
-    table.add_row("tokens sampled", f"{summary['tokens']['sampled']:,}")
-    table.add_row("tokens trained", f"{summary['tokens']['trained']:,}")
+    counts = TrainingCounts(GroupCounts(**summary["groups"]), TokenCounts(**summary["tokens"]))
+    for name, value in counts.rows():
+        table.add_row(name, value)
     routing = summary.get("routing")
     if routing is not None:
         native = routing["k3_native"]

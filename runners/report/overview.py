@@ -106,9 +106,12 @@ def _tiles(facts: ReportData) -> Iterator[Element]:
     failed = sum(failure.count for failure in sums.failures.values())
     more = f"{format_quantity(failed, 'attempt')} failed" if failed else "no attempt failed"
     yield _tile("rollouts", format_count(ended), more)
-    tokens = sums.tokens
-    trained = f"{format_count(tokens['trained'])} trained" if not status.benchmark else ""
-    yield _tile("tokens sampled", format_count(status.sampled_tokens), trained)
+    groups, tokens = status.groups, status.tokens
+    if groups.total:
+        flat = f"{format_count(groups.flat)} flat: no gradient"
+        yield _tile("groups", format_count(groups.total), flat)
+    trained = f"{format_count(tokens.trained)} trained" if not status.benchmark else ""
+    yield _tile("tokens of all attempts", format_count(status.sampled_tokens), trained)
     yield _tile("wall time", format_duration(facts.wall_s), "of all executions")
 
 

@@ -63,7 +63,7 @@ class Sums:
     stages: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """Training step → stage → seconds of its rollouts together."""
     tokens: Counter[str] = field(default_factory=Counter)
-    """Sampled tokens by their use (graded, ungraded, replaced, evaluation); and ``trained``."""
+    """Sampled tokens by their use: graded, ungraded, replaced, evaluation."""
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
     tampered: list[RolloutRecord] = field(default_factory=list)
     """Rollouts whose patch tampered with its grading."""
@@ -88,7 +88,6 @@ class Sums:
             self.ends[record.step][end] += 1
             self.stages[record.step].update(record.timings)
             self.tokens["graded" if graded else "ungraded"] += record.sampled_tokens
-            self.tokens["trained"] += record.trained_tokens
         else:
             self.tokens["evaluation"] += record.sampled_tokens
             if graded:

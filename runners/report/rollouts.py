@@ -90,10 +90,12 @@ def build_branches(facts: ReportData) -> Element | None:
 
 
 def _token_use(facts: ReportData) -> Element:
-    tokens = facts.sums.tokens
+    tokens, counts = facts.sums.tokens, facts.status.tokens
+    loss, trained = counts.in_loss or 0, counts.trained
     rows: list[list[Child]] = [
-        ["sampled by graded training rollouts", format_count(tokens["graded"]), ""],
-        ["trained", format_count(tokens["trained"]), _of(tokens["trained"], tokens["graded"])],
+        ["sampled by graded rollouts of finished steps", format_count(counts.sampled), ""],
+        ["averaged in the loss", format_count(loss), _of(loss, counts.sampled)],
+        ["trained: with a gradient", format_count(trained), _of(trained, counts.sampled)],
         ["masked: rollouts without a grade", format_count(tokens["ungraded"]), ""],
         ["sampled by attempts that were retried", format_count(tokens["replaced"]), ""],
         ["sampled by evaluations", format_count(tokens["evaluation"]), ""],

@@ -43,6 +43,7 @@ def make_record(
         advantage=None,
         turns=summary.turns,
         tool_turns=summary.tool_turns,
+        tool_calls=summary.tool_calls_total,
         sampled_tokens=summary.usage.sampled_tokens,
         trained_tokens=0,
         final_message="",

@@ -43,8 +43,8 @@ class FanOut:
     """In order of the segments' first turns. A segment without a share has advantage 0.0: its
     tokens still count in the rollout's average.
     """
-    trained: Counter[SegmentKind]
-    """Tokens of the samples that have a share of the advantage, whatever the advantage is."""
+    kinds: list[SegmentKind]
+    """Kind of each sample's segment."""
     dropped: Counter[DropReason]
     """Segments that did not become samples."""
     cut_tokens: int = 0
@@ -81,7 +81,6 @@ def fan_out(
         dropped["many"] += len(kept) - len(capped)
         kept = capped
     samples = []
-    trained: Counter[SegmentKind] = Counter()
     fitting = [_cut(segment, config.max_segment_tokens) for segment in kept]
     for segment, whole, share in zip(fitting, kept, compute_shares(fitting, reward), strict=True):
         credit = advantage * share if share else 0.0
@@ -96,11 +95,9 @@ def fan_out(
                 routing=_cut_routing(routing(whole), len(segment.tokens)),
             )
         )
-        if share:
-            trained[segment.kind] += _sampled(segment)
     cut_tokens = sum(len(segment.tokens) for segment in kept)
     cut_tokens -= sum(len(segment.tokens) for segment in fitting)
-    return FanOut(samples, trained, dropped, cut_tokens)
+    return FanOut(samples, [segment.kind for segment in kept], dropped, cut_tokens)
 
 
 class SharePolicy(Protocol):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
 from runners.plugins.calls import PluginFailedError
+from runners.training.gradient import has_gradient
 from runners.training.micro_batches import (
     MicroBatch,
     Rollout,
@@ -41,7 +42,12 @@ from runners.training.prefix import (
     compute_hidden_states,
     no_scope,
 )
-from runners.training.recompute import checkpoint_layers, compute_chosen_logprobs, no_contexts
+from runners.training.recompute import (
+    Entropy,
+    checkpoint_layers,
+    compute_chosen_logprobs,
+    no_contexts,
+)
 from runners.training.routing.shape import read_routing_shape
 from runners.training.routing.step import RoutingReplay
 from runners.training.sample import Sample
@@ -222,7 +228,8 @@ class LocalTrainer:
                 scope: ForwardScope = no_scope
                 if self.replay is not None:
                     scope = exits.enter_context(self.replay.replay(batch))
-                part = self.objective.compute(batch, self._logprobs(batch, scope), totals)
+                found = self._logprobs(batch, scope, entropy=self.objective.entropy)
+                part = self.objective.compute(batch, found, totals)
                 part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
         if self.replay is not None:
@@ -242,11 +249,7 @@ class LocalTrainer:
 
     def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
         """Return the indices of the samples that change the weights."""
-        return [
-            index
-            for index, sample in enumerate(samples)
-            if (sample.advantage != 0.0 or self.objective.trains_all) and sample.loss_mask.any()
-        ]
+        return [index for index, sample in enumerate(samples) if has_gradient(sample, self.config)]
 
     def _batches(
         self, samples: Sequence[Sample], weights: Sequence[float] | None = None
@@ -260,10 +263,14 @@ class LocalTrainer:
         )
 
     def _logprobs(
-        self, batch: MicroBatch, scope: ForwardScope = no_scope, policy: Any = None
+        self,
+        batch: MicroBatch,
+        scope: ForwardScope = no_scope,
+        policy: Any = None,
+        entropy: Entropy = "none",
     ) -> Tensor:
-        """Return the logprobs of the trained tokens after temperature and, if the objective needs
-        them, the entropies: float32 [n, 1 or 2]. ``policy``: another than the one that is trained.
+        """Return the logprobs of the trained tokens after temperature and, if wanted, the
+        entropies: float32 [n, 1 or 2]. ``policy``: another than the one that is trained.
 
         Logits are computed at the positions that predict them only: the vocabulary is the widest
         dimension.
@@ -277,7 +284,7 @@ class LocalTrainer:
             batch.targets,
             self.temperature,
             chunked=self.recompute,
-            entropy=self.objective.needs_entropy,
+            entropy=entropy,
         )
 
     def _replay_metrics(self, totals: StepTotals) -> dict[str, Any]:

@@ -37,8 +37,12 @@ class TokenLosses:
 
     losses: Tensor
     """float32 [n], finite; differentiable with respect to ``TrainedTokens.logprobs``."""
-    clipped: Tensor | None = None
-    """bool [n]: tokens whose gradient was removed or bounded, for ``policy/clip_fraction``."""
+    clipped_low: Tensor | None = None
+    """bool [n]: tokens whose gradient was removed because the ratio is below its lower bound, for
+    ``policy/clipped_low``.
+    """
+    clipped_high: Tensor | None = None
+    """bool [n]: tokens whose gradient was removed or bounded because it is above an upper one."""
 
 
 class PolicyLoss(Protocol):

@@ -46,11 +46,12 @@ class ClippedSurrogate:
         """Return the losses at these ratios, float32 [n]."""
         unclipped = ratio * advantages
         clipped = ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages
-        gain, removed = torch.minimum(unclipped, clipped), clipped < unclipped
+        gain, removed = torch.minimum(unclipped, clipped), (clipped < unclipped).detach()
+        low, high = removed & (advantages < 0), removed & (advantages > 0)
         if self.dual is not None:
             least = torch.where(advantages < 0, self.dual * advantages, -torch.inf)
-            gain, removed = torch.maximum(gain, least), removed | (gain < least)
-        return TokenLosses(-gain, removed.detach())
+            gain, high = torch.maximum(gain, least), high | (gain < least).detach()
+        return TokenLosses(-gain, low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,8 @@ class WeightedReinforce:
     def __call__(self, tokens: TrainedTokens) -> TokenLosses:
         """Return the loss of each token."""
         ratio = (tokens.logprobs - tokens.old_logprobs).detach().exp()
-        weight = ratio.clamp(max=1.0 + self.high)
-        return TokenLosses(-weight * tokens.advantages * tokens.logprobs, ratio > 1.0 + self.high)
+        losses = -ratio.clamp(max=1.0 + self.high) * tokens.advantages * tokens.logprobs
+        return TokenLosses(losses, clipped_high=ratio > 1.0 + self.high)
 
 
 def reinforce(tokens: TrainedTokens) -> TokenLosses:
@@ -124,7 +125,8 @@ def compute_loss(loss: PolicyLoss, tokens: TrainedTokens) -> TokenLosses:
     if not isinstance(found, TokenLosses) or not isinstance(losses, Tensor):
         kind = type(losses if isinstance(found, TokenLosses) else found).__name__
         raise PluginFailedError(f"{NAME} returned {kind}: it has to return TokenLosses(tensor)")
-    for name, tensor in (("losses", losses), ("clipped", found.clipped)):
+    given = {name: getattr(found, name) for name in ("losses", "clipped_low", "clipped_high")}
+    for name, tensor in given.items():
         if tensor is not None and tensor.shape != tokens.logprobs.shape:
             shape, wanted = list(tensor.shape), list(tokens.logprobs.shape)
             raise PluginFailedError(f"{NAME}: {name} of shape {shape} for tokens of shape {wanted}")

@@ -19,6 +19,7 @@ from runners.training.losses import (
     replace_rounded,
 )
 from runners.training.micro_batches import MicroBatch
+from runners.training.recompute import Entropy
 from runners.training.reference import estimate_kl, penalize
 from runners.training.totals import StepTotals
 
@@ -32,14 +33,13 @@ class Objective:
         self._loss = make_loss(config)
         self._own_loss = isinstance(config.loss, PluginConfig)
         self.needs_reference = config.kl.weight > 0
-        self.needs_entropy = config.entropy_bonus > 0
-        self.trains_all = self._own_loss or self.needs_reference or self.needs_entropy
-        """Samples whose advantage is 0 have a gradient, too."""
+        self.entropy: Entropy = "gradient" if config.entropy_bonus > 0 else "value"
+        """Entropies that ``compute`` needs."""
 
     def compute(self, batch: MicroBatch, found: Tensor, totals: StepTotals) -> Tensor:
         """Return a micro-batch's objective, float32 [], differentiable.
 
-        ``found``: float32 [n, 1 or 2], logprobs and, if needed, entropies. The ratio compares with
+        ``found``: float32 [n, 2], logprobs and entropies. The ratio compares with
         the engine's logprobs, or with the trainer's own before the step's first update where the
         two differ by rounding alone; with a correction, always with the trainer's own, and the
         importance weights bridge the two. Raises PluginFailedError.
@@ -49,6 +49,7 @@ class Objective:
         if totals.updates == 0:  # before the first update both sides have the same weights
             totals.mismatch.add(logprobs, rollout)
         own = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        totals.add_ratios(own, rollout)
         old = replace_rounded(own, rollout)
         if batch.reference_logprobs is not None and kl.place == "reward":
             reference = batch.reference_logprobs
@@ -63,15 +64,13 @@ class Objective:
         tokens = TrainedTokens(logprobs, old, rollout, advantages, batch.rows)
         losses = compute_loss(self._loss, tokens) if self._own_loss else self._loss(tokens)
         objective = (losses.losses * weights).sum()
-        totals.add_tokens(logprobs, losses.clipped)
+        totals.add_tokens(tokens, losses, found[:, 1])
         if batch.reference_logprobs is not None:
-            distance = estimate_kl(logprobs, batch.reference_logprobs, kl.estimator)
-            totals.kl += distance.detach().sum().item()
+            totals.add_distance(logprobs, batch.reference_logprobs)
             if kl.place == "loss":
+                distance = estimate_kl(logprobs, batch.reference_logprobs, kl.estimator)
                 objective = objective + kl.weight * (distance * batch.weights).sum()
-        if self.needs_entropy:
-            entropies = found[:, 1]
-            totals.entropy += entropies.detach().sum().item()
-            bonus = (entropies * batch.weights).sum()
+        if self.entropy == "gradient":
+            bonus = (found[:, 1] * batch.weights).sum()
             objective = objective - self._config.entropy_bonus * bonus
         return objective

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from runners.training.policy import find_decoder
 
+Entropy = Literal["none", "value", "gradient"]
+"""Entropies beside the logprobs: not computed, without or with a gradient."""
 LOGITS_CHUNK = 1024
 """Tokens whose logits exist at once: 1024 of a vocabulary of 151,936 are 0.6 GiB in float32."""
 
@@ -57,7 +59,7 @@ def compute_chosen_logprobs(
     temperature: float,
     *,
     chunked: bool,
-    entropy: bool = False,
+    entropy: Entropy = "none",
 ) -> Tensor:
     """Return ``log softmax(head(hidden) / temperature)`` at ``targets``, float32 [n, 1]; with
     ``entropy`` [n, 2], whose second column is the entropy of the softmax in nats.
@@ -70,10 +72,14 @@ def compute_chosen_logprobs(
         logits = head(rows).float() / temperature
         total = logits.logsumexp(dim=1)
         logprobs: Tensor = logits.gather(1, chosen[:, None])[:, 0] - total
-        if not entropy:
+        if entropy == "none":
             return logprobs[:, None]
-        mean = (logits * (logits - total[:, None]).exp()).sum(dim=1)
-        return torch.stack([logprobs, total - mean], dim=1)
+        if entropy == "gradient":
+            return torch.stack([logprobs, _compute_entropy(logits, total)], dim=1)
+        with torch.no_grad():  # in chunks: what it needs for a moment is as large as the logits
+            pairs = zip(logits.split(LOGITS_CHUNK), total.split(LOGITS_CHUNK), strict=True)
+            measured = torch.cat([_compute_entropy(*each) for each in pairs])
+        return torch.stack([logprobs, measured], dim=1)
 
     if not chunked:
         return choose(hidden, targets)
@@ -81,3 +87,8 @@ def compute_chosen_logprobs(
     chunks = [slice(start, start + LOGITS_CHUNK) for start in starts]
     parts = [checkpoint(choose, hidden[c], targets[c], use_reentrant=False) for c in chunks]
     return torch.cat(parts)
+
+
+def _compute_entropy(logits: Tensor, total: Tensor) -> Tensor:
+    """Return the entropy of each row's softmax in nats, float32 [n]; ``total``: its logsumexp."""
+    return total - (logits * (logits - total[:, None]).exp()).sum(dim=1)

@@ -1,6 +1,7 @@
 """The metrics of a step's rollouts, before anything is trained on them.
 
-Invariant: the keys are the same in every step; a figure of nothing is None.
+Invariant: the keys are the same in every step, but for names that rollouts bring; a figure of
+nothing is None.
 """
 
 from __future__ import annotations
@@ -10,35 +11,44 @@ from typing import Any, get_args
 
 import numpy as np
 
+from runners.training.named_means import means_by_name
 from runners.training.step_samples import StepSamples
 from runners.trajectory.counters import SUMMED_COUNTERS
 from runners.trajectory.outcome import OutcomeCode
-from runners.trajectory.record import TASK_SET, RolloutRecord, SegmentKind
+from runners.trajectory.record import (
+    TASK_SET,
+    UNKNOWN_VERSION,
+    RolloutRecord,
+    SegmentKind,
+)
 
 
-def step_metrics(step: StepSamples, rollout_s: float, sets: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the metrics of a step's rollouts; where a grade is needed, of the graded ones.
+def step_metrics(
+    step: StepSamples,
+    rollout_s: float,
+    sets: Iterable[str] = (),
+    *,
+    version: int | None = None,
+) -> dict[str, Any]:
+    """Return the metrics of a step's rollouts, which ``docs/metrics.md`` defines.
 
     ``rollout_s``: seconds that the step's rollouts took. ``sets``: names of a mixture's sets, each
-    of which has its own ``train/solve_rate/NAME`` and ``rollout/groups/NAME``. ``cheating/`` counts
-    rollouts that canaries accused, that have static signs, or that no canary could check;
-    ``fanout/`` counts segments, ``tokens/`` sampled tokens.
+    of which has metrics of its own. ``version``: of the weights that are trained; None: the newest
+    among those that sampled the trained tokens.
     """
     graded = [record for record in step.records if record.reward is not None]
     rewards = [record.reward for record in graded if record.reward is not None]
     sampled = sum(record.sampled_tokens for record in graded)
     trained = step.trained.total()
-    tool_turns = [record.tool_turns or 0 for record in graded]
     return {
         "train/reward_mean": mean(rewards),
         "train/solve_rate": mean([float(bool(record.solved)) for record in graded]),
         **_metrics_by_set(step, graded, sets),
         "train/solved_in_part": mean([float(bool(_finding(r, "solved_in_part"))) for r in graded]),
-        "rollout/turns_mean": mean([float(record.turns) for record in graded]),
-        "rollout/turns_max": max((record.turns for record in graded), default=0),
-        "rollout/tool_turns_mean": mean([float(turns) for turns in tool_turns]),
-        "rollout/tool_turns_min": min(tool_turns, default=0),
-        "rollout/tool_turns_max": max(tool_turns, default=0),
+        **_spread("rollout/turns", [record.turns for record in graded]),
+        **_spread("rollout/tool_turns", [record.tool_turns or 0 for record in graded]),
+        **_spread("rollout/tool_calls", [record.tool_calls or 0 for record in graded]),
+        **means_by_name("verifier", [_finding(record, "rewards") or {} for record in graded]),
         "rollout/ungraded": len(step.records) - len(graded),
         "cheating/tampered": sum(
             record.outcome.code is OutcomeCode.POLICY_TAMPERED for record in graded
@@ -54,17 +64,19 @@ def step_metrics(step: StepSamples, rollout_s: float, sets: Iterable[str] = ()) 
         "rollout/groups_dropped": len(step.groups.without_baseline),
         "rollout/groups_flat": len(step.groups.flat),
         "rollout/unbuilt": len(step.unbuilt),
-        "fanout/segments_mean": mean([float(len(samples)) for samples in step.rollouts]),
+        **_spread("fanout/segments", [len(samples) for samples in step.rollouts]),
         "fanout/dropped_long": step.dropped["long"],
         "fanout/dropped_many": step.dropped["many"],
         "fanout/cut_tokens": step.cut_tokens,
         "fanout/untrained_side": step.dropped["side"],
         "fanout/untrained_unfinished": step.dropped["unfinished"],
         "tokens/sampled": sampled,
+        "tokens/in_loss": step.in_loss,
+        "tokens/in_loss_share": step.in_loss / sampled if sampled else None,
         "tokens/trained": trained,
         "tokens/trained_share": trained / sampled if sampled else None,
         **{f"tokens/trained_{kind}": step.trained[kind] for kind in get_args(SegmentKind)},
-        **_staleness(step),
+        **_staleness(step, version),
         "tokens/per_s": sampled / max(rollout_s, 1e-9),
         "time/rollout_s": rollout_s,
     }
@@ -81,14 +93,14 @@ def _metrics_by_set(
     return found
 
 
-def _finding(record: RolloutRecord, name: str) -> object:
+def _finding(record: RolloutRecord, name: str) -> Any:
     """Return a part of a record's verdict; records of older versions do not have every part."""
     return (record.verdict or {}).get(name)
 
 
-def _staleness(step: StepSamples) -> dict[str, float | None]:
-    """Return the age of the weights that sampled the trained tokens, in updates before the newest
-    among them.
+def _staleness(step: StepSamples, version: int | None) -> dict[str, float | None]:
+    """Return the age of the weights that sampled the tokens of the loss, in updates before
+    ``version``; tokens of unknown weights are left out.
     """
     parts = [
         sample.weight_versions[sample.loss_mask]
@@ -97,10 +109,19 @@ def _staleness(step: StepSamples) -> dict[str, float | None]:
         if sample.weight_versions is not None
     ]
     versions = np.concatenate(parts) if parts else np.zeros(0, np.int32)
-    age = versions.max() - versions if len(versions) else versions
+    known = versions[versions != UNKNOWN_VERSION]
+    if not len(known):
+        return {"policy/staleness_mean": None, "policy/staleness_max": None}
+    age = (known.max() if version is None else version) - known
+    return {"policy/staleness_mean": float(age.mean()), "policy/staleness_max": int(age.max())}
+
+
+def _spread(name: str, values: Sequence[int]) -> dict[str, float | None]:
+    """Return least, mean and greatest of a rollout's counts."""
     return {
-        "policy/staleness_mean": float(age.mean()) if len(age) else None,
-        "policy/staleness_max": int(age.max()) if len(age) else None,
+        f"{name}_min": min(values, default=None),
+        f"{name}_mean": mean(values),
+        f"{name}_max": max(values, default=None),
     }
 
 

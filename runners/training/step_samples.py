@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 from conf.errors import ExitCode, error_text
 from conf.schema import Config
-from conf.sections.training import RoutingRolloutConfig
+from conf.sections.training import RoutingRolloutConfig, TrainerConfig
 from runners.store.store_error import StoreError
 from runners.training.advantages import StepGroups
 from runners.training.fanout import DropReason, FanOut, fan_out
+from runners.training.gradient import has_gradient
 from runners.training.sample import Sample
 from runners.training.stored_rollout import LoadRollout
 from runners.trajectory.outcome import OutcomeClass
@@ -29,14 +30,16 @@ class StepSamples:
     """The rollouts of a step and what is trained of them."""
 
     records: list[RolloutRecord]
-    """Final records of the step with their advantages and trained tokens."""
+    """Final records of the step with their advantages and their tokens that have a gradient."""
     rollouts: list[list[Sample]]
     """Samples of each rollout that has an advantage; empty if none of its segments is trained."""
     groups: StepGroups
     unbuilt: dict[str, str]
     """Rollouts whose samples could not be built, with the reason; their rewards still count."""
+    in_loss: int
+    """Sampled tokens over whose losses the step averages."""
     trained: Counter[SegmentKind]
-    """Trained tokens, by kind of their segment."""
+    """Those of them that have a gradient (``has_gradient``), by kind of their segment."""
     dropped: Counter[DropReason]
     """Segments of ``rollouts`` that did not become samples."""
     cut_tokens: int = 0
@@ -52,22 +55,34 @@ def build_samples(groups: StepGroups, load: LoadRollout, config: Config) -> Step
     records: list[RolloutRecord] = []
     fans: list[FanOut] = []
     unbuilt: dict[str, str] = {}
+    trained: Counter[SegmentKind] = Counter()
     for record, advantage in groups.advantages:
-        trained = 0
+        own: Counter[SegmentKind] = Counter()
         if advantage is not None:
             fan = _fan_out(record, advantage, load, config, unbuilt)
-            trained = fan.trained.total()
+            own = _count_trained(fan, config.trainer)
             fans.append(fan)
-        records.append(replace(record, advantage=advantage, trained_tokens=trained))
+        records.append(replace(record, advantage=advantage, trained_tokens=own.total()))
+        trained += own
     return StepSamples(
         records=records,
         rollouts=[fan.samples for fan in fans],
         groups=groups,
         unbuilt=unbuilt,
-        trained=sum((fan.trained for fan in fans), Counter()),
+        in_loss=sum(int(sample.loss_mask.sum()) for fan in fans for sample in fan.samples),
+        trained=trained,
         dropped=sum((fan.dropped for fan in fans), Counter()),
         cut_tokens=sum(fan.cut_tokens for fan in fans),
     )
+
+
+def _count_trained(fan: FanOut, trainer: TrainerConfig) -> Counter[SegmentKind]:
+    """Return a rollout's tokens that have a gradient, by kind of their segment."""
+    trained: Counter[SegmentKind] = Counter()
+    for sample, kind in zip(fan.samples, fan.kinds, strict=True):
+        if has_gradient(sample, trainer):
+            trained[kind] += int(sample.loss_mask.sum())
+    return trained
 
 
 def _fan_out(
@@ -80,7 +95,7 @@ def _fan_out(
     """Return a rollout's samples; of one that cannot be read none, and note it in ``unbuilt``."""
     unfinished = record.outcome.outcome_class is OutcomeClass.BUDGET
     if unfinished and not config.trainer.train_unfinished:
-        return FanOut([], Counter(), Counter(("unfinished",)))
+        return FanOut([], [], Counter(("unfinished",)))
     try:
         stored = load(record)
         return fan_out(record.rollout_id, stored.segments, advantage, config.fanout, stored.routing)
@@ -90,7 +105,7 @@ def _fan_out(
         if isinstance(error, RoutingError) and _stops_at_bad_routing(config):
             raise
         unbuilt[record.rollout_id] = f"{type(error).__name__}: {error_text(error)}"
-        return FanOut([], Counter(), Counter())
+        return FanOut([], [], Counter())
 
 
 def _stops_at_bad_routing(config: Config) -> bool:

@@ -1,4 +1,7 @@
-"""Sums over the updates of a training step, and the metrics computed from them."""
+"""Sums over the updates of a training step, and the metrics computed from them.
+
+Invariant: the keys are the same in every step; a figure of nothing is None.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
+from runners.training.loss_contract import TokenLosses, TrainedTokens
 from runners.training.losses import ImportanceWeights
 from runners.training.mismatch import Mismatch
+from runners.training.reference import estimate_kl
+
+LARGEST_LOG_RATIO = 300.0
+"""Keeps the squares of ratios within float64."""
 
 
 @dataclass(slots=True)
@@ -21,12 +29,13 @@ class StepTotals:
     loss: float = 0.0
     norm: float = 0.0
     """Largest gradient norm before clipping."""
-    clipped: float = 0.0
-    nll: float = 0.0
-    """Sum over tokens of −logprob, in nats: an estimate of the entropy."""
+    clipped_low: int = 0
+    clipped_high: int = 0
     entropy: float = 0.0
-    """Sum over tokens of the exact entropy, in nats; 0: not computed."""
-    kl: float = 0.0
+    """Sum over tokens of the entropy of the distribution that they are sampled from, in nats."""
+    moved: float = 0.0
+    """Sum over tokens of the estimated divergence from the policy before the step, in nats."""
+    kl: float | None = None
     """Sum over tokens of the estimated divergence from the reference policy, in nats."""
     learning_rate: float = 0.0
     failed: list[str] = field(default_factory=list)
@@ -34,21 +43,33 @@ class StepTotals:
     mismatch: Mismatch = field(default_factory=Mismatch)
     native: Mismatch | None = None
     """The mismatch without routing replay; None: not measured in this step."""
-    weight: float = 0.0
-    weight_squares: float = 0.0
+    ratio: float = 0.0
+    ratio_squares: float = 0.0
     truncated: int = 0
     rejected: int = 0
 
-    def add_tokens(self, logprobs: Tensor, clipped: Tensor | None) -> None:
-        """Add a micro-batch's trained tokens: their logprobs, and which of them were clipped."""
-        self.tokens += len(logprobs)
-        self.clipped += 0.0 if clipped is None else float(clipped.sum())
-        self.nll -= logprobs.detach().sum().item()
+    def add_tokens(self, tokens: TrainedTokens, losses: TokenLosses, entropies: Tensor) -> None:
+        """Add a micro-batch's trained tokens; ``entropies``: float32 [n], in nats."""
+        self.tokens += len(tokens.logprobs)
+        self.clipped_low += _count(losses.clipped_low)
+        self.clipped_high += _count(losses.clipped_high)
+        self.entropy += entropies.detach().sum().item()
+        self.moved += _estimate_distance(tokens.old_logprobs, tokens.logprobs)
+
+    def add_distance(self, logprobs: Tensor, reference: Tensor) -> None:
+        """Add the same tokens' divergence from the reference policy; float32 [n] each."""
+        self.kl = (self.kl or 0.0) + _estimate_distance(logprobs, reference)
+
+    def add_ratios(self, own_logprobs: Tensor, rollout_logprobs: Tensor) -> None:
+        """Add the same tokens' ratios of the trainer's probability before the step's first update
+        to the engine's; float32 [n] each.
+        """
+        difference = (own_logprobs - rollout_logprobs).double().clamp(max=LARGEST_LOG_RATIO)
+        self.ratio += difference.exp().sum().item()
+        self.ratio_squares += (2 * difference).exp().sum().item()
 
     def add_weights(self, part: ImportanceWeights) -> None:
-        """Add a micro-batch's importance weights."""
-        self.weight += float(part.weights.sum())
-        self.weight_squares += float(part.weights.square().sum())
+        """Count what a correction changes in a micro-batch."""
         self.truncated += part.truncated
         self.rejected += part.rejected
 
@@ -61,26 +82,38 @@ class StepTotals:
     def metrics(self, seconds: float) -> dict[str, Any]:
         """Return the step's metrics; ``seconds``: duration of the training.
 
-        With a correction ``policy/ess`` is the effective sample size, ``(Σw)² / Σw²`` (Kong 1992),
-        as a share of the tokens.
+        ``policy/ess`` is the effective sample size ``(Σw)² / Σw²`` (Kong 1992) as a share of the
+        tokens, ``w`` being the ratios of ``add_ratios``; divergences are k3 (``estimate_kl``).
         """
-        tokens = max(1, self.tokens)
-        metrics: dict[str, Any] = {
-            "loss/policy": self.loss / max(1, self.updates),
+
+        def share(total: float | None) -> float | None:
+            return total / self.tokens if total is not None and self.tokens else None
+
+        squares = self.ratio_squares
+        return {
+            "loss/policy": self.loss / self.updates if self.updates else None,
             "policy/k3": self.mismatch.metrics()["k3"],
-            "policy/clip_fraction": self.clipped / tokens,
-            "policy/entropy": (self.entropy or self.nll) / tokens,
-            "policy/grad_norm": self.norm,
+            "policy/clipped_low": share(self.clipped_low),
+            "policy/clipped_high": share(self.clipped_high),
+            "policy/entropy": share(self.entropy),
+            "policy/kl": share(self.kl),
+            "policy/kl_step": share(self.moved),
+            "policy/ess": share(self.ratio**2 / squares if squares else None),
+            "policy/truncated": share(self.truncated),
+            "policy/rejected": share(self.rejected),
+            "policy/grad_norm": self.norm if self.updates else None,
             "train/updates": float(self.updates),
+            "train/updates_failed": float(len(self.failed)),
             "train/learning_rate": self.learning_rate,
             "time/train_s": seconds,
         }
-        if self.kl:
-            metrics["policy/kl"] = self.kl / tokens
-        if self.failed:
-            metrics["train/updates_failed"] = float(len(self.failed))
-        if self.weight_squares:
-            metrics["policy/ess"] = self.weight**2 / self.weight_squares / tokens
-            metrics["policy/truncated"] = self.truncated / tokens
-            metrics["policy/rejected"] = self.rejected / tokens
-        return metrics
+
+
+def _count(clipped: Tensor | None) -> int:
+    return 0 if clipped is None else int(clipped.sum())
+
+
+def _estimate_distance(logprobs: Tensor, others: Tensor) -> float:
+    """Return the sum over tokens of k3, an estimate of ``KL(π ‖ other)``, π having sampled them."""
+    pair = logprobs.detach().double(), others.detach().double()  # terms of k3 cancel
+    return float(estimate_kl(*pair, "k3").sum())

@@ -172,7 +172,7 @@ class RolloutRecord:
     """Number of model calls."""
     sampled_tokens: Annotated[int, NOT_EXPORTED]
     trained_tokens: Annotated[int, NOT_EXPORTED]
-    """Sampled tokens that entered the loss."""
+    """Sampled tokens that have a gradient."""
     timings: dict[str, float]
     """Seconds per stage (``outcome.Stage``), and in total."""
     final_message: str
@@ -187,5 +187,7 @@ class RolloutRecord:
     """Summands of the reward by name (``runners/rollouts/reward.py``); empty: it has no parts."""
     turn_rewards: list[float] = field(default_factory=list)
     """The share of the reward that turns earned, by their index; those after the last have 0."""
+    tool_calls: int | None = None
+    """Tool calls that parsed, of all threads; null in older runs."""
     extra: Annotated[dict[str, Any], REQUIRED] = field(default_factory=dict)
     """Facts that not every rollout has: its harness's version, faults that were injected, …"""

@@ -140,6 +140,7 @@ def example_run(run_dir: Path) -> RunStore:
         write_session(store, record.session_id, record.turns)
         store.put_rollout(record)
     metrics = {"train/reward_mean": 2 / 3, "train/solve_rate": 2 / 3, "loss/policy": -0.01}
+    metrics |= {"tokens/sampled": 12, "tokens/in_loss": 12, "tokens/trained": 8}
     store.finish_step(1, metrics)
     store.finish_evaluation(1, {"solve_rate": 0.75, "tasks": 4})
     return store

@@ -14,8 +14,10 @@ import pytest
 
 from runners.export.dump import dump
 from runners.export.jsonl import validate
+from runners.observe.status import read_store_status
 from runners.store.run_store import RunStore
 from runners.trajectory.graph import build_segments
+from tests.fakes.metrics_page import undocumented
 from tests.runners.campaign.conftest import Miniature
 
 pytestmark = pytest.mark.integration
@@ -49,7 +51,11 @@ def test_a_campaign_runs_from_nothing_to_a_trained_policy(miniature: Miniature) 
     assert set(document) >= {"run_dir", "steps", "eval", "wall_s", "rollouts", "outcomes", "tokens"}
     assert document["steps"] == 2
     assert document["rollouts"] == sum(document["outcomes"].values()) == 24
-    assert document["tokens"]["trained"] == document["tokens"]["sampled"] > 0
+    tokens = document["tokens"]
+    assert tokens["in_loss"] == tokens["sampled"] >= tokens["trained"] >= 0 < tokens["sampled"]
+    with miniature.store() as store:
+        found = read_store_status(store).to_dict()
+    assert (found["tokens"], found["groups"]) == (tokens, document["groups"])
     assert set(document["eval"]) == {"first", "last"}
     assert_nothing_twice(miniature)
     assert (miniature.run_dir / "reward_curve.png").stat().st_size > 1000
@@ -64,6 +70,8 @@ def test_a_campaign_runs_from_nothing_to_a_trained_policy(miniature: Miniature) 
     ]
     assert [line["step"] for line in lines] == [1, 2]
     assert all(set(line) >= wanted for line in lines)
+    assert not undocumented({name for line in lines for name in line})
+    assert document["groups"]["total"] == sum(line["rollout/groups"] for line in lines)
     assert all(abs(line["policy/k3"]) < 1e-6 for line in lines)
     assert all("eval/solve_rate" in line for line in lines)
 

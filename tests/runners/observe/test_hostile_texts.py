@@ -79,7 +79,7 @@ def test_the_store_keeps_it_and_status_and_summary_show_it(text: str, tmp_path: 
     summary = {
         **{"run_dir": str(run_dir), "eval": {"first": 0.5, "last": 0.75}, "steps": 1},
         **{"rollouts": 1, "outcomes": {"policy.finished": 1}, "wall_s": 1.0},
-        "tokens": {"sampled": 1, "trained": 1},
+        **{"groups": {}, "tokens": {}},
     }
     picture = shown(summary_table(summary))
     assert "50.0% → 75.0%" in picture

@@ -156,7 +156,8 @@ def summary(**changes: Any) -> dict[str, Any]:
         "wall_s": 401.2,
         "rollouts": 2688,
         "outcomes": {"budget.turns": 12, "policy.finished": 2676},
-        "tokens": {"sampled": 123456, "trained": 123456},
+        "groups": {"total": 320, "flat": 20, "dropped": 0},
+        "tokens": {"sampled": 123456, "in_loss": 123456, "trained": 100000},
     } | changes
 
 

@@ -88,8 +88,9 @@ def test_outcomes_failures_and_tokens_add_up(tmp_path: Path) -> None:
     # both attempts that lost their sandbox, of which another attempt made one good
     assert "infra.sandbox_lost 2 1 harness gone: {} %s \ufffd" in page.sections["failures"]
     tokens = page.sections["branches-and-tokens"]
-    assert "sampled by graded training rollouts 12 " in tokens
-    assert "trained 12 100.0\u202f%" in tokens
+    assert "sampled by graded rollouts of finished steps 12 " in tokens
+    assert "averaged in the loss 12 100.0" in tokens
+    assert "trained: with a gradient 8 66.7\u202f%" in tokens
     assert "sampled by attempts that were retried 4" in tokens
 
 

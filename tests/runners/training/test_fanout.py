@@ -242,18 +242,13 @@ def test_a_single_segment_gets_the_advantage_bit_for_bit_in_every_way() -> None:
         assert sample.advantage == odd
 
 
-def test_a_segment_without_a_share_is_in_the_average_but_not_counted_as_trained() -> None:
+def test_a_segment_without_a_share_is_in_the_average_and_has_no_gradient() -> None:
     fan = fan_out("r", ROLLOUT, 1.0, config("final_only"))
-    assert fan.trained == Counter(final=8)
+    shares = zip(fan.kinds, fan.samples, strict=True)
+    assert {kind: sample.advantage for kind, sample in shares if sample.advantage} == {"final": 1.0}
     assert len(fan.samples) == 7
     assert weight_of([fan]) == pytest.approx([1.0])
     assert compute_token_weights([fan.samples])[3] == pytest.approx(1 / 20)
-
-
-def test_tokens_of_a_flat_group_are_counted_as_trained() -> None:
-    wanted = Counter(wipe=6, subagent=4, compaction=2, final=8)
-    assert fan_out("r", ROLLOUT, 0.0, config()).trained == wanted
-    assert fan_out("r", ROLLOUT, 1.0, config()).trained == wanted
 
 
 @pytest.mark.parametrize(
@@ -298,7 +293,8 @@ def test_a_long_final_segment_loses_its_tail_and_keeps_what_it_sampled_before(
     assert [len(a) for a in (sample.loss_mask, sample.logprobs)] == [6, 6]
     assert sample.routing is not None
     assert (len(sample.routing.experts), len(sample.routing.valid)) == (6, 6)
-    assert (fan.trained["final"], fan.cut_tokens, fan.dropped.total()) == (4, 4, 0)
+    assert (fan.kinds, fan.cut_tokens, fan.dropped.total()) == (["final"], 4, 0)
+    assert sample.loss_mask.sum() == 4
     assert fan_out("r", [final], 1.0, fanout).dropped["long"] == 1
 
 
@@ -336,4 +332,4 @@ def test_the_shares_of_kept_segments_sum_to_one() -> None:
 
 def test_a_rollout_without_segments_is_no_sample() -> None:
     for reward in REWARDS:
-        assert fan_out("r", [], 1.0, config(reward)) == FanOut([], Counter(), Counter())
+        assert fan_out("r", [], 1.0, config(reward)) == FanOut([], [], Counter())

@@ -31,7 +31,9 @@ def test_on_policy_samples_have_no_mismatch(weights: Path) -> None:
     trainer = make_trainer(weights)
     metrics = trainer.step(make_rollouts(trainer, 6))
     assert abs(metrics["policy/k3"]) < 1e-9
-    assert metrics["policy/clip_fraction"] == 0.0
+    assert (metrics["policy/clipped_low"], metrics["policy/clipped_high"]) == (0.0, 0.0)
+    assert metrics["policy/ess"] == pytest.approx(1.0)
+    assert (metrics["policy/truncated"], metrics["policy/rejected"]) == (0.0, 0.0)
 
 
 def test_training_makes_good_rollouts_likelier_and_bad_ones_less_likely(weights: Path) -> None:

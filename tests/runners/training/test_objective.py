@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from runners.training.local import LocalTrainer
 from runners.training.micro_batches import make_micro_batches
 from runners.training.objective import Objective
 from runners.training.policy import decay_groups
-from runners.training.recompute import compute_chosen_logprobs
+from runners.training.recompute import LOGITS_CHUNK, Entropy, compute_chosen_logprobs
 from runners.training.reference import estimate_kl, penalize, sum_to_end
 from runners.training.sample import Sample
 from runners.training.schedule import find_learning_rate
@@ -75,7 +75,7 @@ def test_entropies_and_their_gradients_are_those_of_the_distribution(chunked: bo
     head = nn.Linear(8, 30, bias=False)
     hidden = torch.randn(5, 8, generator=generator)
     targets = torch.arange(5)
-    both = compute_chosen_logprobs(head, hidden, targets, 0.7, chunked=chunked, entropy=True)
+    both = compute_chosen_logprobs(head, hidden, targets, 0.7, chunked=chunked, entropy="gradient")
     distribution = torch.distributions.Categorical(logits=head(hidden) / 0.7)
     expected = distribution.entropy()  # type: ignore[no-untyped-call]
     assert torch.allclose(both[:, 1], expected, atol=1e-6)
@@ -84,6 +84,26 @@ def test_entropies_and_their_gradients_are_those_of_the_distribution(chunked: bo
         for each in (both[:, 1], expected)
     )
     assert torch.allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_entropy_that_is_only_measured_leaves_logprobs_and_gradients_bit_for_bit(
+    chunked: bool,
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    head = nn.Linear(8, 30, bias=False)
+    hidden = torch.randn(LOGITS_CHUNK + 5, 8, generator=generator)
+    targets = torch.arange(len(hidden)) % 30
+    alone, measured, trained = (
+        compute_chosen_logprobs(head, hidden, targets, 0.7, chunked=chunked, entropy=entropy)
+        for entropy in get_args(Entropy)
+    )
+    assert torch.equal(alone[:, 0], measured[:, 0])
+    assert torch.allclose(measured[:, 1], trained[:, 1], atol=1e-6)
+    without, beside = (
+        torch.autograd.grad(each.sum(), head.weight)[0] for each in (alone, measured)
+    )
+    assert torch.equal(without, beside)
 
 
 def a_sample(number: int, length: int) -> Sample:

@@ -34,6 +34,8 @@ CONFIGS = {
         "fanout.max_segment_tokens=1000 fanout.long_final=drop",
         "fanout.max_segments=2",
         "rollout.replace_flat=true",
+        "trainer.kl.weight=0.1",
+        "trainer.entropy_bonus=0.1",
         "trainer.train_unfinished=false",
     )
 }
@@ -110,6 +112,8 @@ def test_trained_tokens_of_a_branched_step_are_counted_by_kind() -> None:
         "fanout/cut_tokens": 0,
         "fanout/untrained_side": 2,
         "tokens/sampled": 20,
+        "tokens/in_loss": 16,
+        "tokens/in_loss_share": 0.8,
         "tokens/trained": 16,
         "tokens/trained_share": 0.8,
         "tokens/trained_final": 4,
@@ -125,6 +129,7 @@ def test_a_segment_without_a_share_is_not_counted_as_trained() -> None:
     batch = samples_of(rollouts(1.0, 0.0, sampled=10), BRANCHED, "fanout.reward=final_only")
     assert [record.trained_tokens for record in batch.records] == [2, 2]
     assert [len(samples) for samples in batch.rollouts] == [4, 4]
+    assert (batch.in_loss, batch.trained.total()) == (16, 4)
 
 
 @pytest.mark.parametrize("line", [line for line in CONFIGS if line != "rollout.replace_flat=true"])
@@ -135,7 +140,24 @@ def test_a_group_of_equal_rewards_has_advantage_exactly_zero(line: str, reward: 
     assert samples
     assert {sample.advantage for sample in samples} == {0.0}
     assert batch.groups.flat == [0]
-    assert [record.trained_tokens > 0 for record in batch.records] == [True, False, True, True]
+
+
+def test_tokens_of_a_flat_group_are_in_the_loss_and_have_no_gradient() -> None:
+    batch = samples_of(rollouts(1.0, 1.0) + rollouts(1.0, 0.0, group=1), LINEAR)
+    assert [record.trained_tokens for record in batch.records] == [0, 0, 6, 6]
+    metrics = step_metrics(batch, 1.0)
+    assert (metrics["tokens/in_loss"], metrics["tokens/in_loss_share"]) == (24, 1.0)
+    assert (metrics["tokens/trained"], metrics["tokens/trained_share"]) == (12, 0.5)
+    assert metrics["tokens/trained_final"] == 12
+    assert (metrics["rollout/groups"], metrics["rollout/groups_flat"]) == (2, 1)
+
+
+@pytest.mark.parametrize("line", ["trainer.kl.weight=0.1", "trainer.entropy_bonus=0.1"])
+def test_a_flat_group_s_tokens_are_trained_where_more_than_the_advantage_has_a_gradient(
+    line: str,
+) -> None:
+    batch = samples_of(rollouts(1.0, 1.0), LINEAR, line)
+    assert step_metrics(batch, 1.0)["tokens/trained"] == 12
 
 
 def test_a_rollout_of_which_nothing_is_left_stays_in_its_baseline_and_in_the_average() -> None:
@@ -152,7 +174,9 @@ def test_a_rollout_of_which_nothing_is_left_stays_in_its_baseline_and_in_the_ave
     metrics = step_metrics(batch, 1.0)
     assert metrics["fanout/dropped_long"] == 1
     assert metrics["fanout/segments_mean"] == pytest.approx(2 / 3)
-    assert metrics["tokens/trained_share"] == pytest.approx(4 / 18)
+    assert metrics["tokens/in_loss_share"] == pytest.approx(4 / 18)
+    spread = [metrics[f"fanout/segments_{name}"] for name in ("min", "mean", "max")]
+    assert spread == [0, pytest.approx(2 / 3), 1]
 
 
 def test_an_ungraded_rollout_is_neither_in_the_baseline_nor_fanned_out() -> None:
@@ -163,7 +187,7 @@ def test_an_ungraded_rollout_is_neither_in_the_baseline_nor_fanned_out() -> None
     assert batch.groups.without_baseline == [1]
     metrics = step_metrics(batch, 1.0)
     assert metrics["rollout/ungraded"] == 2
-    assert metrics["tokens/trained_share"] == pytest.approx(12 / 18)  # one graded in vain
+    assert metrics["tokens/in_loss_share"] == pytest.approx(12 / 18)  # one graded in vain
 
 
 def test_session_counters_are_summed_over_graded_rollouts_only() -> None:
@@ -205,6 +229,34 @@ def test_the_advantage_does_not_depend_on_the_fan_out(
     batch = samples_of(records, BRANCHED, line)
     assert [record.advantage for record in batch.records] == wanted
     assert batch.trained.total() == sum(record.trained_tokens for record in batch.records)
+
+
+def test_turns_and_tool_calls_have_least_mean_and_greatest_of_the_graded_rollouts() -> None:
+    first, second, third, lost = rollouts(1.0, 0.0, 0.0, None)
+    records = [
+        replace(first, turns=2, tool_turns=1, tool_calls=1),
+        replace(second, turns=7, tool_turns=6, tool_calls=9),
+        replace(third, turns=3, tool_turns=2, tool_calls=2),
+        replace(lost, turns=90, tool_turns=90, tool_calls=90),
+    ]
+    metrics = step_metrics(samples_of(records, LINEAR), 1.0)
+    found = {
+        name: [metrics[f"rollout/{name}_{end}"] for end in ("min", "mean", "max")]
+        for name in ("turns", "tool_turns", "tool_calls")
+    }
+    assert found == {"turns": [2, 4, 7], "tool_turns": [1, 3, 6], "tool_calls": [1, 4, 9]}
+
+
+def test_staleness_is_the_age_of_the_weights_that_sampled_the_tokens_of_the_loss() -> None:
+    turns = [a_turn(index=index, weight_version=version) for index, version in enumerate((5, 5, 7))]
+    batch = samples_of(rollouts(1.0, 0.0), turns)
+    ends = ("policy/staleness_mean", "policy/staleness_max")
+    for version, ages in ((9, [4, 4, 2]), (None, [2, 2, 0])):
+        metrics = step_metrics(batch, 1.0, version=version)
+        assert [metrics[end] for end in ends] == [pytest.approx(sum(ages) / 3), max(ages)]
+    unknown = [a_turn(index=index, weight_version=-1) for index in range(3)]
+    metrics = step_metrics(samples_of(rollouts(1.0, 0.0), unknown), 1.0, version=9)
+    assert [metrics[end] for end in ends] == [None, None]
 
 
 def test_every_step_has_the_same_metrics() -> None:

@@ -1,0 +1,26 @@
+"""Means of figures that rollouts bring under names of their own: parts of rewards, verifiers."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from runners.trajectory.printable import make_printable
+
+MOST_NAMES = 32
+NAME_CHARS = 64
+"""A verifier may run where the policy can write: what it names must not flood the metrics."""
+
+
+def means_by_name(prefix: str, rollouts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return ``prefix/NAME``: the mean over the rollouts that have it.
+
+    At most MOST_NAMES, those that most rollouts have; names are printable and cut at NAME_CHARS.
+    """
+    values: dict[str, list[float]] = defaultdict(list)
+    for figures in rollouts:
+        for name, value in figures.items():
+            values["_".join(make_printable(name).split())[:NAME_CHARS]].append(value)
+    chosen = sorted(values, key=lambda name: (-len(values[name]), name))[:MOST_NAMES]
+    return {f"{prefix}/{name}": math.fsum(values[name]) / len(values[name]) for name in chosen}

@@ -1,0 +1,23 @@
+"""The metrics that ``docs/metrics.md`` defines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def documented_metrics() -> set[str]:
+    """Return the names in the first column of the page's tables; NAME and K stand for any."""
+    rows = re.findall(r"^\| (`.*?`) \| ", PAGE.read_text("utf-8"), re.M)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def undocumented(names: set[str]) -> set[str]:
+    """Return those of a step's metrics that the page does not define."""
+    patterns = [
+        re.escape(name).replace("NAME", ".+").replace("@K", r"@\d+")
+        for name in documented_metrics()
+    ]
+    return {name for name in names if not any(re.fullmatch(each, name) for each in patterns)}
