@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from runners.trajectory.printable import make_printable
 
-MOST_NAMES = 32
+MOST_NAMES = 64
 NAME_CHARS = 64
 """A verifier may run where the policy can write: what it names must not flood the metrics."""
 
 
-def means_by_name(prefix: str, rollouts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return ``prefix/NAME``: the mean over the rollouts that have it.
+def means_by_name(
+    prefix: str, rollouts: Sequence[Mapping[str, float]], *, summands: bool = False
+) -> dict[str, float]:
+    """Return ``prefix/NAME``: the mean over the rollouts that have it; of ``summands`` over all,
+    one that is not there being 0.
 
     At most MOST_NAMES, those that most rollouts have; names are printable and cut at NAME_CHARS.
     """
@@ -23,4 +26,8 @@ def means_by_name(prefix: str, rollouts: Iterable[Mapping[str, float]]) -> dict[
         for name, value in figures.items():
             values["_".join(make_printable(name).split())[:NAME_CHARS]].append(value)
     chosen = sorted(values, key=lambda name: (-len(values[name]), name))[:MOST_NAMES]
-    return {f"{prefix}/{name}": math.fsum(values[name]) / len(values[name]) for name in chosen}
+    return {
+        f"{prefix}/{name}": math.fsum(values[name])
+        / (len(rollouts) if summands else len(values[name]))
+        for name in chosen
+    }

@@ -48,6 +48,7 @@ def step_metrics(
         **_spread("rollout/turns", [record.turns for record in graded]),
         **_spread("rollout/tool_turns", [record.tool_turns or 0 for record in graded]),
         **_spread("rollout/tool_calls", [record.tool_calls or 0 for record in graded]),
+        **means_by_name("reward", [record.reward_parts for record in graded], summands=True),
         **means_by_name("verifier", [_finding(record, "rewards") or {} for record in graded]),
         "rollout/ungraded": len(step.records) - len(graded),
         "cheating/tampered": sum(

@@ -26,7 +26,12 @@ OF_THE_LOOP = {"step", "eval/step", "time/step_s"}
 def emitted(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names of everything that a step with a mixture, a verifier and replay writes."""
     records = [
-        replace(record, extra={TASK_SET: "NAME"}, verdict={"rewards": {"NAME": 0.5}})
+        replace(
+            record,
+            extra={TASK_SET: "NAME"},
+            verdict={"rewards": {"NAME": 0.5}},
+            reward_parts={"NAME": 1.0},
+        )
         for record in rollouts(1.0, 0.0)
     ]
     policy = write_tiny_model(tmp_path_factory.mktemp("policy"), vocab_size=VOCAB)

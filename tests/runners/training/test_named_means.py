@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from runners.training.named_means import MOST_NAMES, NAME_CHARS, means_by_name
 
 
 def test_a_mean_is_over_the_rollouts_that_have_the_name() -> None:
     found = means_by_name("verifier", [{"a": 1.0, "b": 0.5}, {"a": 0.0}, {}])
     assert found == {"verifier/a": 0.5, "verifier/b": 0.5}
+
+
+def test_means_of_summands_add_up_to_the_mean_of_the_sums() -> None:
+    parts = [{"tests": 1.0, "turn_penalty": -0.2}, {"tests": 0.0}, {}]
+    found = means_by_name("reward", parts, summands=True)
+    assert sum(found.values()) == pytest.approx(0.8 / 3)
 
 
 def test_a_policy_that_writes_names_floods_nothing() -> None:
