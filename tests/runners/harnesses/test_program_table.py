@@ -1,7 +1,8 @@
 """The table of docs/agents.md: agent programs, their versions and scenarios, each run for real in
 the sandbox with a scripted policy.
 
-``pytest -s -m "agents and slow" tests/runners/harnesses/test_program_table.py`` prints it.
+``pytest -m agents`` runs it with the other tests of real programs, and prints it at the end; with this
+file's path it runs alone.
 """
 
 from __future__ import annotations
@@ -274,11 +275,12 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SandboxBackend
 
 
 @pytest.fixture(scope="module")
-def table() -> Iterator[list[Row]]:
+def table(pytestconfig: pytest.Config) -> Iterator[list[Row]]:
     """Print the rows when all have run."""
     rows: list[Row] = []
     yield rows
-    print("\n" + "\n".join([HEAD, *map(str, rows)]))
+    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print("\n" + "\n".join([HEAD, *map(str, rows)]))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.program}-{c.version}-{c.scenario}")

@@ -1,8 +1,7 @@
 """Real agent programs of ``harness=command``: each edits a file by its own tools, and every token
 that it sampled for that is trained.
 
-``pytest -m "agents and slow" tests/runners/harnesses/test_real_programs.py -s`` prints the table of
-docs/agents.md.
+``pytest -m agents -s tests/runners/harnesses/test_real_programs.py`` prints a table of them.
 """
 
 from __future__ import annotations
