@@ -33,8 +33,8 @@ OPT_IN = ("slow", "gpu", "network", "benchmark")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of marks that ``-m`` does not name.
 
-    An integration test also runs if its file is named on the command line; naming ``agents`` is enough
-    for what it marks.
+    An integration test also runs if its file is named on the command line; naming ``agents`` is
+    enough for what it marks.
     """
     expression = str(config.option.markexpr)
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}

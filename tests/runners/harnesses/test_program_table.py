@@ -1,8 +1,8 @@
 """The table of docs/agents.md: agent programs, their versions and scenarios, each run for real in
 the sandbox with a scripted policy.
 
-``pytest -m agents`` runs it with the other tests of real programs, and prints it at the end; with this
-file's path it runs alone.
+``pytest -m agents`` runs it with the other tests of real programs and prints it at the end; with
+this file's path it runs alone.
 """
 
 from __future__ import annotations
