@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from conf import engine_rules, rules
+from conf import engine_rules, gradient_rules, rules
 from conf.sections.engine import EngineConfig
 from conf.sections.executor import ExecutorConfig
 from conf.sections.faults import FaultsConfig
@@ -69,6 +69,8 @@ class Config(Section):
             rules.fault_rules(self.faults, self.harness),
             rules.sandbox_rules(self.sandbox, self.gateway, self.rollout),
             rules.harness_rules(self.harness, self.sandbox, self.scenario),
+            gradient_rules.sampling_rules(self.run, self.sampling),
+            gradient_rules.gdpo_rules(self.run, self.reward, self.trainer),
             rules.algorithm_rules(self.trainer),
             rules.sink_rules(self.observe, self.trainer),
             rules.slime_rules(self.trainer, self.launch, self.model, self.task, self.scenario),

@@ -14,7 +14,14 @@ RewardShare = Annotated[
     Annotated[ShareName, Tag(BY_NAME)] | ByTarget, SELECT, by_name("shares", *get_args(ShareName))
 ]
 AdvantageName = Literal[
-    "grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "reinforce_pp_baseline", "rejection"
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "max_rl",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "rejection",
+    "gdpo",
 ]
 AdvantageChoice = Annotated[
     Annotated[AdvantageName, Tag(BY_NAME)] | ByTarget,

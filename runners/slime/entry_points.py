@@ -53,12 +53,14 @@ def post_process_rewards(args: Any, samples: Samples) -> tuple[list[float], list
     begins. Raises ValueError for samples that ``generate`` did not make.
     """
     _ensure_importable()
+    from conf.sections.task import find_part_weights
     from runners.slime.rewards import compute_rewards
     from runners.slime.worker import note_training_started, read_config
     from runners.training.estimators import make_estimator
 
-    trainer = read_config(run_dir(args)).trainer
-    rewards = compute_rewards(samples, make_estimator(trainer), min_group=trainer.min_group)
+    config = read_config(run_dir(args))
+    estimator = make_estimator(config.trainer, find_part_weights(config.reward))
+    rewards = compute_rewards(samples, estimator, min_group=config.trainer.min_group)
     note_training_started(run_dir(args), samples)
     return rewards
 

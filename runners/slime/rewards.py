@@ -14,7 +14,7 @@ from typing import Any
 
 from runners.plugins.calls import PluginFailedError
 from runners.training.advantages import compute_group_advantages
-from runners.training.estimators import AdvantageEstimator, ReinforcePlusPlus, normalize_step
+from runners.training.estimators import AdvantageEstimator, normalize_step, normalizes_step
 
 logger = logging.getLogger(__name__)
 KEY = "agentrl"
@@ -31,21 +31,26 @@ def compute_rewards(
     sample that ``generate`` did not make.
     """
     groups: dict[int, dict[int, float | None]] = defaultdict(dict)
+    parts: dict[int, dict[int, dict[str, float]]] = defaultdict(dict)
     for sample in samples:
         reward = float(sample.reward) if _metadata(sample)["graded"] else None
         groups[sample.group_index][sample.rollout_id] = reward
+        parts[sample.group_index][sample.rollout_id] = _metadata(sample).get("parts", {})
     advantages: dict[tuple[int, int], float | None] = {}
     for group, rewards in groups.items():
         try:
             computed = compute_group_advantages(
-                list(rewards.values()), estimator, min_group=min_group
+                list(rewards.values()),
+                estimator,
+                min_group=min_group,
+                parts=list(parts[group].values()),
             )
         except PluginFailedError as error:
             logger.warning("group %d is not trained: %s", group, error)
             computed = [None] * len(rewards)
         for rollout, advantage in zip(rewards, computed, strict=True):
             advantages[group, rollout] = advantage
-    if isinstance(estimator, ReinforcePlusPlus):
+    if normalizes_step(estimator):
         advantages = dict(zip(advantages, normalize_step([*advantages.values()]), strict=True))
     overall_mean = _mean(reward for rewards in groups.values() for reward in rewards.values())
     means = {group: _mean(rewards.values()) for group, rewards in groups.items()}

@@ -152,6 +152,7 @@ def _metadata(record: RolloutRecord) -> dict[str, Any]:
         "task": record.task_id,
         "outcome": record.outcome.code.value,
         "solved": record.solved,
+        "parts": record.reward_parts,
     }
 
 

@@ -7,32 +7,44 @@ group are computed once, when its rollouts are complete.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from conf.schema import Config
+from conf.sections.task import find_part_weights
 from runners.plugins.calls import PluginFailedError, check_number, describe_failure
 from runners.training.estimators import (
     AdvantageEstimator,
+    Gdpo,
     ReinforcePlusPlus,
     make_estimator,
     normalize_step,
+    normalizes_step,
 )
 from runners.trajectory.record import RolloutRecord
 
 
 def compute_group_advantages(
-    rewards: Sequence[float | None], estimator: AdvantageEstimator, *, min_group: int
+    rewards: Sequence[float | None],
+    estimator: AdvantageEstimator,
+    *,
+    min_group: int,
+    parts: Sequence[Mapping[str, float]] = (),
 ) -> list[float | None]:
     """Return one advantage per member of a group, in order.
 
     ``None`` stands for a rollout without a grade: it gets ``None`` back and moves nobody else's. A
     group with fewer than ``min_group`` graded members yields only ``None``. With GRPO,
-    ``[1, 0, None]`` yields ``[1.0, -1.0, None]``. Raises PluginFailedError.
+    ``[1, 0, None]`` yields ``[1.0, -1.0, None]``. ``parts``: those of each member's reward, which
+    GDPO compares; without any in the group it compares the rewards. Raises PluginFailedError.
     """
     graded = [reward for reward in rewards if reward is not None]
     if len(graded) < min_group:
         return [None] * len(rewards)
-    computed = iter(_call(estimator, graded))
+    if isinstance(estimator, Gdpo) and any(parts):
+        pairs = zip(parts, rewards, strict=True)
+        computed = iter(estimator.compare_parts([each for each, r in pairs if r is not None]))
+    else:
+        computed = iter(_call(estimator, graded))
     return [None if reward is None else next(computed) for reward in rewards]
 
 
@@ -53,7 +65,7 @@ class StepGroups:
 
     def __init__(self, config: Config, records: Iterable[RolloutRecord] = ()) -> None:
         self._config = config
-        self._estimator = make_estimator(config.trainer)
+        self._estimator = make_estimator(config.trainer, find_part_weights(config.reward))
         self._members: list[tuple[RolloutRecord, float | None]] = []
         """Every rollout with its advantage within the group; None: not trained."""
         self.without_baseline: list[int] = []
@@ -79,6 +91,7 @@ class StepGroups:
                     [record.reward for record in members],
                     self._estimator,
                     min_group=self._config.trainer.min_group,
+                    parts=[record.reward_parts for record in members],
                 )
             except PluginFailedError as error:
                 self.failed[group] = str(error)
@@ -95,7 +108,7 @@ class StepGroups:
     @property
     def advantages(self) -> list[tuple[RolloutRecord, float | None]]:
         """Every rollout with its advantage, group by group; None: not trained."""
-        if not isinstance(self._estimator, ReinforcePlusPlus):
+        if not normalizes_step(self._estimator):
             return self._members
         values = normalize_step([advantage for _, advantage in self._members])
         return [(record, value) for (record, _), value in zip(self._members, values, strict=True)]

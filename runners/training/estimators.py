@@ -9,8 +9,9 @@ population's (divided by n, not n − 1) everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from conf.sections.plugin import PluginConfig
@@ -96,6 +97,41 @@ class RejectionSampling:
         return [float(reward >= self.least) for reward in rewards]
 
 
+@dataclass(frozen=True, slots=True)
+class Gdpo:
+    """GDPO, Liu et al. 2026 (arXiv 2601.05242): every part of the reward normalised within the
+    group, ``A_i = Σ_k w_k (r_ik − mean_k) / std_k``, then their sum over the rollouts of the step,
+    see ``normalize_step``. A part that is equal in a group has no say in it, and none outweighs
+    another by its scale: their weights alone do.
+    """
+
+    weights: Mapping[str, float]
+    """Of the parts, by name; 1 for one that is not there. Of each its size counts: a penalty is
+    negative itself.
+    """
+
+    def __call__(self, rewards: Sequence[float]) -> list[float]:
+        """Return what is to be normalised over the step, for rewards that have no parts."""
+        return GrpoEstimator()(rewards)
+
+    def compare_parts(self, parts: Sequence[Mapping[str, float]]) -> list[float]:
+        """Return what is to be normalised over the step; a part that a rollout lacks is 0."""
+        names = sorted({name for each in parts for name in each})
+        compared = [
+            (abs(self.weights.get(name, 1.0)), self([each.get(name, 0.0) for each in parts]))
+            for name in names
+        ]
+        return [
+            math.fsum(weight * values[index] for weight, values in compared)
+            for index in range(len(parts))
+        ]
+
+
+def normalizes_step(estimator: AdvantageEstimator) -> bool:
+    """Return whether the advantages of groups are to be normalised over the step."""
+    return isinstance(estimator, ReinforcePlusPlus | Gdpo)
+
+
 def normalize_step(values: Sequence[float | None]) -> list[float | None]:
     """Return ``(A_i − mean(A)) / std(A)`` over the rollouts of a step that have an advantage."""
     known = [value for value in values if value is not None]
@@ -115,8 +151,13 @@ def _scale(rewards: Sequence[float], scale: Callable[[float, float], float]) -> 
     return [(reward - mean) * factor for reward in rewards]
 
 
-def make_estimator(trainer: PolicyGradientConfig) -> AdvantageEstimator:
-    """Return the estimator of ``trainer.advantage``; raises PluginError."""
+def make_estimator(
+    trainer: PolicyGradientConfig, part_weights: Mapping[str, float] = MappingProxyType({})
+) -> AdvantageEstimator:
+    """Return the estimator of ``trainer.advantage``; raises PluginError.
+
+    ``part_weights``: of the reward's parts, ``conf.sections.task.find_part_weights``.
+    """
     if isinstance(trainer.advantage, PluginConfig):
         found: AdvantageEstimator = load_shared(
             trainer.advantage, AdvantageEstimator, "trainer.advantage"
@@ -127,6 +168,7 @@ def make_estimator(trainer: PolicyGradientConfig) -> AdvantageEstimator:
         "dr_grpo": GrpoEstimator(normalize_std=False),
         "rloo": estimate_rloo,
         "max_rl": estimate_max_rl,
+        "gdpo": Gdpo(part_weights),
         "reinforce_pp": ReinforcePlusPlus(),
         "reinforce_pp_baseline": ReinforcePlusPlus(baseline=True),
         "rejection": RejectionSampling(trainer.accept_reward or 0.0),

@@ -85,3 +85,26 @@ def test_the_weights_of_parts_are_of_a_reward_of_ones_own() -> None:
     weights = find_part_weights(compose(["reward.unsolved=-1"]).reward)
     assert weights["tests"] == 2.0
     assert weights["turn_penalty"] == 0.16
+
+
+@pytest.mark.parametrize("key", ["sampling.top_p=0.95", "sampling.top_k=40"])
+def test_training_samples_from_the_whole_distribution_and_evaluation_need_not(key: str) -> None:
+    for lines in ([], SLIME):
+        (fault,) = faults(*lines, key)
+        assert fault.startswith(f"{key} cuts the distribution")
+        assert "agentrl eval may cut it" in fault
+    name, value = key.removeprefix("sampling.").split("=")
+    assert getattr(compose([key, "run.steps=0"]).sampling, name) == float(value)
+
+
+def test_gdpo_is_refused_where_penalties_could_outweigh_the_tests() -> None:
+    (fault,) = faults("trainer.advantage=gdpo")
+    assert fault.startswith(
+        "reward.turn_penalty + reward.malformed_penalty = 0.66 with trainer.adv"
+    )
+    assert fault.endswith("lower the penalties below 0.5 together")
+    lines = ["trainer.advantage=gdpo", "reward.malformed_penalty=0.3"]
+    assert compose(lines).trainer.advantage == "gdpo"
+    assert compose([*SLIME, "trainer.advantage=gdpo"]).trainer.advantage == "gdpo"
+    (fault,) = faults(*lines, "run.rollouts_per_task=16")
+    assert "below 0.354" in fault

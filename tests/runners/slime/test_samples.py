@@ -11,7 +11,7 @@ import pytest
 from conf.compose import compose
 from runners.slime.rewards import compute_rewards
 from runners.slime.samples import SampleConfig, to_slime_samples
-from runners.training.estimators import GrpoEstimator, ReinforcePlusPlus
+from runners.training.estimators import Gdpo, GrpoEstimator, ReinforcePlusPlus
 from runners.training.stored_rollout import StoredRollout
 from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
@@ -100,8 +100,10 @@ def test_what_ran_out_of_its_budget_is_truncated_and_trained_only_if_asked_for(
         assert only.remove_sample is not train
 
 
-def sample(group: int, rollout: int, reward: float | None, share: float = 1.0) -> Sample:
-    about = {"graded": reward is not None, "share": share}
+def sample(
+    group: int, rollout: int, reward: float | None, share: float = 1.0, **parts: float
+) -> Sample:
+    about = {"graded": reward is not None, "share": share, "parts": parts}
     return Sample(
         group_index=group, index=rollout, rollout_id=rollout, reward=reward or 0.0,
         metadata={"agentrl": about},
@@ -141,3 +143,12 @@ def test_reinforce_pp_is_normalised_over_the_rollouts_of_all_groups() -> None:
     samples = [sample(group, number, reward) for number, (group, reward) in enumerate(graded)]
     _, trained = compute_rewards(samples, ReinforcePlusPlus(), min_group=2)
     assert trained == pytest.approx([3**-0.5, 3**-0.5, 3**-0.5, -(3**0.5)])
+
+
+def test_gdpo_compares_the_parts_of_rewards_and_normalises_over_all_groups() -> None:
+    samples = [
+        *(sample(0, 0, 0.9, tests=1.0, cost=-0.1), sample(0, 1, 0.0, tests=0.0, cost=0.0)),
+        *(sample(0, 2, None), sample(1, 3, -0.3, cost=-0.3), sample(1, 4, -0.2, cost=-0.2)),
+    ]
+    _, trained = compute_rewards(samples, Gdpo({}), min_group=2)
+    assert trained == pytest.approx([0.0, 0.0, 0.0, -(2**0.5), 2**0.5])

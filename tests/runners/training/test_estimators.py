@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from conf.compose import compose
 from conf.sections.training import AdvantageName
 from runners.training.advantages import StepGroups, compute_group_advantages
-from runners.training.estimators import AdvantageEstimator, make_estimator, normalize_step
+from runners.training.estimators import AdvantageEstimator, Gdpo, make_estimator, normalize_step
 from tests.fakes.records import a_rollout
 
 Array = NDArray[np.float64]
@@ -26,8 +26,10 @@ SOLVED = st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=12)
 
 @functools.cache
 def estimator(name: str) -> AdvantageEstimator:
-    least = ["trainer.accept_reward=0.5"] if name == "rejection" else []
-    return make_estimator(compose([f"trainer.advantage={name}", *least]).trainer)
+    lines = [f"trainer.advantage={name}", "reward.malformed_penalty=0.1"]
+    if name == "rejection":
+        lines.append("trainer.accept_reward=0.5")
+    return make_estimator(compose(lines).trainer)
 
 
 def leave_one_out(rewards: Array) -> Array:
@@ -71,7 +73,94 @@ def test_max_rl_estimates_the_gradient_of_the_log_of_the_solve_rate(rewards: lis
     assert np.mean(found * scores) == pytest.approx(expected)
 
 
-NAMES = (*PAPERS, "max_rl")
+# GDPO. The formulas of arXiv 2601.05242, sections 3.1 and 3.2, written out in numpy.
+PARTS = st.integers(2, 7).flatmap(
+    lambda size: st.lists(
+        st.fixed_dictionaries({name: REWARD for name in ("tests", "length", "style")}),
+        min_size=size, max_size=size,
+    )
+)  # fmt: skip
+WEIGHTS = {"tests": 1.0, "length": 0.25}
+
+
+def gdpo(parts: list[dict[str, float]]) -> Array:
+    total = np.zeros(len(parts))
+    for name in parts[0]:
+        column = np.array([each[name] for each in parts])
+        if column.std() > 1e-6:
+            total += WEIGHTS.get(name, 1.0) * (column - column.mean()) / column.std()
+    return total
+
+
+@given(PARTS, st.integers(0, 99))
+def test_gdpo_normalises_every_part_in_its_group(parts: list[dict[str, float]], seed: int) -> None:
+    estimator = Gdpo(WEIGHTS)
+    found = np.array(estimator.compare_parts(parts))
+    assert np.allclose(found, gdpo(parts))
+    order = np.random.default_rng(seed).permutation(len(parts))
+    assert np.allclose(estimator.compare_parts([parts[index] for index in order]), found[order])
+    scaled = [{**each, "length": 7 * each["length"] - 2} for each in parts]
+    if np.std([each["length"] for each in parts]) > 1e-6:
+        assert np.allclose(estimator.compare_parts(scaled), found, atol=1e-6)
+    signs = Gdpo({"tests": -1.0, "length": -0.25})
+    assert signs.compare_parts(parts) == estimator.compare_parts(parts)
+    only = [{"tests": each["tests"]} for each in parts]
+    assert estimator.compare_parts(only) == list(estimator([each["tests"] for each in parts]))
+
+
+def test_gdpo_tells_apart_what_the_sum_of_a_reward_does_not() -> None:
+    """Figure 2 of the paper: (0, 1) and (0, 2) are one and the same to GRPO."""
+    two = [{"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 1.0}], [{"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 1.0}]
+    sums = [[math.fsum(each.values()) for each in group] for group in two]
+    assert [estimator("grpo")(each) for each in sums] == [[-1.0, 1.0]] * 2
+    assert [Gdpo({}).compare_parts(each) for each in two] == [[-1.0, 1.0], [-2.0, 2.0]]
+
+
+PARTED = [
+    [{"tests": 1.0, "cost": -0.1}, {"tests": 0.0, "cost": 0.0}, {}],
+    [{"tests": 0.0, "cost": -0.3}, {"tests": 0.0, "cost": -0.2}],
+]
+
+
+def test_gdpo_is_normalised_over_the_groups_of_a_step() -> None:
+    """Of both groups the penalty is unknown to the configuration, and weighs as much as the tests.
+
+    In the first they cancel; what is left of the second has the standard deviation √½ of the step.
+    """
+    groups = StepGroups(compose(["trainer.advantage=gdpo", "reward.malformed_penalty=0.1"]))
+    for group, parts in enumerate(PARTED):
+        groups.add(
+            a_rollout(
+                f"train-000001-{group:02}-{member:02}", group=group, reward_parts=each,
+                reward=math.fsum(each.values()) if each else None,
+            )
+            for member, each in enumerate(parts)
+        )  # fmt: skip
+    found = [advantage for _, advantage in groups.advantages]
+    assert found == pytest.approx([0.0, 0.0, None, -(2**0.5), 2**0.5])
+    assert groups.flat == [0]
+
+
+@given(
+    st.integers(2, 12).flatmap(
+        lambda size: st.lists(
+            st.tuples(st.booleans(), REWARD, REWARD), min_size=size, max_size=size
+        )
+    )
+)
+def test_under_the_rule_of_gdpo_a_solved_task_has_the_higher_advantage(
+    members: list[tuple[bool, float, float]],
+) -> None:
+    """Penalties that the rule just allows, in a group of this size."""
+    rate = 0.999 * math.sqrt(2 / len(members)) / 2
+    parts = [{"tests": float(solved), "a": a, "b": b} for solved, a, b in members]
+    found = Gdpo({"tests": 1.0, "a": rate, "b": rate}).compare_parts(parts)
+    solved = [value for value, each in zip(found, members, strict=True) if each[0]]
+    others = [value for value, each in zip(found, members, strict=True) if not each[0]]
+    assert min(solved, default=1.0) > max(others, default=-1.0) or not (solved and others)
+
+
+NAMES = (*PAPERS, "max_rl", "gdpo")
 
 
 @pytest.mark.parametrize("name", NAMES)

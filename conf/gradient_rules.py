@@ -1,0 +1,53 @@
+"""Rules of the policy gradient: what is trained is what is rewarded, by the distribution that was
+sampled from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from conf.rules import Rule
+from conf.sections.run import RunConfig, SamplingConfig
+from conf.sections.task import PENALTIES, RewardConfig, VerdictRewardConfig
+from conf.sections.training import TrainerConfig
+
+
+def sampling_rules(run: RunConfig, sampling: SamplingConfig) -> Iterator[Rule]:
+    """Yield the rule that training samples from the whole distribution.
+
+    A token is then sampled with ``π(t) / π(kept)``, while engines report ``π(t)``, and which tokens
+    were kept is not recorded: computed again by the trainer the set would be another one, as
+    logits differ by rounding, and where it lacks the token the logprob would be −∞.
+    """
+    for key, value, whole in (
+        ("top_p", sampling.top_p, "1.0"),
+        ("top_k", sampling.top_k, "-1"),
+    ):
+        yield (
+            run.steps > 0 and float(value) != float(whole),
+            f"sampling.{key}={value} cuts the distribution, and the logprobs that are trained with "
+            f"are of the whole one: set sampling.{key}={whole}; agentrl eval may cut it",
+        )
+
+
+def gdpo_rules(run: RunConfig, reward: RewardConfig, trainer: TrainerConfig) -> Iterator[Rule]:
+    """Yield the rule that with parts on one scale a solved task still has a higher advantage than
+    any other, whatever it costs. What a plug-in pays is unknown.
+
+    In a group of n a part lies at most √(2n) standard deviations apart, so all penalties together
+    at most √(2n) times their sum. The tests lie at least 2 (solved − unsolved − partial_credit)
+    apart, times their weight.
+    """
+    if trainer.advantage != "gdpo" or not isinstance(reward, VerdictRewardConfig):
+        return
+    most = sum(getattr(reward, name) for name in PENALTIES)
+    apart = reward.solved - reward.unsolved - reward.partial_credit
+    bound = apart * math.sqrt(2 / run.rollouts_per_task)
+    named = " + ".join(f"reward.{name}" for name in PENALTIES if getattr(reward, name))
+    yield (
+        run.steps > 0 and most >= bound > 0,
+        f"{named} = {most:g} with trainer.advantage=gdpo, which normalises each part: in a group "
+        f"of run.rollouts_per_task={run.rollouts_per_task} a solved task could have the lower "
+        f"advantage; lower the penalties below {bound:.3g} together",
+    )
