@@ -122,13 +122,15 @@ def _run_here(jobs: list[Job], invocation: Invocation, *, dry_run: bool, as_json
 
 def _dry_run(jobs: list[Job], *, as_json: bool) -> int:
     """Show the plans of jobs with all problems; return the exit code that the run would have."""
-    from cli.start import find_start_errors, report_sets
+    from cli.start import find_start_errors, report_examples, report_sets
     from launch.local import plan_local_run
     from launch.preflight import Problem
 
     sets: list[Reports] = []
     errors = find_start_errors(jobs, note_sets=sets.append)
     report_sets(sets)
+    if not errors:
+        report_examples(jobs)
     found = tuple(Problem(True, str(error)) for error in errors)
     plans = [plan_local_run(job.config, job.run_dir) for job in jobs]
     plans = [replace(plan, problems=(*plan.problems, *found)) for plan in plans]

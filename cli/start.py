@@ -50,6 +50,19 @@ def report_sets(found: Sequence[Reports]) -> None:
         stderr().print(make_printable(line), style="bright_black", soft_wrap=True)
 
 
+def report_examples(jobs: Sequence[Job]) -> None:
+    """Print to stderr how many examples the jobs' supervised steps have."""
+    from runners.training.supervised.run_examples import describe_examples, open_examples
+
+    lines = []
+    for config in (job.config for job in jobs):
+        examples = open_examples(config, config.model.tokenizer, config.model.path)
+        if examples is not None:
+            lines.append(f"examples {describe_examples(config, examples)}")
+    for line in dict.fromkeys(lines):
+        stderr().print(line, style="bright_black", soft_wrap=True)
+
+
 def refuse_start(problems: Iterable[Problem], errors: Sequence[AgentrlError]) -> None:
     """Raise everything that is fatal as one error; else print the warnings."""
     from launch.preflight import PreflightError

@@ -48,6 +48,7 @@ from conf.sections.task import (
 )
 from conf.sections.training import (
     FanoutConfig,
+    LocalTrainerConfig,
     SlimeTrainerConfig,
     TrainerConfig,
 )
@@ -208,6 +209,27 @@ def algorithm_rules(trainer: TrainerConfig) -> Iterator[Rule]:
         trainer.decay != "constant" and 0 < trainer.decay_steps <= trainer.warmup_steps,
         f"trainer.warmup_steps={trainer.warmup_steps} leaves nothing of trainer.decay_steps="
         f"{trainer.decay_steps}: lower it",
+    )
+
+
+def supervised_rules(run: RunConfig, trainer: TrainerConfig) -> Iterator[Rule]:
+    """Yield the rules of supervised steps: they have examples, and are steps of the run."""
+    if not isinstance(trainer, LocalTrainerConfig):
+        return
+    path, steps = trainer.sft.path, trainer.sft.steps
+    yield (
+        path is not None and not steps,
+        f"trainer.sft.path={path} and trainer.sft.steps=0: no step would train on its examples; "
+        "set trainer.sft.steps",
+    )
+    yield (
+        path is None and steps > 0,
+        f"trainer.sft.steps={steps} and trainer.sft.path=null: there are no examples; set "
+        "trainer.sft.path to a file of dump-trajectories --format sft",
+    )
+    yield (
+        steps > run.steps,
+        f"trainer.sft.steps={steps} are the first of run.steps={run.steps}: raise run.steps",
     )
 
 

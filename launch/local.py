@@ -75,7 +75,11 @@ def plan_local_run(config: Config, run_dir: Path) -> LocalPlan:
     cores = len(os.sched_getaffinity(0))
     weights_mb = _weights_mb(config)
     processes = tuple(_plan_processes(config, cores, weights_mb))
-    rollouts = config.run.steps * config.run.tasks_per_step * config.run.rollouts_per_task
+    rollouts = (
+        (config.run.steps - _supervised_steps(config))
+        * config.run.tasks_per_step
+        * config.run.rollouts_per_task
+    )
     evaluations = _count_evaluations(config)
     evaluation_rollouts = evaluations * config.run.eval_tasks * config.run.eval_attempts
     memory_mb = sum(process.count * process.memory_mb for process in processes)
@@ -137,6 +141,10 @@ def _plan_processes(config: Config, cores: int, weights_mb: int) -> Iterator[Pla
         yield PlannedProcess(
             "sandbox", config.rollout.concurrency, 1, _SANDBOX_MB.get(config.harness.kind, 200)
         )
+
+
+def _supervised_steps(config: Config) -> int:
+    return config.trainer.sft.steps if isinstance(config.trainer, LocalTrainerConfig) else 0
 
 
 def _threads(config: Config) -> int:

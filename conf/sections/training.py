@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag
@@ -145,6 +146,19 @@ class KlConfig(Section):
     """
 
 
+class SupervisedConfig(Section):
+    """Supervised fine-tuning on the examples of a file, before the first rollouts."""
+
+    path: Path | None
+    """JSONL with ``messages`` or with ``input_ids`` and ``assistant_masks``, as ``dump-trajectories
+    --format sft`` writes them; null: none.
+    """
+    steps: NonNegativeInt
+    """The run's first steps: they train on examples instead of rollouts."""
+    batch: PositiveInt
+    """Examples per step, in one update."""
+
+
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -225,6 +239,7 @@ class LocalTrainerConfig(PolicyGradientConfig):
     decay_steps: NonNegativeInt
     """Steps, warm-up included."""
     min_learning_rate: Annotated[float, Field(ge=0)]
+    sft: SupervisedConfig
 
 
 class SlimeTrainerConfig(PolicyGradientConfig):

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import error_text
 from conf.schema import Config
+from conf.sections.training import LocalTrainerConfig
 from conf.task_sets import name_sets
 from runners.campaign.drain import pause_turns
 from runners.campaign.result import metrics_rows, summarize_evaluation
@@ -44,6 +45,7 @@ from runners.trajectory.routing import RoutingShape
 
 if TYPE_CHECKING:
     from runners.training.local import LocalTrainer
+    from runners.training.supervised.examples import Examples
 
 
 class Campaign:
@@ -59,6 +61,7 @@ class Campaign:
         tokenizer: Path,
         resumed: checkpoint.Checkpoint | None,
         tasks: Sequence[Task],
+        examples: Examples | None,
         routing: RoutingShape | None,
         progress: Progress,
         metrics: MetricsWriter,
@@ -70,6 +73,7 @@ class Campaign:
         self._trainer = trainer
         self._tokenizer = tokenizer
         self._resumed = resumed
+        self._examples = examples
         train_tasks = [task for task in tasks if task.split == "train"]
         self._sampler = StepSampler(config, store, train_tasks, self._note_sampler_failure)
         self._held_out_tasks = [task for task in tasks if task.split == "held_out"]
@@ -117,25 +121,11 @@ class Campaign:
         return done
 
     async def _step(self, step: int) -> None:
-        specs = await self._sampler.batch(step)
-        self._store.begin_step(step, [spec.task.id for spec in specs if spec.member == 0])
-        self._progress.begin_phase("rollouts", len(specs))
+        """Train one step, on rollouts or on examples, and make it durable."""
         started = time.monotonic()
-        groups = await self._run_groups(step, specs)
-        samples = build_samples(groups, self._load, self._config)
-        note_masked(self._store, "unbuilt", samples.unbuilt)
-        rollout_s = time.monotonic() - started
-        self._progress.begin_phase("training")
-        # A second signal must not wait for a long step, or for a loss that hangs.
-        trained = await run_in_daemon(self._trainer.step, samples.rollouts)
-        note_masked(self._store, "routing_refused", self._trainer.refused)
-        for reason in self._trainer.failed_updates:
-            self._store.event("update_failed", {"step": step, "reason": reason})
-            self._progress.add_note(f"an update of step {step} is left out: {reason}")
-        sets = name_sets(self._config)
-        metrics = step_metrics(samples, rollout_s, sets, version=step - 1) | trained
-        for record in samples.records:
-            self._store.put_rollout(record)
+        trainer = self._config.trainer
+        supervised = isinstance(trainer, LocalTrainerConfig) and step <= trainer.sft.steps
+        metrics = await (self._fit(step) if supervised else self._train(step))
         self._progress.begin_phase("checkpoint")
         metrics["time/step_s"] = time.monotonic() - started
         saved = await asyncio.to_thread(
@@ -155,6 +145,47 @@ class Campaign:
         async with pause_turns(gateway, engine, deadline_s=drain_s):
             await engine.update_weights(saved.path, step)
         self._progress.add_step_metrics(step, metrics)
+
+    async def _fit(self, step: int) -> dict[str, Any]:
+        """Train on the step's examples; return the metrics, those of its rollouts being of none."""
+        from runners.training.supervised.step import train_on_examples  # imports torch
+
+        assert self._examples is not None
+        assert isinstance(self._config.trainer, LocalTrainerConfig)
+        if self._draining.is_set():
+            raise Interrupted
+        self._store.begin_step(step, [])
+        self._progress.begin_phase("training")
+        examples = self._examples.batch(step, self._config.trainer.sft.batch)
+        trained: dict[str, Any] = await run_in_daemon(
+            partial(train_on_examples, self._trainer), examples
+        )
+        none = build_samples(StepGroups(self._config), self._load, self._config)
+        sets = name_sets(self._config)
+        return step_metrics(none, 0.0, sets, version=step - 1) | trained
+
+    async def _train(self, step: int) -> dict[str, Any]:
+        """Run the step's rollouts and train on them; return the metrics."""
+        specs = await self._sampler.batch(step)
+        self._store.begin_step(step, [spec.task.id for spec in specs if spec.member == 0])
+        self._progress.begin_phase("rollouts", len(specs))
+        started = time.monotonic()
+        groups = await self._run_groups(step, specs)
+        samples = build_samples(groups, self._load, self._config)
+        note_masked(self._store, "unbuilt", samples.unbuilt)
+        rollout_s = time.monotonic() - started
+        self._progress.begin_phase("training")
+        # A second signal must not wait for a long step, or for a loss that hangs.
+        trained: dict[str, Any] = await run_in_daemon(self._trainer.step, samples.rollouts)
+        note_masked(self._store, "routing_refused", self._trainer.refused)
+        for reason in self._trainer.failed_updates:
+            self._store.event("update_failed", {"step": step, "reason": reason})
+            self._progress.add_note(f"an update of step {step} is left out: {reason}")
+        sets = name_sets(self._config)
+        metrics = step_metrics(samples, rollout_s, sets, version=step - 1) | trained
+        for record in samples.records:
+            self._store.put_rollout(record)
+        return metrics
 
     async def _evaluate(self, step: int) -> bool:
         """Evaluate the policy after ``step`` steps if that is due and not done yet; return

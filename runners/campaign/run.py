@@ -26,6 +26,7 @@ from runners.runtime.services import start_services
 from runners.store.run_store import RunStore
 from runners.tasks.task_sets import load_tasks
 from runners.training import checkpoint
+from runners.training.supervised.run_examples import keep_examples, open_examples
 
 if TYPE_CHECKING:
     from runners.training.local import LocalTrainer
@@ -99,6 +100,10 @@ async def _open_campaign(
             # trainer's thread does, instead of afterwards.
             trainer = starting.create_task(asyncio.to_thread(_make_trainer, config, policy, saved))
             tasks = starting.create_task(asyncio.to_thread(load_tasks, config))
+            examples = starting.create_task(
+                asyncio.to_thread(open_examples, config, policy.tokenizer, policy.weights)
+            )
+        keep_examples(store, examples.result())
         yield Campaign(
             config,
             store,
@@ -107,6 +112,7 @@ async def _open_campaign(
             tokenizer=policy.tokenizer,
             resumed=saved,
             tasks=tasks.result(),
+            examples=examples.result(),
             routing=find_captured_shape(config, policy.weights),
             progress=progress,
             metrics=metrics,

@@ -195,6 +195,33 @@ def load_renderer(tokenizer: Tokenizer, family: str) -> Renderer:
     return renderer
 
 
+def render_example(
+    renderer: Renderer,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    trained: list[bool],
+) -> tuple[list[int], list[bool]]:
+    """Return the ids of a whole conversation and the mask of those that the policy would sample, in
+    the messages that are ``trained``; the last reply is closed.
+
+    Raises ValueError if the renderer refuses the conversation, or does not know who says a token.
+    """
+    import renderers
+
+    if not hasattr(renderer, "render"):
+        raise ValueError(
+            f"model.renderer={CHAT_TEMPLATE} does not tell which tokens are a reply's: give the "
+            "example as input_ids and assistant_masks"
+        )
+    try:
+        found = renderers.build_training_sample(
+            renderer, messages, tools=tools, ensure_final_stop=True, message_loss_mask=trained
+        )
+    except (AttributeError, LookupError, TypeError) as error:  # a part is not of the usual form
+        raise ValueError(f"messages: {type(error).__name__}: {error}") from error
+    return list(found.token_ids), [bool(each) for each in found.loss_mask]
+
+
 def check_family(family: str) -> None:
     """Raise ConfigError unless there is a renderer of that name."""
     if family == CHAT_TEMPLATE or family in (configs := _families()):

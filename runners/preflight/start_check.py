@@ -38,6 +38,7 @@ from runners.runtime.engine_service import list_workers
 from runners.runtime.policy import find_captured_shape
 from runners.tasks.dataset_report import DatasetReport, Progress
 from runners.tasks.task_sets import check_sets
+from runners.training.supervised.run_examples import open_examples
 
 Errors = list[AgentrlError]
 NoteSets = Callable[[Mapping[str, DatasetReport]], None]
@@ -65,6 +66,8 @@ def find_start_errors(
     ]
     if uses_policy:
         checks += [_find_combination_errors, _find_policy_errors, _find_engine_errors]
+    if benchmark is None:
+        checks.append(_find_example_errors)
     found: dict[str, AgentrlError] = {}
     for config in configs:
         for check in checks:
@@ -151,6 +154,14 @@ def _find_policy_errors(config: Config, benchmark: str | None) -> Iterator[Agent
         # the tiny model's tokenizer is made with its renderer, and an endpoint has its own
         elif not isinstance(model, TinyModelConfig | EndpointModelConfig):
             check_family(model.renderer)
+    except AgentrlError as error:
+        yield error
+
+
+def _find_example_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
+    """Read the examples of supervised steps, with the policy's tokenizer if it is there."""
+    try:
+        open_examples(config, config.model.tokenizer, config.model.path)
     except AgentrlError as error:
         yield error
 

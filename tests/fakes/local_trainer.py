@@ -35,6 +35,7 @@ def make_trainer(
         "correction": NO_CORRECTION, "entropy_bonus": 0.0,
         "kl": {"weight": 0.0, "estimator": "k3", "place": "loss"},
         "warmup_steps": 0, "decay": "constant", "decay_steps": 10, "min_learning_rate": 0.0,
+        "sft": {"path": None, "steps": 0, "batch": 32},
     } | changes  # fmt: skip
     settings["correction"] = {**NO_CORRECTION, **settings["correction"]}
     return LocalTrainer(

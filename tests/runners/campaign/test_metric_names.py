@@ -9,6 +9,7 @@ import pytest
 
 from runners.campaign.result import summarize_evaluation
 from runners.training.step_metrics import step_metrics
+from runners.training.supervised.step import train_on_examples
 from runners.trajectory.record import TASK_SET
 from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
 from tests.fakes.metrics_page import documented_metrics, undocumented
@@ -16,6 +17,7 @@ from tests.fakes.records import a_rollout
 from tests.fakes.routing_replay import r3
 from tests.fakes.tiny_model import write_tiny_model
 from tests.runners.training.routing.test_step import rollouts as routed_rollouts
+from tests.runners.training.supervised.test_step import make_examples
 from tests.runners.training.test_step_samples import LINEAR, rollouts, samples_of
 
 OF_THE_LOOP = {"step", "eval/step", "time/step_s"}
@@ -36,6 +38,7 @@ def emitted(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     ]
     policy = write_tiny_model(tmp_path_factory.mktemp("policy"), vocab_size=VOCAB)
     trained = make_trainer(policy, routing=r3()).step(routed_rollouts(make_trainer(policy)))
+    fitted = train_on_examples(make_trainer(policy), make_examples())
     measured = [
         a_rollout(f"eval-000001-000-0{member}", member=member, extra={TASK_SET: "NAME"})
         for member in range(2)
@@ -43,6 +46,7 @@ def emitted(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return {
         *step_metrics(samples_of(records, LINEAR), 1.0, ["NAME"]),
         *trained,
+        *fitted,
         *(f"eval/{name}" for name in summarize_evaluation(measured)),
     }
 

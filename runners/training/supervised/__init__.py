@@ -1,0 +1,1 @@
+"""Training on examples of a file instead of rollouts."""
