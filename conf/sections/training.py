@@ -92,12 +92,15 @@ class RoutingRolloutConfig(Section):
 
     kind: Literal["rollout"]
     on_fault: Literal["stop", "mask"]
-    """A sample whose routing is impossible stops the run, or is masked in the loss and counted."""
+    """A sample whose routing is impossible, or not its own, stops the run, or is masked in the loss
+    and counted.
+    """
     shadow_every: Annotated[int, Field(ge=0)]
     """Steps between extra forward passes without replay, which measure its effect; 0: never."""
     alarm_disagreement: Annotated[float, Field(gt=0, le=1)]
-    """Share of a layer's replayed choices that training itself would not make. Above it the rows
-    belong to other tokens or layers, and the run stops, since no single sample is at fault.
+    """Share of replayed choices that training itself would not make. A sample above it does as
+    ``on_fault`` says; a layer above it, or most samples, stop the run: no single sample is at
+    fault. Checked in every step, once the tokens suffice as evidence.
     """
 
 

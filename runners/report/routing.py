@@ -38,6 +38,9 @@ _METRICS = (
         rate=True,
     ),
     _Metric("disagree_token", "Share of the tokens with at least one such choice.", rate=True),
+    _Metric(
+        "disagree_sample_max", "Largest share of a sample's replayed choices like that.", rate=True
+    ),
     _Metric("k1", "Mean difference of logprobs, sampling minus training: its sign is a bias."),
     _Metric("k3", "How far training is from the rollout, with replay (an estimate of KL)."),
     _Metric("k3_native", "The same without replay, measured in a shadow forward."),
@@ -55,7 +58,9 @@ _METRICS = (
     ),
     _Metric("gate_grad_norm", "Norm of the routers' gradient: they still learn."),
     _Metric("invalid_rows", "Tokens without experts of their own; training's router chose there."),
-    _Metric("refused_samples", "Samples whose routing could not be true; they are masked."),
+    _Metric(
+        "refused_samples", "Samples whose routing could not be true or their own; they are masked."
+    ),
 )
 _WHOLE = {"invalid_rows", "refused_samples"}
 

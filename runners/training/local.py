@@ -168,6 +168,8 @@ class LocalTrainer:
             observed = self._observe([samples[index] for index in with_gradient])
             for index, sample in zip(with_gradient, observed, strict=True):
                 samples[index] = sample
+            if self.replay is not None:
+                self.replay.end_first_pass()
         if self.reference is not None:
             compared = self._compare([samples[index] for index in with_gradient])
             for index, sample in zip(with_gradient, compared, strict=True):
@@ -182,17 +184,23 @@ class LocalTrainer:
         """Return samples with the trainer's own logprobs and, if recorded, its own routing."""
         observed = list(samples)
         for batch in self._batches(samples):
-            scope: ForwardScope = no_scope
             routing: dict[int, Routing] = {}
+            faulty: list[int] = []
             with ExitStack() as exits:
-                if self.replay is not None and self.replay.records:
+                if self.replay is None:
+                    logprobs = self._logprobs(batch)
+                elif self.replay.records:
                     scope, routing = exits.enter_context(self.replay.record(batch))
-                elif self.replay is not None:
-                    scope = exits.enter_context(self.replay.replay(batch))
-                logprobs = self._logprobs(batch, scope)[:, 0]
-            for index, old in _spread(batch, logprobs, samples):
+                    logprobs = self._logprobs(batch, scope)
+                else:
+                    replayed = exits.enter_context(self.replay.replay(batch))
+                    logprobs = self._logprobs(batch, replayed.scope)
+                    faulty = replayed.find_faults()
+            for index, old in _spread(batch, logprobs[:, 0], samples):
                 known = routing.get(index, samples[index].routing)
                 observed[index] = replace(samples[index], old_logprobs=old, routing=known)
+            for index in (batch.samples[row] for row in faulty):
+                observed[index] = replace(observed[index], routing=None, advantage=0.0)
         return observed
 
     @torch.no_grad()
@@ -225,15 +233,20 @@ class LocalTrainer:
             [samples[index] for index in with_gradient], [weights[index] for index in with_gradient]
         ):
             with ExitStack() as exits:
-                scope: ForwardScope = no_scope
-                if self.replay is not None:
-                    scope = exits.enter_context(self.replay.replay(batch))
-                found = self._logprobs(batch, scope, entropy=self.objective.entropy)
-                part = self.objective.compute(batch, found, totals)
-                part.backward()  # type: ignore[no-untyped-call]
-            loss += part.item()
+                kind = self.objective.entropy
+                if self.replay is None:
+                    found = self._logprobs(batch, entropy=kind)
+                else:
+                    replayed = exits.enter_context(self.replay.replay(batch))
+                    found = self._logprobs(batch, replayed.scope, entropy=kind)
+                    batch, found = replayed.leave_out_faults(batch, found)
+                if len(found):
+                    part = self.objective.compute(batch, found, totals)
+                    part.backward()  # type: ignore[no-untyped-call]
+                    loss += part.item()
         if self.replay is not None:
             self.replay.measure_gradients()
+            self._check_replay(self.replay, [samples[index] for index in with_gradient], totals)
         # Returns the norm before clipping.
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
         finite = abs(loss) < float("inf") and norm < float("inf")
@@ -246,6 +259,17 @@ class LocalTrainer:
             )
         self.optimizer.step()
         totals.count_update(loss, norm)
+
+    def _check_replay(
+        self, replay: RoutingReplay, samples: Sequence[Sample], totals: StepTotals
+    ) -> None:
+        """Check the replay before the step's first update; raises RoutingError."""
+        if totals.updates:
+            return
+        replay.end_first_pass()
+        if totals.native is None and replay.shadow.suspects(totals.mismatch):
+            self._measure_native(samples, totals)
+        replay.shadow.compare(totals.mismatch, totals.native)
 
     def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
         """Return the indices of the samples that change the weights."""

@@ -7,7 +7,7 @@ one of its row, so no real one attends to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -144,6 +144,25 @@ def make_micro_batches(
                 device,
             )
             start += size
+
+
+def select_tokens(batch: MicroBatch, kept: Tensor) -> MicroBatch:
+    """Return the batch with some of its trained tokens, bool [n]; ``rows`` are numbered anew."""
+
+    def part(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[kept]
+
+    return replace(
+        batch,
+        rows=torch.unique(batch.rows[kept], return_inverse=True)[1],
+        positions=batch.positions[kept],
+        targets=batch.targets[kept],
+        rollout_logprobs=batch.rollout_logprobs[kept],
+        old_logprobs=part(batch.old_logprobs),
+        reference_logprobs=part(batch.reference_logprobs),
+        advantages=batch.advantages[kept],
+        weights=batch.weights[kept],
+    )
 
 
 def _opening(samples: Sequence[Sample]) -> Callable[[int], bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -42,12 +43,29 @@ class Mismatch:
         """
         if not self.tokens:
             return dict.fromkeys(("k1", "k3", "p999_abs", "F_1.1", "F_2"), None)
-        delta = torch.cat(self._parts).double().numpy()
+        delta = self._delta()
         distance = np.abs(delta)
         return {
             "k1": float(-delta.mean()),
-            "k3": float(np.mean(np.expm1(delta) - delta)),
+            "k3": float(np.mean(_k3(delta))),
             "p999_abs": float(np.quantile(distance, 0.999)),
             "F_1.1": float(np.mean(distance > np.log(1.1))),
             "F_2": float(np.mean(distance > np.log(2.0))),
         }
+
+    def estimate_k3(self) -> tuple[float, float] | None:
+        """Return k3 and its standard error, None without tokens; that of one token is infinite."""
+        if not self.tokens:
+            return None
+        terms = _k3(self._delta())
+        error = float(terms.std(ddof=1) / np.sqrt(len(terms))) if len(terms) > 1 else float("inf")
+        return float(terms.mean()), error
+
+    def _delta(self) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = torch.cat(self._parts).double().numpy()
+        return found
+
+
+def _k3(delta: NDArray[np.float64]) -> NDArray[np.float64]:
+    terms: NDArray[np.float64] = np.expm1(delta) - delta
+    return terms

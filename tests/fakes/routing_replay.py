@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,21 +16,58 @@ SHAPE = RoutingShape(layers=2, top_k=2, experts=8, routed=(0, 1))
 
 def r3(**changes: object) -> RoutingRolloutConfig:
     """R3's settings."""
-    settings = {"on_fault": "stop", "shadow_every": 1, "alarm_disagreement": 0.5, **changes}
+    settings = {"on_fault": "stop", "shadow_every": 1, "alarm_disagreement": 0.05, **changes}
     return RoutingRolloutConfig.model_validate({"kind": "rollout", **settings})
 
 
-def corrupt(kind: str, sample: Sample, other: Sample) -> Sample:
-    """Return the sample with routing that is not its own."""
+FAULTS = (
+    "shifted by a token", "shifted from the first sampled token", "another turn's",
+    "one wrong expert", "random in 10 % of the samples",
+)  # fmt: skip
+"""Possible routing that is not the sample's own: only the comparison with training can tell."""
+
+
+def inject(fault: str, samples: Sequence[Sample], seed: int, experts: int) -> list[Sample]:
+    """Return a step's samples with one of FAULTS; ``experts``: of the policy."""
+    rng = np.random.default_rng(seed)
+    if not fault.startswith("random"):
+        return [
+            corrupt(fault, sample, samples[at - 1], experts=experts, seed=seed)
+            for at, sample in enumerate(samples)
+        ]
+    hit = rng.permutation(len(samples))[: max(1, len(samples) // 10)].tolist()
+    return [
+        corrupt("random", sample, sample, experts=experts, seed=seed) if at in hit else sample
+        for at, sample in enumerate(samples)
+    ]
+
+
+def corrupt(
+    kind: str, sample: Sample, other: Sample, *, experts: int = SHAPE.experts, seed: int = 0
+) -> Sample:
+    """Return the sample with routing that is not its own, of a policy with so many experts."""
     assert sample.routing is not None
     assert other.routing is not None
-    own = sample.routing.experts
-    rng = np.random.default_rng(0)
-    experts = {
-        "shifted by a token": np.roll(own, 1, axis=0),
-        "shifted by a layer": np.roll(own, 1, axis=1),
-        "zeros": np.zeros_like(own),
-        "random": rng.random((*own.shape[:2], SHAPE.experts)).argsort(-1)[..., :2].astype(np.uint8),
-        "another turn's": other.routing.experts,
-    }[kind]
-    return replace(sample, routing=replace(sample.routing, experts=experts))
+    own, first = sample.routing.experts, int(np.argmax(sample.loss_mask))
+    rng, changed = np.random.default_rng(seed), own.copy()
+    order = rng.random((*own.shape[:2], experts)).argsort(-1)
+    match kind:
+        case "shifted by a token":
+            changed[:] = np.roll(own, 1, axis=0)
+        case "shifted from the first sampled token":
+            changed[first:] = np.roll(own[first:], 1, axis=0)
+        case "shifted by a layer":
+            changed[:] = np.roll(own, 1, axis=1)
+        case "one wrong expert":
+            chosen = (order[..., None] == own[:, :, None, :]).any(-1)
+            unchosen = np.take_along_axis(order, chosen.argsort(-1, kind="stable"), -1)
+            changed[..., 0] = unchosen[..., 0]
+        case "zeros":
+            changed[:] = 0
+        case "random":
+            changed[:] = order[..., : own.shape[2]]
+        case "another turn's":
+            changed[:] = np.resize(other.routing.experts, own.shape)
+        case _:
+            raise ValueError(kind)
+    return replace(sample, routing=replace(sample.routing, experts=changed))

@@ -72,10 +72,9 @@ class ReplayCounts:
     """Replayed choices: rows · K."""
     other_slots: int = 0
     """Replayed choices that the training router would not have made."""
-    other_by_layer: Counter[int] = field(default_factory=Counter)
     rows: list[Tensor] = field(default_factory=list)
-    """Per call, int64 [N]: replayed choices of each row, over all layers, that the training router
-    would not have made.
+    """Per call, uint8 [N, routed layers]: replayed choices of each row that the training router
+    would not have made, 0 to K; known as soon as the call has ended.
     """
 
 
@@ -87,8 +86,8 @@ class _Call:
     """Integers [N, L, K]; None: record."""
     valid: Tensor
     """bool [N]"""
-    row: Tensor
-    """int64 [N], adding up over the layers."""
+    other: dict[int, Tensor] = field(default_factory=dict)
+    """Layer → uint8 [N], as in ``ReplayCounts.rows``."""
     recorded: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -134,7 +133,6 @@ class RouterReplay:
         self._fired = fired = ReplayCounts()
         try:
             yield fired
-            fired.rows = [call.row for call in self._calls]
             self._check(fired)
         finally:
             self._fired, self._call, self._calls = None, None, []
@@ -150,12 +148,12 @@ class RouterReplay:
         """
         if self._fired is None:
             raise RoutingError("a forward call outside of a micro-batch")
-        row = torch.zeros(len(valid), dtype=torch.int64, device=valid.device)
-        self._call = call = _Call(experts, valid, row)
+        self._call = call = _Call(experts, valid)
         self._calls.append(call)
         self._fired.calls += 1
         try:
             yield call.recorded
+            self._count(call)
         finally:
             self._call = None
 
@@ -207,17 +205,22 @@ class RouterReplay:
 
         return hook
 
-    def _compare(self, layer: int, call: _Call, experts: Tensor, native: Tensor) -> None:
-        assert self._fired is not None
+    @staticmethod
+    def _compare(layer: int, call: _Call, experts: Tensor, native: Tensor) -> None:
         with torch.no_grad():
             own = (experts[:, :, None] == native[:, None, :]).any(dim=-1)
-            other = (~own).sum(dim=1) * call.valid
-            call.row += other
-            rows, count = int(call.valid.sum()), int(other.sum())
-        self._fired.replayed += rows
-        self._fired.slots += rows * experts.shape[1]
-        self._fired.other_slots += count
-        self._fired.other_by_layer[layer] += count
+            call.other[layer] = ((~own).sum(dim=1) * call.valid).to(torch.uint8)
+
+    def _count(self, call: _Call) -> None:
+        """Sum a call's comparisons, at its end: each sum waits for the device."""
+        if self._fired is None or call.experts is None or len(call.other) < len(self.routers):
+            return  # ``_check`` names a router that did not fire
+        rows = torch.stack([call.other[layer] for layer in self.routers], dim=1)
+        replayed = int(call.valid.sum()) * len(self.routers)
+        self._fired.rows.append(rows)
+        self._fired.replayed += replayed
+        self._fired.slots += replayed * call.experts.shape[-1]
+        self._fired.other_slots += int(rows.sum())
 
     def _check(self, fired: ReplayCounts) -> None:
         for layer in self.routers:

@@ -15,8 +15,8 @@ from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
 from tests.fakes.metrics_page import documented_metrics, undocumented
 from tests.fakes.records import a_rollout
 from tests.fakes.routing_replay import r3
+from tests.fakes.routing_rollouts import rollouts as routed_rollouts
 from tests.fakes.tiny_model import write_tiny_model
-from tests.runners.training.routing.test_step import rollouts as routed_rollouts
 from tests.runners.training.supervised.test_step import make_examples
 from tests.runners.training.test_step_samples import LINEAR, rollouts, samples_of
 

@@ -44,6 +44,7 @@ R3 = {
     "r3/replayed": 0.99,
     "r3/disagree_slot": 0.004,
     "r3/disagree_token": 0.02,
+    "r3/disagree_sample_max": 0.01,
     "r3/invalid_rows": 7.0,
     "r3/refused_samples": 0.0,
     "r3/gate_grad_norm": 0.05,

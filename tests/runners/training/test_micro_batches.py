@@ -16,6 +16,7 @@ from runners.training.micro_batches import (
     compute_token_weights,
     find_aggregation,
     make_micro_batches,
+    select_tokens,
     split_rollouts,
 )
 from runners.training.sample import Sample
@@ -71,6 +72,20 @@ def test_every_trained_token_appears_once_with_its_context_position(
     assert sorted(seen) == sorted(
         int(token) for item in samples for token in item.tokens[item.loss_mask]
     )
+
+
+def test_a_sample_s_tokens_can_be_left_out_and_the_others_are_numbered_anew() -> None:
+    samples = [sample(f"r{index}", 6, [2, 4]) for index in range(3)]  # one opening: one batch
+    (batch,) = make_micro_batches(
+        samples, [0.1, 0.2, 0.3], tokens_per_microbatch=64, device=torch.device("cpu"), share=False
+    )
+    first = batch.rollout_ids.index("r1")
+    kept = select_tokens(batch, batch.rows != first)
+    assert kept.rows.tolist() == [0, 0, 1, 1]
+    assert sorted(kept.targets.tolist()) == [2, 2, 4, 4]
+    assert torch.equal(-kept.targets.float(), kept.rollout_logprobs)
+    assert sorted(kept.weights.tolist()) == pytest.approx([0.1, 0.1, 0.3, 0.3])
+    assert len(kept.positions) == len(kept.advantages) == 4
 
 
 def test_each_rollout_weighs_the_same_however_long_and_however_split() -> None:

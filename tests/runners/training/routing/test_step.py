@@ -6,73 +6,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from conf.sections.training import RoutingRecomputeConfig, RoutingReplayConfig
-from runners.training.local import LocalTrainer
 from runners.training.routing.step import RoutingReplay
-from runners.training.sample import Sample
-from runners.trajectory.routing import Routing, RoutingError, RoutingShape
-from tests.fakes.local_trainer import VOCAB, logprobs, make_trainer
+from runners.trajectory.routing import RoutingError, RoutingShape
+from tests.fakes.local_trainer import VOCAB, make_trainer
 from tests.fakes.routing_replay import corrupt, r3
+from tests.fakes.routing_rollouts import rollouts
 from tests.fakes.tiny_model import write_tiny_model
 
 R2 = RoutingRecomputeConfig(kind="recompute")
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random tiny policy."""
-    return write_tiny_model(tmp_path_factory.mktemp("policy"), vocab_size=VOCAB)
-
-
-@pytest.fixture(scope="module")
-def noisy(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same policy with other router weights: an engine that chooses other experts."""
-    directory = tmp_path_factory.mktemp("noisy")
-    trainer = make_trainer(weights)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, weight in trainer.model.named_parameters():
-            if "gate.weight" in name:
-                noise = torch.randn(weight.shape, generator=generator)
-                weight.add_(0.1 * weight.std() * noise)
-    trainer.model.save_pretrained(directory)  # type: ignore[operator]
-    return directory
-
-
-def chosen(trainer: LocalTrainer, tokens: np.ndarray) -> np.ndarray:
-    """Return what a policy's routers choose for a sequence, [T, layers, K]."""
-    found: dict[int, torch.Tensor] = {}
-    hooks = [
-        layer.mlp.gate.register_forward_hook(
-            lambda _module, _inputs, output, index=index: found.__setitem__(index, output[2])
-        )
-        for index, layer in enumerate(trainer.model.model.layers)  # type: ignore[union-attr, arg-type]
-    ]
-    with torch.no_grad():
-        trainer.model(torch.from_numpy(tokens.astype(np.int64))[None])
-    for hook in hooks:
-        hook.remove()
-    return np.stack([found[0].numpy(), found[1].numpy()], axis=1).astype(np.uint8)
-
-
-def rollouts(engine: LocalTrainer, count: int = 8) -> list[list[Sample]]:
-    """Rollouts sampled from a policy, with its logprobs and its routing; two share a prompt."""
-    rng = np.random.default_rng(1)
-    made = []
-    for index in range(count):
-        if index % 2 == 0:
-            prompt = rng.integers(0, VOCAB, 12)
-        tokens = np.concatenate([prompt, rng.integers(0, VOCAB, 20)]).astype(np.int32)
-        mask = np.arange(len(tokens)) >= 12
-        routing = Routing(chosen(engine, tokens), np.arange(len(tokens)) < len(tokens) - 1)
-        sampled = logprobs(engine, tokens) * mask
-        worth = 1.0 if index % 2 else -1.0
-        made.append([Sample(f"r{index}", tokens, mask, sampled, worth, routing=routing)])
-    return made
 
 
 def test_an_engine_with_the_same_routers_has_no_mismatch_with_and_without_replay(
@@ -144,17 +88,6 @@ def test_samples_without_routing_are_routed_natively_among_others(
     metrics = make_trainer(weights, routing=r3()).step(mixed)
     assert metrics["r3/captured"] == metrics["r3/replayed"] == pytest.approx(7 / 8)
     assert metrics["r3/invalid_rows"] == 31.0
-
-
-@pytest.mark.parametrize(
-    "kind", ["shifted by a token", "shifted by a layer", "zeros", "random", "another turn's"]
-)
-def test_corrupted_routing_raises_the_alarm(weights: Path, kind: str) -> None:
-    trainer = make_trainer(weights, routing=r3())
-    good = [samples[0] for samples in rollouts(make_trainer(weights))]
-    bad = [[corrupt(kind, sample, good[index - 3])] for index, sample in enumerate(good)]
-    with pytest.raises(RoutingError, match=r"layer \d|another token, layer|other tokens"):
-        trainer.step(bad)
 
 
 def test_an_impossible_sample_can_be_masked_instead(weights: Path) -> None:
