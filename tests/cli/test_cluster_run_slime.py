@@ -67,7 +67,7 @@ def test_rollouts_metrics_and_status_come_back_and_a_killed_job_repeats_nothing(
     document = json.loads(done.stdout)
     assert (document["steps"], document["exit_code"]) == (2, 0)
     assert sum(document["outcomes"].values()) == document["rollouts"] == 2 * 2 * 4 + 3
-    assert document["tokens"]["trained"] == document["tokens"]["sampled"] > 0
+    assert document["tokens"]["in_loss"] == document["tokens"]["sampled"] > 0
     with RunStore.open(run_dir, read_only=True) as store:
         attempts = Counter(r.rollout_id for r in store.rollouts(step=2, split="train"))
         assert all(attempts[record.rollout_id] == 1 for record in before), "kept as they were"

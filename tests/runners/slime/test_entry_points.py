@@ -33,6 +33,7 @@ from runners.testing.completions import Completion, routed, spoken
 from runners.testing.scripted_engine import ScriptedEngine
 from runners.testing.tiny_tokenizer import tiny_tokenizer, write_tiny_tokenizer
 from runners.training.routing.shape import read_routing_shape
+from tests.fakes.metrics_page import undocumented
 from tests.fakes.sglang_router import Router
 from tests.fakes.slime_rollout import Sample, make_groups, make_train_data, run_group, run_rollout
 from tests.fakes.tiny_model import write_tiny_model
@@ -144,15 +145,20 @@ async def test_a_step_that_slime_trains_on_is_recorded_with_its_metrics(job: Job
         lines = [*map(json.loads, (job.run_dir / "metrics.jsonl").read_text().splitlines())]
     (line,) = [line for line in lines if line["step"] == 51]
     sampled = sum(made.response_length for group in done for (made,) in group)
-    assert (line["tokens/sampled"], line["tokens/trained"]) == (sampled, sampled)
-    assert line["rollout/groups"] == 2
+    assert (line["tokens/sampled"], line["tokens/in_loss"]) == (sampled, sampled)
+    assert (line["rollout/groups"], line["rollout/groups_flat"], line["tokens/trained"]) == (
+        2,
+        2,
+        0,
+    )
+    assert not undocumented(set(line))
     status = json.loads((job.run_dir / "status.json").read_text())
     assert (status["state"], status["steps"]) == ("running", 1)
     assert status["metrics"].items() <= line.items()
     with job.store() as store:
         assert [row.tasks for row in store.steps() if row.step == 51] == [job.tasks]
         (record, *_) = [r for r in store.rollouts(counts=True) if r.step == 51]
-        assert (record.advantage, record.trained_tokens) == (0.0, record.sampled_tokens)
+        assert (record.advantage, record.trained_tokens) == (0.0, 0)
 
 
 @in_one_loop
@@ -203,7 +209,7 @@ async def test_the_turns_of_a_step_are_read_once(tmp_path: Path, model: Path) ->
         with job.store() as store:
             (step,) = store.steps()
         assert step.metrics["rollout/unbuilt"] == 0
-        assert step.metrics["tokens/trained"] == step.metrics["tokens/sampled"] > 0
+        assert step.metrics["tokens/in_loss"] == step.metrics["tokens/sampled"] > 0
 
 
 @in_one_loop
