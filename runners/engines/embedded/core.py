@@ -24,9 +24,9 @@ import torch
 from runners.engines.contract import EngineError, Generation, SamplingParams
 from runners.engines.embedded.model import Qwen3Moe
 from runners.engines.embedded.request import Request, RequestResult, RequestSampling, load_tokenizer
-from runners.engines.embedded.rounding import EXACT, Precision, round_weights
+from runners.engines.embedded.rounding import EXACT, Precision, load_rounded
 from runners.engines.embedded.scheduler import Scheduler
-from runners.engines.embedded.weights import ModelWeights, load_weights
+from runners.engines.embedded.weights import ModelWeights
 from runners.trajectory.record import IdArray
 
 Answer = TypeVar("Answer")
@@ -314,7 +314,7 @@ class EngineCore:
                 return True
 
     def _load(self, directory: Path) -> ModelWeights:
-        return round_weights(load_weights(directory), self.precision)
+        return load_rounded(directory, self.precision)
 
     def _has_work(self) -> bool:
         return not self.paused and not self._scheduler.idle

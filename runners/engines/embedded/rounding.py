@@ -1,4 +1,4 @@
-"""Round weights to those of an engine of lower precision; the computation stays in float32.
+"""Load weights as those of an engine of lower precision; the computation stays in float32.
 
 An engine that serves bf16 or int8 weights is a slightly different policy from the trained one; this
 makes the embedded engine such an engine, on a CPU. The trainer's own weights are not touched.
@@ -7,12 +7,13 @@ makes the embedded engine such an engine, on a CPU. The trainer's own weights ar
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from runners.engines.embedded.weights import DenseMlp, LayerWeights, ModelWeights, MoeMlp
+from runners.engines.embedded.weights import LayerWeights, ModelWeights, MoeMlp, load_weights
 
 WeightFormat = Literal["float32", "bfloat16", "int8"]
 
@@ -26,8 +27,10 @@ class Precision:
     """The precision of an engine's weights."""
 
     weights: WeightFormat = "float32"
-    """``bfloat16`` rounds every tensor; ``int8`` every matrix of attention and experts, with one
-    scale per output channel, and leaves embeddings, norms, routers and the head, as servers do.
+    """``bfloat16`` rounds every parameter of the file, to nearest and ties to even, as transformers
+    loads a Qwen3-MoE: routers and norms, too; rotary frequencies are no parameters. ``int8`` rounds
+    every matrix of attention and experts, with one scale per output channel, and leaves embeddings,
+    norms, routers and the head, as servers do.
     """
     router_noise: float = 0.0
     """Standard deviation of Gaussian noise on router weights, relative to that of the weights."""
@@ -36,21 +39,17 @@ class Precision:
 EXACT = Precision()
 
 
-def round_weights(weights: ModelWeights, precision: Precision) -> ModelWeights:
-    """Return the weights of an engine of this precision, float32, of the same shapes."""
-    generator = torch.Generator().manual_seed(NOISE_SEED)
-    layers = [_layer(layer, precision.weights) for layer in weights.layers]
+def load_rounded(directory: Path, precision: Precision) -> ModelWeights:
+    """Load a model directory as an engine of this precision does, float32; raises EngineError."""
+    stored = torch.bfloat16 if precision.weights == "bfloat16" else torch.float32
+    weights = load_weights(directory, stored)
+    layers = weights.layers
+    if precision.weights == "int8":
+        layers = tuple(map(_int8, layers))
     if precision.router_noise:
-        layers = [_noisy(layer, precision.router_noise, generator) for layer in layers]
-    changed = replace(weights, layers=tuple(layers))
-    if precision.weights != "bfloat16":
-        return changed
-    return replace(
-        changed,
-        embeddings=_bfloat16(weights.embeddings),
-        norm=_bfloat16(weights.norm),
-        head=_bfloat16(weights.head),
-    )
+        generator = torch.Generator().manual_seed(NOISE_SEED)
+        layers = tuple(_noisy(layer, precision.router_noise, generator) for layer in layers)
+    return replace(weights, layers=layers)
 
 
 def quantize_int8(matrix: Tensor, inputs: int) -> Tensor:
@@ -65,35 +64,15 @@ def quantize_int8(matrix: Tensor, inputs: int) -> Tensor:
     return steps.clamp(-INT8_MAX, INT8_MAX) * scale
 
 
-def _layer(layer: LayerWeights, kept: WeightFormat) -> LayerWeights:
-    if kept == "float32":
-        return layer
-    if kept == "int8":
-        return replace(
-            layer,
-            qkv=quantize_int8(layer.qkv, 1),
-            out=quantize_int8(layer.out, 1),
-            mlp=_int8(layer.mlp),
-        )
-    bias, out_bias = layer.qkv_bias, layer.out_bias
-    mlp = layer.mlp
-    both = {"gate_up": _bfloat16(mlp.gate_up), "down": _bfloat16(mlp.down)}
+def _int8(layer: LayerWeights) -> LayerWeights:
+    """Quantise a layer. MLP and experts alike: gate_up […, out, in], down […, in, out]."""
+    gate_up, down = quantize_int8(layer.mlp.gate_up, -1), quantize_int8(layer.mlp.down, -2)
     return replace(
         layer,
-        input_norm=_bfloat16(layer.input_norm),
-        qkv=_bfloat16(layer.qkv),
-        qkv_bias=None if bias is None else _bfloat16(bias),
-        qk_norm=_bfloat16(layer.qk_norm),
-        out=_bfloat16(layer.out),
-        out_bias=None if out_bias is None else _bfloat16(out_bias),
-        post_norm=_bfloat16(layer.post_norm),
-        mlp=MoeMlp(_bfloat16(mlp.router), **both) if isinstance(mlp, MoeMlp) else DenseMlp(**both),
+        qkv=quantize_int8(layer.qkv, 1),
+        out=quantize_int8(layer.out, 1),
+        mlp=replace(layer.mlp, gate_up=gate_up, down=down),
     )
-
-
-def _int8(mlp: DenseMlp | MoeMlp) -> DenseMlp | MoeMlp:
-    """Quantise an MLP; dense and experts alike: ``gate_up`` […, out, in], ``down`` […, in, out]."""
-    return replace(mlp, gate_up=quantize_int8(mlp.gate_up, -1), down=quantize_int8(mlp.down, -2))
 
 
 def _noisy(layer: LayerWeights, share: float, generator: torch.Generator) -> LayerWeights:
@@ -102,7 +81,3 @@ def _noisy(layer: LayerWeights, share: float, generator: torch.Generator) -> Lay
     router = layer.mlp.router
     noise = torch.randn(router.shape, generator=generator) * (share * router.std())
     return replace(layer, mlp=replace(layer.mlp, router=router + noise))
-
-
-def _bfloat16(tensor: Tensor) -> Tensor:
-    return tensor.bfloat16().float()

@@ -107,15 +107,16 @@ def read_config(directory: Path) -> ModelConfig:
     return config
 
 
-def load_weights(directory: Path) -> ModelWeights:
-    """Load a model directory.
+def load_weights(directory: Path, stored: torch.dtype = torch.float32) -> ModelWeights:
+    """Load a model directory as ``from_pretrained(dtype=stored)`` of transformers does: every
+    parameter is rounded to ``stored``, each by itself; what is computed of them is not.
 
     Raises EngineError 400 if a file or tensor is missing or has the wrong shape.
     """
     config = read_config(directory)
     tensors = _read_tensors(directory)
     try:
-        return _assemble(config, tensors)
+        return _assemble(config, tensors, stored)
     except KeyError as error:
         raise _refuse(directory, f"no tensor named {error}") from error
     except (ValueError, RuntimeError) as error:
@@ -177,14 +178,16 @@ def _unsupported(raw: Mapping[str, Any]) -> list[str]:
     return reasons
 
 
-def _assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelWeights:
+def _assemble(
+    config: ModelConfig, tensors: Mapping[str, Tensor], stored: torch.dtype
+) -> ModelWeights:
     width, vocab = config.hidden_size, config.vocab_size
 
     def take(name: str, *shape: int) -> Tensor:
         tensor = tensors[name]
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, config.json implies {shape}")
-        return tensor.to(torch.float32, copy=True).contiguous()
+        return tensor.to(stored).to(torch.float32, copy=True).contiguous()
 
     embeddings = take("model.embed_tokens.weight", vocab, width)
     return ModelWeights(

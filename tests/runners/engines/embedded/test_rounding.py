@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen3MoeForCausalLM
 
 from runners.engines.contract import SamplingParams
 from runners.engines.embedded.core import EngineCore
-from runners.engines.embedded.rounding import EXACT, Precision, quantize_int8, round_weights
+from runners.engines.embedded.rounding import EXACT, Precision, load_rounded, quantize_int8
 from runners.engines.embedded.weights import ModelWeights, MoeMlp, load_weights
+from tests.fakes.tiny_model import write_tiny_model
 
 
 def tensors(weights: ModelWeights) -> Iterator[tuple[str, Tensor]]:
@@ -24,28 +27,50 @@ def tensors(weights: ModelWeights) -> Iterator[tuple[str, Tensor]]:
         assert isinstance(layer.mlp, MoeMlp)
         for name in ("input_norm", "qkv", "qk_norm", "out", "post_norm"):
             yield name, getattr(layer, name)
+        if layer.qkv_bias is not None and layer.out_bias is not None:
+            yield "qkv_bias", layer.qkv_bias
+            yield "out_bias", layer.out_bias
         for name in ("router", "gate_up", "down"):
             yield name, getattr(layer.mlp, name)
 
 
-def changed(weights: ModelWeights, precision: Precision) -> set[str]:
+def changed(directory: Path, precision: Precision) -> set[str]:
     """Return the names of tensors that a precision changes."""
-    pairs = zip(tensors(weights), tensors(round_weights(weights, precision)), strict=True)
+    exact, rounded = load_weights(directory), load_rounded(directory, precision)
+    pairs = zip(tensors(exact), tensors(rounded), strict=True)
     return {name for (name, before), (_, after) in pairs if not torch.equal(before, after)}
 
 
 def test_each_precision_rounds_the_tensors_that_servers_round(model_dir: Path) -> None:
     weights = load_weights(model_dir)
-    assert changed(weights, EXACT) == set()
-    assert changed(weights, Precision("int8")) == {"qkv", "out", "gate_up", "down"}
-    assert changed(weights, Precision("bfloat16")) == {name for name, _ in tensors(weights)}
-    assert changed(weights, Precision(router_noise=0.01)) == {"router"}
+    assert changed(model_dir, EXACT) == set()
+    assert changed(model_dir, Precision("int8")) == {"qkv", "out", "gate_up", "down"}
+    assert changed(model_dir, Precision("bfloat16")) == {name for name, _ in tensors(weights)}
+    assert changed(model_dir, Precision(router_noise=0.01)) == {"router"}
 
 
-def test_bfloat16_weights_are_bfloat16_numbers(model_dir: Path) -> None:
-    for _, tensor in tensors(round_weights(load_weights(model_dir), Precision("bfloat16"))):
-        assert tensor.dtype == torch.float32
-        assert torch.equal(tensor, tensor.bfloat16().float())
+@pytest.mark.parametrize("in_file", [torch.float32, torch.float16, torch.bfloat16])
+def test_bfloat16_weights_are_those_that_transformers_loads(
+    in_file: torch.dtype, tmp_path: Path
+) -> None:
+    """Bit for bit, whatever the file's type: rounded before anything is computed of them. The
+    attention scale of head size 24 is no power of two.
+    """
+    given, loaded = tmp_path / "given", tmp_path / "loaded"
+    write_tiny_model(given, vocab_size=60, head_dim=24, attention_bias=True)
+    policy: Any = Qwen3MoeForCausalLM.from_pretrained(given)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.add_(torch.linspace(-0.1, 0.1, weight.numel()).view_as(weight))  # biases are 0
+    policy.to(in_file).save_pretrained(given)
+    rounded: Any = Qwen3MoeForCausalLM.from_pretrained(given, dtype=torch.bfloat16)
+    rounded.float().save_pretrained(loaded)
+    ours = load_rounded(given, Precision("bfloat16"))
+    for (name, mine), (_, theirs) in zip(tensors(ours), tensors(load_weights(loaded)), strict=True):
+        assert mine.dtype == torch.float32
+        assert torch.equal(mine, theirs), name
+    query_norm = rounded.model.layers[0].self_attn.q_norm.weight * 24**-0.5
+    assert torch.equal(ours.layers[0].qk_norm[0], query_norm)
 
 
 def test_int8_has_one_scale_per_output_channel() -> None:
@@ -64,7 +89,7 @@ def test_int8_scales_of_experts_follow_their_output_channels(model_dir: Path) ->
     """``down`` is kept transposed: its inputs are dimension 1."""
     weights = load_weights(model_dir)
     mlp = weights.layers[0].mlp
-    after = round_weights(weights, Precision("int8")).layers[0].mlp
+    after = load_rounded(model_dir, Precision("int8")).layers[0].mlp
     assert isinstance(mlp, MoeMlp)
     assert isinstance(after, MoeMlp)
     for before, found, inputs in ((mlp.gate_up, after.gate_up, 2), (mlp.down, after.down, 1)):
@@ -75,7 +100,7 @@ def test_int8_scales_of_experts_follow_their_output_channels(model_dir: Path) ->
 
 def test_router_noise_is_relative_and_reproducible(model_dir: Path) -> None:
     weights = load_weights(model_dir)
-    first, again = (round_weights(weights, Precision(router_noise=0.05)) for _ in range(2))
+    first, again = (load_rounded(model_dir, Precision(router_noise=0.05)) for _ in range(2))
     for before, after, second in zip(weights.layers, first.layers, again.layers, strict=True):
         assert isinstance(before.mlp, MoeMlp)
         assert isinstance(after.mlp, MoeMlp)
