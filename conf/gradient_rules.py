@@ -8,9 +8,15 @@ import math
 from collections.abc import Iterator
 
 from conf.rules import Rule
+from conf.sections.plugin import PluginConfig
 from conf.sections.run import RunConfig, SamplingConfig
 from conf.sections.task import PENALTIES, RewardConfig, VerdictRewardConfig
-from conf.sections.training import TrainerConfig
+from conf.sections.training import (
+    FanoutConfig,
+    LocalTrainerConfig,
+    SegmentsFanoutConfig,
+    TrainerConfig,
+)
 
 
 def sampling_rules(run: RunConfig, sampling: SamplingConfig) -> Iterator[Rule]:
@@ -29,6 +35,29 @@ def sampling_rules(run: RunConfig, sampling: SamplingConfig) -> Iterator[Rule]:
             f"sampling.{key}={value} cuts the distribution, and the logprobs that are trained with "
             f"are of the whole one: set sampling.{key}={whole}; agentrl eval may cut it",
         )
+
+
+def credit_rules(trainer: TrainerConfig, fanout: FanoutConfig) -> Iterator[Rule]:
+    """Yield the rules of credit by turn: its baseline is linear in the rewards, and nothing else
+    says what a segment is worth.
+    """
+    if not isinstance(trainer, LocalTrainerConfig) or trainer.credit != "turn":
+        return
+    yield (
+        trainer.advantage not in ("rloo", "dr_grpo"),
+        f"trainer.credit=turn is unbiased by a linear baseline, and trainer.advantage="
+        f"{_name(trainer.advantage)} is none: choose rloo or dr_grpo",
+    )
+    share = fanout.reward if isinstance(fanout, SegmentsFanoutConfig) else "copy"
+    yield (
+        share != "copy",
+        f"fanout.reward={_name(share)} divides a rollout's advantage, and with trainer.credit=turn "
+        "each turn has its own: choose fanout.reward=copy",
+    )
+
+
+def _name(choice: str | PluginConfig) -> str:
+    return choice.target if isinstance(choice, PluginConfig) else choice
 
 
 def gdpo_rules(run: RunConfig, reward: RewardConfig, trainer: TrainerConfig) -> Iterator[Rule]:

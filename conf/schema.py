@@ -70,6 +70,7 @@ class Config(Section):
             rules.sandbox_rules(self.sandbox, self.gateway, self.rollout),
             rules.harness_rules(self.harness, self.sandbox, self.scenario),
             gradient_rules.sampling_rules(self.run, self.sampling),
+            gradient_rules.credit_rules(self.trainer, self.fanout),
             gradient_rules.gdpo_rules(self.run, self.reward, self.trainer),
             rules.algorithm_rules(self.trainer),
             rules.supervised_rules(self.run, self.trainer),

@@ -213,11 +213,15 @@ class LocalTrainerConfig(PolicyGradientConfig):
     """Of ``ppo``: with a negative advantage the loss of a token is at most so many times |A|
     (dual clip, arXiv 1912.09729); null: no limit.
     """
+    credit: Literal["rollout", "turn"]
+    """Tokens' advantages: ``rollout``, all have their rollout's; ``turn``, each that of its turn:
+    what was earned from there on, compared with the group's other rollouts.
+    """
     aggregation: Aggregation
     """Mean of the tokens' losses in an update: ``rollout``, each rollout alike; ``token``, each
     token (DAPO); ``segment``, each segment; ``constant``, the sum over a rollout's tokens divided
-    by ``aggregation_tokens`` (Dr. GRPO). ``auto``: ``constant`` with ``advantage=dr_grpo``, else
-    ``rollout``.
+    by ``aggregation_tokens`` (Dr. GRPO). ``auto``: ``constant`` with ``advantage=dr_grpo`` and with
+    ``credit=turn``, else ``rollout``.
     """
     aggregation_tokens: PositiveInt
     """Tokens: divisor of ``constant``, the same for every rollout."""

@@ -20,6 +20,7 @@ from runners.training.estimators import (
     normalize_step,
     normalizes_step,
 )
+from runners.training.turn_credit import compute_turn_credits, credits_turns
 from runners.trajectory.record import RolloutRecord
 
 
@@ -78,6 +79,10 @@ class StepGroups:
         of them. With ``rollout.replace_flat`` they have no advantage, which takes them out of the
         averages (DAPO's dynamic sampling, arXiv 2503.14476).
         """
+        self.turn_credits: dict[str, list[float]] = {}
+        """Advantages of the turns of each rollout, see ``compute_turn_credits``; empty unless
+        ``trainer.credit=turn``.
+        """
         self.add(records)
 
     def add(self, records: Iterable[RolloutRecord]) -> None:
@@ -97,6 +102,10 @@ class StepGroups:
                 self.failed[group] = str(error)
                 advantages = [None] * len(members)
             graded = [advantage for advantage in advantages if advantage is not None]
+            if graded and credits_turns(self._config.trainer):
+                by_turn = compute_turn_credits(members, self._estimator)
+                self.turn_credits |= by_turn
+                graded += [credit for credits in by_turn.values() for credit in credits]
             if not graded:
                 self.without_baseline.append(group)
             elif not any(graded) and self._estimator != ReinforcePlusPlus():

@@ -23,7 +23,7 @@ from conf.sections.training import (
 from runners.plugins.calls import PluginFailedError, check_number, describe_failure
 from runners.plugins.loading import load_shared
 from runners.training.sample import Sample
-from runners.trajectory.record import MAIN_THREAD, Segment, SegmentKind
+from runners.trajectory.record import MAIN_THREAD, LogprobArray, Segment, SegmentKind
 from runners.trajectory.routing import Routing
 
 DropReason = Literal[
@@ -57,11 +57,13 @@ def fan_out(
     advantage: float,
     config: FanoutConfig,
     routing: Callable[[Segment], Routing | None] = lambda _: None,
+    credit: Callable[[Segment], LogprobArray | None] = lambda _: None,
 ) -> FanOut:
     """Turn a rollout's segments, in order of their first turns, into samples.
 
     Each sample's advantage is ``advantage · share`` (see ``compute_shares``). ``routing`` returns a
     segment's captured routing and is called once for each kept segment, in order and uncut.
+    ``credit`` returns the advantages of a segment's tokens; None: all have the sample's.
 
     Tokens that a kept segment shares with a dropped one are context in the kept one: they were
     sampled in the dropped one and go with it.
@@ -83,16 +85,17 @@ def fan_out(
     samples = []
     fitting = [_cut(segment, config.max_segment_tokens) for segment in kept]
     for segment, whole, share in zip(fitting, kept, compute_shares(fitting, reward), strict=True):
-        credit = advantage * share if share else 0.0
+        by_token = credit(whole)
         samples.append(
             Sample(
                 rollout_id=rollout_id,
                 tokens=segment.tokens,
                 loss_mask=segment.loss_mask,
                 logprobs=segment.logprobs,
-                advantage=credit,
+                advantage=advantage * share if share else 0.0,
                 weight_versions=segment.weight_versions,
                 routing=_cut_routing(routing(whole), len(segment.tokens)),
+                token_advantages=None if by_token is None else by_token[: len(segment.tokens)],
             )
         )
     cut_tokens = sum(len(segment.tokens) for segment in kept)

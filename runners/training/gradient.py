@@ -18,5 +18,5 @@ def trains_without_advantage(trainer: TrainerConfig) -> bool:
 
 def has_gradient(sample: Sample, trainer: TrainerConfig) -> bool:
     """Return whether a sample changes the weights, as far as its advantage decides it."""
-    trains = sample.advantage != 0.0 or trains_without_advantage(trainer)
+    trains = sample.has_advantage or trains_without_advantage(trainer)
     return trains and bool(sample.loss_mask.any())

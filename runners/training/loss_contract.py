@@ -26,7 +26,7 @@ class TrainedTokens:
     rollout_logprobs: Tensor
     """float32 [n]: the engine's when it sampled the token."""
     advantages: Tensor
-    """float32 [n]: advantage of the token's sample."""
+    """float32 [n]: advantage of the token's sample, or of its turn."""
     rows: Tensor
     """int64 [n]: number of the token's sample, from 0; tokens of a sample are in order."""
 

@@ -54,7 +54,7 @@ class MicroBatch:
     reference_logprobs: Tensor | None
     """float32 [n]: the reference policy's logprob; None: there is none."""
     advantages: Tensor
-    """float32 [n]: advantage of the token's sample."""
+    """float32 [n]: advantage of the token."""
     weights: Tensor
     """float32 [n]: weight of the token in the loss."""
     experts: Tensor | None
@@ -79,7 +79,8 @@ def find_aggregation(trainer: LocalTrainerConfig) -> tuple[Aggregation, int]:
     """Return ``trainer.aggregation``, never "auto", and its tokens."""
     aggregation = trainer.aggregation
     if aggregation == "auto":
-        aggregation = "constant" if trainer.advantage == "dr_grpo" else "rollout"
+        constant = trainer.advantage == "dr_grpo" or trainer.credit == "turn"
+        aggregation = "constant" if constant else "rollout"
     return aggregation, trainer.aggregation_tokens
 
 
@@ -222,9 +223,7 @@ def _pad(
     row_index, token_index = np.concatenate(rows), np.concatenate(places)
     rollout = np.concatenate([sample.logprobs[sample.loss_mask] for sample in samples])
     counts = [len(place) for place in places]
-    advantages = np.repeat(
-        np.array([sample.advantage for sample in samples], dtype=np.float32), counts
-    )
+    advantages = np.concatenate([sample.trained_advantages for sample in samples])
     weight = np.repeat(np.array(weights, dtype=np.float32), counts)
 
     def tensor(array: np.ndarray) -> Tensor:

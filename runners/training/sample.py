@@ -38,3 +38,21 @@ class Sample:
     """
     reference_logprobs: LogprobArray | None = None
     """float32 [T]: the reference policy's logprob, 0.0 where not trained; None: not computed."""
+    token_advantages: LogprobArray | None = None
+    """float32 [T]: advantage of each token (``trainer.credit=turn``); None: all have
+    ``advantage``.
+    """
+
+    @property
+    def trained_advantages(self) -> LogprobArray:
+        """Advantages of the trained tokens, float32 [n]."""
+        if self.token_advantages is None:
+            return np.full(int(self.loss_mask.sum()), self.advantage, np.float32)
+        return self.token_advantages[self.loss_mask]
+
+    @property
+    def has_advantage(self) -> bool:
+        """Whether any trained token has an advantage that is not exactly 0."""
+        if self.token_advantages is None:
+            return self.advantage != 0.0
+        return bool(self.trained_advantages.any())

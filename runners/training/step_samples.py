@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from conf.errors import ExitCode, error_text
@@ -20,6 +21,7 @@ from runners.training.fanout import DropReason, FanOut, fan_out
 from runners.training.gradient import has_gradient
 from runners.training.sample import Sample
 from runners.training.stored_rollout import LoadRollout
+from runners.training.turn_credit import spread_over_tokens
 from runners.trajectory.outcome import OutcomeClass
 from runners.trajectory.record import RolloutRecord, SegmentKind
 from runners.trajectory.routing import RoutingError
@@ -59,7 +61,8 @@ def build_samples(groups: StepGroups, load: LoadRollout, config: Config) -> Step
     for record, advantage in groups.advantages:
         own: Counter[SegmentKind] = Counter()
         if advantage is not None:
-            fan = _fan_out(record, advantage, load, config, unbuilt)
+            credits = groups.turn_credits.get(record.rollout_id)
+            fan = _fan_out(record, advantage, credits, load, config, unbuilt)
             own = _count_trained(fan, config.trainer)
             fans.append(fan)
         records.append(replace(record, advantage=advantage, trained_tokens=own.total()))
@@ -88,6 +91,7 @@ def _count_trained(fan: FanOut, trainer: TrainerConfig) -> Counter[SegmentKind]:
 def _fan_out(
     record: RolloutRecord,
     advantage: float,
+    credits: Sequence[float] | None,
     load: LoadRollout,
     config: Config,
     unbuilt: dict[str, str],
@@ -98,7 +102,14 @@ def _fan_out(
         return FanOut([], [], Counter(("unfinished",)))
     try:
         stored = load(record)
-        return fan_out(record.rollout_id, stored.segments, advantage, config.fanout, stored.routing)
+        return fan_out(
+            record.rollout_id,
+            stored.segments,
+            advantage,
+            config.fanout,
+            stored.routing,
+            spread_over_tokens(credits, stored.turns),
+        )
     except (Exception, CancelledError) as error:  # one rollout's damage is not its siblings'
         if isinstance(error, StoreError) and error.exit_code is ExitCode.SERVICE_GONE:
             raise  # the disk's, not the rollout's

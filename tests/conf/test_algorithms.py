@@ -108,3 +108,16 @@ def test_gdpo_is_refused_where_penalties_could_outweigh_the_tests() -> None:
     assert compose([*SLIME, "trainer.advantage=gdpo"]).trainer.advantage == "gdpo"
     (fault,) = faults(*lines, "run.rollouts_per_task=16")
     assert "below 0.354" in fault
+
+
+def test_credit_by_turn_is_by_a_linear_baseline_and_for_the_local_trainer() -> None:
+    for name in ("rloo", "dr_grpo"):
+        assert compose(["trainer.credit=turn", f"trainer.advantage={name}"])
+    (fault,) = faults("trainer.credit=turn")
+    assert fault.endswith("trainer.advantage=grpo is none: choose rloo or dr_grpo")
+    lines = ["trainer.credit=turn", "trainer.advantage=rloo"]
+    (fault,) = faults(*lines, "fanout.reward=uniform")
+    assert fault.startswith("fanout.reward=uniform divides a rollout's advantage")
+    assert compose([*lines, "fanout=collapse"])
+    (fault,) = faults(*SLIME, *lines)
+    assert fault.startswith("trainer.credit")

@@ -27,7 +27,7 @@ def make_trainer(
         "kind": "local", "device": "cpu", "learning_rate": 1e-3, "betas": (0.9, 0.95),
         "weight_decay": 0.0, "clip_low": 0.2,
         "clip_high": 0.28, "loss": "ppo", "clip_dual": None, "accept_reward": None,
-        "aggregation": "auto", "aggregation_tokens": 64,
+        "credit": "rollout", "aggregation": "auto", "aggregation_tokens": 64,
         "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
         "tokens_per_microbatch": 512, "normalize_std": True, "min_group": 2, "threads": 1,
         "train_unfinished": True, "recompute": "auto",
