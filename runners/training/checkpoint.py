@@ -107,7 +107,8 @@ def save(
         for left in root.glob(f"*{_PARTIAL}"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
-        trainer.model.save_pretrained(partial)  # type: ignore[operator]
+        weights = trainer.weights.state_dict()
+        trainer.model.save_pretrained(partial, state_dict=weights)  # type: ignore[operator]
         save_file(_optimizer_tensors(trainer), partial / OPTIMIZER)
         for name in TOKENIZER_FILES:
             if tokenizer is not None and (tokenizer / name).is_file():
@@ -176,7 +177,7 @@ def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
     try:
         # Not load_file: on disk the experts have the published names, one tensor per expert, which
         # the loader of transformers joins.
-        trainer.model.load_state_dict(load_policy(checkpoint.path).state_dict())
+        trainer.weights.load_state_dict(load_policy(checkpoint.path).state_dict())
         tensors = load_file(checkpoint.path / OPTIMIZER)
         trainer.generator.set_state(tensors.pop("generator"))
         _load_optimizer(trainer, tensors)
@@ -215,30 +216,23 @@ def _complete(root: Path) -> list[Checkpoint]:
     )
 
 
-def _names(trainer: LocalTrainer) -> dict[str, torch.nn.Parameter]:
-    return {
-        name: parameter
-        for name, parameter in trainer.model.named_parameters()
-        if parameter.requires_grad
-    }
-
-
 def _optimizer_tensors(trainer: LocalTrainer) -> dict[str, torch.Tensor]:
     tensors = {"generator": trainer.generator.get_state()}
-    for name, parameter in _names(trainer).items():
+    for name, parameter in trainer.weights.trained.items():
         for key, value in trainer.optimizer.state.get(parameter, {}).items():
             tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
     return tensors
 
 
 def _load_optimizer(trainer: LocalTrainer, tensors: dict[str, torch.Tensor]) -> None:
-    parameters = _names(trainer)
+    parameters = trainer.weights.trained
+    fused = trainer.optimizer.defaults["fused"]
     trainer.optimizer.state.clear()
     for label, value in tensors.items():
         key, _, name = label.partition("/")
         parameter = parameters[name]
-        # AdamW keeps its step counter on the CPU, whatever the parameters' device.
-        moved = value if key == "step" else value.to(parameter.device)
+        # AdamW keeps its step counter on the CPU unless it is fused.
+        moved = value if key == "step" and not fused else value.to(parameter.device)
         trainer.optimizer.state[parameter][key] = moved
 
 

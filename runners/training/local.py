@@ -1,4 +1,4 @@
-"""The local trainer: policy gradients in plain torch on one CPU or one GPU, in float32."""
+"""The local trainer: policy gradients in plain torch on one CPU or one GPU."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from runners.training.mismatch import Mismatch
 from runners.training.objective import Objective
 from runners.training.policy import (
     TrainingError,
-    decay_groups,
     find_decoder,
     find_device,
-    find_head,
     load_policy,
+    make_optimizer,
 )
 from runners.training.policy_check import check_policy
+from runners.training.precision import MasterWeights, round_policy
 from runners.training.prefix import (
     ForwardScope,
     can_share_prefix,
@@ -90,10 +90,8 @@ class LocalTrainer:
         self.model.train()
         self.shares_prefix = can_share_prefix(find_decoder(self.model))
         """A beginning that rows have in common is run once for all of them."""
-        self.optimizer = torch.optim.AdamW(
-            decay_groups(self.model, config.weight_decay),
-            lr=config.learning_rate, betas=config.betas, foreach=True,
-        )  # fmt: skip
+        self.weights = MasterWeights(self.model, config.precision)
+        self.optimizer = make_optimizer(self.weights.trained.values(), config, self.device)
         self.objective = Objective(config)
         self.failed_updates: Sequence[str] = ()
         """Updates of the last step that were left out because a plug-in's loss failed: reasons."""
@@ -119,6 +117,8 @@ class LocalTrainer:
         """The policy with which the run began, for the KL penalty."""
         if self.objective.needs_reference:
             self.reference = load_policy(weights).to(self.device)
+            if config.precision == "bfloat16":
+                round_policy(self.reference)
 
     def step(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         """Train on the samples of one campaign step's rollouts and return its metrics.
@@ -248,7 +248,8 @@ class LocalTrainer:
             self.replay.measure_gradients()
             self._check_replay(self.replay, [samples[index] for index in with_gradient], totals)
         # Returns the norm before clipping.
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
+        trained = self.weights.trained.values()
+        norm = nn.utils.clip_grad_norm_(trained, self.config.grad_clip).item()
         finite = abs(loss) < float("inf") and norm < float("inf")
         if not finite and isinstance(self.config.loss, PluginConfig):
             raise PluginFailedError("trainer.loss: a gradient that is not finite")
@@ -258,6 +259,7 @@ class LocalTrainer:
                 "lower trainer.learning_rate"
             )
         self.optimizer.step()
+        self.weights.publish()
         totals.count_update(loss, norm)
 
     def _check_replay(
@@ -303,7 +305,7 @@ class LocalTrainer:
         hidden = compute_hidden_states(find_decoder(computed), batch.input_ids, batch.shared, scope)
         trained = hidden[batch.rows, batch.positions - batch.shared]
         return compute_chosen_logprobs(
-            find_head(computed),
+            self.weights.make_head(computed),
             trained,
             batch.targets,
             self.temperature,

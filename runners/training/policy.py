@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from conf.errors import AgentrlError
+from conf.sections.training import LocalTrainerConfig
 
 
 class TrainingError(AgentrlError):
@@ -59,11 +61,27 @@ def find_device(choice: str) -> torch.device:
     return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def decay_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the optimizer's groups of parameters: matrices decay, norms and biases do not."""
-    parameters = list(policy.parameters())
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], config: LocalTrainerConfig, device: torch.device
+) -> torch.optim.AdamW:
+    """Return AdamW on float32 parameters.
+
+    On a GPU it is one kernel; elsewhere it makes a copy of all parameters while it updates them.
+    """
+    fused = device.type == "cuda"
+    return torch.optim.AdamW(
+        decay_groups(parameters, config.weight_decay),
+        lr=config.learning_rate, betas=config.betas, fused=fused, foreach=not fused,
+    )  # fmt: skip
+
+
+def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Return the optimizer's groups of parameters: matrices decay, norms, biases and the decays of
+    linear attention do not.
+    """
+    trained = list(parameters)
     groups = [
-        {"params": [each for each in parameters if each.dim() > 1], "weight_decay": weight_decay},
-        {"params": [each for each in parameters if each.dim() <= 1], "weight_decay": 0.0},
+        {"params": [each for each in trained if each.dim() > 1], "weight_decay": weight_decay},
+        {"params": [each for each in trained if each.dim() <= 1], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from runners.training.policy import find_decoder
@@ -53,7 +53,7 @@ def _checkpoint(forward: Callable[..., Any], contexts: Contexts) -> Callable[...
 
 
 def compute_chosen_logprobs(
-    head: nn.Module,
+    head: Callable[[Tensor], Tensor],
     hidden: Tensor,
     targets: Tensor,
     temperature: float,

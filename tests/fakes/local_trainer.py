@@ -30,7 +30,7 @@ def make_trainer(
         "credit": "rollout", "aggregation": "auto", "aggregation_tokens": 64,
         "grad_clip": 1.0, "minibatches": 1, "epochs": 1,
         "tokens_per_microbatch": 512, "normalize_std": True, "min_group": 2, "threads": 1,
-        "train_unfinished": True, "recompute": "auto",
+        "train_unfinished": True, "recompute": "auto", "precision": "float32",
         "advantage": "grpo",
         "correction": NO_CORRECTION, "entropy_bonus": 0.0,
         "kl": {"weight": 0.0, "estimator": "k3", "place": "loss"},

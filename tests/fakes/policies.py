@@ -98,7 +98,8 @@ def load_plain(source: PretrainedConfig | Path) -> nn.Module:
 def write_policy(family: str, directory: Path, *, seed: int = 0) -> Path:
     """Write a seeded random policy of a family; its norms and routers are far from their start.
 
-    Routers begin at zero: every choice would be a tie.
+    Routers begin at zero: every choice would be a tie. Linear attention begins with decays that
+    leave a token its own value alone, whose sign is then chance, and rounding decides on it.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -106,6 +107,8 @@ def write_policy(family: str, directory: Path, *, seed: int = 0) -> Path:
         for name, weight in policy.named_parameters():
             if "gate.weight" in name:
                 weight.normal_()
+            elif name.endswith("A_log"):
+                weight.copy_(torch.linspace(-4, -1, len(weight)))
             elif "norm" in name:
                 weight.add_(torch.randn_like(weight), alpha=0.1)
         for name, buffer in policy.named_buffers():

@@ -62,13 +62,15 @@ def make_rollouts(count: int = 5) -> list[list[Sample]]:
     return rollouts
 
 
-def compute_plainly(weights: Path, rollouts: list[list[Sample]]) -> dict[str, torch.Tensor]:
+def compute_plainly(
+    weights: Path, rollouts: list[list[Sample]], dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
     """Return the gradients of REINFORCE by transformers' own code, one sample at a time."""
-    policy: Any = load_plain(weights)
+    policy: Any = load_plain(weights).to(dtype)
     loss = torch.zeros(())
     for (sample,) in rollouts:
         tokens = torch.from_numpy(sample.tokens.astype(np.int64))
-        logits = policy(input_ids=tokens[None], use_cache=False).logits[0]
+        logits = policy(input_ids=tokens[None], use_cache=False).logits[0].float()
         logprobs = (logits / TEMPERATURE).log_softmax(dim=-1)[:-1].gather(1, tokens[1:, None])[:, 0]
         chosen = logprobs[torch.from_numpy(sample.loss_mask[1:])]
         loss = loss - sample.advantage * chosen.mean() / len(rollouts)

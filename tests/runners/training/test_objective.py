@@ -243,6 +243,6 @@ def test_an_update_is_made_with_the_rate_of_its_step(weights: Path) -> None:
 
 def test_norms_and_biases_do_not_decay() -> None:
     policy = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
-    matrices, vectors = decay_groups(policy, 0.1)
+    matrices, vectors = decay_groups(policy.parameters(), 0.1)
     assert ([p.dim() for p in matrices["params"]], matrices["weight_decay"]) == ([2], 0.1)
     assert ([p.dim() for p in vectors["params"]], vectors["weight_decay"]) == ([1, 1, 1], 0.0)
