@@ -77,7 +77,7 @@ def compute_chosen_logprobs(
         if entropy == "gradient":
             return torch.stack([logprobs, _compute_entropy(logits, total)], dim=1)
         with torch.no_grad():  # in chunks: what it needs for a moment is as large as the logits
-            pairs = zip(logits.split(LOGITS_CHUNK), total.split(LOGITS_CHUNK), strict=True)
+            pairs = zip(*(torch.split(each, LOGITS_CHUNK) for each in (logits, total)), strict=True)
             measured = torch.cat([_compute_entropy(*each) for each in pairs])
         return torch.stack([logprobs, measured], dim=1)
 
