@@ -20,7 +20,7 @@ from typing import Any
 
 from conf.schema import Config
 from conf.sections.engine import SglangLaunchEngineConfig
-from conf.sections.training import LocalTrainerConfig
+from conf.sections.training import LocalTrainerConfig, LoraConfig
 from launch.preflight import Problem
 
 GIB = 1 << 30
@@ -106,7 +106,7 @@ def plan_gpu(config: Config) -> GpuPlan | None:
     recompute = trainer.recompute is not False
     tokens = max(trainer.tokens_per_microbatch, config.model.max_context_tokens)
     parameters = count_parameters(path, tied=shape.tied)
-    states = parameters * _PER_PARAMETER / GIB
+    states = count_state_bytes(path, parameters, trainer) / GIB
     activations = activation_bytes(shape, tokens, recompute=recompute) / GIB
     rows = min(tokens, _LOGITS_CHUNK) if recompute else tokens
     logits = rows * shape.vocabulary * FLOAT * _LOGITS_COPIES / GIB
@@ -124,6 +124,17 @@ def plan_gpu(config: Config) -> GpuPlan | None:
         engine_gib=None if engine is None else round(engine, 1),
         gpu_gib=None if gpu_gib is None else round(gpu_gib, 1),
     )
+
+
+def count_state_bytes(path: Path, parameters: int, trainer: LocalTrainerConfig) -> int:
+    """Return the bytes of weights, gradients and moments; with adapters the base has weights only.
+
+    ``path``: the policy's directory, which has so many ``parameters``.
+    """
+    if not trainer.lora.rank:
+        return parameters * _PER_PARAMETER
+    base = parameters * (FLOAT if trainer.precision == "float32" else FLOAT // 2)
+    return base + count_adapter_parameters(path, trainer.lora) * _PER_PARAMETER
 
 
 def activation_bytes(shape: PolicyShape, tokens: int, *, recompute: bool) -> int:
@@ -210,6 +221,20 @@ def count_parameters(directory: Path, *, tied: bool) -> int:
         for file in sorted(directory.glob("*.safetensors"))
         for name, tensor in _read_header(file).items()
         if name != "__metadata__" and not (tied and name == "lm_head.weight")
+    )
+
+
+def count_adapter_parameters(directory: Path, lora: LoraConfig) -> int:
+    """Return the number of parameters in the adapters of a policy: rank · (rows + columns) of each
+    matrix that they are beside.
+    """
+    return sum(
+        lora.rank * sum(tensor["shape"])
+        for file in sorted(directory.glob("*.safetensors"))
+        for name, tensor in _read_header(file).items()
+        if name.endswith(".weight")
+        and name.split(".")[-2] in lora.targets
+        and ".experts." not in name  # they have none, whatever their names
     )
 
 

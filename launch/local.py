@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from conf.lora import find_served_lora, find_trained_lora
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig
 from conf.sections.training import LocalTrainerConfig
@@ -84,7 +85,7 @@ def plan_local_run(config: Config, run_dir: Path) -> LocalPlan:
     evaluation_rollouts = evaluations * config.run.eval_tasks * config.run.eval_attempts
     memory_mb = sum(process.count * process.memory_mb for process in processes)
     checkpoints = config.run.keep_checkpoints + bool(evaluations)  # the best one, too
-    checkpoints_mb = checkpoints * 3 * weights_mb  # weights and two moments
+    checkpoints_mb = checkpoints * _checkpoint_copies(config) * weights_mb
     disk_mb = checkpoints_mb + (rollouts + evaluation_rollouts) * _ROLLOUT_KB // 1024 + 1
     memory_available_mb = psutil.virtual_memory().available // MB
     disk_free_mb = shutil.disk_usage(nearest_existing(run_dir)).free // MB
@@ -127,10 +128,21 @@ def _weights_mb(config: Config) -> int:
     return 1 + count_parameters(path, tied=shape is not None and shape.tied) * FLOAT // MB
 
 
+def _checkpoint_copies(config: Config) -> int:
+    """Return a checkpoint's size in copies of the weights: themselves and two moments.
+
+    Adapters are nothing beside the weights into which they are merged for an engine.
+    """
+    if find_trained_lora(config) is None:
+        return 3
+    return 0 if find_served_lora(config) else 1
+
+
 def _plan_processes(config: Config, cores: int, weights_mb: int) -> Iterator[PlannedProcess]:
     trainer = config.trainer
     reference = isinstance(trainer, LocalTrainerConfig) and trainer.kl.weight > 0
-    trainer_mb = (_COPIES_TRAINED + reference) * weights_mb + _TRAINING_MB
+    copies = _COPIES_TRAINED + reference if find_trained_lora(config) is None else 1
+    trainer_mb = copies * weights_mb + _TRAINING_MB
     yield PlannedProcess(
         "driver and trainer", 1, _threads(config) or cores, _DRIVER_MB + trainer_mb
     )

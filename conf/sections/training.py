@@ -164,6 +164,19 @@ class SupervisedConfig(Section):
     """Examples per step, in one update."""
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA, arXiv 2106.09685): they alone are trained."""
+
+    rank: NonNegativeInt
+    """0: none, all weights are trained."""
+    alpha: PositiveInt
+    """The product of an adapter's two matrices is multiplied by alpha / rank."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Linear layers that get an adapter, by the last part of their name. The experts of a mixture
+    and their MLPs get none.
+    """
+
+
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -240,6 +253,7 @@ class LocalTrainerConfig(PolicyGradientConfig):
     """Torch threads; 0: one per core."""
     correction: CorrectionConfig
     kl: KlConfig
+    lora: LoraConfig
     entropy_bonus: Annotated[float, Field(ge=0)]
     """Weight of the entropy of the distribution that a token was sampled from, in nats, which is
     taken off its loss.

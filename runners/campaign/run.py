@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, ExitCode
+from conf.lora import find_served_lora
 from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
 from runners.campaign.loop import Campaign
 from runners.campaign.result import CampaignResult, summarize
 from runners.campaign.resumption import check_resumable, rewind_store
 from runners.concurrency.task_group import task_group
+from runners.engines.adapters import ADAPTER_NAME
 from runners.faults.wiring import metrics_faults
 from runners.observe.metrics import MetricsWriter
 from runners.observe.png_charts import write_reward_curve
@@ -30,6 +32,9 @@ from runners.training.supervised.run_examples import keep_examples, open_example
 
 if TYPE_CHECKING:
     from runners.training.local import LocalTrainer
+
+START = "start"
+"""Directory of the adapters of a run's start, among its checkpoints."""
 
 
 def run_campaign(
@@ -81,6 +86,8 @@ async def _open_campaign(
     yield the campaign and stop everything afterwards.
     """
     saved = checkpoint.find_latest(store.run_dir / checkpoint.CHECKPOINTS)
+    adapter = ADAPTER_NAME if find_served_lora(config) is not None else None
+    version = saved.step if saved else 0
     async with AsyncExitStack() as exits:
         async with task_group() as starting:
             services = starting.create_task(
@@ -88,11 +95,12 @@ async def _open_campaign(
                     start_services(
                         config,
                         store,
-                        weights=saved.path if saved else policy.weights,
+                        weights=saved.path if saved and not adapter else policy.weights,
                         tokenizer=policy.tokenizer,
-                        version=saved.step if saved else 0,
+                        version=version,
                         watch=progress.watch,
                         on_service_exit=driver.note_service_exit,
+                        adapter=adapter,
                     )
                 )
             )
@@ -104,6 +112,9 @@ async def _open_campaign(
                 asyncio.to_thread(open_examples, config, policy.tokenizer, policy.weights)
             )
         keep_examples(store, examples.result())
+        if adapter is not None:
+            first = await asyncio.to_thread(_find_adapters, trainer.result(), store.run_dir, saved)
+            await services.result().engine.update_weights(first, version)
         yield Campaign(
             config,
             store,
@@ -135,10 +146,30 @@ def _make_trainer(
         temperature=config.sampling.temperature,
         seed=config.seed,
         routing=config.routing_replay,
+        merges_adapters=find_served_lora(config) is None,
     )
     if saved is not None:
         checkpoint.restore(trainer, saved)
     return trainer
+
+
+def _find_adapters(
+    trainer: LocalTrainer, run_dir: Path, saved: checkpoint.Checkpoint | None
+) -> Path:
+    """Return the directory of the adapters that the engine begins with; without a checkpoint new
+    ones, which change nothing, are written there first. Raises CheckpointError.
+    """
+    if saved is not None:
+        return saved.path
+    assert trainer.adapters is not None
+    directory = run_dir / checkpoint.CHECKPOINTS / START
+    try:
+        trainer.adapters.save(directory)
+    except OSError as error:
+        raise checkpoint.CheckpointError(
+            f"cannot write {directory}: {error}", ExitCode.SERVICE_GONE
+        ) from error
+    return directory
 
 
 def _show_earlier(progress: Progress, store: RunStore) -> None:

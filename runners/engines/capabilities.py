@@ -11,11 +11,14 @@ import math
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from conf.errors import AgentrlError, ExitCode
+from conf.sections.training import LoraConfig
+from runners.engines.adapters import adapter_arguments
 from runners.engines.client import UNNUMBERED_VERSION, HttpEngine, routing_key
 from runners.engines.contract import Engine, EngineError, SamplingParams
 from runners.engines.server_check import (
@@ -66,23 +69,30 @@ async def require_capabilities(
     context_tokens: int,
     routing: RoutingShape | None,
     new_weights: bool,
+    lora: LoraConfig | None = None,
 ) -> None:
     """Return if the engine can do what a starting run needs.
 
     ``new_weights``: the run will update the weights, so it needs loads (to see the drain), aborts
-    and weight versions. Raises EngineError if the engine does not answer, EngineUnfit with every
-    other failure.
+    and weight versions. ``lora``: adapters that it will load. Raises EngineError if the engine does
+    not answer, EngineUnfit with every other failure.
     """
     servers = EngineServers(url, workers)
     try:
-        results = await check_capabilities(servers, context_tokens=context_tokens, routing=routing)
+        results = await check_capabilities(
+            servers, context_tokens=context_tokens, routing=routing, lora=lora
+        )
     finally:
         await servers.close()
     require_checks(results, unneeded=() if new_weights else TRAINING_NEEDS)
 
 
 async def check_capabilities(
-    servers: EngineServers, *, context_tokens: int, routing: RoutingShape | None
+    servers: EngineServers,
+    *,
+    context_tokens: int,
+    routing: RoutingShape | None,
+    lora: LoraConfig | None = None,
 ) -> list[CheckResult]:
     """Run every check that needs no tokenizer.
 
@@ -116,6 +126,9 @@ async def check_capabilities(
         )
     if routing is not None:
         results.append(await run_check("routing", lambda: _check_routing(entry_points, routing)))
+    if lora is not None:
+        check = partial(_check_adapters, lora=lora)
+        results.append(await run_check("adapters", lambda: check_each(entry_points, check)))
     return results
 
 
@@ -200,6 +213,33 @@ async def _check_logprobs(engine: HttpEngine) -> str:
             "server drop return_logprob"
         )
     return f"{len(items)} tokens"
+
+
+async def _check_adapters(engine: HttpEngine, lora: LoraConfig) -> str:
+    """Name adapters that were never loaded: a server that knows adapters refuses the request."""
+    rid = _new_rid()
+    body = {"rid": rid, "input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1}}
+    try:
+        await engine.request_json(
+            "/generate",
+            {**body, "return_logprob": True, "lora_path": rid},
+            deadline_s=REQUEST_DEADLINE_S,
+            headers=routing_key(rid),
+        )
+    except EngineError as error:
+        if error.status != 400:
+            raise
+        if "not enabled" in str(error):
+            flags = " ".join(adapter_arguments(lora))
+            raise CheckFailed(
+                f"the server loads no adapters (trainer.lora.rank={lora.rank}): start it with "
+                f"{flags}"
+            ) from error
+        return "takes the adapters that a request names"
+    raise CheckFailed(
+        "the adapters that a request names (lora_path) are ignored: it needs a newer SGLang, or a "
+        "router that passes them on; list the servers themselves in engine.workers"
+    )
 
 
 async def _check_same_weights(engines: Sequence[HttpEngine]) -> str:

@@ -18,6 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from runners.concurrency.limits import backoff_s
+from runners.engines.adapters import load_adapter
 from runners.engines.connection import (
     Connection,
     EngineClient,
@@ -60,17 +61,20 @@ class HttpEngine(EngineClient):
         update_deadline_s: float = 300.0,
         abort: Callable[[str], Coroutine[Any, Any, None]] | None = None,
         connection: Connection | None = None,
+        adapter: str | None = None,
     ) -> None:
         """Remember the address; nothing is opened before the first call.
 
         ``deadline_s`` bounds one generation, queueing included; ``update_deadline_s`` one update of
         the weights, retries included. ``abort`` aborts a request where it runs, if that is not at
-        ``url``. ``connection`` replaces the one to ``url``.
+        ``url``. ``connection`` replaces the one to ``url``. ``adapter``: the LoRA adapters that
+        generations use; updates then load adapters, which must come before the first generation.
         """
         super().__init__(url, connection or HttpConnection(url))
         self._abort = abort or self.abort
         self._deadline_s = deadline_s
         self._update_deadline_s = update_deadline_s
+        self._adapter = adapter
         self._aborts: set[asyncio.Task[None]] = set()
 
     def with_connection(self, connection: Connection) -> HttpEngine:
@@ -81,6 +85,7 @@ class HttpEngine(EngineClient):
             update_deadline_s=self._update_deadline_s,
             abort=self._abort,
             connection=connection,
+            adapter=self._adapter,
         )
 
     async def generate(
@@ -97,6 +102,8 @@ class HttpEngine(EngineClient):
             "sampling_params": _sampling_body(params),
             "return_logprob": True,
         }
+        if self._adapter is not None:
+            body["lora_path"] = self._adapter
         if params.routing_start is not None:
             body["return_routed_experts"] = True
             body["routed_experts_start_len"] = params.routing_start
@@ -116,17 +123,15 @@ class HttpEngine(EngineClient):
         return self._parse_generation(answer, time.perf_counter() - began)
 
     async def update_weights(self, path: Path, version: int) -> None:
-        """Load safetensors weights from a directory; see ``Engine.update_weights``.
+        """Load safetensors weights, or adapters, from a directory; see ``Engine.update_weights``.
 
         A failure that may pass is retried within the deadline.
         """
-        body = {"model_path": str(path), "weight_version": str(version)}
         clock = asyncio.get_running_loop().time
         ends, failures = clock() + self._update_deadline_s, 0
         while True:
             try:
-                answer = await self.request_json(UPDATE_PATH, body, deadline_s=ends - clock())
-                break
+                return await self._update_weights(path, version, ends - clock())
             except EngineError as error:
                 failures += 1
                 pause = error.retry_after_s + backoff_s(failures)
@@ -134,6 +139,13 @@ class HttpEngine(EngineClient):
                 if not error.retryable or failures == UPDATE_ATTEMPTS or out_of_time:
                     raise
                 await asyncio.sleep(pause)
+
+    async def _update_weights(self, path: Path, version: int, deadline_s: float) -> None:
+        if self._adapter is not None:
+            await load_adapter(self, self._adapter, path, version, deadline_s=deadline_s)
+            return
+        body = {"model_path": str(path), "weight_version": str(version)}
+        answer = await self.request_json(UPDATE_PATH, body, deadline_s=deadline_s)
         if not answer.get("success"):
             raise EngineError(f"engine {self.name}: {answer.get('message')}", status=400)
 

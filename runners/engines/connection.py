@@ -276,7 +276,7 @@ def _read_message(raw: bytes) -> str:
         error = body.get("error")
         if isinstance(error, dict) and "message" in error:
             return str(error["message"])
-        for key in ("message", "detail"):
+        for key in ("message", "detail", "error_message"):
             if key in body:
                 return str(body[key])
     return str(body)[:500]

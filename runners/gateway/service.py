@@ -161,7 +161,12 @@ def _engine(
     if settings.fixed_engine is not None:
         client = connect_fixed_engine(settings.fixed_engine, deadline_s=deadline_s)
     else:
-        client = connect_engine(settings.engine_url, settings.engine_workers, deadline_s=deadline_s)
+        client = connect_engine(
+            settings.engine_url,
+            settings.engine_workers,
+            deadline_s=deadline_s,
+            adapter=settings.adapter,
+        )
     replica = settings.replica
     # The limits are those of all replicas together. The rate is one that they share. The calls in
     # flight are split: each has its part of the maximum, and of what a round trip adds, so that all

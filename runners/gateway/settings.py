@@ -76,6 +76,8 @@ class GatewaySettings(BaseModel):
     engine_url: str
     engine_workers: tuple[str, ...] = ()
     """As ``engine.workers``."""
+    adapter: str | None = None
+    """Name of the LoRA adapters that the engine has loaded for the run; None: whole weights."""
     fixed_engine: FixedEngine | None = None
     """The section of an engine with another API than SGLang's; None: it is at ``engine_url``."""
     tool_call_parser: str | None = None
@@ -124,11 +126,12 @@ class GatewaySettings(BaseModel):
         engine_url: str,
         tokenizer: Path | None,
         routing: RoutingShape | None = None,
+        adapter: str | None = None,
         keep_rollouts: bool = False,
     ) -> Self:
         """Return the settings of a gateway for the run in ``run_dir``.
 
-        ``routing``: the shape to capture, None to capture none.
+        ``routing``: the shape to capture, None to capture none. ``adapter``: as the field.
         """
         engine, limits, sampling = config.engine, config.rollout.limits, config.sampling
         own_parsers = SglangEngineConfig | SglangLaunchEngineConfig
@@ -139,6 +142,7 @@ class GatewaySettings(BaseModel):
             port=config.gateway.port,
             engine_url=engine_url,
             engine_workers=tuple(engine.workers) if isinstance(engine, SglangEngineConfig) else (),
+            adapter=adapter,
             fixed_engine=engine if isinstance(engine, FixedEngineConfig) else None,
             tool_call_parser=parsers.tool_call_parser if parsers else None,
             reasoning_parser=parsers.reasoning_parser if parsers else None,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from conf.lora import find_served_lora
 from conf.schema import Config
 from conf.sections.engine import EmbeddedEngineConfig, FixedEngineConfig
 from conf.sections.moe import MoeModel
@@ -44,7 +45,14 @@ async def check_run(
         if not isinstance(config.engine, EmbeddedEngineConfig):
             # nobody watches for its early end: the next check finds it
             starter = ServiceStarter(work, exits, on_exit=lambda error: None)
-            url = await start_engine(config, starter, policy.weights, policy.tokenizer, 0)
+            url = await start_engine(
+                config,
+                starter,
+                policy.weights,
+                policy.tokenizer,
+                0,
+                with_adapters=config.run.steps > 0,
+            )
         results = [] if url is None else await check_engine(config, policy, url)
         report(results)
         raise_on_failures(results)
@@ -63,6 +71,7 @@ async def check_engine(config: Config, policy: PolicyFiles, url: str) -> list[Ch
         context_tokens=config.model.max_context_tokens,
         routing=find_captured_shape(config, policy.weights),
         policy_format=_load_policy_format(config, policy) if policy.own else None,
+        lora=find_served_lora(config) if config.run.steps else None,
     )
 
 

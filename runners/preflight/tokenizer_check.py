@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from conf.errors import ConfigError
+from conf.sections.training import LoraConfig
 from runners.engines.capabilities import check_capabilities
 from runners.engines.client import HttpEngine
 from runners.engines.server_check import (
@@ -97,6 +98,7 @@ async def probe_server(
     context_tokens: int,
     routing: RoutingShape | None,
     policy_format: PolicyFormat | None,
+    lora: LoraConfig | None = None,
 ) -> list[CheckResult]:
     """Run every check at ``url`` and at each of ``workers``; no failure of the engine is raised.
 
@@ -104,7 +106,9 @@ async def probe_server(
     """
     servers = EngineServers(url, workers)
     try:
-        results = await check_capabilities(servers, context_tokens=context_tokens, routing=routing)
+        results = await check_capabilities(
+            servers, context_tokens=context_tokens, routing=routing, lora=lora
+        )
         if policy_format is None or not results[0].ok:
             return results
         return [*results, *await _check_format(servers.servers, policy_format)]

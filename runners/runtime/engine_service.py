@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from conf.lora import find_served_lora
 from conf.schema import Config
 from conf.sections.engine import (
     EmbeddedEngineConfig,
@@ -34,11 +35,14 @@ async def start_engine(
     weights: Path | None,
     tokenizer: Path | None,
     version: int,
+    *,
+    with_adapters: bool = False,
 ) -> str:
     """Start the engine that the configuration names; return its URL.
 
     An engine that is already running (engine=sglang, vllm, openai, anthropic) is not started.
-    ``weights`` of ``version`` are loaded. Raises ServiceError if it does not become ready.
+    ``weights`` of ``version`` are loaded. ``with_adapters``: it can load those of ``trainer.lora``
+    beside them. Raises ServiceError if it does not become ready.
     """
     engine = config.engine
     if isinstance(engine, SglangEngineConfig | FixedEngineConfig):
@@ -47,7 +51,12 @@ async def start_engine(
     if isinstance(engine, SglangLaunchEngineConfig):
         module, start_s = "runners.engines.sglang", engine.start_s
         settings = make_server_settings(
-            config, engine, weights=weights, tokenizer=tokenizer, version=version
+            config,
+            engine,
+            weights=weights,
+            tokenizer=tokenizer,
+            version=version,
+            lora=find_served_lora(config) if with_adapters else None,
         )
     else:
         module, start_s = "runners.engines.embedded", START_DEADLINE_S
@@ -93,10 +102,13 @@ async def connect_to_engine(
     weights: Path | None,
     version: int,
     routing: RoutingShape | None,
+    *,
+    adapter: str | None = None,
 ) -> ServedEngine:
     """Return a client of the engine, after it has the weights and everything that the run needs.
 
     ``weights``: None if the engine has them already; those of a fixed engine are always its own.
+    ``adapter``: name of the adapters that its generations use, and its updates load.
     Raises EngineError if the engine does not answer, EngineUnfit for a capability that it lacks.
     """
     if isinstance(config.engine, FixedEngineConfig):
@@ -105,10 +117,15 @@ async def connect_to_engine(
         exits.push_async_callback(served.close)
         return served
     workers = list_workers(config.engine)
-    engine = connect_engine(url, workers, deadline_s=config.rollout.deadlines.turn_s)
+    deadline_s = config.rollout.deadlines.turn_s
+    engine = connect_engine(url, workers, deadline_s=deadline_s, adapter=adapter)
     exits.push_async_callback(engine.close)
     if isinstance(config.engine, SglangEngineConfig) and weights is not None:
-        await engine.update_weights(weights, version)
+        base = connect_engine(url, workers, deadline_s=deadline_s)
+        try:
+            await base.update_weights(weights, version)
+        finally:
+            await base.close()
     if not isinstance(config.engine, EmbeddedEngineConfig):
         await require_capabilities(
             url,
@@ -116,6 +133,7 @@ async def connect_to_engine(
             context_tokens=config.model.max_context_tokens,
             routing=routing,
             new_weights=weights is not None,
+            lora=find_served_lora(config) if adapter is not None else None,
         )
     elif routing is not None:
         await probe_routing(engine, routing, "engine=embedded")

@@ -94,12 +94,14 @@ async def start_services(
     version: int,
     watch: AttemptWatch,
     on_service_exit: Callable[[ServiceError], None],
+    adapter: str | None = None,
 ) -> AsyncIterator[Services]:
     """Start everything and yield it; stop it when the context is left.
 
     The engine serves ``weights`` of ``version``; None: those that a running engine has already.
-    ``tokenizer`` None: it takes texts. ``on_service_exit`` is called when a service exits by
-    itself. Raises AgentrlError.
+    ``tokenizer`` None: it takes texts. ``adapter``: name of the LoRA adapters that every generation
+    uses, and that the caller loads first (``Services.engine.update_weights``). ``on_service_exit``
+    is called when a service exits by itself. Raises AgentrlError.
     """
     run_dir = store.run_dir
     ledger = Ledger(store)
@@ -110,7 +112,9 @@ async def start_services(
         starter = ServiceStarter(run_dir, exits, on_service_exit, ledger)
         async with task_group() as starting:
             engine_url = starting.create_task(
-                start_engine(config, starter, weights, tokenizer, version)
+                start_engine(
+                    config, starter, weights, tokenizer, version, with_adapters=adapter is not None
+                )
             )
             sandboxes = starting.create_task(_make_backend(config, exits, run_dir))
             cluster = starting.create_task(_join_cluster(config, starter, store, ledger))
@@ -122,9 +126,11 @@ async def start_services(
         # Sessions end with their gateway: registered before it, this runs after it is stopped.
         exits.callback(ledger.unregister_all, "session")
         url = engine_url.result()
-        gateway = await _start_gateway(config, starter, url, tokenizer, routing)
+        gateway = await _start_gateway(config, starter, url, tokenizer, routing, adapter)
         admin = await _connect_to_gateway(config, exits, gateway, store)
-        engine = await connect_to_engine(config, exits, url, weights, version, routing)
+        engine = await connect_to_engine(
+            config, exits, url, weights, version, routing, adapter=adapter
+        )
         context = faults.wrap_context(
             _make_context(config, store.run_dir, backend, gateway.info, admin, watch)
         )
@@ -223,9 +229,15 @@ async def _start_gateway(
     engine_url: str,
     tokenizer: Path | None,
     routing: RoutingShape | None,
+    adapter: str | None,
 ) -> Service:
     settings = GatewaySettings.from_config(
-        config, run_dir=starter.run_dir, engine_url=engine_url, tokenizer=tokenizer, routing=routing
+        config,
+        run_dir=starter.run_dir,
+        engine_url=engine_url,
+        tokenizer=tokenizer,
+        routing=routing,
+        adapter=adapter,
     )
     module, sent = choose_gateway_module(config.faults, settings.model_dump(mode="json"))
     return await starter.start("gateway", module, sent, deadline_s=START_DEADLINE_S)

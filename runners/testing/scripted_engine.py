@@ -53,6 +53,10 @@ class ScriptedEngine(LoopbackServer):
         self.always_reply: Reply | None = None
         """Answers them when ``replies`` is empty."""
         self.weight_version = "1"
+        self.adapters: dict[str, str] | None = None
+        """Loaded LoRA adapters, name → directory; None: it was started without ``--enable-lora``.
+        """
+        self._unloaded: dict[str, str] = {}
         self.shape: RoutingShape | None = None
         """Shape of its routing; None: it was started without ``--enable-return-routed-experts``."""
         self.seen = Seen()
@@ -141,6 +145,13 @@ class ScriptedEngine(LoopbackServer):
             case "/update_weights_from_disk":
                 self.weight_version = body["weight_version"]
                 return _json({"success": True, "message": "", "num_paused_requests": 0})
+            case "/load_lora_adapter" | "/unload_lora_adapter":
+                return self._change_adapters(path, body)
+            case "/update_weight_version":
+                self.weight_version = body["new_version"]
+                if body.get("abort_all_requests", True):
+                    self._abort({"abort_all": True})
+                return _json({"success": True, "new_version": self.weight_version})
             case "/v1/loads":
                 row = {"dp_rank": 0, "num_running_reqs": self.running, "num_waiting_reqs": 0}
                 return _json({"timestamp": 0.0, "version": "x", "loads": [row]})
@@ -172,8 +183,40 @@ class ScriptedEngine(LoopbackServer):
         if body.get("abort_all"):
             self.seen.aborted += rids
 
+    def _change_adapters(self, path: str, body: dict[str, Any]) -> Reply:
+        """Load or unload adapters as ``tokenizer_control_mixin.py`` of SGLang 0.5.15 does."""
+        name, error = body["lora_name"], ""
+        loaded = self.adapters
+        if loaded is None:
+            error = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+        elif path == "/unload_lora_adapter":
+            if name in loaded:
+                self._unloaded[name] = loaded.pop(name)
+            else:
+                error = f"LoRA with name {name} does not exist. Loaded LoRAs: {list(loaded)}"
+        elif name in loaded:
+            error = f"Failed to load LoRA adapter {name} because it is already loaded"
+        else:
+            loaded[name] = body["lora_path"]
+        answer = {"success": not error, "error_message": error, "loaded_adapters": loaded}
+        return Reply(orjson.dumps(answer), 400 if error else 200)
+
+    def _refuse_adapter(self, name: str | None) -> str | None:
+        """Return why ``lora_path`` is refused; adapters that were unloaded are loaded again."""
+        if not name:
+            return None
+        if self.adapters is None:
+            return f"LoRA adapter '{name}' was requested, but LoRA is not enabled. "
+        if name in self._unloaded:
+            self.adapters.setdefault(name, self._unloaded[name])
+        if name not in self.adapters:
+            return f"Got LoRA adapter that has never been loaded: {name}"
+        return None
+
     async def _generate(self, body: dict[str, Any]) -> Reply:
         _check(body)
+        if (refusal := self._refuse_adapter(body.get("lora_path"))) is not None:
+            return _error(400, refusal)
         self.seen.requests.append(body)
         self.seen.began.append(asyncio.get_running_loop().time())
         completion = self._next_completion(body["sampling_params"]["max_new_tokens"])
@@ -262,7 +305,7 @@ class ScriptedEngine(LoopbackServer):
 
 def _check(body: dict[str, Any]) -> None:
     """Refuse what SGLang would refuse or answer differently."""
-    known = {"rid", "input_ids", "sampling_params", "return_logprob", "stream"}
+    known = {"rid", "input_ids", "sampling_params", "return_logprob", "stream", "lora_path"}
     assert set(body) <= known | {"return_routed_experts", "routed_experts_start_len"}, body
     assert 0 <= body.get("routed_experts_start_len", 0) <= len(body["input_ids"])
     assert body["return_logprob"] is True

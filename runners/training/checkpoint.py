@@ -107,15 +107,14 @@ def save(
         for left in root.glob(f"*{_PARTIAL}"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
-        weights = trainer.weights.state_dict()
-        trainer.model.save_pretrained(partial, state_dict=weights)  # type: ignore[operator]
+        _save_policy(trainer, partial)
         save_file(_optimizer_tensors(trainer), partial / OPTIMIZER)
         for name in TOKENIZER_FILES:
             if tokenizer is not None and (tokenizer / name).is_file():
                 shutil.copyfile(tokenizer / name, partial / name)
         document = {"run": run_id, "step": step, "state": state}
         (partial / STATE).write_text(json.dumps(document))
-        for file in partial.iterdir():
+        for file in partial.rglob("*"):
             _flush(file)
         _flush(partial)  # the names of its files
         if final.exists():
@@ -177,7 +176,10 @@ def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
     try:
         # Not load_file: on disk the experts have the published names, one tensor per expert, which
         # the loader of transformers joins.
-        trainer.weights.load_state_dict(load_policy(checkpoint.path).state_dict())
+        if trainer.adapters is not None:
+            trainer.adapters.load(checkpoint.path)
+        else:
+            trainer.weights.load_state_dict(load_policy(checkpoint.path).state_dict())
         tensors = load_file(checkpoint.path / OPTIMIZER)
         trainer.generator.set_state(tensors.pop("generator"))
         _load_optimizer(trainer, tensors)
@@ -187,6 +189,20 @@ def restore(trainer: LocalTrainer, checkpoint: Checkpoint) -> None:
             f"checkpoint {checkpoint.path} cannot be read ({error}): restore it from a copy, or "
             "remove it and add --rewind"
         ) from error
+
+
+def _save_policy(trainer: LocalTrainer, directory: Path) -> None:
+    """Write the weights; with adapters these, and merged weights if the engine takes no adapters.
+
+    Merged weights are never read back into the trainer: they are rounded.
+    """
+    policy: Any = trainer.model
+    if trainer.adapters is None:
+        policy.save_pretrained(directory, state_dict=trainer.weights.state_dict())
+        return
+    trainer.adapters.save(directory)
+    if trainer.merges_adapters:
+        policy.save_pretrained(directory, state_dict=trainer.adapters.merge())
 
 
 def directory_name(step: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
 from runners.plugins.calls import PluginFailedError
 from runners.training.gradient import has_gradient
+from runners.training.lora import Adapters
 from runners.training.micro_batches import (
     MicroBatch,
     Rollout,
@@ -73,11 +74,13 @@ class LocalTrainer:
         temperature: float,
         seed: int,
         routing: RoutingReplayConfig = NATIVE,
+        merges_adapters: bool = True,
     ) -> None:
         """Load the policy from a directory of safetensors.
 
         ``temperature``: that of the rollouts, by which logits are divided here too; ``seed``: of
-        the split into minibatches. Raises TrainingError if the policy cannot be loaded,
+        the split into minibatches, and of new adapters. ``merges_adapters``: checkpoints hold
+        whole weights beside adapters. Raises TrainingError if the policy cannot be loaded,
         RoutingError if its routing cannot be replayed, and PluginError.
         """
         self.config = config
@@ -90,6 +93,11 @@ class LocalTrainer:
         self.model.train()
         self.shares_prefix = can_share_prefix(find_decoder(self.model))
         """A beginning that rows have in common is run once for all of them."""
+        self.adapters: Adapters | None = None
+        """Trained instead of the weights if ``trainer.lora`` is on."""
+        self.merges_adapters = merges_adapters
+        if config.lora.rank:
+            self.adapters = Adapters(self.model, config.lora, base=weights, seed=seed)
         self.weights = MasterWeights(self.model, config.precision)
         self.optimizer = make_optimizer(self.weights.trained.values(), config, self.device)
         self.objective = Objective(config)
@@ -114,8 +122,10 @@ class LocalTrainer:
             replay = self.replay
             checkpoint_layers(self.model, no_contexts if replay is None else replay.recomputation)
         self.reference: nn.Module | None = None
-        """The policy with which the run began, for the KL penalty."""
-        if self.objective.needs_reference:
+        """The policy with which the run began, for the KL penalty; None: without one, or where it
+        is the policy without its adapters.
+        """
+        if self.objective.needs_reference and self.adapters is None:
             self.reference = load_policy(weights).to(self.device)
             if config.precision == "bfloat16":
                 round_policy(self.reference)
@@ -170,7 +180,7 @@ class LocalTrainer:
                 samples[index] = sample
             if self.replay is not None:
                 self.replay.end_first_pass()
-        if self.reference is not None:
+        if self.objective.needs_reference:
             compared = self._compare([samples[index] for index in with_gradient])
             for index, sample in zip(with_gradient, compared, strict=True):
                 samples[index] = sample
@@ -208,7 +218,8 @@ class LocalTrainer:
         """Return samples with the reference policy's logprobs; its routing is its own."""
         compared = list(samples)
         for batch in self._batches(samples):
-            logprobs = self._logprobs(batch, policy=self.reference)[:, 0]
+            with nullcontext() if self.adapters is None else self.adapters.disabled():
+                logprobs = self._logprobs(batch, policy=self.reference)[:, 0]
             for index, reference in _spread(batch, logprobs, samples):
                 compared[index] = replace(samples[index], reference_logprobs=reference)
         return compared

@@ -89,3 +89,12 @@ def test_every_changeable_key_exists(key: str) -> None:
     ]
     assert any(lookup(tree, key.rstrip("."))[0] for tree in trees)
     assert any(leaf.startswith(key) for tree in trees for leaf, _ in flatten(tree))
+
+
+@pytest.mark.parametrize(
+    "change", ["trainer.lora.rank=8", "trainer.lora.alpha=8", "trainer.lora.targets=[q_proj]"]
+)
+def test_adapters_cannot_change_in_a_resumed_run(change: str) -> None:
+    stored = compose(["trainer.lora.rank=4"]).model_dump(mode="json")
+    with pytest.raises(ConfigError, match=change.partition("=")[0]):
+        resume_config(stored, [change])

@@ -18,11 +18,18 @@ NO_CORRECTION: dict[str, Any] = {
     **{"reject_outside": None, "reject_negative_above": None},
 }
 
+NO_LORA: dict[str, Any] = {"rank": 0, "alpha": 32, "targets": ("q_proj", "v_proj", "o_proj")}
+
 
 def make_trainer(
-    weights: Path, *, seed: int = 0, routing: RoutingReplayConfig = NATIVE, **changes: object
+    weights: Path,
+    *,
+    seed: int = 0,
+    routing: RoutingReplayConfig = NATIVE,
+    merges: bool = True,
+    **changes: object,
 ) -> LocalTrainer:
-    """A trainer with the laptop's settings."""
+    """A trainer with the laptop's settings; ``merges``: as ``merges_adapters``."""
     settings: dict[str, Any] = {
         "kind": "local", "device": "cpu", "learning_rate": 1e-3, "betas": (0.9, 0.95),
         "weight_decay": 0.0, "clip_low": 0.2,
@@ -33,17 +40,20 @@ def make_trainer(
         "train_unfinished": True, "recompute": "auto", "precision": "float32",
         "advantage": "grpo",
         "correction": NO_CORRECTION, "entropy_bonus": 0.0,
+        "lora": NO_LORA,
         "kl": {"weight": 0.0, "estimator": "k3", "place": "loss"},
         "warmup_steps": 0, "decay": "constant", "decay_steps": 10, "min_learning_rate": 0.0,
         "sft": {"path": None, "steps": 0, "batch": 32},
     } | changes  # fmt: skip
     settings["correction"] = {**NO_CORRECTION, **settings["correction"]}
+    settings["lora"] = {**NO_LORA, **settings["lora"]}
     return LocalTrainer(
         LocalTrainerConfig.model_validate(settings),
         weights=weights,
         temperature=0.7,
         seed=seed,
         routing=routing,
+        merges_adapters=merges,
     )
 
 

@@ -18,10 +18,12 @@ from transformers import (
 
 from conf.compose import compose
 from conf.schema import Config
+from conf.sections.training import LoraConfig
 from launch import gpu
 from launch.gpu import (
     FLOAT,
     activation_bytes,
+    count_adapter_parameters,
     count_parameters,
     find_gpu_problems,
     plan_gpu,
@@ -128,6 +130,29 @@ def test_a_checkpoint_in_bf16_is_planned_as_the_float32_that_is_trained(policy: 
     plan = plan_local_run(a_config(policy), policy)
     trainer = next(process for process in plan.processes if process.name.startswith("driver"))
     assert trainer.memory_mb == pytest.approx(4 * 596_049_920 * 4 / (1 << 20), rel=0.15)
+
+
+def test_adapters_leave_of_the_policy_its_weights_alone(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora = LoraConfig(rank=16, alpha=32, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+    # Qwen3-0.6B: 28 layers, width 1024, 16 heads of 128 and 8 of keys and values
+    per_layer = 2 * (1024 + 2048) + 2 * (1024 + 1024)
+    assert count_adapter_parameters(policy, lora) == 16 * 28 * per_layer
+    monkeypatch.setenv("PATH", "/nowhere")
+    whole = plan_gpu(a_config(policy, "trainer.device=cuda"))
+    adapters = a_config(policy, "trainer.device=cuda", "trainer.lora.rank=16")
+    small = plan_gpu(adapters)
+    assert whole is not None
+    assert small is not None
+    expected = (596_049_920 * 4 + 16 * 28 * per_layer * 20) / gpu.GIB
+    assert small.states_gib == pytest.approx(expected, abs=0.06)
+    assert whole.states_gib == pytest.approx(596_049_920 * 20 / gpu.GIB, abs=0.06)
+    disk = plan_local_run(adapters, policy).disk_mb
+    merged = plan_local_run(a_config(policy, "engine=embedded", "trainer.lora.rank=16"), policy)
+    assert merged.disk_mb - disk > 2 * 596_049_920 * 4 >> 20, (
+        "an engine that takes adapters needs no merged weights"
+    )
 
 
 def test_a_run_without_a_gpu_has_no_plan_for_one(

@@ -8,7 +8,8 @@ from typing import Any
 from conf.errors import ConfigError
 from conf.schema import Config
 from conf.sections.engine import SglangLaunchEngineConfig
-from conf.sections.training import RoutingRolloutConfig
+from conf.sections.training import LoraConfig, RoutingRolloutConfig
+from runners.engines.adapters import adapter_arguments
 
 
 def make_server_settings(
@@ -18,10 +19,12 @@ def make_server_settings(
     weights: Path | None,
     tokenizer: Path,
     version: int,
+    lora: LoraConfig | None = None,
 ) -> dict[str, Any]:
     """Return the settings for ``python -m runners.engines.sglang``.
 
-    Context length, routing and seed come from other sections of the configuration. Raises
+    Context length, routing and seed come from other sections of the configuration. ``lora``: the
+    adapters that it must be able to load; None: none. Raises
     ConfigError without weights.
     """
     if weights is None:
@@ -37,6 +40,8 @@ def make_server_settings(
     ]
     if isinstance(config.routing_replay, RoutingRolloutConfig):
         arguments.append("--enable-return-routed-experts")
+    if lora is not None:
+        arguments += adapter_arguments(lora)
     for flag, parser in (
         ("--tool-call-parser", engine.tool_call_parser),
         ("--reasoning-parser", engine.reasoning_parser),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,17 +36,23 @@ T = TypeVar("T")
 
 
 def connect_engine(
-    url: str, workers: Sequence[str] = (), *, deadline_s: float = 600.0
+    url: str,
+    workers: Sequence[str] = (),
+    *,
+    deadline_s: float = 600.0,
+    adapter: str | None = None,
 ) -> HttpEngine | WorkerEngine:
     """Return the engine at ``url``: one server, or with ``workers`` the engine of those servers.
 
-    ``url`` is then a router in front of them, unless it is one of the workers.
+    ``url`` is then a router in front of them, unless it is one of the workers. ``adapter``: as of
+    ``HttpEngine``.
     """
+    connect = partial(HttpEngine, deadline_s=deadline_s, adapter=adapter)
     if not workers:
-        return HttpEngine(url, deadline_s=deadline_s)
-    engine = WorkerEngine([HttpEngine(worker, deadline_s=deadline_s) for worker in workers])
+        return connect(url)
+    engine = WorkerEngine([connect(worker) for worker in workers])
     if url.rstrip("/") not in workers:
-        engine.router = HttpEngine(url, deadline_s=deadline_s, abort=engine.abort)
+        engine.router = connect(url, abort=engine.abort)
     return engine
 
 

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from conf.errors import ExitCode
+from conf.sections.training import LoraConfig
 from runners.engines.capabilities import (
     RoutingProbeError,
     check_capabilities,
@@ -253,3 +254,39 @@ async def test_wrong_routing_is_refused_with_the_fix(
 async def test_an_engine_that_does_not_answer_is_an_engine_error(engine: HttpEngine) -> None:
     with pytest.raises(EngineError):
         await probe_routing(engine, ROUTING, "engine")
+
+
+LORA = LoraConfig(rank=8, alpha=16, targets=("q_proj", "o_proj"))
+
+
+async def check_adapters(url: str, workers: Sequence[str] = ()) -> CheckResult:
+    clients = EngineServers(url, workers)
+    try:
+        found = await check_capabilities(clients, context_tokens=64, routing=None, lora=LORA)
+    finally:
+        await clients.close()
+    return {result.name: result for result in found}["adapters"]
+
+
+async def test_a_server_that_loads_adapters_passes_and_none_is_loaded(
+    server: ScriptedEngine,
+) -> None:
+    server.adapters = {}
+    found = await check_adapters(server.url)
+    assert found.ok, found.detail
+    assert server.adapters == {}
+
+
+async def test_a_server_without_adapters_fails_with_its_flags(server: ScriptedEngine) -> None:
+    found = await check_adapters(server.url)
+    flags = "--enable-lora --max-lora-rank 8 --lora-target-modules q_proj o_proj"
+    assert not found.ok
+    assert flags in found.detail
+
+
+async def test_a_router_that_drops_the_adapters_name_fails(server: ScriptedEngine) -> None:
+    server.adapters = {}
+    async with Router(server) as router:
+        found = await check_adapters(router.url, [server.url])
+    assert not found.ok
+    assert "lora_path" in found.detail

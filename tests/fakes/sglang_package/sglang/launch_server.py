@@ -18,6 +18,13 @@ from aiohttp import web
 LOADING_LOOKS = 2
 """Number of times that ``/health_generate`` answers 503 first."""
 
+LORA_TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "kv_a_proj_with_mqa", "q_b_proj"),
+    *("kv_b_proj", "wq_b", "wk", "weights_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj"),
+    *("gate_up_proj", "embed_tokens", "lm_head", "all"),
+)
+"""Choices of ``--lora-target-modules`` in SGLang 0.5.15 (``sglang/srt/utils/common.py``)."""
+
 
 def arguments() -> argparse.Namespace:
     """Read SGLang's command line, the part that agentrl writes."""
@@ -28,6 +35,10 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{flag}", required=True, type=int)
     parser.add_argument("--mem-fraction-static", type=float)
     parser.add_argument("--enable-return-routed-experts", action="store_true")
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--max-lora-rank", type=int)
+    parser.add_argument("--lora-target-modules", nargs="*", choices=LORA_TARGETS)
+    parser.add_argument("--max-loras-per-batch", type=int, default=8)
     parser.add_argument("--tool-call-parser")
     parser.add_argument("--reasoning-parser")
     parser.add_argument("--dp-size", type=int, default=1)

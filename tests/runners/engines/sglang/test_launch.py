@@ -48,9 +48,17 @@ class Started:
         self.exits = AsyncExitStack()
         self.gone: asyncio.Queue[ServiceError] = asyncio.Queue()
 
-    async def start(self, config: Config, weights: Path | None = Path("weights")) -> str:
+    async def start(
+        self,
+        config: Config,
+        weights: Path | None = Path("weights"),
+        *,
+        with_adapters: bool = False,
+    ) -> str:
         starter = ServiceStarter(self.run_dir, self.exits, self.gone.put_nowait, self.ledger)
-        return await start_engine(config, starter, weights, Path("tok"), 4)
+        return await start_engine(
+            config, starter, weights, Path("tok"), 4, with_adapters=with_adapters
+        )
 
     async def close(self) -> None:
         await self.exits.aclose()
@@ -82,6 +90,19 @@ async def test_the_server_gets_the_configured_arguments_and_ends_with_the_run(
     assert not lives(info["scheduler"])
     with RunStore.open(tmp_path / "run", read_only=True) as store:
         assert Ledger(store).entries() == []
+
+
+async def test_a_server_for_adapters_can_load_those_of_the_run(tmp_path: Path) -> None:
+    run = Started(tmp_path / "run")
+    config = config_for("trainer.lora.rank=16", "trainer.lora.targets=[q_proj,o_proj]")
+    url = await run.start(config, with_adapters=True)
+    client = HttpEngine(url)
+    info = await client.request_json("/server_info", deadline_s=10)
+    await client.close()
+    assert (info["enable_lora"], info["max_lora_rank"]) == (True, 16)
+    assert info["lora_target_modules"] == ["q_proj", "o_proj"]
+    assert info["max_loras_per_batch"] == 2
+    await run.close()
 
 
 async def test_a_server_that_dies_while_loading_is_reported_with_its_reason(

@@ -35,6 +35,22 @@ def test_an_engine_with_the_same_routers_has_no_mismatch_with_and_without_replay
 
 
 @pytest.mark.parametrize("routing", [r3(), R2])
+def test_routing_is_replayed_in_a_policy_with_adapters(
+    weights: Path, noisy: Path, routing: RoutingReplayConfig
+) -> None:
+    """Peft replaces linear layers in place: the routers stay where the hooks look for them."""
+    pytest.importorskip("peft", reason="pip install 'agentrl[lora]'")
+    trainer = make_trainer(weights, routing=routing, lora={"rank": 4})
+    metrics = trainer.step(rollouts(make_trainer(noisy)))
+    assert metrics["r3/replayed"] == 1.0
+    assert metrics["r3/gate_grad_norm"] == 0.0, "only adapters have gradients"
+    assert metrics["policy/grad_norm"] > 0.0
+    if routing is not R2:
+        assert metrics["r3/disagree_slot"] > 0.0
+        assert metrics["r3/k3"] < metrics["r3/k3_native"]
+
+
+@pytest.mark.parametrize("routing", [r3(), R2])
 def test_a_step_has_every_metric_and_none_is_zero_for_lack_of_data(
     weights: Path, routing: RoutingReplayConfig
 ) -> None:
