@@ -66,11 +66,6 @@ def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iter
             f"run.tasks_per_step={run.tasks_per_step} is more than task.train_tasks="
             f"{task.train_tasks}: raise task.train_tasks or lower run.tasks_per_step",
         )
-    yield (
-        run.sampler != "epoch" and isinstance(trainer, SlimeTrainerConfig),
-        "run.sampler is a plug-in, and trainer=slime takes the tasks of all steps from a file that "
-        "is written before the first: choose run.sampler=epoch or trainer=local",
-    )
     group = run.rollouts_per_task
     yield (
         run.steps > 0 and group < trainer.min_group,
@@ -82,6 +77,35 @@ def step_rules(run: RunConfig, task: TaskConfig, trainer: TrainerConfig) -> Iter
         f"trainer.minibatches={trainer.minibatches} is more than the rollouts of a step "
         f"(run.tasks_per_step × run.rollouts_per_task = {run.tasks_per_step * group}): "
         "lower trainer.minibatches",
+    )
+
+
+def sampling_rules(
+    run: RunConfig, rollout: RolloutConfig, trainer: TrainerConfig
+) -> Iterator[Rule]:
+    """Yield the rules of a step's tasks: its sampler, and the groups that replace others."""
+    sampler = run.sampler if isinstance(run.sampler, str) else "a plug-in"
+    slime = isinstance(trainer, SlimeTrainerConfig)
+    yield (
+        slime and run.sampler != "epoch",
+        f"run.sampler is {sampler}, and trainer=slime takes the tasks of all steps from a file "
+        "that is written before the first: choose run.sampler=epoch or trainer=local",
+    )
+    replacing = f"rollout.replace_flat={str(rollout.replace_flat).lower()}"
+    yield (
+        slime and (rollout.replace_flat or rollout.oversample_groups > 0),
+        f"{replacing} and rollout.oversample_groups={rollout.oversample_groups}: trainer=slime "
+        "would cut off the groups that are slowest; leave them out, or choose trainer=local",
+    )
+    yield (
+        rollout.replace_flat and trainer.advantage == "reinforce_pp",
+        f"{replacing} and trainer.advantage=reinforce_pp: groups of equal rewards train there; set "
+        "rollout.replace_flat=false, or choose trainer.advantage=reinforce_pp_baseline",
+    )
+    yield (
+        rollout.oversample_groups > rollout.spare_groups,
+        f"rollout.oversample_groups={rollout.oversample_groups} is more than rollout.spare_groups="
+        f"{rollout.spare_groups}, of which they are the first: raise rollout.spare_groups",
     )
 
 

@@ -62,6 +62,7 @@ class Config(Section):
             ),
             engine_rules.endpoint_rules(self.engine, self.model, self.sampling),
             rules.step_rules(self.run, self.task, self.trainer),
+            rules.sampling_rules(self.run, self.rollout, self.trainer),
             rules.evaluation_rules(self.run, self.task, self.eval_task, self.sampling),
             rules.length_rules(self.run, self.model, self.sampling, self.fanout),
             rules.reward_rules(self.reward),

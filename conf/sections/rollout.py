@@ -69,6 +69,10 @@ class RolloutConfig(Section):
     replace_flat: bool
     """Also replace groups whose rewards are all equal (DAPO's dynamic sampling, arXiv 2503.14476).
     """
+    oversample_groups: Annotated[int, Field(ge=0)]
+    """Spare groups that begin with the step, whether they will be needed or not. Those that are too
+    many are trained, too.
+    """
     capture: CaptureConfig
     limits: LimitsConfig
     deadlines: DeadlinesConfig

@@ -17,7 +17,7 @@ def _top_k(value: int) -> int:
     return value
 
 
-SamplerName = Literal["epoch"]
+SamplerName = Literal["epoch", "curriculum"]
 SamplerChoice = Annotated[
     Annotated[SamplerName, Tag(BY_NAME)] | ByTarget,
     SELECT,
@@ -35,8 +35,8 @@ class RunConfig(Section):
     tasks_per_step: PositiveInt
     """Groups (tasks) per step."""
     sampler: SamplerChoice
-    """Tasks of each step: ``epoch``, each once per pass over its set, in an order of its own; or a
-    plug-in.
+    """Tasks of each step: ``epoch``, each once per pass over its set, in an order of its own;
+    ``curriculum``, those that are solved about half of the time; or a plug-in.
     """
     rollouts_per_task: PositiveInt
     """Rollouts per group (GRPO's group size)."""

@@ -21,6 +21,7 @@ from conf.schema import Config
 from conf.sections.training import LocalTrainerConfig
 from conf.task_sets import name_sets
 from runners.campaign.drain import pause_turns
+from runners.campaign.group_runner import GroupRunner, note_final
 from runners.campaign.result import metrics_rows, summarize_evaluation
 from runners.campaign.sampler import StepSampler
 from runners.campaign.schedule import evaluation_batch, evaluation_due
@@ -30,7 +31,6 @@ from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
 from runners.observe.sinks import SinkFeed
 from runners.plugins.calls import PluginFailedError
-from runners.rollouts.spec import RolloutSpec
 from runners.runtime.driver import Interrupted
 from runners.runtime.services import Services
 from runners.store.run_store import RunStore
@@ -40,7 +40,6 @@ from runners.training.advantages import StepGroups
 from runners.training.step_metrics import step_metrics
 from runners.training.step_samples import build_samples
 from runners.training.stored_rollout import load_rollout
-from runners.trajectory.record import RolloutRecord
 from runners.trajectory.routing import RoutingShape
 
 if TYPE_CHECKING:
@@ -84,7 +83,11 @@ class Campaign:
         self._sinks = SinkFeed(config.observe.sinks, self._note_sink_failure)
         self._metrics_outdated = False
         """True if a write of the metrics file has failed since it was complete."""
-        self._pool = services.make_pool(config.rollout, draining=draining, on_done=self._note_final)
+        on_done = partial(note_final, progress)
+        pool = services.make_pool(config.rollout, draining=draining, on_done=on_done)
+        self._runner = GroupRunner(
+            config, store, pool, self._sampler, progress=progress, draining=draining
+        )
 
     async def run(self) -> None:
         """Run to the last step; raises Interrupted when asked to stop."""
@@ -170,7 +173,10 @@ class Campaign:
         self._store.begin_step(step, [spec.task.id for spec in specs if spec.member == 0])
         self._progress.begin_phase("rollouts", len(specs))
         started = time.monotonic()
-        groups = await self._run_groups(step, specs)
+        groups = await self._runner.run_step(step, specs)
+        for group, reason in groups.failed.items():
+            self._store.event("advantage_failed", {"step": step, "group": group, "reason": reason})
+            self._progress.add_note(f"group {group} of step {step} is not trained: {reason}")
         samples = build_samples(groups, self._load, self._config)
         note_masked(self._store, "unbuilt", samples.unbuilt)
         rollout_s = time.monotonic() - started
@@ -197,7 +203,7 @@ class Campaign:
             return False
         specs = evaluation_batch(self._config, self._held_out_tasks, step)
         self._progress.begin_phase("evaluation", len(specs))
-        records = await self._run_rollouts(specs)
+        records = await self._runner.run_batch(specs)
         result = summarize_evaluation(records)
         self._store.finish_evaluation(step, result)
         self._keep_best()
@@ -222,50 +228,6 @@ class Campaign:
             checkpoint.link_best(root, best)
             checkpoint.remove_old(root, keep=self._config.run.keep_checkpoints, best=best)
 
-    async def _run_groups(self, step: int, specs: Sequence[RolloutSpec]) -> StepGroups:
-        """Run a step's groups, and spare ones in place of those that cannot be trained."""
-        groups, spares = StepGroups(self._config, await self._run_rollouts(specs)), 0
-        used = {spec.task.id for spec in specs}
-        while spares < self._config.rollout.spare_groups:
-            lacking = groups.untrainable - spares
-            more = min(lacking, self._config.rollout.spare_groups - spares)
-            if more <= 0:
-                break
-            extra: list[RolloutSpec] = []
-            for number in range(spares, spares + more):
-                extra += await self._sampler.spare(step, number, used)
-                used.add(extra[-1].task.id)
-            self._progress.batch_size += len(extra)
-            groups.add(await self._run_rollouts(extra))
-            spares += more
-        for group, reason in groups.failed.items():
-            self._store.event("advantage_failed", {"step": step, "group": group, "reason": reason})
-            self._progress.add_note(f"group {group} of step {step} is not trained: {reason}")
-        return groups
-
-    async def _run_rollouts(self, specs: Sequence[RolloutSpec]) -> list[RolloutRecord]:
-        """Return the final record of each spec, in order; runs those that the store lacks.
-
-        Raises Interrupted when asked to stop.
-        """
-        if self._draining.is_set():
-            raise Interrupted
-        kept = {
-            record.rollout_id: record
-            for record in self._store.rollouts(
-                step=specs[0].step, split=specs[0].split, counts=True
-            )
-        }
-        wanted = {spec.rollout_id for spec in specs}
-        kept = {name: record for name, record in kept.items() if name in wanted}
-        for record in kept.values():
-            self._note_final(record)
-        fresh = await self._pool.run([spec for spec in specs if spec.rollout_id not in kept])
-        found = kept | {record.rollout_id: record for record in fresh}
-        if len(found) < len(specs):
-            raise Interrupted
-        return [found[spec.rollout_id] for spec in specs]
-
     def _write_metrics(self, step: int | None = None) -> None:
         """Write the metrics of a step, or of all; a failure is an event, never the end of a run.
 
@@ -289,9 +251,6 @@ class Campaign:
     def _note_sink_failure(self, error: PluginFailedError) -> None:
         self._store.event("sink_failed", {"error": str(error)})
         self._progress.add_note(str(error))
-
-    def _note_final(self, record: RolloutRecord) -> None:
-        self._progress.add_rollout(record.outcome.code, record.sampled_tokens)
 
     def _version(self) -> int:
         """Return the weight version that the engine serves now."""

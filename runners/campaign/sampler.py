@@ -7,6 +7,7 @@ resumed run continues as an uninterrupted one would have.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 from conf.schema import Config
@@ -17,8 +18,11 @@ from runners.plugins.loading import load_plugin
 from runners.rollouts.spec import RolloutSpec
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
-from runners.tasks.task_sampler import TaskDraw, TaskHistory, TaskSampler
+from runners.tasks.curriculum import Curriculum
+from runners.tasks.task_sampler import StepCount, TaskDraw, TaskHistory, TaskSampler
 
+SAMPLERS: dict[str, TaskSampler] = {"curriculum": Curriculum()}
+"""Samplers of choices of ``run.sampler`` that look at what earlier steps found."""
 CHOOSE_S = 60.0
 """Time of one call."""
 
@@ -38,15 +42,18 @@ class StepSampler:
         self._store = store
         self._tasks = {task.id: task for task in tasks}
         self._report = report
-        self._plugin: TaskSampler | None = None
+        self._sampler: TaskSampler | None = None
+        """None: every task once per pass, which needs no history."""
         if isinstance(config.run.sampler, PluginConfig):
-            self._plugin = load_plugin(config.run.sampler, TaskSampler, "run.sampler")
+            self._sampler = load_plugin(config.run.sampler, TaskSampler, "run.sampler")
+        elif config.run.sampler != "epoch":
+            self._sampler = SAMPLERS[config.run.sampler]
 
     async def batch(self, step: int) -> list[RolloutSpec]:
         """Return the rollouts of a step: ``run.tasks_per_step`` groups."""
         tasks = list(self._tasks.values())
         chosen = step_tasks(self._config, tasks, step)
-        if self._plugin is not None:
+        if self._sampler is not None:
             chosen = await self._ask(step, tasks, chosen, None)
             kept = self._kept(step)
             chosen = [kept.get(group, task) for group, task in enumerate(chosen)]
@@ -63,7 +70,7 @@ class StepSampler:
         tasks = list(self._tasks.values())
         group = self._config.run.tasks_per_step + number
         task = spare_task(self._config, tasks, step, number)
-        if self._plugin is not None:
+        if self._sampler is not None:
             others = [each for each in tasks if each.id not in used] or tasks
             (task,) = await self._ask(step, others, [task], number)
             task = self._kept(step).get(group, task)
@@ -81,25 +88,34 @@ class StepSampler:
     async def _ask(
         self, step: int, tasks: Sequence[Task], otherwise: list[Task], spare: int | None
     ) -> list[Task]:
-        """Return the plug-in's choice, as many tasks as ``otherwise`` has; if it fails, those."""
-        assert self._plugin is not None
+        """Return the sampler's choice, as many tasks as ``otherwise`` has; if it fails, those."""
+        assert self._sampler is not None
         histories = self._find_histories(step, tasks)
-        draw = TaskDraw(self._config.seed, step, len(otherwise), histories, spare)
+        sets = tuple(task.set_name for task in otherwise)
+        draw = TaskDraw(self._config.seed, step, len(otherwise), histories, spare, sets)
         try:
-            found = await call_plugin("run.sampler", self._plugin, draw, deadline_s=CHOOSE_S)
+            found = await call_plugin("run.sampler", self._sampler, draw, deadline_s=CHOOSE_S)
             return [self._tasks[name] for name in check_choice(draw, found)]
         except PluginFailedError as error:
             self._report(step, error)
             return otherwise
 
     def _find_histories(self, step: int, tasks: Sequence[Task]) -> tuple[TaskHistory, ...]:
-        rows = self._store.query(
-            "SELECT task_id, count(solved), coalesce(sum(solved), 0), max(step) FROM rollout "
-            "WHERE counts AND split = 'train' AND step < ? GROUP BY task_id",
-            (step,),
-        )
-        known = {name: facts for name, *facts in rows}
-        return tuple(TaskHistory(task, *known.get(task.id, (0, 0, 0))) for task in tasks)
+        known: dict[str, list[StepCount]] = defaultdict(list)
+        for name, *counts in self._store.task_counts(before=step):
+            known[name].append(StepCount(*counts))
+        return tuple(make_history(task, known.get(task.id, ())) for task in tasks)
+
+
+def make_history(task: Task, steps: Sequence[StepCount]) -> TaskHistory:
+    """Return a task with what the steps that worked on it found, in their order."""
+    return TaskHistory(
+        task,
+        graded=sum(each.graded for each in steps),
+        solved=sum(each.solved for each in steps),
+        last_step=steps[-1].step if steps else 0,
+        steps=tuple(steps),
+    )
 
 
 def check_choice(draw: TaskDraw, found: object) -> list[str]:

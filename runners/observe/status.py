@@ -14,6 +14,7 @@ from conf.exactness import describe_inexactness
 from runners.diagnostics.diagnostics import newest_diagnoses
 from runners.observe.curves import REWARD, SOLVE_RATE, Curve, read_evaluations
 from runners.observe.dashboard import format_duration
+from runners.observe.task_rates import count_tasks, read_task_rates
 from runners.observe.training_counts import (
     GroupCounts,
     TokenCounts,
@@ -111,6 +112,10 @@ class Status:
     """Number of tasks that were set aside when the run began, by the section that names them."""
     inexact: str | None = None
     """A line about what the engine's turns do not record; None if they are exact."""
+    tasks: dict[str, int] = field(default_factory=dict)
+    """Training tasks ``tried``, and how many of them were ``never_solved`` and ``always_solved`` in
+    the last step that worked on each; empty before the first rollout is graded.
+    """
     gateway: bool = False
     """It holds the sessions of a gateway that serves alone."""
 
@@ -160,6 +165,9 @@ def render(status: Status) -> Table:
     for name in (REWARD, SOLVE_RATE, *by_set):
         if (value := status.metrics.get(name)) is not None:
             table.add_row(name, f"{value:.3f}")
+    if tasks := status.tasks:
+        of_them = f"{tasks['never_solved']:,} never, {tasks['always_solved']:,} always solved"
+        table.add_row("training tasks", f"{tasks['tried']:,} tried; when last tried, {of_them}")
     for code, count in status.outcomes.items():
         table.add_row(code, f"{count:,}")
     for each in status.partly_solved:
@@ -253,6 +261,7 @@ def read_store_status(store: RunStore) -> Status:
             if (number := noted.data.get("set_aside", 0))
         },
         inexact=describe_inexactness(config),
+        tasks=count_tasks(rates) if (rates := read_task_rates(store)) else {},
     )
 
 

@@ -25,6 +25,7 @@ from runners.report.rollouts import (
 )
 from runners.report.routing import build_routing
 from runners.report.swimlane import read_attempts
+from runners.report.task_rates import build_task_rates
 from runners.store.run_store import RunStore
 
 NAME = "report.html"
@@ -72,6 +73,7 @@ def render_report(store: RunStore, path: Path) -> str:
     parts = [
         build_curves(facts),
         build_outcomes(facts),
+        build_task_rates(facts),
         build_routing(facts),
         build_branches(facts),
         build_rollouts(facts, list(_lanes(store, facts)), links),

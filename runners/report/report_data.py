@@ -14,6 +14,7 @@ from runners.campaign.result import metrics_rows
 from runners.evaluation.statistics import bootstrap_interval, pass_at_k, wilson_interval
 from runners.observe.status import Status, read_store_status
 from runners.observe.swimlane import name_end, without_texts
+from runners.observe.task_rates import TaskRate, read_task_rates
 from runners.store.run_store import EventRow, RunStore
 from runners.store.session_tables import SAMPLED_TOKENS
 from runners.trajectory.outcome import OutcomeClass, OutcomeCode
@@ -147,6 +148,8 @@ class ReportData:
     branches: list[BranchTotals]
     breaks: list[BreakTotals]
     events: list[EventRow]
+    task_rates: list[TaskRate] = field(default_factory=list)
+    """Training tasks that were tried, the least solved first."""
 
     def kind(self, group: str) -> str:
         """Return the kind chosen in a configuration group."""
@@ -178,6 +181,7 @@ def read_report_data(store: RunStore) -> ReportData:
         branches=_branches(store),
         breaks=_breaks(store),
         events=store.events(),
+        task_rates=read_task_rates(store),
     )
 
 

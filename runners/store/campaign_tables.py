@@ -84,6 +84,18 @@ class CampaignTables:
         rows = self._db.rows("SELECT * FROM rollout WHERE rollout_id = ? AND counts", (rollout_id,))
         return read_rollout(rows[0]) if rows else None
 
+    def task_counts(self, before: int | None = None) -> list[tuple[str, int, int, int]]:
+        """Return ``task_id, step, graded, solved`` for each task of each training step, in that
+        order; of the steps before ``before``. Spare groups and flat ones are among them.
+        """
+        rows = self._db.rows(
+            "SELECT task_id, step, count(solved), coalesce(sum(solved), 0) FROM rollout "
+            "WHERE counts AND split = 'train' AND (?1 IS NULL OR step < ?1) "
+            "GROUP BY task_id, step ORDER BY task_id, step",
+            (before,),
+        )
+        return [(task, step, graded, solved) for task, step, graded, solved in rows]
+
     def next_attempt(self, rollout_id: str) -> int:
         """Return an attempt number that is unused, even by a driver that died before recording."""
         rows = self._db.rows(

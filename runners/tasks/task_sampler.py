@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from runners.tasks.contract import Task
+
+
+class StepCount(NamedTuple):
+    """The rollouts of a task in one step."""
+
+    step: int
+    graded: int
+    solved: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +27,8 @@ class TaskHistory:
     solved: int
     last_step: int
     """Last step that worked on it; 0: none."""
+    steps: tuple[StepCount, ...] = ()
+    """The same, step by step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,8 @@ class TaskDraw:
     """None: the tasks of the step. Else the number of the group that replaces an untrainable one
     (``rollout.spare_groups``).
     """
+    sets: tuple[str, ...] = ()
+    """Of each wanted task, the set of a mixture (``Task.set_name``) whose turn it is by weight."""
 
 
 class TaskSampler(Protocol):

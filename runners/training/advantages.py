@@ -62,23 +62,19 @@ def _call(estimator: AdvantageEstimator, rewards: list[float]) -> list[float]:
 
 
 class StepGroups:
-    """The rollouts of a training step with their advantages; grows by whole groups."""
+    """The rollouts of a training step with their advantages; grows by whole groups.
+
+    Everything is in the order of the groups' numbers, whatever the order in which they came.
+    """
 
     def __init__(self, config: Config, records: Iterable[RolloutRecord] = ()) -> None:
         self._config = config
         self._estimator = make_estimator(config.trainer, find_part_weights(config.reward))
-        self._members: list[tuple[RolloutRecord, float | None]] = []
+        self._groups: dict[int, list[tuple[RolloutRecord, float | None]]] = {}
         """Every rollout with its advantage within the group; None: not trained."""
-        self.without_baseline: list[int] = []
-        """Groups with fewer than ``trainer.min_group`` graded rollouts, and those that ``failed``.
-        """
-        self.failed: dict[int, str] = {}
-        """Groups whose advantages a plug-in did not compute, with the reason."""
-        self.flat: list[int] = []
-        """Groups whose advantages are all 0: their rewards are equal, or ``rejection`` accepts none
-        of them. With ``rollout.replace_flat`` they have no advantage, which takes them out of the
-        averages (DAPO's dynamic sampling, arXiv 2503.14476).
-        """
+        self._without_baseline: set[int] = set()
+        self._flat: set[int] = set()
+        self._failed: dict[int, str] = {}
         self.turn_credits: dict[str, list[float]] = {}
         """Advantages of the turns of each rollout, see ``compute_turn_credits``; empty unless
         ``trainer.credit=turn``.
@@ -99,7 +95,7 @@ class StepGroups:
                     parts=[record.reward_parts for record in members],
                 )
             except PluginFailedError as error:
-                self.failed[group] = str(error)
+                self._failed[group] = str(error)
                 advantages = [None] * len(members)
             graded = [advantage for advantage in advantages if advantage is not None]
             if graded and credits_turns(self._config.trainer):
@@ -107,23 +103,47 @@ class StepGroups:
                 self.turn_credits |= by_turn
                 graded += [credit for credits in by_turn.values() for credit in credits]
             if not graded:
-                self.without_baseline.append(group)
+                self._without_baseline.add(group)
             elif not any(graded) and self._estimator != ReinforcePlusPlus():
-                self.flat.append(group)
+                self._flat.add(group)
                 if self._config.rollout.replace_flat:
                     advantages = [None] * len(members)
-            self._members += zip(members, advantages, strict=True)
+            self._groups[group] = list(zip(members, advantages, strict=True))
+
+    @property
+    def without_baseline(self) -> list[int]:
+        """Groups with too few grades (``trainer.min_group``), and those that ``failed``."""
+        return sorted(self._without_baseline)
+
+    @property
+    def failed(self) -> dict[int, str]:
+        """Groups whose advantages a plug-in did not compute, with the reason."""
+        return dict(sorted(self._failed.items()))
+
+    @property
+    def flat(self) -> list[int]:
+        """Groups whose advantages are all 0: their rewards are equal, or ``rejection`` accepts none
+        of them. With ``rollout.replace_flat`` they have no advantage, which takes them out of the
+        averages (DAPO's dynamic sampling, arXiv 2503.14476).
+        """
+        return sorted(self._flat)
+
+    @property
+    def without_signal(self) -> set[int]:
+        """Groups that cannot move the policy: flat ones, and those without a baseline."""
+        return self._flat | self._without_baseline
 
     @property
     def advantages(self) -> list[tuple[RolloutRecord, float | None]]:
         """Every rollout with its advantage, group by group; None: not trained."""
+        members = [member for _, group in sorted(self._groups.items()) for member in group]
         if not normalizes_step(self._estimator):
-            return self._members
-        values = normalize_step([advantage for _, advantage in self._members])
-        return [(record, value) for (record, _), value in zip(self._members, values, strict=True)]
+            return members
+        values = normalize_step([advantage for _, advantage in members])
+        return [(record, value) for (record, _), value in zip(members, values, strict=True)]
 
     @property
     def untrainable(self) -> int:
         """Number of groups that spare ones should replace."""
-        flat = len(self.flat) if self._config.rollout.replace_flat else 0
-        return len(self.without_baseline) + flat
+        flat = len(self._flat) if self._config.rollout.replace_flat else 0
+        return len(self._without_baseline) + flat

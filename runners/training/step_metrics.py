@@ -40,6 +40,7 @@ def step_metrics(
     rewards = [record.reward for record in graded if record.reward is not None]
     sampled = sum(record.sampled_tokens for record in graded)
     trained = step.trained.total()
+    idle = [record for record in graded if record.group in step.groups.without_signal]
     return {
         "train/reward_mean": mean(rewards),
         "train/solve_rate": mean([float(bool(record.solved)) for record in graded]),
@@ -64,6 +65,7 @@ def step_metrics(
         "rollout/groups": len({record.group for record in step.records}),
         "rollout/groups_dropped": len(step.groups.without_baseline),
         "rollout/groups_flat": len(step.groups.flat),
+        "rollout/without_signal": len(idle),
         "rollout/unbuilt": len(step.unbuilt),
         **_spread("fanout/segments", [len(samples) for samples in step.rollouts]),
         "fanout/dropped_long": step.dropped["long"],
@@ -74,6 +76,7 @@ def step_metrics(
         "tokens/sampled": sampled,
         "tokens/in_loss": step.in_loss,
         "tokens/in_loss_share": step.in_loss / sampled if sampled else None,
+        "tokens/without_signal": sum(record.sampled_tokens for record in idle),
         "tokens/trained": trained,
         "tokens/trained_share": trained / sampled if sampled else None,
         **{f"tokens/trained_{kind}": step.trained[kind] for kind in get_args(SegmentKind)},

@@ -18,6 +18,7 @@ from runners.sandboxes.contract import CommandResult, Sandbox, SandboxError
 from runners.sandboxes.remote.provided import MachineProvider, MachineRequest
 from runners.store.campaign_tables import EvaluationRow, StepRow
 from runners.tasks.contract import DecidingTest, Patch, Task, Verdict, VerdictKind
+from runners.tasks.curriculum import Curriculum
 from runners.tasks.custom_reader import DatasetReader
 from runners.tasks.graders.custom import Scorer
 from runners.tasks.rollout_result import RolloutResult
@@ -35,6 +36,7 @@ __all__ = [
     "AttachedSession",
     "CommandResult",
     "ConfigError",
+    "Curriculum",
     "DatasetReader",
     "DecidingTest",
     "EvaluationRow",

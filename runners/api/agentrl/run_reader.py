@@ -10,6 +10,7 @@ from typing import Any, Self
 from runners.export.contract import ExportedRollout
 from runners.export.decoding import find_decode
 from runners.export.dump import describe_run, read_rollout
+from runners.observe.task_rates import TaskRate, read_task_rates
 from runners.store.campaign_tables import EvaluationRow, StepRow
 from runners.store.run_store import RunStore
 from runners.trajectory.record import RolloutRecord
@@ -72,6 +73,10 @@ class RunReader:
         for record in self.records(step=step):
             groups.setdefault(record.group, []).append(record)
         return [sorted(groups[key], key=lambda each: each.member) for key in sorted(groups)]
+
+    def task_rates(self) -> list[TaskRate]:
+        """Return the solve rate of every training task that was tried, the least solved first."""
+        return read_task_rates(self._store)
 
     def rollout(self, record: RolloutRecord | str) -> ExportedRollout:
         """Return a rollout, by its record or its id, with turns and ``chains``: the segments, token

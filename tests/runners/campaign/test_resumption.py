@@ -174,15 +174,21 @@ def again(draw):
 """
 
 
+DYNAMIC = ("rollout.replace_flat=true", "rollout.spare_groups=2", "rollout.oversample_groups=1")
+
+
 @pytest.mark.integration
+@pytest.mark.parametrize(
+    "sampling", [("run.sampler=mine.py:again",), ("run.sampler=curriculum", *DYNAMIC)]
+)
 def test_a_resumed_run_trains_the_weights_of_an_undisturbed_one(
-    miniature: Miniature, tmp_path: Path
+    sampling: tuple[str, ...], miniature: Miniature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tasks come from a plug-in, which is asked again for the step that the kill interrupts."""
+    """Its tasks follow from what step 1 found, for the step that the kill interrupts, too."""
     (tmp_path / "mine.py").write_text(SAMPLER)
-    sampler = f"run.sampler={tmp_path / 'mine.py'}:again"
+    monkeypatch.chdir(tmp_path)
     # a policy that solves nothing needs another signal
-    shaped = ("reward.turn_penalty=0.1", sampler)
+    shaped = ("reward.turn_penalty=0.1", *sampling)
     undisturbed = Miniature(
         tmp_path / "undisturbed", miniature.cache, miniature.policy, processes=miniature.processes
     )
@@ -201,7 +207,10 @@ def test_a_resumed_run_trains_the_weights_of_an_undisturbed_one(
     with miniature.store() as store:
         trained = store.rollouts(split="train")
     first_tasks, second_tasks = ({r.task_id for r in trained if r.step == n} for n in (1, 2))
-    assert first_tasks == second_tasks, "the plug-in was asked, and told of step 1"
+    if sampling[1:]:
+        assert {each.group for each in trained if each.step == 2} >= {0, 1, 2}, "one beforehand"
+    else:
+        assert first_tasks == second_tasks, "the plug-in was asked, and told of step 1"
 
 
 @pytest.mark.parametrize(

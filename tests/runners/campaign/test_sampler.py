@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,10 +72,10 @@ def names(specs: list[RolloutSpec]) -> list[str]:
 class Steps:
     """A sampler, and the steps at which it failed."""
 
-    def __init__(self, store: RunStore, name: str) -> None:
+    def __init__(self, store: RunStore, name: str, config: Config | None = None) -> None:
         self.failed: dict[int, str] = {}
         self._sampler = StepSampler(
-            configure(store, name),
+            config or configure(store, name),
             store,
             TASKS,
             lambda step, error: self.failed.update({step: str(error)}),
@@ -151,7 +152,43 @@ def test_a_wrong_sampler_is_refused_before_the_run(store: RunStore) -> None:
         compose(["run.sampler=epochs"])
 
 
+CURRICULUM = 'run.sampler={target: "agentrl:Curriculum", options: {floor: 0.0, sharpness: 40.0}}'
+
+
+def test_the_curriculum_is_built_in_and_takes_options_as_a_plug_in_does(store: RunStore) -> None:
+    for name, solved in (("t0", 0), ("t1", 2), ("t2", 4), ("t3", 0), ("t4", 4), ("t5", 4)):
+        for member in range(4):
+            note(store, 1, int(name[1]), name, solved=member < solved)
+    small = ["run.tasks_per_step=1", "run.rollouts_per_task=2", "rollout.replace_flat=true"]
+    for seed in range(8):
+        sharp = Steps(store, "", compose([*small, CURRICULUM, f"seed={seed}"]))
+        assert names(sharp.batch(2)) == ["t1"], "solved half of the time"
+        assert names(sharp.spare(2, 0, {"t1"})) != ["t1"]
+        assert sharp.failed == {}
+    built_in = [Steps(store, "", compose([*small, "run.sampler=curriculum"])) for _ in range(2)]
+    first, second = ([names(steps.batch(step)) for step in range(2, 80)] for steps in built_in)
+    assert first == second
+    assert len({name for chosen in first for name in chosen}) == len(TASKS), "all come back"
+    with pytest.raises(PluginError, match=r"run\.sampler.*floor"):
+        Steps(store, "", compose([*small, CURRICULUM.replace("0.0", "2.0")]))
+
+
+def test_the_curriculum_keeps_the_weights_of_a_mixture(store: RunStore) -> None:
+    sets = "task.sets=[{path:a.jsonl,weight:3},{path:b.jsonl,weight:1,name:rare}]"
+    config = compose(["task=mixture", sets, "run.tasks_per_step=3", "run.sampler=curriculum"])
+    tasks = [replace(task, set_name="a" if n < 4 else "rare") for n, task in enumerate(TASKS)]
+    sampler = StepSampler(config, store, tasks, lambda *_: None)
+    for step in range(1, 9):
+        wanted = [task.set_name for task in step_tasks(config, tasks, step)]
+        specs = asyncio.run(sampler.batch(step))
+        assert [spec.task.set_name for spec in specs if spec.member == 0] == wanted
+
+
 def test_jobs_of_slime_take_the_built_in_order_only(store: RunStore) -> None:
     target = f"run.sampler={store.run_dir.parent / 'mine.py'}:few"
     with pytest.raises(ConfigError, match="trainer=slime takes the tasks of all steps from a file"):
         compose(["trainer=slime", "launch=slurm", "launch.shared_dir=/shared", target])
+    with pytest.raises(ConfigError, match=r"run\.sampler is curriculum, and trainer=slime"):
+        compose(
+            ["trainer=slime", "launch=slurm", "launch.shared_dir=/shared", "run.sampler=curriculum"]
+        )

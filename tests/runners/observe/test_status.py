@@ -61,6 +61,16 @@ def test_a_compaction_that_never_happened_is_shown(store: RunStore) -> None:
     assert "3 turns of the last step went on beyond" in text(render(missed))
 
 
+def test_training_tasks_are_counted_by_their_last_step(store: RunStore) -> None:
+    store.put_rollout(a_rollout("train-000002-00-00", task_id="a", solved=False))
+    store.put_rollout(a_rollout("train-000002-01-00", task_id="b"))
+    store.put_rollout(a_rollout("train-000002-02-00", task_id="c", solved=None))
+    found = read_status(store.run_dir)
+    assert found.tasks == {"tried": 3, "never_solved": 1, "always_solved": 1}
+    assert "3 tried; when last tried, 1 never, 1 always solved" in text(render(found))
+    assert json.loads(json.dumps(found.to_dict()))["tasks"] == found.tasks
+
+
 def test_tampering_is_shown_with_its_evidence(store: RunStore) -> None:
     evidence = "canary: 1 of 2 tests that must fail were reported as passed (a.T.test)"
     outcome = Outcome(OutcomeCode.POLICY_TAMPERED, Stage.GRADE, evidence)

@@ -67,7 +67,8 @@ def test_the_page_of_a_campaign_has_every_section_and_loads_nothing(tmp_path: Pa
     with example_run(tmp_path / "run") as store:
         page = page_of(store)
     assert list(page.sections) == [
-        *("", "curves", "outcomes", "branches-and-tokens", "rollouts", "failures", "configuration")
+        *("", "curves", "outcomes", "training-tasks", "branches-and-tokens"),
+        *("rollouts", "failures", "configuration"),
     ]
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert all(name != "src" for name, _ in page.attributes)
@@ -78,6 +79,28 @@ def test_the_page_of_a_campaign_has_every_section_and_loads_nothing(tmp_path: Pa
     head = page.sections[""]
     for part in ("run", "created", "1 of 3", "25.0\u202f% → 75.0\u202f%", "scenario  linear"):
         assert part in head
+
+
+def test_training_tasks_are_counted_by_solve_rate_and_the_least_solved_come_first(
+    tmp_path: Path,
+) -> None:
+    with RunStore.create(tmp_path / "run", CONFIG) as store:
+        for step, task, solved in (
+            *((1, "easy", 1), (1, "hard", 0), (1, "hard", 0), (1, "new", None)),
+            *((3, "easy", 1), (3, "turned", 1), (2, "turned", 0), (2, "turned", 0)),
+        ):
+            number = len(store.rollouts())
+            name = f"train-{step:06}-00-{number:02}"
+            store.put_rollout(a_rollout(name, task_id=task, solved=solved))
+        store.put_rollout(a_rollout("eval-000001-00-00", task_id="held-out"))
+        store.put_rollout(a_rollout("train-000003-01-00", task_id="retried", counts=False))
+        text = " ".join(page_of(store).sections["training-tasks"].split())
+    assert "3 tasks were tried." in text
+    assert "never 1 1 up to ¼ 0 0 up to ½ 1 0 up to ¾ 0 0 below 1 0 0 always 1 2" in text
+    rows = text.partition("in it ")[2]
+    assert rows.startswith("hard 1 2 0.0 % 1 0.0 % turned 2 3 33.3 % 3 100.0 %"), rows
+    for name in ("held-out", "retried", "new"):
+        assert name not in text
 
 
 def test_outcomes_failures_and_tokens_add_up(tmp_path: Path) -> None:

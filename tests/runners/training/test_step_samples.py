@@ -322,6 +322,10 @@ def test_flat_groups_are_left_out_of_the_average_where_they_are_replaced() -> No
     assert batch.groups.untrainable == 2
     assert len(batch.rollouts) == 2
     assert len(batch.records) == 6
+    metrics = step_metrics(batch, 1.0)
+    assert (metrics["rollout/groups_flat"], metrics["rollout/groups_dropped"]) == (1, 1)
+    assert (metrics["rollout/without_signal"], metrics["tokens/without_signal"]) == (3, 18)
+    assert metrics["tokens/sampled"] == 30
 
 
 def test_groups_that_come_later_leave_the_advantages_of_earlier_ones_as_they_are() -> None:
@@ -331,3 +335,4 @@ def test_groups_that_come_later_leave_the_advantages_of_earlier_ones_as_they_are
     groups.add(second)
     assert groups.advantages[: len(first)] == earlier
     assert groups.advantages == StepGroups(DEFAULT, [*first, *second]).advantages
+    assert groups.advantages == StepGroups(DEFAULT, [*second, *first]).advantages
