@@ -188,7 +188,7 @@ def test_a_resumed_run_trains_the_weights_of_an_undisturbed_one(
     (tmp_path / "mine.py").write_text(SAMPLER)
     monkeypatch.chdir(tmp_path)
     # a policy that solves nothing needs another signal
-    shaped = ("reward.turn_penalty=0.1", *sampling)
+    shaped = ("reward.turn_penalty=0.1", "reward.length_penalty=0.1", *sampling)
     undisturbed = Miniature(
         tmp_path / "undisturbed", miniature.cache, miniature.policy, processes=miniature.processes
     )

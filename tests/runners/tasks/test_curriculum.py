@@ -68,7 +68,7 @@ def test_the_longer_a_task_waits_the_likelier_it_comes_back() -> None:
     waiting = [
         history(task, (step, 8, 8)) for task, step in zip(tasks(3), (1, 40, 99), strict=True)
     ]
-    old, newer, newest = chances(waiting, 100, half_life=1e9)
+    old, newer, newest = chances(waiting, 100, sharpness=0.0)
     assert old > newer > newest
 
 
