@@ -210,7 +210,7 @@ class LocalTrainer:
                 known = routing.get(index, samples[index].routing)
                 observed[index] = replace(samples[index], old_logprobs=old, routing=known)
             for index in (batch.samples[row] for row in faulty):
-                observed[index] = replace(observed[index], routing=None, advantage=0.0)
+                observed[index] = observed[index].without_routing()
         return observed
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,10 @@ class Sample:
     """float32 [T]: advantage of each token (``trainer.credit=turn``); None: all have
     ``advantage``.
     """
+
+    def without_routing(self) -> Sample:
+        """Return the sample as one that is not trained, since its routing is wrong."""
+        return replace(self, routing=None, advantage=0.0, token_advantages=None)
 
     @property
     def trained_advantages(self) -> LogprobArray:

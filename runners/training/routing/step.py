@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ class RoutingReplay:
             if fault is not None:
                 self._totals.refused += 1
                 self.refused.setdefault(sample.rollout_id, fault)
-                sample = replace(sample, routing=None, advantage=0.0)
+                sample = sample.without_routing()
             elif sample.routing is not None:
                 self._totals.captured += int(sample.routing.valid.sum())
             self._totals.tokens += len(sample.tokens) - 1  # the last has no routing

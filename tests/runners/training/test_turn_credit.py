@@ -32,6 +32,7 @@ from runners.training.micro_batches import (
     make_micro_batches,
 )
 from runners.training.objective import Objective
+from runners.training.sample import Sample
 from runners.training.step_samples import build_samples
 from runners.training.stored_rollout import StoredRollout
 from runners.training.totals import StepTotals
@@ -350,3 +351,11 @@ def test_the_trainer_runs_what_has_an_advantage_in_any_turn(tmp_path: Path) -> N
     before = [parameter.clone() for parameter in still.model.parameters()]
     still.step(nothing)
     assert all(torch.equal(a, b) for a, b in zip(before, still.model.parameters(), strict=True))
+
+
+def test_a_sample_whose_routing_is_wrong_has_no_advantage_in_any_turn() -> None:
+    tokens = np.arange(3, dtype=np.int32)
+    ones = np.ones(3, np.float32)
+    sample = Sample("r", tokens, tokens > 0, ones, 1.0, token_advantages=ones)
+    assert sample.has_advantage
+    assert not sample.without_routing().has_advantage
