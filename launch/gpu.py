@@ -1,9 +1,11 @@
 """Estimate the GPU memory of a run here: what the local trainer takes, and what the engine takes.
 
 The trainer keeps float32 weights, gradients and AdamW's two moments, whatever the checkpoint's
-type, and activations in proportion to the longest micro-batch. The counts per token and layer are
-those of transformers' Qwen3 layers (``tests/launch/test_gpu.py`` counts them); other families
-differ by some tens of percent. An estimate warns, it stops nothing.
+type, with ``trainer.precision=bfloat16`` also a copy of the weights to compute with, and
+activations in proportion to the longest micro-batch. The counts per token and layer are those of
+transformers' Qwen3 layers (``tests/launch/test_gpu.py`` counts them); other families differ by
+some tens of percent, and linear attention, which transformers computes in float32, by more. An
+estimate warns, it stops nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +22,16 @@ from typing import Any
 
 from conf.schema import Config
 from conf.sections.engine import SglangLaunchEngineConfig
-from conf.sections.training import LocalTrainerConfig, LoraConfig
+from conf.sections.training import LocalTrainerConfig, LoraConfig, TrainingPrecision
 from launch.preflight import Problem
 
 GIB = 1 << 30
 FLOAT = 4
 """Bytes of a float32."""
-_PER_PARAMETER = 4 * FLOAT + FLOAT
-"""Weight, gradient, two moments; AdamW makes one more copy of them while it updates."""
+HALF = 2
+"""Bytes of a bfloat16."""
+_PER_PARAMETER = 4 * FLOAT
+"""Weight, gradient, two moments, which AdamW updates in place on a GPU."""
 _CONTEXT_GIB = 1.0
 """CUDA's context, its libraries' workspaces and what the allocator cannot use."""
 _ENGINE_BESIDE_GIB = 3.0
@@ -37,6 +41,10 @@ _LOGITS_CHUNK = 1024
 """
 _LOGITS_COPIES = 4
 """Of a token's logits: themselves, divided by temperature, and the gradients of both."""
+_HEAD_COPIES = {"float32": 2, "bfloat16": 3}
+"""float32 copies of the output layer while its gradient is summed over chunks: the sum, a chunk's
+and, in bfloat16, the layer itself.
+"""
 _QUERY_S = 10.0
 _HEADER_BYTES = 100_000_000
 """safetensors' own limit of a header's length."""
@@ -63,14 +71,21 @@ class PolicyShape:
     tied: bool
     """Embedding and output share one matrix."""
 
-    def floats_kept(self) -> int:
-        """Return the floats that one layer keeps per token for the backward pass."""
-        attention = 6 * self.hidden + 4 * (self.queries + self.keys)
-        scales = 2 + 2 * self.heads + self.key_heads
+    def bytes_kept(self, precision: TrainingPrecision) -> int:
+        """Return the bytes that one layer keeps per token for the backward pass.
+
+        In bfloat16 norms and routers keep their input in float32.
+        """
+        size = _number_bytes(precision)
+        widened = FLOAT - size
+        attention = (6 * size + 2 * widened) * self.hidden
+        attention += (4 * size + widened) * (self.queries + self.keys)
+        scales = FLOAT * (2 + 2 * self.heads + self.key_heads)
         if not self.experts_per_token:
-            return attention + scales + 4 * self.intermediate
-        expert = 4 * self.intermediate + 2 * self.hidden + 9
-        return attention + scales + self.experts_per_token * expert + self.experts
+            return attention + scales + 4 * size * self.intermediate
+        expert = size * (4 * self.intermediate + 2 * self.hidden) + 9 * FLOAT
+        router = widened * self.hidden + FLOAT * self.experts
+        return attention + scales + self.experts_per_token * expert + router
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +97,7 @@ class GpuPlan:
     tokens: int
     """Of the longest micro-batch."""
     states_gib: float
-    """Weights, gradients, moments."""
+    """Weights, gradients, moments, and the reference policy of a KL penalty."""
     activations_gib: float
     """Of the layers."""
     logits_gib: float
@@ -107,9 +122,10 @@ def plan_gpu(config: Config) -> GpuPlan | None:
     tokens = max(trainer.tokens_per_microbatch, config.model.max_context_tokens)
     parameters = count_parameters(path, tied=shape.tied)
     states = count_state_bytes(path, parameters, trainer) / GIB
-    activations = activation_bytes(shape, tokens, recompute=recompute) / GIB
+    activations = activation_bytes(shape, tokens, trainer.precision, recompute=recompute) / GIB
     rows = min(tokens, _LOGITS_CHUNK) if recompute else tokens
-    logits = rows * shape.vocabulary * FLOAT * _LOGITS_COPIES / GIB
+    logits = rows * shape.vocabulary * FLOAT * _LOGITS_COPIES
+    logits += shape.vocabulary * shape.hidden * FLOAT * _HEAD_COPIES[trainer.precision]
     engine = None
     if isinstance(config.engine, SglangLaunchEngineConfig) and gpu_gib is not None:
         engine = config.engine.memory_fraction * gpu_gib + _ENGINE_BESIDE_GIB
@@ -119,33 +135,41 @@ def plan_gpu(config: Config) -> GpuPlan | None:
         tokens=tokens,
         states_gib=round(states, 1),
         activations_gib=round(activations, 1),
-        logits_gib=round(logits, 1),
-        trainer_gib=round(states + activations + logits + _CONTEXT_GIB, 1),
+        logits_gib=round(logits / GIB, 1),
+        trainer_gib=round(states + activations + logits / GIB + _CONTEXT_GIB, 1),
         engine_gib=None if engine is None else round(engine, 1),
         gpu_gib=None if gpu_gib is None else round(gpu_gib, 1),
     )
 
 
 def count_state_bytes(path: Path, parameters: int, trainer: LocalTrainerConfig) -> int:
-    """Return the bytes of weights, gradients and moments; with adapters the base has weights only.
+    """Return the bytes of weights, gradients and moments, and of the reference policy of a KL
+    penalty; with adapters the base has weights only, and is the reference.
 
     ``path``: the policy's directory, which has so many ``parameters``.
     """
-    if not trainer.lora.rank:
-        return parameters * _PER_PARAMETER
-    base = parameters * (FLOAT if trainer.precision == "float32" else FLOAT // 2)
-    return base + count_adapter_parameters(path, trainer.lora) * _PER_PARAMETER
+    copy = _number_bytes(trainer.precision)
+    if trainer.lora.rank:
+        return parameters * copy + count_adapter_parameters(path, trainer.lora) * _PER_PARAMETER
+    copies = (trainer.precision != "float32") + (trainer.kl.weight > 0)
+    return parameters * (_PER_PARAMETER + copies * copy)
 
 
-def activation_bytes(shape: PolicyShape, tokens: int, *, recompute: bool) -> int:
+def _number_bytes(precision: TrainingPrecision) -> int:
+    return FLOAT if precision == "float32" else HALF
+
+
+def activation_bytes(
+    shape: PolicyShape, tokens: int, precision: TrainingPrecision, *, recompute: bool
+) -> int:
     """Return the bytes of a micro-batch's activations in all layers.
 
     With ``recompute`` a layer keeps its input, and one layer at a time keeps everything.
     """
-    whole = shape.floats_kept() * tokens * FLOAT
+    whole = shape.bytes_kept(precision) * tokens
     if not recompute:
         return whole * shape.layers
-    return whole + shape.layers * shape.hidden * tokens * FLOAT
+    return whole + shape.layers * shape.hidden * tokens * _number_bytes(precision)
 
 
 def find_gpu_problems(config: Config, plan: GpuPlan | None) -> Iterator[Problem]:

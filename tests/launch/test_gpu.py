@@ -18,10 +18,9 @@ from transformers import (
 
 from conf.compose import compose
 from conf.schema import Config
-from conf.sections.training import LoraConfig
+from conf.sections.training import LoraConfig, TrainingPrecision
 from launch import gpu
 from launch.gpu import (
-    FLOAT,
     activation_bytes,
     count_adapter_parameters,
     count_parameters,
@@ -30,6 +29,7 @@ from launch.gpu import (
     read_shape,
 )
 from launch.local import plan_local_run
+from runners.training.precision import MasterWeights
 from runners.training.recompute import LOGITS_CHUNK
 from tests.fakes.one_gpu import write_qwen3_0_6b
 
@@ -37,13 +37,14 @@ TOKENS = 256
 SIZES: dict[str, Any] = {"vocab_size": 64, "num_key_value_heads": 4, "head_dim": 16}
 
 
-def count_kept(config: PretrainedConfig, layers: int) -> int:
+def count_kept(config: PretrainedConfig, layers: int, precision: TrainingPrecision) -> int:
     """Count the bytes that the layers keep for the backward pass, weights left out."""
     config.num_hidden_layers = layers
     config.layer_types = ["full_attention"] * layers
     more = {"experts_implementation": "grouped_mm"} if "Moe" in type(config).__name__ else {}
     make: Any = AutoModelForCausalLM.from_config
     model = make(config, **more).train()
+    MasterWeights(model, precision)
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -61,8 +62,9 @@ def count_kept(config: PretrainedConfig, layers: int) -> int:
 @pytest.mark.parametrize("hidden", [64, 160])
 @pytest.mark.parametrize("heads", [8, 12])
 @pytest.mark.parametrize("experts", [0, 8])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_counts_are_those_of_transformers_layers(
-    hidden: int, heads: int, experts: int, tmp_path: Path
+    hidden: int, heads: int, experts: int, precision: TrainingPrecision, tmp_path: Path
 ) -> None:
     same: dict[str, Any] = {**SIZES, "hidden_size": hidden, "num_attention_heads": heads}
     if experts:
@@ -72,22 +74,24 @@ def test_the_counts_are_those_of_transformers_layers(
         )  # fmt: skip
     else:
         config = Qwen3Config(**same, intermediate_size=96)
-    kept = count_kept(config, 3) - count_kept(config, 2)
+    kept = count_kept(config, 3, precision) - count_kept(config, 2, precision)
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     shape = read_shape(tmp_path / "config.json")
     assert shape is not None
-    assert shape.floats_kept() * FLOAT * TOKENS == pytest.approx(kept, rel=2e-3)
+    assert shape.bytes_kept(precision) * TOKENS == pytest.approx(kept, rel=2e-3)
 
 
-def test_32k_tokens_of_a_0_6b_policy_keep_105_gib_unless_they_are_recomputed(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("precision", "kept", "recomputed"), [("float32", 105.1, 7.3), ("bfloat16", 61.4, 3.9)]
+)
+def test_the_activations_of_32k_tokens_of_a_0_6b_policy_are_those_of_the_page(
+    precision: TrainingPrecision, kept: float, recomputed: float, tmp_path: Path
 ) -> None:
     shape = read_shape(write_qwen3_0_6b(tmp_path) / "config.json")
     assert shape is not None
-    assert activation_bytes(shape, 32768, recompute=False) / gpu.GIB == pytest.approx(
-        105.1, abs=0.1
-    )
-    assert activation_bytes(shape, 32768, recompute=True) / gpu.GIB == pytest.approx(7.3, abs=0.1)
+    for recompute, expected in ((False, kept), (True, recomputed)):
+        found = activation_bytes(shape, 32768, precision, recompute=recompute) / gpu.GIB
+        assert found == pytest.approx(expected, abs=0.1)
 
 
 def test_the_chunk_of_logits_is_the_trainer_s() -> None:
@@ -147,7 +151,7 @@ def test_adapters_leave_of_the_policy_its_weights_alone(
     assert small is not None
     expected = (596_049_920 * 4 + 16 * 28 * per_layer * 20) / gpu.GIB
     assert small.states_gib == pytest.approx(expected, abs=0.06)
-    assert whole.states_gib == pytest.approx(596_049_920 * 20 / gpu.GIB, abs=0.06)
+    assert whole.states_gib == pytest.approx(596_049_920 * 16 / gpu.GIB, abs=0.06)
     disk = plan_local_run(adapters, policy).disk_mb
     merged = plan_local_run(a_config(policy, "engine=embedded", "trainer.lora.rank=16"), policy)
     assert merged.disk_mb - disk > 2 * 596_049_920 * 4 >> 20, (
