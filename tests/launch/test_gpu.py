@@ -149,7 +149,7 @@ def test_adapters_leave_of_the_policy_its_weights_alone(
     small = plan_gpu(adapters)
     assert whole is not None
     assert small is not None
-    expected = (596_049_920 * 4 + 16 * 28 * per_layer * 20) / gpu.GIB
+    expected = (596_049_920 * 4 + 16 * 28 * per_layer * 16) / gpu.GIB
     assert small.states_gib == pytest.approx(expected, abs=0.06)
     assert whole.states_gib == pytest.approx(596_049_920 * 16 / gpu.GIB, abs=0.06)
     disk = plan_local_run(adapters, policy).disk_mb
