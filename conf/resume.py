@@ -38,6 +38,8 @@ CHANGEABLE = (
     "run.keep_checkpoints",
     "sandbox.warm",
     "task.repositories",
+    "trainer.distill.deadline_s",
+    "trainer.distill.url",
     "trainer.tokens_per_microbatch",
     "trainer.threads",
 )

@@ -257,6 +257,26 @@ def supervised_rules(run: RunConfig, trainer: TrainerConfig) -> Iterator[Rule]:
     )
 
 
+def teacher_rules(
+    trainer: TrainerConfig, sampling: SamplingConfig, rollout: RolloutConfig
+) -> Iterator[Rule]:
+    """Yield the rules of a teacher: both policies are compared at one temperature, and groups
+    without a signal of their rewards have one.
+    """
+    if not isinstance(trainer, LocalTrainerConfig) or trainer.distill.url is None:
+        return
+    yield (
+        sampling.temperature != 1.0,
+        f"sampling.temperature={sampling.temperature:g} and trainer.distill.url: a server's "
+        "logprobs of given tokens are those at temperature 1; set sampling.temperature=1",
+    )
+    yield (
+        rollout.replace_flat,
+        "rollout.replace_flat=true replaces groups that trainer.distill.url could train: set it "
+        "to false",
+    )
+
+
 def sink_rules(observe: ObserveConfig, trainer: TrainerConfig) -> Iterator[Rule]:
     """Yield the rule that sinks are for the driver's own training loop."""
     yield (

@@ -75,6 +75,7 @@ class Config(Section):
             gradient_rules.gdpo_rules(self.run, self.reward, self.trainer),
             rules.algorithm_rules(self.trainer),
             rules.supervised_rules(self.run, self.trainer),
+            rules.teacher_rules(self.trainer, self.sampling, self.rollout),
             rules.sink_rules(self.observe, self.trainer),
             rules.slime_rules(self.trainer, self.launch, self.model, self.task, self.scenario),
             rules.cluster_gateway_rules(self.launch, self.executor, self.gateway),

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Tag
 
 from conf.sections.plugin import BY_NAME, SELECT, ByTarget, by_name
-from conf.sections.section import Section
+from conf.sections.section import BaseUrl, Section
 
 ShareName = Literal["copy", "uniform", "token_share", "final_only", "root_only"]
 RewardShare = Annotated[
@@ -151,6 +151,21 @@ class KlConfig(Section):
     """
 
 
+class DistillConfig(Section):
+    """On-policy distillation: the advantage of a token by how much likelier a teacher finds it."""
+
+    url: BaseUrl | None
+    """SGLang server, or embedded engine, of a model with the policy's tokenizer; null: none."""
+    weight: PositiveFloat
+    """Factor of log π_teacher − log π_policy in the advantage of a token."""
+    alone: bool
+    """Without the advantages of the rewards."""
+    deadline_s: PositiveFloat
+    """Seconds for the logprobs of one sequence, retries included; its rollout is not trained after
+    that.
+    """
+
+
 class SupervisedConfig(Section):
     """Supervised fine-tuning on the examples of a file, before the first rollouts."""
 
@@ -268,6 +283,7 @@ class LocalTrainerConfig(PolicyGradientConfig):
     """Steps, warm-up included."""
     min_learning_rate: Annotated[float, Field(ge=0)]
     sft: SupervisedConfig
+    distill: DistillConfig
 
 
 class SlimeTrainerConfig(PolicyGradientConfig):

@@ -25,7 +25,9 @@ from runners.campaign.group_runner import GroupRunner, note_final
 from runners.campaign.result import metrics_rows, summarize_evaluation
 from runners.campaign.sampler import StepSampler
 from runners.campaign.schedule import evaluation_batch, evaluation_due
+from runners.campaign.teaching import add_teacher_logprobs
 from runners.concurrency.daemon_thread import run_in_daemon
+from runners.engines.teacher import Teacher
 from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.progress import Progress
@@ -61,6 +63,7 @@ class Campaign:
         resumed: checkpoint.Checkpoint | None,
         tasks: Sequence[Task],
         examples: Examples | None,
+        teacher: Teacher | None,
         routing: RoutingShape | None,
         progress: Progress,
         metrics: MetricsWriter,
@@ -73,6 +76,7 @@ class Campaign:
         self._tokenizer = tokenizer
         self._resumed = resumed
         self._examples = examples
+        self._teacher = teacher
         train_tasks = [task for task in tasks if task.split == "train"]
         self._sampler = StepSampler(config, store, train_tasks, self._note_sampler_failure)
         self._held_out_tasks = [task for task in tasks if task.split == "held_out"]
@@ -178,9 +182,11 @@ class Campaign:
             self._store.event("advantage_failed", {"step": step, "group": group, "reason": reason})
             self._progress.add_note(f"group {group} of step {step} is not trained: {reason}")
         samples = build_samples(groups, self._load, self._config)
-        note_masked(self._store, "unbuilt", samples.unbuilt)
         rollout_s = time.monotonic() - started
         self._progress.begin_phase("training")
+        if self._teacher is not None:
+            samples = await add_teacher_logprobs(samples, self._teacher, self._config.trainer)
+        note_masked(self._store, "unbuilt", samples.unbuilt)
         # A second signal must not wait for a long step, or for a loss that hangs.
         trained: dict[str, Any] = await run_in_daemon(self._trainer.step, samples.rollouts)
         note_masked(self._store, "routing_refused", self._trainer.refused)

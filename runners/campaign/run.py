@@ -18,10 +18,12 @@ from runners.campaign.result import CampaignResult, summarize
 from runners.campaign.resumption import check_resumable, rewind_store
 from runners.concurrency.task_group import task_group
 from runners.engines.adapters import ADAPTER_NAME
+from runners.engines.teacher import Teacher
 from runners.faults.wiring import metrics_faults
 from runners.observe.metrics import MetricsWriter
 from runners.observe.png_charts import write_reward_curve
 from runners.observe.progress import Progress
+from runners.preflight.teacher_check import require_teacher
 from runners.runtime.driver import RunDriver, open_run
 from runners.runtime.policy import Policy, find_captured_shape
 from runners.runtime.services import start_services
@@ -108,6 +110,7 @@ async def _open_campaign(
             # trainer's thread does, instead of afterwards.
             trainer = starting.create_task(asyncio.to_thread(_make_trainer, config, policy, saved))
             tasks = starting.create_task(asyncio.to_thread(load_tasks, config))
+            starting.create_task(require_teacher(config, policy.tokenizer))
             examples = starting.create_task(
                 asyncio.to_thread(open_examples, config, policy.tokenizer, policy.weights)
             )
@@ -124,11 +127,22 @@ async def _open_campaign(
             resumed=saved,
             tasks=tasks.result(),
             examples=examples.result(),
+            teacher=_connect_teacher(config, exits),
             routing=find_captured_shape(config, policy.weights),
             progress=progress,
             metrics=metrics,
             draining=driver.draining,
         )
+
+
+def _connect_teacher(config: Config, exits: AsyncExitStack) -> Teacher | None:
+    """Return a client of the run's teacher, if it has one; ``exits`` close it."""
+    trainer = config.trainer
+    if not isinstance(trainer, LocalTrainerConfig) or trainer.distill.url is None:
+        return None
+    teacher = Teacher(trainer.distill.url, deadline_s=trainer.distill.deadline_s)
+    exits.push_async_callback(teacher.close)
+    return teacher
 
 
 def _make_trainer(

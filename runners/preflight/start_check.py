@@ -33,6 +33,7 @@ from runners.engines.server_check import (
 from runners.gateway.chat_template import make_renderer
 from runners.gateway.tokenizer import check_family, load_tokenizer
 from runners.preflight.plugins import find_plugin_errors
+from runners.preflight.teacher_check import require_teacher
 from runners.preflight.tokenizer_check import PolicyFormat, check_tokenizer
 from runners.runtime.engine_service import list_workers
 from runners.runtime.policy import find_captured_shape
@@ -67,7 +68,7 @@ def find_start_errors(
     if uses_policy:
         checks += [_find_combination_errors, _find_policy_errors, _find_engine_errors]
     if benchmark is None:
-        checks.append(_find_example_errors)
+        checks += [_find_example_errors, _find_teacher_errors]
     found: dict[str, AgentrlError] = {}
     for config in configs:
         for check in checks:
@@ -162,6 +163,14 @@ def _find_example_errors(config: Config, benchmark: str | None) -> Iterator[Agen
     """Read the examples of supervised steps, with the policy's tokenizer if it is there."""
     try:
         open_examples(config, config.model.tokenizer, config.model.path)
+    except AgentrlError as error:
+        yield error
+
+
+def _find_teacher_errors(config: Config, benchmark: str | None) -> Iterator[AgentrlError]:
+    """Ask the teacher whether it answers, reads the policy's tokens and scores them."""
+    try:
+        asyncio.run(require_teacher(config, config.model.tokenizer))
     except AgentrlError as error:
         yield error
 

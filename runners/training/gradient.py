@@ -9,10 +9,13 @@ from runners.training.sample import Sample
 
 def trains_without_advantage(trainer: TrainerConfig) -> bool:
     """Return whether tokens with an advantage of 0 have a gradient: a KL penalty, an entropy bonus,
-    or a loss of the user's own, which may do anything.
+    a teacher, or a loss of the user's own, which may do anything.
     """
     return isinstance(trainer, LocalTrainerConfig) and (
-        isinstance(trainer.loss, PluginConfig) or trainer.kl.weight > 0 or trainer.entropy_bonus > 0
+        isinstance(trainer.loss, PluginConfig)
+        or trainer.kl.weight > 0
+        or trainer.entropy_bonus > 0
+        or trainer.distill.url is not None
     )
 
 

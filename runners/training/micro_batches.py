@@ -53,6 +53,8 @@ class MicroBatch:
     """float32 [n]: the trainer's logprob before the step's first update; None: not computed."""
     reference_logprobs: Tensor | None
     """float32 [n]: the reference policy's logprob; None: there is none."""
+    teacher_logprobs: Tensor | None
+    """float32 [n]: the teacher's logprob; None: there is none."""
     advantages: Tensor
     """float32 [n]: advantage of the token."""
     weights: Tensor
@@ -244,6 +246,7 @@ def _pad(
         reference_logprobs=_chosen(
             [sample.reference_logprobs for sample in samples], samples, device
         ),
+        teacher_logprobs=_chosen([sample.teacher_logprobs for sample in samples], samples, device),
         advantages=tensor(advantages),
         weights=tensor(weight),
         experts=None if experts is None else tensor(experts),

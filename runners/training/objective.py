@@ -10,6 +10,7 @@ from torch import Tensor
 
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig
+from runners.training.distillation import distill
 from runners.training.loss_contract import TrainedTokens
 from runners.training.losses import (
     compute_importance_weights,
@@ -51,6 +52,9 @@ class Objective:
         own = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         totals.add_ratios(own, rollout)
         old = replace_rounded(own, rollout)
+        if batch.teacher_logprobs is not None:
+            advantages = distill(advantages, rollout, batch.teacher_logprobs, self._config.distill)
+            totals.add_teacher(rollout, batch.teacher_logprobs)
         if batch.reference_logprobs is not None and kl.place == "reward":
             reference = batch.reference_logprobs
             advantages = penalize(advantages, rollout, reference, batch.rows, kl)

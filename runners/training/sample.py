@@ -42,10 +42,15 @@ class Sample:
     """float32 [T]: advantage of each token (``trainer.credit=turn``); None: all have
     ``advantage``.
     """
+    teacher_logprobs: LogprobArray | None = None
+    """float32 [T]: the teacher's logprob, 0.0 where not trained; None: there is no teacher."""
 
     def without_routing(self) -> Sample:
         """Return the sample as one that is not trained, since its routing is wrong."""
-        return replace(self, routing=None, advantage=0.0, token_advantages=None)
+        silent = None if self.teacher_logprobs is None else self.logprobs  # an advantage of 0
+        return replace(
+            self, routing=None, advantage=0.0, token_advantages=None, teacher_logprobs=silent
+        )
 
     @property
     def trained_advantages(self) -> LogprobArray:

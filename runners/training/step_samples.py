@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from conf.errors import ExitCode, error_text
@@ -35,9 +35,13 @@ class StepSamples:
     """Final records of the step with their advantages and their tokens that have a gradient."""
     rollouts: list[list[Sample]]
     """Samples of each rollout that has an advantage; empty if none of its segments is trained."""
+    kinds: list[list[SegmentKind]]
+    """Kinds of the samples' segments."""
     groups: StepGroups
     unbuilt: dict[str, str]
-    """Rollouts whose samples could not be built, with the reason; their rewards still count."""
+    """Rollouts whose samples could not be built, or whose teacher failed, with the reason; their
+    rewards still count.
+    """
     in_loss: int
     """Sampled tokens over whose losses the step averages."""
     trained: Counter[SegmentKind]
@@ -63,13 +67,14 @@ def build_samples(groups: StepGroups, load: LoadRollout, config: Config) -> Step
         if advantage is not None:
             credits = groups.turn_credits.get(record.rollout_id)
             fan = _fan_out(record, advantage, credits, load, config, unbuilt)
-            own = _count_trained(fan, config.trainer)
+            own = _count_trained(fan.samples, fan.kinds, config.trainer)
             fans.append(fan)
         records.append(replace(record, advantage=advantage, trained_tokens=own.total()))
         trained += own
     return StepSamples(
         records=records,
         rollouts=[fan.samples for fan in fans],
+        kinds=[fan.kinds for fan in fans],
         groups=groups,
         unbuilt=unbuilt,
         in_loss=sum(int(sample.loss_mask.sum()) for fan in fans for sample in fan.samples),
@@ -79,10 +84,35 @@ def build_samples(groups: StepGroups, load: LoadRollout, config: Config) -> Step
     )
 
 
-def _count_trained(fan: FanOut, trainer: TrainerConfig) -> Counter[SegmentKind]:
+def leave_out(step: StepSamples, reasons: Mapping[str, str], trainer: TrainerConfig) -> StepSamples:
+    """Return the step without the samples of some rollouts; their rewards still count."""
+    if not reasons:
+        return step
+    pairs = [
+        (samples, kinds) if not samples or samples[0].rollout_id not in reasons else ([], [])
+        for samples, kinds in zip(step.rollouts, step.kinds, strict=True)
+    ]
+    counts = (_count_trained(samples, kinds, trainer) for samples, kinds in pairs)
+    return replace(
+        step,
+        records=[
+            replace(record, trained_tokens=0) if record.rollout_id in reasons else record
+            for record in step.records
+        ],
+        rollouts=[samples for samples, _ in pairs],
+        kinds=[kinds for _, kinds in pairs],
+        unbuilt=step.unbuilt | dict(reasons),
+        in_loss=sum(int(sample.loss_mask.sum()) for samples, _ in pairs for sample in samples),
+        trained=sum(counts, Counter()),
+    )
+
+
+def _count_trained(
+    samples: Sequence[Sample], kinds: Sequence[SegmentKind], trainer: TrainerConfig
+) -> Counter[SegmentKind]:
     """Return a rollout's tokens that have a gradient, by kind of their segment."""
     trained: Counter[SegmentKind] = Counter()
-    for sample, kind in zip(fan.samples, fan.kinds, strict=True):
+    for sample, kind in zip(samples, kinds, strict=True):
         if has_gradient(sample, trainer):
             trained[kind] += int(sample.loss_mask.sum())
     return trained

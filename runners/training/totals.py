@@ -37,6 +37,8 @@ class StepTotals:
     """Sum over tokens of the estimated divergence from the policy before the step, in nats."""
     kl: float | None = None
     """Sum over tokens of the estimated divergence from the reference policy, in nats."""
+    teacher: float | None = None
+    """Sum over tokens of log π_rollout − log π_teacher, in nats."""
     learning_rate: float = 0.0
     failed: list[str] = field(default_factory=list)
     """Updates that were left out because a plug-in's loss failed, with the reason."""
@@ -59,6 +61,11 @@ class StepTotals:
     def add_distance(self, logprobs: Tensor, reference: Tensor) -> None:
         """Add the same tokens' divergence from the reference policy; float32 [n] each."""
         self.kl = (self.kl or 0.0) + _estimate_distance(logprobs, reference)
+
+    def add_teacher(self, rollout_logprobs: Tensor, teacher_logprobs: Tensor) -> None:
+        """Add the same tokens' distance from the teacher; float32 [n] each."""
+        difference = (rollout_logprobs - teacher_logprobs).double().sum().item()
+        self.teacher = (self.teacher or 0.0) + difference
 
     def add_ratios(self, own_logprobs: Tensor, rollout_logprobs: Tensor) -> None:
         """Add the same tokens' ratios of the trainer's probability before the step's first update
@@ -97,6 +104,7 @@ class StepTotals:
             "policy/clipped_high": share(self.clipped_high),
             "policy/entropy": share(self.entropy),
             "policy/kl": share(self.kl),
+            "policy/kl_teacher": share(self.teacher),
             "policy/kl_step": share(self.moved),
             "policy/ess": share(self.ratio**2 / squares if squares else None),
             "policy/truncated": share(self.truncated),

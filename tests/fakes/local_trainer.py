@@ -43,6 +43,7 @@ def make_trainer(
         "lora": NO_LORA,
         "kl": {"weight": 0.0, "estimator": "k3", "place": "loss"},
         "warmup_steps": 0, "decay": "constant", "decay_steps": 10, "min_learning_rate": 0.0,
+        "distill": {"url": None, "weight": 1.0, "alone": False, "deadline_s": 600.0},
         "sft": {"path": None, "steps": 0, "batch": 32},
     } | changes  # fmt: skip
     settings["correction"] = {**NO_CORRECTION, **settings["correction"]}

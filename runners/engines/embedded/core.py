@@ -119,6 +119,7 @@ class EngineCore:
         prompt: IdArray,
         sampling: RequestSampling,
         routing_start: int | None = None,
+        logprob_start: int | None = None,
     ) -> RequestResult:
         """Run one request to its end; ``prompt`` is int32 [n]. Cancelling the call aborts it.
 
@@ -127,7 +128,7 @@ class EngineCore:
         self._check(prompt, sampling)
         if rid in self._live:
             raise EngineError(f"Duplicate request ID detected: {rid}", status=400)
-        request = Request(rid, prompt, sampling, routing_start, time.monotonic())
+        request = Request(rid, prompt, sampling, routing_start, logprob_start, time.monotonic())
         self._live.add(rid)
         try:
             self._post(lambda: self._scheduler.waiting.append(request), request.result)

@@ -45,6 +45,10 @@ class RequestResult:
     """The engine's version when the request ended."""
     routing: RoutingArray | None
     """int16 [prompt + output - 1 - start, layers, top_k]; None unless asked for."""
+    input_logprobs: LogprobArray | None
+    """float32 [prompt - logprob_start] of the prompt's tokens, at temperature 1, the first of them
+    0.0; None unless asked for, or if the request was aborted.
+    """
     retractions: int
     """Times that the request was put back into the queue."""
     queue_s: float
@@ -60,6 +64,8 @@ class Request:
     sampling: RequestSampling
     routing_start: int | None
     """First position whose routing is wanted, None for no routing."""
+    logprob_start: int | None
+    """First position whose logprobs are wanted, None for none of the prompt's."""
     arrived_at: float
     """``time.monotonic()`` of its submission."""
     result: Future[RequestResult] = field(default_factory=Future)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from runners.engines.embedded.model import PackedStep, PrefillSpan, Qwen3Moe, decode_blocks
 from runners.engines.embedded.prefix_cache import PrefixCache
@@ -68,12 +69,13 @@ class Scheduler:
             return
         rows = self.rows
         spans = self._spans()
-        step, sampled = self._pack(spans)
+        step, sampled, scored = self._pack(spans)
         with torch.inference_mode():
             logits, routing = self.model.forward(step, rows.kv)
             self._advance(step, spans, routing)
             if sampled:
-                ids, logprobs = sample(logits, rows.batch_sampling(sampled))
+                ids, logprobs = sample(logits[:sampled], rows.batch_sampling(sampled))
+            self._score(logits[sampled:], scored)
         self._cache_prompts(rows.decoding, sampled)
         rows.decoding = sampled
         self.steps += 1
@@ -156,9 +158,13 @@ class Scheduler:
         if seed is None:
             seed = random.getrandbits(63)
         row = self.rows.add(request, seed % 2**64, self._epoch)
-        # without its last token, which is always computed: its logits give the next token
+        # without its last token, which is always computed: its logits give the next token; and
+        # without those whose logits give the logprobs that are asked for
+        kept = self.rows.length[row] - 1
+        if request.logprob_start is not None:
+            kept = min(kept, request.logprob_start)
         held = self.cache.restore(
-            self.rows.ids[row, : self.rows.length[row] - 1],
+            self.rows.ids[row, :kept],
             self.rows.kv,
             row,
             self.rows.routing[row],
@@ -185,8 +191,12 @@ class Scheduler:
             spans.append(PrefillSpan(row, start, count))
         return tuple(spans)
 
-    def _pack(self, spans: tuple[PrefillSpan, ...]) -> tuple[PackedStep, int]:
-        """Return the input of the forward pass, and how many of the first rows get a token."""
+    def _pack(
+        self, spans: tuple[PrefillSpan, ...]
+    ) -> tuple[PackedStep, int, tuple[PrefillSpan, ...]]:
+        """Return the input of the forward pass, how many of the first rows get a token, and the
+        positions after them whose logits give logprobs of prompts.
+        """
         rows, decoding = self.rows, self.rows.decoding
         row_index = np.arange(decoding)
         positions = rows.computed[:decoding]
@@ -199,9 +209,17 @@ class Scheduler:
             )
         completed = [s for s in spans if s.start + s.size == rows.length[s.row]]
         wanted = None
+        scored: list[PrefillSpan] = []
         if spans:
             ends = decoding - 1 + np.cumsum([span.size for span in spans])
-            wanted = torch.from_numpy(np.concatenate([np.arange(decoding), ends[: len(completed)]]))
+            places = [np.arange(decoding), ends[: len(completed)]]
+            for span, end in zip(spans, ends, strict=True):
+                part = self._find_scored(span)
+                if part is not None:
+                    scored.append(part)
+                    first = end + 1 - span.size + part.start - span.start
+                    places.append(np.arange(first, first + part.size))
+            wanted = torch.from_numpy(np.concatenate(places))
         lengths = rows.length[:decoding]
         step = PackedStep(
             tokens=torch.from_numpy(rows.ids[row_index, positions].astype(np.int64)),
@@ -213,7 +231,28 @@ class Scheduler:
             spans=spans,
             wanted=wanted,
         )
-        return step, decoding + len(completed)
+        return step, decoding + len(completed), tuple(scored)
+
+    def _find_scored(self, span: PrefillSpan) -> PrefillSpan | None:
+        """Return the part of a span whose logits give wanted logprobs: each of the next token."""
+        request = self.rows.requests[span.row]
+        if request.logprob_start is None:
+            return None
+        start = max(span.start, request.logprob_start)
+        end = min(span.start + span.size, len(request.prompt) - 1)
+        return PrefillSpan(span.row, start, end - start) if end > start else None
+
+    def _score(self, logits: Tensor, scored: tuple[PrefillSpan, ...]) -> None:
+        """Keep the logprobs of the tokens after the scored positions; ``logits`` float32 [n, V]."""
+        rows, offset = self.rows, 0
+        for row, start, size in scored:
+            following = torch.from_numpy(
+                rows.ids[row, start + 1 : start + 1 + size].astype(np.int64)
+            )
+            logprobs = logits[offset : offset + size].log_softmax(-1)
+            found = logprobs.gather(1, following[:, None])[:, 0]
+            rows.logprobs[row, start + 1 : start + 1 + size] = found.numpy()
+            offset += size
 
     def _advance(
         self, step: PackedStep, spans: tuple[PrefillSpan, ...], routing: NDArray[np.int16]
@@ -281,9 +320,13 @@ class Scheduler:
             # the last token was never an input; a row aborted during prefill has computed less
             end = min(int(rows.computed[row]), int(rows.length[row]) - 1)
             routing = rows.routing[row, request.routing_start : end].copy()
+        scores = None
+        if request.logprob_start is not None and reason["type"] != "abort":
+            scores = rows.logprobs[row, request.logprob_start : len(request.prompt)].copy()
+            scores[0] = 0.0
         self._cache_row(row)
         rows.remove(row)
-        self._resolve(request, output_ids, logprobs, reason, routing)
+        self._resolve(request, output_ids, logprobs, reason, routing, scores)
 
     def _resolve(
         self,
@@ -292,6 +335,7 @@ class Scheduler:
         logprobs: NDArray[np.float32],
         reason: dict[str, Any],
         routing: NDArray[np.int16] | None,
+        input_logprobs: NDArray[np.float32] | None = None,
     ) -> None:
         now = time.monotonic()
         finished = RequestResult(
@@ -302,6 +346,7 @@ class Scheduler:
             retractions=request.retractions,
             weight_version=self.weight_version,
             routing=routing,
+            input_logprobs=input_logprobs,
             queue_s=(request.admitted_at or now) - request.arrived_at,
             total_s=now - request.arrived_at,
         )

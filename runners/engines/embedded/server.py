@@ -148,7 +148,9 @@ class EngineServer:
         """Run one request. A client that disconnects cancels the handler, which aborts it."""
         call = parse_generate(await request.read(), self.core.config.eos_token_ids)
         async with self.weight_update_lock.generation():
-            done = await self.core.run(call.rid, call.prompt, call.sampling, call.routing_start)
+            done = await self.core.run(
+                call.rid, call.prompt, call.sampling, call.routing_start, call.logprob_start
+            )
         return _json(build_answer(call, done, self.core))
 
     async def abort(self, request: web.Request) -> web.Response:

@@ -40,7 +40,6 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
 """Sampling keys that are not implemented, with the values (besides null) that mean off."""
 
 _OFF_REQUEST: Mapping[str, tuple[Any, ...]] = {
-    "logprob_start_len": (-1,),
     "top_logprobs_num": (0,),
     "token_ids_logprob": ([],),
     **dict.fromkeys(
@@ -100,6 +99,7 @@ class GenerateBody(BaseModel):
     input_ids: list[int] = Field(min_length=1)
     sampling_params: dict[str, Any] = Field(default_factory=dict)
     return_logprob: bool = False
+    logprob_start_len: int = Field(-1, ge=-1)
     return_routed_experts: bool = False
     routed_experts_start_len: int = Field(0, ge=0)
 
@@ -113,6 +113,8 @@ class GenerateCall:
     sampling: RequestSampling
     routing_start: int | None
     return_logprob: bool
+    logprob_start: int | None
+    """First position of the prompt whose logprobs are returned; None: none of the prompt's are."""
     trims_stop: bool
     skips_special_tokens: bool
 
@@ -143,6 +145,11 @@ def parse_generate(raw: bytes, eos_token_ids: tuple[int, ...]) -> GenerateCall:
             f"routed_experts_start_len: {body.routed_experts_start_len} is beyond the prompt of "
             f"{len(body.input_ids)} tokens"
         )
+    if body is not None and body.logprob_start_len >= len(body.input_ids):
+        errors.append(
+            f"logprob_start_len: {body.logprob_start_len} is beyond the prompt of "
+            f"{len(body.input_ids)} tokens"
+        )
     if errors or body is None or params is None:
         raise EngineError("; ".join(errors), status=400)
     try:
@@ -155,6 +162,9 @@ def parse_generate(raw: bytes, eos_token_ids: tuple[int, ...]) -> GenerateCall:
         sampling=_sampling(params, eos_token_ids),
         routing_start=body.routed_experts_start_len if body.return_routed_experts else None,
         return_logprob=body.return_logprob,
+        logprob_start=(
+            body.logprob_start_len if body.return_logprob and body.logprob_start_len >= 0 else None
+        ),
         trims_stop=not params.no_stop_trim,
         skips_special_tokens=params.skip_special_tokens,
     )
@@ -176,7 +186,7 @@ def build_answer(call: GenerateCall, done: RequestResult, core: EngineCore) -> d
         "queue_time": done.queue_s,
     }
     if call.return_logprob:
-        meta["input_token_logprobs"] = []
+        meta["input_token_logprobs"] = _input_logprobs(call, done)
         meta["output_token_logprobs"] = [
             (logprob, token, None)
             for logprob, token in zip(done.logprobs.tolist(), ids, strict=True)
@@ -186,6 +196,15 @@ def build_answer(call: GenerateCall, done: RequestResult, core: EngineCore) -> d
         rows = np.ascontiguousarray(done.routing, dtype="<i4")
         meta["routed_experts"] = base64.b64encode(rows.tobytes()).decode("ascii")
     return {"text": _text(call, done, core), "output_ids": ids, "meta_info": meta}
+
+
+def _input_logprobs(call: GenerateCall, done: RequestResult) -> list[tuple[Any, int, None]]:
+    """Return the prompt's logprobs as SGLang does: the first is null, wherever they begin."""
+    if done.input_logprobs is None:
+        return []
+    ids = call.prompt[call.logprob_start :].tolist()
+    values = [None, *done.input_logprobs[1:].tolist()]
+    return [(logprob, token, None) for logprob, token in zip(values, ids, strict=True)]
 
 
 def _text(call: GenerateCall, done: RequestResult, core: EngineCore) -> str:
