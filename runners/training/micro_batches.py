@@ -163,6 +163,7 @@ def select_tokens(batch: MicroBatch, kept: Tensor) -> MicroBatch:
         rollout_logprobs=batch.rollout_logprobs[kept],
         old_logprobs=part(batch.old_logprobs),
         reference_logprobs=part(batch.reference_logprobs),
+        teacher_logprobs=part(batch.teacher_logprobs),
         advantages=batch.advantages[kept],
         weights=batch.weights[kept],
     )

@@ -17,6 +17,7 @@ from conf.sections.training import DistillConfig
 from runners.training.distillation import distill
 from runners.training.gradient import has_gradient
 from runners.training.local import LocalTrainer
+from runners.training.micro_batches import MicroBatch, make_micro_batches, select_tokens
 from runners.training.policy import load_policy
 from runners.training.sample import Sample
 from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
@@ -154,6 +155,28 @@ def test_a_flat_group_has_a_gradient_where_there_is_a_teacher() -> None:
     assert has_gradient(
         one, compose([f"trainer.distill.url={URL}", "sampling.temperature=1"]).trainer
     )
+
+
+def test_a_sample_whose_routing_is_refused_hears_nothing_of_its_teacher_either() -> None:
+    """Beside others in its micro-batch, whose tokens are trained."""
+    ids, mask = np.arange(4, dtype=np.int32), np.arange(4) > 1
+    own = np.array([0, 0, -1, -2], np.float32)
+    one = Sample("r", ids, mask, own, 1.0, teacher_logprobs=2 * own)
+    both = [one.without_routing(), replace(one, rollout_id="s")]
+    (batch,) = make_micro_batches(
+        both, [1.0, 1.0], tokens_per_microbatch=64, device=torch.device("cpu")
+    )
+    config = DistillConfig(**settings(1.0))
+
+    def gains(part: MicroBatch) -> list[float]:
+        assert part.teacher_logprobs is not None
+        found = distill(part.advantages, part.rollout_logprobs, part.teacher_logprobs, config)
+        return [float(each) for each in found]
+
+    by_row = dict(zip(batch.rollout_ids, [gains(batch)[:2], gains(batch)[2:]], strict=True))
+    assert by_row == {"r": [0.0, 0.0], "s": [0.0, -1.0]}
+    last = select_tokens(batch, torch.tensor([False, False, False, True]))
+    assert gains(last) == [gains(batch)[3]]
 
 
 @pytest.mark.parametrize(
