@@ -136,12 +136,18 @@ def count_by_rounds(kinds: Sequence[Kind], bound: int) -> int:
 kinds_of_groups = st.lists(st.sampled_from(("mixed", "flat", "lost")), min_size=12, max_size=12)
 
 
-@given(kinds_of_groups, st.integers(0, 8), st.integers(0, 1000))
+@given(
+    kinds_of_groups,
+    st.integers(0, 8),
+    st.integers(0, 1000),
+    st.sampled_from(("epoch", "curriculum")),
+)
 @settings(max_examples=20, deadline=None)
 def test_a_step_has_the_groups_of_refilling_in_rounds_whichever_are_ready_first(
-    kinds: list[Kind], bound: int, delays: int
+    kinds: list[Kind], bound: int, delays: int, sampler: str
 ) -> None:
-    steps, groups = run_step(configure(bound), kinds, delays)
+    config = configure(bound, f"run.sampler={sampler}")
+    steps, groups = run_step(config, kinds, delays)
     wanted = count_by_rounds(kinds, bound)
     assert group_numbers(groups) == list(range(wanted))
     trained = {record.group for record, advantage in groups.advantages if advantage is not None}
@@ -150,7 +156,7 @@ def test_a_step_has_the_groups_of_refilling_in_rounds_whichever_are_ready_first(
     assert steps.progress.batch_done == 2 * wanted
     tasks = {record.task_id for record, _ in groups.advantages}
     assert len(tasks) == wanted, "each group has a task of its own"
-    assert groups.advantages == run_step(configure(bound), kinds, delays + 1)[1].advantages
+    assert groups.advantages == run_step(config, kinds, delays + 1)[1].advantages
 
 
 def test_groups_beyond_those_that_are_needed_are_trained_too() -> None:
