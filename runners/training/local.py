@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from conf.sections.plugin import PluginConfig
 from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, RoutingReplayConfig
 from runners.plugins.calls import PluginFailedError
+from runners.training.attention import repeat_keys
 from runners.training.gradient import has_gradient
 from runners.training.lora import Adapters
 from runners.training.micro_batches import (
@@ -89,6 +90,8 @@ class LocalTrainer:
         if config.threads:
             torch.set_num_threads(config.threads)
         self.model = load_policy(weights).to(self.device)
+        if self.device.type == "cuda" and config.precision == "float32":
+            repeat_keys(self.model)
         check_policy(self.model)
         self.model.train()
         self.shares_prefix = can_share_prefix(find_decoder(self.model))
