@@ -30,7 +30,7 @@ def compare(
     if as_json:
         print_json(found)
         return
-    stdout().print(render_comparison(found["runs"], title="runs"))
+    stdout().print(render_comparison(found["runs"], found["seeds"], title="runs"))
     stdout().print(
         render_differences(found["differences"], [run["label"] for run in found["runs"]])
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,10 +24,14 @@ from conf.errors import AgentrlError, ExitCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import RenderableType
+
     from cli.jobs import Job
     from cli.task_counts import Reports
     from launch.local import LocalPlan
 
+SEED = re.compile(r"\+*seed=")
+"""Begins the part of a label that names the seed."""
 EXAMPLES = examples(
     "agentrl run",
     "agentrl run run.steps=20 seed=0,1,2",
@@ -141,13 +146,19 @@ def _dry_run(jobs: list[Job], *, as_json: bool) -> int:
 def _run_sweep(jobs: list[Job], invocation: Invocation) -> int:
     from cli.sweep import run_sweep
     from cli.tables import render_comparison
+    from runners.report.seeds import pool_seeds
 
     def run_one(job: Job) -> tuple[dict[str, Any], bool]:
         document, stop = _run_campaign_job(job, invocation)
         offer_report(job.run_dir, invocation)
         return document, stop
 
-    return run_sweep(jobs, invocation, run_one, render_comparison)
+    def compare(documents: list[dict[str, Any]]) -> RenderableType:
+        labels = [document["label"].split() for document in documents]
+        settings = [" ".join(each for each in words if not SEED.match(each)) for words in labels]
+        return render_comparison(documents, pool_seeds(documents, settings))
+
+    return run_sweep(jobs, invocation, run_one, compare)
 
 
 def _run_campaign_job(job: Job, invocation: Invocation) -> tuple[dict[str, Any], bool]:

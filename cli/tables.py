@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -109,30 +110,44 @@ def _problems(plan: LocalPlan) -> RenderableType:
     return Group(*lines)
 
 
-def render_comparison(documents: list[dict[str, Any]], *, title: str = "sweep") -> Table:
-    """Return a table with one row per run: its results and its end or present state."""
-    table = Table(title=title, title_justify="left")
+def render_comparison(
+    documents: list[dict[str, Any]],
+    seeds: Sequence[dict[str, Any]] = (),
+    *,
+    title: str = "sweep",
+) -> Table:
+    """Return a table with one row per run: its results and its end or present state.
+
+    The last solve rate has its 95 % interval. Below are the means of runs that differ in their seed
+    alone, ``seeds``, with the interval over these.
+    """
+    # without vertical lines it fits into 80 columns
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("run", overflow="fold")
-    for column in ("steps", "held-out", "reward", "trained", "k3", "time"):
+    for column in ("steps", "held-out %", "reward", "trained", "k3", "time"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("end")
-    best = max((_last(document) for document in documents), default=-1.0)
-    for document in documents:
-        label, end = make_printable(document["label"]), _end(document)
-        if "eval" not in document:  # The run could not start.
-            table.add_row(label, *["–"] * 6, end)
-            continue
-        table.add_row(
-            label,
-            str(document["steps"]),
-            Text(_rates(**document["eval"]), "bold green" if 0 <= _last(document) == best else ""),
-            _figure(document["reward"], ".3f"),
-            f"{document['tokens']['trained']:,}",
-            _figure(document["k3"], ".1e"),
-            format_duration(document["wall_s"]),
-            end,
-        )
+    for rows in (documents, seeds):
+        best = max((_last(document) for document in rows), default=-1.0)
+        for document in rows:
+            table.add_row(*_result_cells(document, best))
+        table.add_section()
     return table
+
+
+def _result_cells(document: dict[str, Any], best: float) -> Iterator[RenderableType]:
+    yield make_printable(document["label"])
+    if "eval" not in document:  # The run could not start.
+        yield from ["–"] * 6
+    else:
+        style = "bold green" if 0 <= _last(document) == best else ""
+        yield str(document["steps"])
+        yield Text(_rates(**document["eval"]), style)
+        yield _figure(document["reward"], ".3f")
+        yield f"{document['tokens']['trained']:,}"
+        yield _figure(document["k3"], ".1e")
+        yield format_duration(document["wall_s"])
+    yield _end(document)
 
 
 def render_differences(differences: dict[str, list[Any]], labels: list[str]) -> RenderableType:
@@ -155,7 +170,7 @@ def _end(document: dict[str, Any]) -> Text:
     if state is None:
         code = ExitCode(document["exit_code"])
         state = code.name.lower().replace("_", " ")
-    return Text(state, style={"done": "", "running": "cyan"}.get(state, "red"))
+    return Text(state, style={"done": "", "mean": "", "running": "cyan"}.get(state, "red"))
 
 
 def _figure(value: float | None, form: str) -> str:
@@ -167,5 +182,7 @@ def _last(document: dict[str, Any]) -> float:
     return -1.0 if rate is None else float(rate)
 
 
-def _rates(first: float | None, last: float | None) -> str:
-    return " → ".join(f"{rate:.1%}" for rate in (first, last) if rate is not None) or "–"
+def _rates(first: float | None, last: float | None, interval: Sequence[float] | None = None) -> str:
+    """Return ``25.0 → 75.0 (62–85)``: both rates in per cent, and the interval of the last."""
+    text = " → ".join(f"{100 * rate:.1f}" for rate in (first, last) if rate is not None) or "–"
+    return f"{text} ({100 * interval[0]:.0f}–{100 * interval[1]:.0f})" if interval else text

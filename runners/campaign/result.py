@@ -8,10 +8,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conf.errors import ExitCode
-from runners.evaluation.statistics import pass_at_k
+from runners.evaluation.statistics import (
+    Interval,
+    bootstrap_interval,
+    pass_at_k,
+    wilson_interval,
+)
 from runners.observe.status import read_best, read_outcomes
 from runners.observe.training_counts import count_training
-from runners.store.campaign_tables import StepRow
+from runners.store.campaign_tables import EvaluationRow, StepRow
 from runners.store.run_store import RunStore
 from runners.training.step_metrics import mean
 from runners.trajectory.record import TASK_SET, RolloutRecord
@@ -22,10 +27,10 @@ class CampaignResult:
     """The end of a run and its summary."""
 
     summary: dict[str, Any]
-    """``run_dir, steps, eval: {first, last}, best_checkpoint: {step, solve_rate, path}, reward, k3,
-    wall_s, rollouts, outcomes, groups: {total, flat, dropped}, tokens: {sampled, in_loss,
-    trained}``, reward and k3 as means over steps, groups and tokens as ``count_training`` has them;
-    with routing replay also ``routing: {captured, disagree_token, k3, k3_native}``.
+    """``run_dir, steps, eval: {first, last, interval}, best_checkpoint: {step, solve_rate, path},
+    reward, k3, wall_s, rollouts, outcomes, groups: {total, flat, dropped}, tokens: {sampled,
+    in_loss, trained}``, reward and k3 as means over steps, groups and tokens as ``count_training``
+    has them; with routing replay also ``routing: {captured, disagree_token, k3, k3_native}``.
     """
     exit_code: ExitCode
     message: str = ""
@@ -37,7 +42,8 @@ class CampaignResult:
 def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
     """Return the summary of a run: finished steps, first and last evaluation, final rollouts.
 
-    ``eval.last`` is None until there is a second evaluation, ``best_checkpoint`` (its step, path
+    ``eval.last`` and its ``interval``, of 95 %, are None until there is a second evaluation,
+    ``best_checkpoint`` (its step, path
     and held-out solve rate) without one that was evaluated.
     """
     rows = [row for row in store.steps() if row.state == "done"]
@@ -49,6 +55,7 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
         "eval": {
             "first": evaluations[0].result["solve_rate"] if evaluations else None,
             "last": evaluations[-1].result["solve_rate"] if len(evaluations) > 1 else None,
+            "interval": find_interval(store, evaluations[-1]) if len(evaluations) > 1 else None,
         },
         "best_checkpoint": read_best(store),
         "reward": _mean(rows, "train/reward_mean"),
@@ -59,6 +66,31 @@ def summarize(store: RunStore, *, wall_s: float) -> dict[str, Any]:
         **asdict(count_training(rows)),
         **_routing(rows),
     }
+
+
+def find_interval(store: RunStore, row: EvaluationRow) -> Interval | None:
+    """Return the 95 % interval of an evaluation's solve rate; None without a rate.
+
+    Wilson's with one attempt per task, else a bootstrap over tasks: attempts at one task are not
+    independent.
+    """
+    rate, of = row.result.get("solve_rate"), row.result.get("graded", row.result.get("tasks"))
+    if rate is None:
+        return None
+    if "pass@2" in row.result:
+        return bootstrap_interval(_task_rates(store, row.step))
+    return wilson_interval(round(rate * (of or 0)), of or 0)
+
+
+def _task_rates(store: RunStore, step: int) -> list[float]:
+    """Return each task's solve rate in the evaluation after ``step`` steps."""
+    return [
+        rate
+        for (rate,) in store.query(
+            "SELECT avg(solved) FROM rollout WHERE counts AND split = 'eval' "
+            f"AND solved IS NOT NULL AND step = {step:d} GROUP BY group_index"
+        )
+    ]
 
 
 def summarize_evaluation(records: Sequence[RolloutRecord]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 
@@ -64,6 +64,25 @@ def wilson_interval(successes: int, trials: int) -> Interval | None:
     middle = (rate + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(rate * (1 - rate) / trials + weight / (4 * trials))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t at 97.5 %, for 1 to 9 degrees of freedom; beyond, the expansion of Cornish and Fisher
+is exact to 0.003.
+"""
+
+
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Return Student's interval of the mean of few independent values; None with fewer than two."""
+    freedom = len(values) - 1
+    if freedom < 1:
+        return None
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    expansion = z + (z**3 + z) / (4 * freedom)
+    expansion += (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    quantile = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else expansion
+    middle, half = fmean(values), quantile * stdev(values) / math.sqrt(len(values))
+    return middle - half, middle + half
 
 
 def summarize_values(values: Iterable[float]) -> dict[str, float] | None:

@@ -9,15 +9,18 @@ from typing import Any
 from conf.keys import flatten
 from runners.campaign.result import summarize
 from runners.report.report_data import ReportData, read_report_data
+from runners.report.seeds import pool_seeds
 from runners.store.run_store import RunStore
 
+SEED = "seed"
 _OWN = ("run.dir",)
 """Keys in which every two runs differ."""
 
 
 def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
-    """Return ``runs``, a document of each, and ``differences``: key → value in each run, None in a
-    run that lacks the key. Raises StoreError.
+    """Return ``runs``, a document of each, ``seeds``, one of those that differ in their seed alone,
+    and ``differences``: key → value in each run, None in a run that lacks the key. Raises
+    StoreError.
     """
     names = [path.resolve().name for path in run_dirs]
     runs, configs = [], []
@@ -33,14 +36,33 @@ def compare_runs(run_dirs: Sequence[Path]) -> dict[str, Any]:
     differences = {
         key: found for key, found in values.items() if any(one != found[0] for one in found)
     }
-    return {"runs": runs, "differences": differences}
+    return {"runs": runs, "seeds": _pool(runs, differences), "differences": differences}
+
+
+def _pool(
+    runs: Sequence[dict[str, Any]], differences: dict[str, list[Any]]
+) -> list[dict[str, Any]]:
+    settings = [
+        " ".join(
+            f"{key.rpartition('.')[2]}={found[index]}"
+            for key, found in differences.items()
+            if key != SEED
+        )
+        for index in range(len(runs))
+    ]
+    return pool_seeds(runs, settings)
 
 
 def _further(facts: ReportData, summary: dict[str, Any]) -> dict[str, Any]:
     """Return what a campaign's summary lacks; an evaluation's own rate is its last one."""
     status = facts.status
     rates = [{"name": r.name, "value": r.value, "interval": [r.low, r.high]} for r in facts.rates]
-    measured = {**summary["eval"], "last": facts.rates[0].value if facts.rates else None}
+    rate = facts.rates[0] if facts.rates else None
+    measured = {
+        "first": None,
+        "last": rate and rate.value,
+        "interval": rate and (rate.low, rate.high),
+    }
     return {
         "benchmark": status.benchmark,
         "state": status.state,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conf.compose import changed_keys
-from runners.campaign.result import metrics_rows
-from runners.evaluation.statistics import bootstrap_interval, pass_at_k, wilson_interval
+from runners.campaign.result import find_interval, metrics_rows
+from runners.evaluation.statistics import bootstrap_interval, pass_at_k
 from runners.observe.status import Status, read_store_status
 from runners.observe.swimlane import name_end, without_texts
 from runners.observe.task_rates import TaskRate, read_task_rates
@@ -189,24 +189,8 @@ def _held_out(store: RunStore) -> Iterator[SolveRate]:
     for row in store.evaluations():
         rate, of = row.result.get("solve_rate"), row.result.get("graded", row.result.get("tasks"))
         if rate is not None:
-            interval = (
-                bootstrap_interval(_task_rates(store, row.step))
-                if "pass@2" in row.result  # attempts at one task are not independent
-                else wilson_interval(round(rate * (of or 0)), of or 0)
-            )
-            low, high = interval or (rate, rate)
+            low, high = find_interval(store, row) or (rate, rate)
             yield SolveRate(f"step {row.step}", row.step, rate, low, high, of or 0)
-
-
-def _task_rates(store: RunStore, step: int) -> list[float]:
-    """Return each task's solve rate in the evaluation after ``step`` steps."""
-    return [
-        rate
-        for (rate,) in store.query(
-            "SELECT avg(solved) FROM rollout WHERE counts AND split = 'eval' "
-            f"AND solved IS NOT NULL AND step = {step:d} GROUP BY group_index"
-        )
-    ]
 
 
 def _passes(sums: Sums, config: dict[str, Any]) -> Iterator[SolveRate]:

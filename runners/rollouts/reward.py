@@ -111,7 +111,7 @@ class VerdictReward:
             "overlong_penalty": min(1.0, max(0.0, over)),
         }
         rates = {name: getattr(config, name) for name in costs}
-        return {name: -rates[name] * used for name, used in costs.items() if rates[name]}
+        return {name: 0.0 - rates[name] * used for name, used in costs.items() if rates[name]}
 
     def _costs_by_turn(self, summary: SessionSummary) -> list[float]:
         turns = summary.by_turn

@@ -36,7 +36,12 @@ def test_compare_shows_runs_and_their_differences(agentrl: Agentrl, run_dir: Pat
     example_run(run_dir.with_name("second")).close()
     done = agentrl("compare", str(run_dir), str(run_dir.with_name("second")))
     assert done.code == 0
-    for part in ("second", "25.0% → 75.0%", "interrupted", "their configurations are the same"):
+    for part in (
+        "second",
+        "25.0 → 75.0 (30–95)",
+        "interrupted",
+        "their configurations are the same",
+    ):
         assert part in done.stdout
     document = json.loads(agentrl("compare", str(run_dir), str(run_dir), "--json").stdout)
     assert [run["exit_code"] for run in document["runs"]] == [130, 130]

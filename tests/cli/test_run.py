@@ -145,7 +145,7 @@ def test_the_comparison_marks_the_best_run_and_shows_runs_that_could_not_start()
             "exit_code": 0,
             "message": "",
             "steps": 3,
-            "eval": {"first": 0.25, "last": last},
+            "eval": {"first": 0.25, "last": last, "interval": last and (last - 0.1, last + 0.1)},
             "tokens": {"sampled": 1200, "trained": 1200},
             "reward": 0.5,
             "k3": None,
@@ -158,7 +158,8 @@ def test_the_comparison_marks_the_best_run_and_shows_runs_that_could_not_start()
     )
     columns = {str(column.header): list(map(str, column.cells)) for column in table.columns}
     assert columns["run"] == ["a", "b", "c", "d"]
-    assert columns["held-out"] == ["25.0% → 50.0%", "25.0% → 75.0%", "–", "25.0%"]
+    rates = ["25.0 → 50.0 (40–60)", "25.0 → 75.0 (65–85)"]
+    assert columns["held-out %"] == [*rates, "–", "25.0"]
     assert columns["reward"] == ["0.500", "0.500", "–", "0.500"]
     assert columns["trained"] == ["1,200", "1,200", "–", "1,200"]
     assert columns["k3"] == ["–", "–", "–", "–"]
@@ -166,3 +167,9 @@ def test_the_comparison_marks_the_best_run_and_shows_runs_that_could_not_start()
     assert columns["end"] == ["done", "done", "usage", "done"]
     styles = [getattr(cell, "style", None) for cell in table.columns[2].cells]
     assert styles == ["", "bold green", None, ""]
+
+    pooled = document("all: 2 seeds", 0.7) | {"state": "mean"}
+    rows = render_comparison([document("a", 0.5), document("b", 0.9)], [pooled])
+    assert [str(cell) for cell in rows.columns[0].cells] == ["a", "b", "all: 2 seeds"]
+    assert str(list(rows.columns[-1].cells)[-1]) == "mean"
+    assert [row.end_section for row in rows.rows] == [False, True, True]

@@ -56,7 +56,7 @@ def test_a_campaign_runs_from_nothing_to_a_trained_policy(miniature: Miniature) 
     with miniature.store() as store:
         found = read_store_status(store).to_dict()
     assert (found["tokens"], found["groups"]) == (tokens, document["groups"])
-    assert set(document["eval"]) == {"first", "last"}
+    assert set(document["eval"]) == {"first", "last", "interval"}
     assert_nothing_twice(miniature)
     assert (miniature.run_dir / "reward_curve.png").stat().st_size > 1000
     assert list(miniature.run_dir.rglob("events.out.tfevents.*"))

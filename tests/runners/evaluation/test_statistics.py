@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.evaluation.statistics import (
     bootstrap_interval,
+    mean_interval,
     pass_at_k,
     summarize_values,
     wilson_interval,
@@ -90,3 +92,17 @@ def test_the_same_values_give_the_same_interval_however_many_there_are() -> None
 
 def test_a_spread_is_mean_median_95_percent_and_maximum() -> None:
     assert summarize_values(range(101)) == {"mean": 50.0, "p50": 50.0, "p95": 95.0, "max": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("number", "quantile"), [(2, 12.706), (3, 4.303), (10, 2.262), (11, 2.228), (31, 2.042)]
+)
+def test_the_interval_of_a_mean_is_student_s(number: int, quantile: float) -> None:
+    """Quantiles of the published tables, for one degree of freedom fewer than values."""
+    values = [float(index % 5) for index in range(number)]
+    found = mean_interval(values)
+    assert found is not None
+    error = np.std(values, ddof=1) / number**0.5
+    assert np.mean(found) == pytest.approx(np.mean(values))
+    assert (found[1] - found[0]) / 2 / error == pytest.approx(quantile, abs=0.004)
+    assert mean_interval(values[:1]) is None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runners.evaluation.statistics import wilson_interval
 from runners.report.comparison import compare_runs
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
@@ -24,7 +25,9 @@ def test_runs_are_compared_by_what_they_came_to(tmp_path: Path) -> None:
         store.set_state(State.DONE, exit_code=0, wall_s=12.5)
     found = compare_runs([tmp_path / "a", tmp_path / "b"])
     first, second = found["runs"]
-    assert (first["label"], first["eval"]) == ("a", {"first": 0.25, "last": 0.75})
+    assert first["label"] == "a"
+    low, high = wilson_interval(3, 4) or (0.0, 0.0)
+    assert first["eval"] == {"first": 0.25, "last": 0.75, "interval": (low, high)}
     assert first["reward"] == pytest.approx(2 / 3)
     assert (first["k3"], first["state"]) == (None, "created")
     assert (second["reward"], second["k3"], second["wall_s"]) == (1.0, pytest.approx(3e-6), 12.5)
@@ -37,4 +40,30 @@ def test_an_evaluation_s_rate_is_its_pass_at_1(tmp_path: Path) -> None:
         store.put_rollout(a_rollout("eval-000000-000-00"))
         store.put_rollout(a_rollout("eval-000000-001-00", solved=False))
     (run, _) = compare_runs([tmp_path / "a", tmp_path / "a"])["runs"]
-    assert (run["eval"], run["label"]) == ({"first": None, "last": 0.5}, str(tmp_path / "a"))
+    assert (run["eval"]["first"], run["eval"]["last"]) == (None, 0.5)
+    assert (run["eval"]["interval"], run["label"]) == ((0.0, 1.0), str(tmp_path / "a"))
+
+
+def test_runs_that_differ_in_their_seed_alone_are_pooled(tmp_path: Path) -> None:
+    """Rates 0.5, 0.75, 0.7: mean 0.65, and Student's t of two degrees of freedom."""
+    for name, advantage, seed, rate in (
+        ("a", "grpo", 0, 0.5), ("b", "grpo", 1, 0.75), ("c", "grpo", 2, 0.7),
+        ("d", "rloo", 0, 0.6), ("e", "rloo", 1, None),
+    ):  # fmt: skip
+        config = CONFIG | {"seed": seed, "trainer": {"advantage": advantage}}
+        with RunStore.create(tmp_path / name, config) as store:
+            store.finish_evaluation(0, {"solve_rate": 0.2, "tasks": 20})
+            if rate is not None:
+                store.finish_evaluation(3, {"solve_rate": rate, "tasks": 20})
+    found = compare_runs([tmp_path / name for name in "abcde"])
+    (pooled,) = found["seeds"]
+    assert (pooled["label"], pooled["seeds"]) == ("advantage=grpo: 3 seeds", 3)
+    half = 4.303 * (0.035 / 2) ** 0.5 / 3**0.5
+    assert pooled["eval"] == {
+        "first": pytest.approx(0.2),
+        "last": pytest.approx(0.65),
+        "interval": pytest.approx([0.65 - half, min(1.0, 0.65 + half)]),
+    }
+    assert list(found["differences"]) == ["seed", "trainer.advantage"]
+    same = compare_runs([tmp_path / "a", tmp_path / "a"])["seeds"]
+    assert [each["label"] for each in same] == ["all: 2 seeds"]
