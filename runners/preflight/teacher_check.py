@@ -28,7 +28,7 @@ TEXT = (
     "<|im_start|>user\nnaïve  café\t日本 🙂\n\n<x> 1234567<|im_end|>\n<|im_start|>assistant\n"
     "def f():\n    return 1\n<tool_call>"
 )
-"""What tokenizers disagree on: accents, spaces, tabs, CJK, emoji, digits, special tokens."""
+"""Accents, spaces, tabs, CJK, emoji, digits and special tokens: tokenizers disagree on them."""
 
 
 async def require_teacher(config: Config, tokenizer: Path | None) -> None:

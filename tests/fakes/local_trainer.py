@@ -85,3 +85,19 @@ def make_rollouts(
         sampled = logprobs(trainer, tokens) * mask
         rollouts.append([Sample(f"r{index}", tokens, mask, sampled, worth)])
     return rollouts
+
+
+def make_examples(number: int = 6) -> list[Sample]:
+    """Examples of random tokens, whose replies begin at token 2 or 3."""
+    random = np.random.default_rng(0)
+    lengths = range(4, 4 + number)
+    return [
+        Sample(
+            f"example-{length}",
+            random.integers(0, VOCAB, length).astype(np.int32),
+            np.arange(length) >= 2 + length % 2,
+            np.zeros(length, np.float32),
+            advantage=1.0,
+        )
+        for length in lengths
+    ]

@@ -11,14 +11,13 @@ from runners.campaign.result import summarize_evaluation
 from runners.training.step_metrics import step_metrics
 from runners.training.supervised.step import train_on_examples
 from runners.trajectory.record import TASK_SET
-from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
+from tests.fakes.local_trainer import VOCAB, make_examples, make_rollouts, make_trainer
 from tests.fakes.metrics_page import documented_metrics, undocumented
 from tests.fakes.records import a_rollout
 from tests.fakes.routing_replay import r3
 from tests.fakes.routing_rollouts import rollouts as routed_rollouts
+from tests.fakes.step_samples import LINEAR, rollouts, samples_of
 from tests.fakes.tiny_model import write_tiny_model
-from tests.runners.training.supervised.test_step import make_examples
-from tests.runners.training.test_step_samples import LINEAR, rollouts, samples_of
 
 OF_THE_LOOP = {"step", "eval/step", "time/step_s"}
 """Compared with the page in ``test_campaign.py`` on the lines of a real run."""

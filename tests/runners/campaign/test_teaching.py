@@ -26,8 +26,8 @@ from runners.testing.tiny_tokenizer import write_tiny_tokenizer
 from runners.training.step_metrics import step_metrics
 from runners.training.step_samples import StepSamples
 from runners.trajectory.record import Turn
+from tests.fakes.step_samples import BRANCHED, build, rollouts
 from tests.fakes.tiny_model import write_tiny_model
-from tests.runners.training.test_step_samples import BRANCHED, build, rollouts
 
 LONGEST = 128
 """Tokens that the teacher takes."""

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.compose import compose
 from runners.training.advantages import StepGroups
 from runners.training.step_metrics import step_metrics
-from runners.training.step_samples import StepSamples, build_samples
-from runners.training.stored_rollout import StoredRollout
 from runners.trajectory.counters import SUMMED_COUNTERS
-from runners.trajectory.graph import build_segments
 from runners.trajectory.outcome import Outcome, OutcomeCode, Stage
-from runners.trajectory.record import RolloutRecord, Turn
-from tests.fakes.records import a_rollout, a_turn
+from runners.trajectory.record import Turn
+from tests.fakes.records import a_turn
+from tests.fakes.step_samples import (
+    BRANCHED,
+    LINEAR,
+    build,
+    chain,
+    read_config,
+    rollouts,
+    samples_of,
+)
 
 CONFIGS = {
-    line: compose(line.split())
+    line: read_config(line)
     for line in (
         "fanout=segments",
         *(
@@ -40,56 +42,6 @@ CONFIGS = {
     )
 }
 DEFAULT = CONFIGS["fanout=segments"]
-
-
-def chain(index: int, length: int = 5, **changes: Any) -> Turn:
-    """Return a turn that starts a chain of ``length`` tokens, two of them sampled."""
-    return a_turn(
-        index=index, segment=index, parent=None, prompt_kept=0,
-        prompt_new=np.arange(length - 2, dtype=np.int32), **changes,
-    )  # fmt: skip
-
-
-LINEAR = [a_turn(index=0), a_turn(index=1), a_turn(index=2)]
-BRANCHED = [
-    chain(0),
-    chain(1, thread="a1", branch="subagent"),
-    chain(2, branch="compaction"),
-    chain(3, branch="side"),
-    chain(4),
-]
-
-
-def rollouts(*rewards: float | None, group: int = 0, sampled: int = 6) -> list[RolloutRecord]:
-    """Return one group's counting rollouts."""
-    return [
-        a_rollout(
-            f"train-000001-{group:02d}-{member:02d}",
-            reward=reward, advantage=None, sampled_tokens=sampled, trained_tokens=0,
-        )
-        for member, reward in enumerate(rewards)
-    ]  # fmt: skip
-
-
-def build(
-    records: list[RolloutRecord],
-    turns_of: Callable[[str], list[Turn]],
-    line: str = "fanout=segments",
-) -> StepSamples:
-    """Return the samples of records whose sessions have these turns."""
-
-    def load(record: RolloutRecord) -> StoredRollout:
-        turns = turns_of(record.session_id)
-        return StoredRollout(record, turns, build_segments(turns), lambda segment: None)
-
-    return build_samples(StepGroups(CONFIGS[line], records), load, CONFIGS[line])
-
-
-def samples_of(
-    records: list[RolloutRecord], turns: list[Turn], line: str = "fanout=segments"
-) -> StepSamples:
-    """Return the samples of records whose sessions all have the same turns."""
-    return build(records, lambda name: [replace(turn, session_id=name) for turn in turns], line)
 
 
 def test_every_sampled_token_of_a_linear_rollout_is_trained_with_its_rollout_s_advantage() -> None:

@@ -41,8 +41,8 @@ from runners.trajectory.graph import build_segments
 from runners.trajectory.record import RolloutRecord, Turn
 from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
 from tests.fakes.records import a_rollout, a_turn
+from tests.fakes.step_samples import BRANCHED
 from tests.fakes.tiny_model import write_tiny_model
-from tests.runners.training.test_step_samples import BRANCHED
 
 Trajectory = tuple[int, ...]
 Array = NDArray[np.float64]

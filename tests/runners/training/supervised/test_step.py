@@ -15,28 +15,13 @@ from conf.sections.training import RoutingRolloutConfig
 from runners.training.local import LocalTrainer
 from runners.training.sample import Sample
 from runners.training.supervised.step import train_on_examples
-from tests.fakes.local_trainer import VOCAB, make_rollouts, make_trainer
+from tests.fakes.local_trainer import VOCAB, make_examples, make_rollouts, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("policy"), vocab_size=VOCAB)
-
-
-def make_examples(number: int = 6) -> list[Sample]:
-    random = np.random.default_rng(0)
-    lengths = range(4, 4 + number)
-    return [
-        Sample(
-            f"example-{length}",
-            random.integers(0, VOCAB, length).astype(np.int32),
-            np.arange(length) >= 2 + length % 2,
-            np.zeros(length, np.float32),
-            advantage=1.0,
-        )
-        for length in lengths
-    ]
 
 
 def mean_nll(trainer: LocalTrainer, examples: list[Sample], temperature: float = 1.0) -> Tensor:
