@@ -35,7 +35,7 @@ class RewardParts:
     (1 for one without), and what the turns earned.
     """
     turns: Mapping[int, float] = field(default_factory=dict)
-    """What single turns earned or cost, by their index in the session (``CalledTool.turn``), for
+    """Earnings and costs of single turns, by their index in the session (``CalledTool.turn``), for
     ``trainer.credit=turn``: what a turn's own output, or what it led to, brought by then.
     """
 

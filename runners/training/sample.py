@@ -61,7 +61,7 @@ class Sample:
 
     @property
     def has_advantage(self) -> bool:
-        """Whether any trained token has an advantage that is not exactly 0."""
+        """True if any trained token has an advantage that is not exactly 0."""
         if self.token_advantages is None:
             return self.advantage != 0.0
         return bool(self.trained_advantages.any())

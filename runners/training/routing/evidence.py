@@ -25,7 +25,7 @@ wrong expert of eight (x = 1/8), the higher a few rows of another token.
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class RowRange:
     """The rows of a sequence that differ most: ``start`` to ``stop``, exclusive."""
 
     evidence: float
@@ -47,7 +47,7 @@ def pool_rows(share: float, rows: int, limit: float) -> float:
     return rows * (share * log(share / limit) + rest)
 
 
-def scan_rows(shares: NDArray[np.float64], limit: float) -> Interval:
+def scan_rows(shares: NDArray[np.float64], limit: float) -> RowRange:
     """Return the interval with the most evidence; ``shares``: float64 [n], rows in order.
 
     CUSUM (Page 1954): the greatest rise of the running sum of
@@ -55,7 +55,7 @@ def scan_rows(shares: NDArray[np.float64], limit: float) -> Interval:
     expectation of a row's exponential is at most 1 whatever the rows before it, so that a rise by h
     has probability below n·exp(−h) (Ville 1939), also of rows that depend on each other.
     """
-    best = Interval(0.0, 0, 0)
+    best = RowRange(0.0, 0, 0)
     if limit >= 1.0:
         return best
     for place in ALTERNATIVES:
@@ -65,5 +65,5 @@ def scan_rows(shares: NDArray[np.float64], limit: float) -> Interval:
         rise = total - np.minimum.accumulate(total)
         stop = int(rise.argmax())
         if rise[stop] > best.evidence:
-            best = Interval(float(rise[stop]), int(total[: stop + 1].argmin()), stop)
+            best = RowRange(float(rise[stop]), int(total[: stop + 1].argmin()), stop)
     return best

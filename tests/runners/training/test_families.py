@@ -23,16 +23,12 @@ from runners.engines.contract import EngineError, SamplingParams
 from runners.engines.embedded.core import EngineCore
 from runners.training import checkpoint
 from runners.training.local import LocalTrainer
-from runners.training.micro_batches import OPENING
 from runners.training.policy import TrainingError, find_decoder, load_policy
 from runners.training.prefix import compute_hidden_states
-from runners.training.sample import Sample
 from tests.fakes.local_trainer import logprobs as compute_logprobs
 from tests.fakes.local_trainer import make_trainer
+from tests.fakes.plain_gradients import TEMPERATURE, compute_plainly, make_rollouts
 from tests.fakes.policies import FAMILIES, SHARING, VOCAB, load_plain, write_policy
-
-TEMPERATURE = 0.7
-PROMPT = OPENING + 9
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -44,38 +40,6 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def weights(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_policy(family, tmp_path_factory.mktemp("policy"))
-
-
-def make_rollouts(count: int = 5) -> list[list[Sample]]:
-    """Rollouts behind one prompt, of several lengths, the last without one; ratios are not 1."""
-    rng = np.random.default_rng(3)
-    prompt = rng.integers(0, VOCAB, PROMPT)
-    rollouts = []
-    for index in range(count):
-        own = rng.integers(0, VOCAB, 6 + 5 * index)
-        whole = [prompt, own] if index < count - 1 else [own]
-        tokens = np.concatenate(whole).astype(np.int32)
-        mask = np.arange(len(tokens)) >= len(tokens) - len(own) + 2
-        mask[-2] = False
-        logprobs = np.where(mask, -4.5, 0).astype(np.float32)
-        rollouts.append([Sample(f"r{index}", tokens, mask, logprobs, (-1.0) ** index * 0.7)])
-    return rollouts
-
-
-def compute_plainly(
-    weights: Path, rollouts: list[list[Sample]], dtype: torch.dtype = torch.float32
-) -> dict[str, torch.Tensor]:
-    """Return the gradients of REINFORCE by transformers' own code, one sample at a time."""
-    policy: Any = load_plain(weights).to(dtype)
-    loss = torch.zeros(())
-    for (sample,) in rollouts:
-        tokens = torch.from_numpy(sample.tokens.astype(np.int64))
-        logits = policy(input_ids=tokens[None], use_cache=False).logits[0].float()
-        logprobs = (logits / TEMPERATURE).log_softmax(dim=-1)[:-1].gather(1, tokens[1:, None])[:, 0]
-        chosen = logprobs[torch.from_numpy(sample.loss_mask[1:])]
-        loss = loss - sample.advantage * chosen.mean() / len(rollouts)
-    torch.autograd.backward(loss)
-    return {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
 
 
 def gradients(trainer: LocalTrainer) -> dict[str, torch.Tensor]:

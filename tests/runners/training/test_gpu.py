@@ -25,9 +25,8 @@ from runners.training.local import LocalTrainer
 from runners.training.sample import Sample
 from tests.fakes.local_trainer import make_trainer
 from tests.fakes.one_gpu import CONFIG
+from tests.fakes.plain_gradients import compute_plainly, find_difference, make_rollouts
 from tests.fakes.policies import FAMILIES, write_policy
-from tests.runners.training.test_families import compute_plainly, make_rollouts
-from tests.runners.training.test_precision import find_difference
 
 pytestmark = pytest.mark.gpu
 

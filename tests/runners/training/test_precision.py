@@ -15,8 +15,8 @@ from runners.training import checkpoint
 from runners.training.local import LocalTrainer
 from runners.training.precision import MasterWeights
 from tests.fakes.local_trainer import make_trainer
+from tests.fakes.plain_gradients import compute_plainly, find_difference, make_rollouts
 from tests.fakes.policies import FAMILIES, ROUTING, VOCAB, load_plain, write_policy
-from tests.runners.training.test_families import compute_plainly, make_rollouts
 
 BF16: dict[str, Any] = {"precision": "bfloat16"}
 
@@ -53,13 +53,6 @@ def test_a_step_is_no_further_from_float32_than_transformers_in_bfloat16(weights
     assert all(each.dtype == torch.float32 for each in found.values())
     allowed, error = find_difference(plain, exact), find_difference(found, exact)
     assert 1e-4 < error < max(1.5 * allowed, 0.02)
-
-
-def find_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Return the norm of the difference of two gradients, relative to the second's."""
-    squares = [(one[name].float() - other[name]).square().sum() for name in other]
-    whole = [each.square().sum() for each in other.values()]
-    return float((torch.stack(squares).sum() / torch.stack(whole).sum()).sqrt())
 
 
 def test_what_the_policy_computes_with_is_its_masters_rounded(weights: Path) -> None:
