@@ -214,6 +214,7 @@ class HttpEngine(EngineClient):
                 prompt_tokens=meta["prompt_tokens"],
                 cached_tokens=meta.get("cached_tokens") or 0,
                 weight_version=_read_version(meta.get("weight_version")),
+                weight_spans=_read_spans(meta.get("weight_versions")),
                 engine_s=waited_s if reported_s is None else float(reported_s),
                 routing=_decode_routing(meta.get("routed_experts")),
                 queue_s=float(meta.get("queue_time") or 0.0),
@@ -262,6 +263,21 @@ def _read_version(reported: object) -> int:
         return 0
     text = str(reported)
     return int(text) if text.isascii() and text.isdigit() else UNKNOWN_VERSION
+
+
+def _read_spans(reported: list[dict[str, Any]] | None) -> tuple[tuple[int, int], ...]:
+    """Return the spans of SGLang's ``weight_versions``, ``[{version, start, end}, …]``; none if the
+    server has not switched its weights during the request, or is too old to report them.
+    """
+    if reported is None or len(reported) < 2:
+        return ()
+    ends = [0, *(int(span["end"]) for span in reported)]
+    if [int(span["start"]) for span in reported] != ends[:-1]:
+        raise ValueError(f"weight_versions have gaps: {reported}")
+    return tuple(
+        (_read_version(span["version"]), end - start)
+        for span, start, end in zip(reported, ends, ends[1:], strict=False)
+    )
 
 
 def _decode_routing(encoded: str | None) -> NDArray[np.int32] | None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from conf.errors import AgentrlError, ExitCode
 from runners.trajectory.record import IdArray, LogprobArray
+from runners.trajectory.weight_spans import WeightSpans
 
 REQUEST_STATUS = frozenset({400, 413, 422})
 """HTTP statuses of a request that is refused for what it contains."""
@@ -127,6 +128,10 @@ class Generation:
     """``UNKNOWN_VERSION`` if the engine does not report a number; then nothing may be trained."""
     engine_s: float
     """Seconds at the engine, queueing included; the client's wait if the engine reports none."""
+    weight_spans: WeightSpans = ()
+    """Versions that sampled the tokens, if the weights were switched meanwhile; the last is
+    ``weight_version``.
+    """
     routing: NDArray[np.int32] | None = None
     """int32 [rows · layers · top_k]: chosen experts of the positions from ``routing_start`` on.
 

@@ -57,4 +57,4 @@ class RoutingCapture:
             self.fault = f"turn {turn.index}: {error}"
             return None
         self._rows[turn.index] = start + len(routing.experts)
-        return routing
+        return routing.switch_weights(turn.weight_spans)

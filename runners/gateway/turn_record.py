@@ -51,6 +51,7 @@ def make_turn(
         engine_s=generation.engine_s,
         total_s=total_s,
         has_ids=generation.reply is None,
+        weight_spans=[list(span) for span in generation.weight_spans],
     )
 
 

@@ -76,6 +76,7 @@ class RecordedEngine:
             prompt_tokens=len(prompt),
             cached_tokens=0,
             weight_version=turn.weight_version,
+            weight_spans=turn.weight_spans,
             engine_s=0.0,
         )
 

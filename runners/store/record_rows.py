@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from runners.store.arrays import Block, TurnArrays
+from runners.store.json_text import loads
 from runners.store.record_table import RecordTable
 from runners.trajectory.counters import rename_counters
 from runners.trajectory.declaration import Column
@@ -74,14 +75,18 @@ def routing_block(
 
 
 def read_routing(row: sqlite3.Row, arrays: TurnArrays) -> TurnRouting:
-    """Return the routing of a row of ``routing`` joined with its turn's ``weight_version``."""
+    """Return the routing of a row of ``routing`` joined with its turn's ``weight_version`` and
+    ``weight_spans``.
+    """
     block = RoutingBlock(**ROUTING.decode(RoutingBlock, row))
     width = 1 if block.choices <= UINT8_EXPERTS else 2
     shape = (block.row_count, block.layers, block.top_k)
     experts = arrays.read_routing(
         block.array_offset, block.array_crc, shape, width, file=block.array_file
     )
-    return TurnRouting(block.start, experts, block.choices, block.tokens_crc, row["weight_version"])
+    version = row["weight_version"]
+    routing = TurnRouting(block.start, experts, block.choices, block.tokens_crc, version)
+    return routing.switch_weights(loads(row["weight_spans"]))
 
 
 def read_rollout(row: sqlite3.Row) -> RolloutRecord:

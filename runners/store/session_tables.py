@@ -62,8 +62,10 @@ class SessionTables:
         """Return the routing of a session's turns by turn index; turns without any are left out."""
         if not self._holds_routing():
             return {}
+        names = {row["name"] for row in self._db.rows("PRAGMA table_info(turn)")}
+        spans = "turn.weight_spans" if "weight_spans" in names else "'[]' AS weight_spans"
         rows = self._db.rows(
-            "SELECT routing.*, turn.weight_version FROM routing "
+            f"SELECT routing.*, turn.weight_version, {spans} FROM routing "
             "JOIN turn USING (session_id, turn_index) WHERE session_id = ?",
             (session_id,),
         )

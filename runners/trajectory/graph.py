@@ -45,7 +45,8 @@ class TurnNode:
     """int32 [m]"""
     output_logprobs: LogprobArray
     """float32 [m]"""
-    weight_version: int
+    output_versions: IdArray
+    """int32 [m]"""
     length: int
     """Tokens from the root to the end of the output."""
 
@@ -144,7 +145,7 @@ class TurnGraph:
             prompt_new=turn.prompt_new,
             output_ids=turn.output_ids,
             output_logprobs=turn.output_logprobs,
-            weight_version=turn.weight_version,
+            output_versions=turn.output_versions,
             length=held + len(turn.prompt_new) + len(turn.output_ids),
         )
 
@@ -158,7 +159,7 @@ class TurnGraph:
             span = slice(node.length - len(node.output_ids), node.length)
             loss_mask[span] = True
             logprobs[span] = node.output_logprobs
-            weight_versions[span] = node.weight_version
+            weight_versions[span] = node.output_versions
         return Segment(
             session_id=self._session_id or "",
             index=leaf.segment,

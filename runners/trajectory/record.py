@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from runners.trajectory.declaration import IN_ARRAYS, NOT_EXPORTED, REQUIRED, Column, Exported
 from runners.trajectory.outcome import Outcome
+from runners.trajectory.weight_spans import expand_spans
 
 IdArray = NDArray[np.int32]
 LogprobArray = NDArray[np.float32]
@@ -65,7 +66,9 @@ class Turn:
     output_logprobs: Annotated[LogprobArray, IN_ARRAYS, NOT_EXPORTED]
     """Log-probability of each sampled token after temperature, float32 [m]."""
     weight_version: int
-    """Version of the weights that sampled the output; -1 if the engine does not report a number."""
+    """Version of the weights that sampled the output, its end if they were switched meanwhile; -1
+    if the engine does not report a number.
+    """
     finish_reason: str
     """The engine's: stop, length or abort; of an endpoint also refusal."""
     break_reason: str | None
@@ -93,6 +96,15 @@ class Turn:
     """False: the engine takes and gives texts, so ids and logprobs are not known. Then ``parent``
     is the turn whose messages the request repeats, and counts of tokens are the endpoint's.
     """
+    weight_spans: Annotated[list[list[int]], NOT_EXPORTED] = field(default_factory=list)
+    """[[version, tokens], …] of the output if the weights were switched during the turn; empty: all
+    are of ``weight_version``. The export has them per token, in the segments.
+    """
+
+    @property
+    def output_versions(self) -> IdArray:
+        """Version of the weights that sampled each token, int32 [m]."""
+        return expand_spans(self.weight_spans, self.weight_version, len(self.output_ids))
 
     @property
     def prompt_tokens(self) -> int:

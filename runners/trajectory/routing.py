@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from conf.errors import AgentrlError
 from runners.trajectory.record import IdArray, Segment
+from runners.trajectory.weight_spans import WeightSpans, expand_spans
 
 RoutingArray = NDArray[np.uint8] | NDArray[np.uint16]
 """Expert ids [rows, decoder layers, top_k]: uint8 up to 256 experts, else uint16. Those of a dense
@@ -66,7 +67,25 @@ class TurnRouting:
     tokens_crc: int
     """``tokens_checksum`` of the tokens at those positions."""
     weight_version: int
-    """The turn's."""
+    """The turn's; if its weights were switched, that of its first output token."""
+    output_versions: IdArray | None = None
+    """int32 [m]: those of the rows that sampled the output, the last m; None: ``weight_version``.
+    """
+
+    def row_versions(self) -> IdArray:
+        """Return the version of the weights that computed each row, int32 [rows]."""
+        versions = np.full(len(self.experts), self.weight_version, np.int32)
+        if self.output_versions is not None:
+            known = self.output_versions[max(0, len(self.output_versions) - len(versions)) :]
+            versions[len(versions) - len(known) :] = known
+        return versions
+
+    def switch_weights(self, spans: WeightSpans) -> TurnRouting:
+        """Return it with the versions of a turn's ``weight_spans``; none change nothing."""
+        if not spans:
+            return self
+        output = expand_spans(spans, -1, sum(count for _, count in spans))
+        return replace(self, weight_version=int(output[0]), output_versions=output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +160,8 @@ def build_segment_routing(
         span = slice(part.start, part.start + len(part.experts))
         _refuse_foreign(part, index, segment, span, shape)
         routing.experts[span] = part.experts
-        routing.valid[span] = np.isin(sampled_by[span], (-1, part.weight_version))
+        sampled = sampled_by[span]
+        routing.valid[span] = (sampled == -1) | (sampled == part.row_versions())
     return routing
 
 

@@ -28,6 +28,7 @@ from runners.engines.embedded.rounding import EXACT, Precision, load_rounded
 from runners.engines.embedded.scheduler import Scheduler
 from runners.engines.embedded.weights import ModelWeights
 from runners.trajectory.record import IdArray
+from runners.trajectory.weight_spans import find_spans
 
 Answer = TypeVar("Answer")
 
@@ -164,6 +165,7 @@ class EngineCore:
             prompt_tokens=len(input_ids),
             cached_tokens=done.cached_tokens,
             weight_version=done.weight_version,
+            weight_spans=find_spans(done.weight_versions),
             engine_s=done.total_s,
             routing=None if done.routing is None else done.routing.astype(np.int32).ravel(),
             queue_s=done.queue_s,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runners.engines.contract import EngineError
 from runners.engines.embedded.model import RoutingArray
@@ -42,9 +43,13 @@ class RequestResult:
     """SGLang's object: {"type": "stop" | "length" | "abort", …}."""
     cached_tokens: int
     weight_version: int
-    """The engine's version when the request ended."""
+    """That of the last token; without any, the engine's when the request ended."""
+    weight_versions: NDArray[np.int32]
+    """int32 [m]: version of the weights that sampled each token."""
     routing: RoutingArray | None
-    """int16 [prompt + output - 1 - start, layers, top_k]; None unless asked for."""
+    """int16 [prompt + output - 1 - start, layers, top_k]; None unless asked for. A row that sampled
+    a token is that token's weights'.
+    """
     input_logprobs: LogprobArray | None
     """float32 [prompt - logprob_start] of the prompt's tokens, at temperature 1, the first of them
     0.0; None unless asked for, or if the request was aborted.
@@ -75,6 +80,11 @@ class Request:
     output_ids: IdArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     """Sampled before the request was put back into the queue (retraction)."""
     logprobs: LogprobArray = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    weight_versions: IdArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    routing: RoutingArray | None = None
+    """The rows that sampled these tokens, int16 [output, layers, top_k]: computed again after the
+    retraction, they may be those of other weights.
+    """
 
     @property
     def ids(self) -> IdArray:

@@ -30,6 +30,8 @@ class Rows:
         self.requests: list[Request] = []
         self.ids = np.zeros((count, capacity), dtype=np.int32)
         self.logprobs = np.zeros((count, capacity), dtype=np.float32)
+        self.weight_versions = np.zeros((count, capacity), dtype=np.int32)
+        """Of the weights that sampled each token."""
         self.routing: RoutingArray = np.zeros(
             (count, capacity, config.layers, config.experts_per_token), dtype=np.int16
         )
@@ -57,6 +59,7 @@ class Rows:
         self.ids[row, : len(ids)] = ids
         begin = len(request.prompt)
         self.logprobs[row, begin : len(ids)] = request.logprobs
+        self.weight_versions[row, begin : len(ids)] = request.weight_versions
         self.length[row] = len(ids)
         self.computed[row] = 0
         self.limit[row] = request.max_tokens
@@ -85,10 +88,21 @@ class Rows:
         self._move(self.used, row)
         self.requests.pop()
 
-    def output(self, row: int) -> tuple[IdArray, LogprobArray]:
-        """Return copies of what the row has sampled: ids int32 [m] and logprobs float32 [m]."""
-        begin, end = len(self.requests[row].prompt), int(self.length[row])
-        return self.ids[row, begin:end].copy(), self.logprobs[row, begin:end].copy()
+    def output(self, row: int) -> tuple[IdArray, LogprobArray, IdArray]:
+        """Return copies of what the row has sampled: ids int32 [m], logprobs float32 [m] and weight
+        versions int32 [m].
+        """
+        span = row, slice(len(self.requests[row].prompt), int(self.length[row]))
+        return self.ids[span].copy(), self.logprobs[span].copy(), self.weight_versions[span].copy()
+
+    def output_routing(self, row: int) -> RoutingArray:
+        """Return the rows that sampled the row's tokens, int16 [m, layers, top_k]."""
+        request = self.requests[row]
+        begin = len(request.prompt) - 1  # a position's row chose the token after it
+        found = self.routing[row, begin : int(self.length[row]) - 1].copy()
+        if request.routing is not None:
+            found[: len(request.routing)] = request.routing
+        return found
 
     def batch_sampling(self, count: int) -> BatchSampling:
         """Return the sampling settings of rows ``0 … count-1``, for the token after their last."""
@@ -107,6 +121,7 @@ class Rows:
         self.requests[target] = self.requests[source]
         self.ids[target, :length] = self.ids[source, :length]
         self.logprobs[target, :length] = self.logprobs[source, :length]
+        self.weight_versions[target, :length] = self.weight_versions[source, :length]
         computed = int(self.computed[source])
         self.routing[target, :computed] = self.routing[source, :computed]
         self.kv.span(target, 0, computed).copy_(self.kv.span(source, 0, computed))

@@ -87,7 +87,8 @@ class Scheduler:
         """End every request whose rid matches; its result is what it has sampled so far."""
         for request in [request for request in self.waiting if matches(request.rid)]:
             self.waiting.remove(request)
-            self._resolve(request, request.output_ids, request.logprobs, _aborted(), None)
+            output = request.output_ids, request.logprobs, request.weight_versions
+            self._resolve(request, output, _aborted(), None)
         for row in reversed(range(self.rows.used)):
             if matches(self.rows.requests[row].rid):
                 self._end(row, _aborted())
@@ -96,7 +97,8 @@ class Scheduler:
         """Put all running requests back into the queue; admission computes them again."""
         for row in reversed(range(self.rows.used)):
             request = self.rows.requests[row]
-            request.output_ids, request.logprobs = self.rows.output(row)
+            request.routing = self.rows.output_routing(row)
+            request.output_ids, request.logprobs, request.weight_versions = self.rows.output(row)
             request.retractions += 1
             self.waiting.appendleft(request)
             self.rows.remove(row)
@@ -272,6 +274,7 @@ class Scheduler:
         index, at = np.arange(count), rows.length[:count]
         rows.ids[index, at] = ids
         rows.logprobs[index, at] = logprobs
+        rows.weight_versions[index, at] = self.weight_version
         # a request for no tokens (max_new_tokens=0 only warms the cache) is at its limit already
         rows.length[:count] = np.minimum(at + 1, rows.limit[:count])
         self.generated_tokens += count
@@ -314,37 +317,41 @@ class Scheduler:
 
     def _end(self, row: int, reason: dict[str, Any]) -> None:
         rows, request = self.rows, self.rows.requests[row]
-        output_ids, logprobs = rows.output(row)
-        routing = None
+        output, routing = rows.output(row), None
         if request.routing_start is not None:
             # the last token was never an input; a row aborted during prefill has computed less
             end = min(int(rows.computed[row]), int(rows.length[row]) - 1)
-            routing = rows.routing[row, request.routing_start : end].copy()
+            found = rows.routing[row, :end].copy()
+            begin = len(request.prompt) - 1
+            if request.routing is not None and end > begin:
+                found[begin:] = rows.output_routing(row)[: end - begin]
+            routing = found[request.routing_start :]
         scores = None
         if request.logprob_start is not None and reason["type"] != "abort":
             scores = rows.logprobs[row, request.logprob_start : len(request.prompt)].copy()
             scores[0] = 0.0
         self._cache_row(row)
         rows.remove(row)
-        self._resolve(request, output_ids, logprobs, reason, routing, scores)
+        self._resolve(request, output, reason, routing, scores)
 
     def _resolve(
         self,
         request: Request,
-        output_ids: NDArray[np.int32],
-        logprobs: NDArray[np.float32],
+        output: tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]],
         reason: dict[str, Any],
         routing: NDArray[np.int16] | None,
         input_logprobs: NDArray[np.float32] | None = None,
     ) -> None:
         now = time.monotonic()
+        output_ids, logprobs, versions = output
         finished = RequestResult(
             output_ids=output_ids,
             logprobs=logprobs,
             finish_reason=reason,
             cached_tokens=request.cached_tokens,
             retractions=request.retractions,
-            weight_version=self.weight_version,
+            weight_version=int(versions[-1]) if len(versions) else self.weight_version,
+            weight_versions=versions,
             routing=routing,
             input_logprobs=input_logprobs,
             queue_s=(request.admitted_at or now) - request.arrived_at,

@@ -21,6 +21,7 @@ from runners.engines.embedded.core import EngineCore
 from runners.engines.embedded.request import RequestResult, RequestSampling
 from runners.engines.embedded.validation import describe_errors
 from runners.trajectory.record import IdArray
+from runners.trajectory.weight_spans import find_spans
 
 GREEDY_BELOW = 1e-6
 """SGLang treats lower temperatures as greedy."""
@@ -181,6 +182,7 @@ def build_answer(call: GenerateCall, done: RequestResult, core: EngineCore) -> d
         "cached_tokens": done.cached_tokens,
         "reasoning_tokens": 0,
         "weight_version": str(done.weight_version),
+        "weight_versions": _spans(done),
         "num_retractions": done.retractions,
         "e2e_latency": done.total_s,
         "queue_time": done.queue_s,
@@ -205,6 +207,18 @@ def _input_logprobs(call: GenerateCall, done: RequestResult) -> list[tuple[Any, 
     ids = call.prompt[call.logprob_start :].tolist()
     values = [None, *done.input_logprobs[1:].tolist()]
     return [(logprob, token, None) for logprob, token in zip(values, ids, strict=True)]
+
+
+def _spans(done: RequestResult) -> list[dict[str, str | int]]:
+    """Return SGLang's spans of output tokens by weight version; one at least."""
+    spans: list[dict[str, str | int]] = []
+    start = 0
+    for version, count in find_spans(done.weight_versions) or (
+        (done.weight_version, len(done.output_ids)),
+    ):
+        spans.append({"version": str(version), "start": start, "end": start + count})
+        start += count
+    return spans
 
 
 def _text(call: GenerateCall, done: RequestResult, core: EngineCore) -> str:

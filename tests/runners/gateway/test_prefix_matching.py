@@ -67,7 +67,7 @@ def match_prefix(
     ids, logprobs = np.empty(0, np.int32), np.empty(0, np.float32)
     tip: TurnNode | None = None
     for index in range(len(path)):
-        tip = TurnNode(index, tip, "main", None, "main", 0, ids, ids, logprobs, 0, 0)
+        tip = TurnNode(index, tip, "main", None, "main", 0, ids, ids, logprobs, ids, 0)
     assert tip is not None
     return PathMatcher(parts, pieces).match(tip, lambda turn: path[turn.index])
 

@@ -206,6 +206,11 @@ def test_staleness_is_the_age_of_the_weights_that_sampled_the_tokens_of_the_loss
     for version, ages in ((9, [4, 4, 2]), (None, [2, 2, 0])):
         metrics = step_metrics(batch, 1.0, version=version)
         assert [metrics[end] for end in ends] == [pytest.approx(sum(ages) / 3), max(ages)]
+    (last,) = [len(turn.output_ids) for turn in turns[2:]]
+    turns[2] = a_turn(index=2, weight_version=8, weight_spans=[[7, 1], [8, last - 1]])
+    metrics = step_metrics(samples_of(rollouts(1.0, 0.0), turns), 1.0, version=9)
+    tokens = [4] * 2 * last + [2] + [1] * (last - 1)
+    assert metrics["policy/staleness_mean"] == pytest.approx(sum(tokens) / len(tokens))
     unknown = [a_turn(index=index, weight_version=-1) for index in range(3)]
     metrics = step_metrics(samples_of(rollouts(1.0, 0.0), unknown), 1.0, version=9)
     assert [metrics[end] for end in ends] == [None, None]

@@ -368,6 +368,26 @@ async def test_weights_are_switched_between_two_steps(
     assert (len(continued.output_ids), continued.weight_version) == (400, 5)
 
 
+async def test_tokens_keep_their_versions_when_a_retracted_request_comes_back_in_another_row(
+    core: EngineCore, model_dir: Path, other_model_dir: Path
+) -> None:
+    first = asyncio.create_task(core.run("first", array(prompt(15, 20)), RequestSampling(1000)))
+    await until_decoding(core, 20)
+    await core.update_weights(other_model_dir, 3)
+    second = asyncio.create_task(core.run("second", array(prompt(16, 20)), RequestSampling(600)))
+    await until_decoding(core, 30)
+    await core.pause("retract")
+    await core.abort(lambda rid: rid == "first")
+    await core.update_weights(model_dir, 4)
+    await core.resume()
+    versions = (await second).weight_versions.tolist()
+    count = versions.count(3)
+    assert 0 < count < 600
+    assert versions == [3] * count + [4] * (600 - count)
+    assert set((await first).weight_versions.tolist()) == {0, 3}
+    assert (await second).weight_version == 4
+
+
 async def test_keys_of_old_weights_are_never_reused(
     core: EngineCore, other_model_dir: Path
 ) -> None:

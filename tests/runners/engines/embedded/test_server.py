@@ -87,7 +87,8 @@ async def test_generate_has_sglangs_shape(http: Http, core: EngineCore) -> None:
     assert len(answer["output_ids"]) == 8
     assert set(meta) == {
         "id", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens",
-        "reasoning_tokens", "weight_version", "num_retractions", "e2e_latency", "queue_time",
+        "reasoning_tokens", "weight_version", "weight_versions", "num_retractions",
+        "e2e_latency", "queue_time",
         "input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length",
     }  # fmt: skip
     assert meta["id"] == "abc"
@@ -95,6 +96,7 @@ async def test_generate_has_sglangs_shape(http: Http, core: EngineCore) -> None:
     counts = ("prompt_tokens", "completion_tokens", "cached_tokens")
     assert [meta[key] for key in counts] == [30, 8, 0]
     assert meta["weight_version"] == "0"
+    assert meta["weight_versions"] == [{"version": "0", "start": 0, "end": 8}]
     assert meta["output_token_logprobs_length"] == 8
     assert [item[1] for item in meta["output_token_logprobs"]] == answer["output_ids"]
     assert all(item[0] <= 0 and item[2] is None for item in meta["output_token_logprobs"])
@@ -364,9 +366,16 @@ async def test_a_weight_update_during_a_pause_is_immediate(
     body = {"model_path": str(other_model_dir), "weight_version": "7"}
     status, answer = await http.post("/update_weights_from_disk", body)
     assert (status, answer["num_paused_requests"]) == (200, 1)
+    steps = core.steps
     await http.post("/continue_generation", {})
+    while core.steps < steps + 3:  # the new weights have sampled something
+        await asyncio.sleep(0.001)
     await http.post("/abort_request", {"abort_all": True})
-    assert (await running)["meta_info"]["weight_version"] == "7"
+    meta = (await running)["meta_info"]
+    assert meta["weight_version"] == "7"
+    old, new = meta["weight_versions"]
+    assert (old["version"], new["version"]) == ("0", "7")
+    assert (old["start"], old["end"], new["end"]) == (0, new["start"], meta["completion_tokens"])
 
 
 async def test_a_bad_directory_gets_400_and_changes_nothing(http: Http, tmp_path: Path) -> None:
