@@ -179,7 +179,20 @@ class RouterReplay:
                 f"layer {layer} routes with {name}, whose rule of weights is unknown here: "
                 f"set routing_replay=off (known: {', '.join(WEIGHTS)})"
             )
+        self._require_choice(layer, gate)
         self.routers[layer] = gate
+
+    @torch.no_grad()
+    def _require_choice(self, layer: int, gate: Any) -> None:
+        """Raise RoutingError for a router that leaves the choice to its layer: GLM-4-MoE's did so
+        in transformers 5.12.
+        """
+        found = gate(gate.weight.new_zeros(1, gate.weight.shape[-1]))
+        if not isinstance(found, tuple) or len(found) != 3:
+            raise RoutingError(
+                f"layer {layer}'s {type(gate).__name__} gives no experts in this version of "
+                "transformers: install transformers>=5.17, or set routing_replay=off"
+            )
 
     def _hook(self, layer: int) -> Callable[[nn.Module, Any, RouterOutput], RouterOutput | None]:
         def hook(router: nn.Module, _: Any, output: RouterOutput) -> RouterOutput | None:

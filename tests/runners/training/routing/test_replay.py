@@ -235,6 +235,23 @@ def test_a_router_whose_rule_is_not_known_is_refused_by_name() -> None:
         RouterReplay(policy)
 
 
+def test_a_router_that_gives_logits_alone_is_refused_before_anything_is_replayed() -> None:
+    class Glm4MoeTopkRouter(nn.Module):
+        """As in transformers 5.12."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(EXPERTS, 16))
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return hidden @ self.weight.T
+
+    policy: Any = glm()
+    policy.model.layers[1].mlp.gate = Glm4MoeTopkRouter()
+    with pytest.raises(RoutingError, match=r"layer 1's Glm4MoeTopkRouter gives no experts.*5\.17"):
+        RouterReplay(policy)
+
+
 def test_a_hook_that_does_not_fire_is_an_alarm(policy: nn.Module) -> None:
     """The silent no-op: training went on with its own experts."""
     replay = RouterReplay(policy)
