@@ -31,7 +31,9 @@ def engine_rules(
 ) -> Iterator[Rule]:
     """Yield the rules of the engine: it has weights, reads the replies, holds the context."""
     yield (
-        model.renderer == CHAT_TEMPLATE and getattr(engine, "tool_call_parser", None) is None,
+        model.renderer == CHAT_TEMPLATE
+        and getattr(engine, "tool_call_parser", None) is None
+        and not isinstance(trainer, SlimeTrainerConfig),  # its engines have model.parsers
         f"model.renderer={CHAT_TEMPLATE} needs SGLang to read the replies: set engine=sglang and "
         "engine.tool_call_parser",
     )
@@ -64,11 +66,6 @@ def fixed_weights_rules(
         run.steps > 0,
         f"run.steps={run.steps} trains, and the weights of engine={kind} cannot be updated: "
         "evaluate only (agentrl eval, or run.steps=0), or choose engine=sglang",
-    )
-    yield (
-        isinstance(trainer, SlimeTrainerConfig),
-        f"trainer={trainer.kind} brings engines of its own, and engine={kind} cannot be trained "
-        "with: choose another trainer, or engine=sglang",
     )
     yield (
         routing.kind != "off",

@@ -13,7 +13,11 @@ from conf.suggestions import closest_match, suggest
 from conf.targets import FORM, plugin_names
 
 CONF_DIR = Path(__file__).parent
-RETIRED: dict[str, Any] = {"reward.partial": False}
+RETIRED: dict[str, Any] = {
+    "reward.partial": False,
+    "trainer.estimator": "grpo",
+    "trainer.importance_cap": 2.0,
+}
 """Keys of older versions, each with the value at which it did nothing. A stored configuration may
 have it at that value; at another, and on a command line, it is unknown.
 """

@@ -5,7 +5,7 @@ to this choice (the tiny policy's 96 tokens per turn, an agent program's window)
 later one wins::
 
     config.yaml and the chosen YAML files
-        < engine < task < eval_task < harness < model < --config < KEY=VALUE
+        < trainer < engine < task < eval_task < harness < model < --config < KEY=VALUE
 
 where each group stands for the ``other_sections`` of its choice. A value for another *group* is the
 choice that is taken if nobody makes one.
@@ -19,7 +19,7 @@ from typing import Any
 from conf.keys import choice_file, groups
 
 OTHER_SECTIONS = "other_sections"
-ORDER = ("engine", "task", "eval_task", "harness", "model")
+ORDER = ("trainer", "engine", "task", "eval_task", "harness", "model")
 """Groups whose choices have defaults for other sections; the later one wins."""
 
 

@@ -208,13 +208,6 @@ def algorithm_rules(trainer: TrainerConfig) -> Iterator[Rule]:
         f"trainer.accept_reward={trainer.accept_reward} is of trainer.advantage=rejection alone: "
         "set it to null",
     )
-    if isinstance(trainer, SlimeTrainerConfig):
-        yield (
-            trainer.advantage == "dr_grpo",
-            "trainer.advantage=dr_grpo divides a rollout's loss by a constant, and trainer=slime "
-            "averages it: choose trainer.advantage=grpo trainer.normalize_std=false",
-        )
-        return
     yield (
         trainer.clip_dual is not None and trainer.loss != "ppo",
         f"trainer.clip_dual={trainer.clip_dual} is of trainer.loss=ppo alone: set it to null",

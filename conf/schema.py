@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from conf import engine_rules, gradient_rules, rules
+from conf import engine_rules, gradient_rules, rules, slime_rules
 from conf.sections.engine import EngineConfig
 from conf.sections.executor import ExecutorConfig
 from conf.sections.faults import FaultsConfig
@@ -78,6 +78,10 @@ class Config(Section):
             rules.teacher_rules(self.trainer, self.sampling, self.rollout),
             rules.sink_rules(self.observe, self.trainer),
             rules.slime_rules(self.trainer, self.launch, self.model, self.task, self.scenario),
+            slime_rules.slime_algorithm_rules(self.trainer, self.routing_replay),
+            slime_rules.slime_step_rules(
+                self.trainer, self.rollout, self.routing_replay, self.engine
+            ),
             rules.cluster_gateway_rules(self.launch, self.executor, self.gateway),
         )
         broken = [message for check in checks for is_broken, message in check if is_broken]

@@ -7,7 +7,8 @@ Assumptions, with their sources:
   ETP and PP.
 * Adam keeps a float32 copy and two moments (12 bytes) and shards them over the replicas
   (``--use-distributed-optimizer``, ZeRO-1, arXiv 1910.02054); with ``trainer.optimizer_offload``
-  they lie in the node's main memory.
+  they lie in the node's main memory. There lies the reference policy of ``trainer.kl``, too; it
+  takes the policy's place on the GPU while its logprobs are computed.
 * With full recompute a layer keeps its bfloat16 input, sharded over TP (sequence parallelism,
   arXiv 2205.05198); the first of PP stages holds PP microbatches. One layer at a time is computed
   again: attention's projections, and top-k copies of each token through its expert, forward and
@@ -77,7 +78,7 @@ class MemoryPlan:
     cache_tokens: int
     """Capacity of an engine's KV cache in tokens."""
     host_gib: float
-    """Optimizer state in the main memory of one node, GiB."""
+    """Optimizer state and reference policy in the main memory of one node, GiB."""
     faults: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,9 +104,10 @@ def estimate_memory(job: ClusterJob, topology: Topology) -> MemoryPlan:
     layout, launch = job.model.layout, job.launch
     training = estimate_training(job, topology, layout.tokens_per_gpu)
     sampling, cache = _estimate_sampling(job, topology)
-    host = 0.0
-    if job.trainer.optimizer_offload:
-        host = _optimizer_bytes(job, topology) / GIB * launch.gpus_per_node
+    host = _optimizer_bytes(job, topology) if job.trainer.optimizer_offload else 0.0
+    if job.trainer.kl.weight:
+        host += 2 * sum(_fullest(job, topology))
+    host *= launch.gpus_per_node / GIB
     plan = MemoryPlan(training, sampling, _find_longest_sample(job, topology), cache, host, ())
     return replace(plan, faults=_faults(job, plan))
 

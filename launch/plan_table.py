@@ -31,7 +31,8 @@ def render_job(plan: JobPlan) -> RenderableType:
         **find_key_numbers(job.config).describe(),
         "longest sample": f"{plan.memory.segment_tokens:,} tokens fit in training",
         "engine's cache": f"{plan.memory.cache_tokens:,} tokens",
-        "main memory": f"{plan.memory.host_gib:.0f} GiB per node for the optimizer",
+        "main memory": f"{plan.memory.host_gib:.0f} GiB per node for the optimizer"
+        + (" and the reference policy" if plan.job.trainer.kl.weight else ""),
         "secrets": ", ".join(plan.secrets) or "none",
     }
     for name, value in rows.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from conf.errors import ConfigError
+from conf.sections.training import SlimeTrainerConfig
 from conf.task_sets import name_sets
 from launch import flags
 from launch.architecture import Arguments, megatron_arguments
@@ -40,6 +41,7 @@ def build_slime_arguments(job: ClusterJob, topology: Topology) -> Arguments:
         **megatron_arguments(job.model),
         **_rollouts(job, topology),
         **_algorithm(job),
+        **_optimizer(job),
         **_parallelism(job, topology),
         **_engines(job, topology),
     }
@@ -124,30 +126,83 @@ def _rollouts(job: ClusterJob, topology: Topology) -> Arguments:
     return arguments
 
 
+_RATIOS = {"ppo": "grpo", "gspo": "gspo", "cispo": "cispo", "reinforce": "cispo"}
+"""slime's name of the ratio in a loss. REINFORCE is CISPO whose ratio is held at 1."""
+
+
 def _algorithm(job: ClusterJob) -> Arguments:
+    """Return the arguments of loss, mean, corrections and penalties; ``conf.slime_rules`` refuses
+    what slime lacks. Advantages come from ``REWARDS``.
+    """
+    trainer = job.trainer
+    assert isinstance(trainer.loss, str)  # by conf.slime_rules
+    # slime's CISPO has a lower bound as well; at 1 - 1 = 0 it bounds nothing.
+    clips = {
+        "cispo": ("1", f"{trainer.clip_high:g}"),
+        "reinforce": ("0", "0"),
+    }.get(trainer.loss, (f"{trainer.clip_low:g}", f"{trainer.clip_high:g}"))
+    arguments: Arguments = {
+        "--advantage-estimator": (_RATIOS[trainer.loss],),
+        "--eps-clip": clips[:1],
+        "--eps-clip-high": clips[1:],
+        "--kl-coef": ("0",),  # slime applies it to estimators that it does not use here
+        "--kl-loss-coef": (f"{trainer.kl.weight:g}",),
+        "--entropy-coef": (f"{trainer.entropy_bonus:g}",),
+    }
+    if trainer.clip_dual is not None:
+        arguments["--eps-clip-c"] = (f"{trainer.clip_dual:g}",)
+    if trainer.kl.weight:
+        arguments |= {"--use-kl-loss": (), "--kl-loss-type": (trainer.kl.estimator,)}
+    if trainer.mean_of_losses == "token":
+        arguments["--calculate-per-token-loss"] = ()
+    if trainer.correction.truncate == "token":
+        bounds = trainer.correction
+        arguments |= {
+            "--use-tis": (),
+            "--tis-clip": (f"{bounds.cap:g}",),
+            "--tis-clip-low": (f"{bounds.floor:g}",),
+        }
+    else:  # without a correction the ratio is that to the engine's logprobs
+        arguments["--use-rollout-logprobs"] = ()
+    return arguments
+
+
+def _optimizer(job: ClusterJob) -> Arguments:
     trainer = job.trainer
     arguments: Arguments = {
-        "--advantage-estimator": (trainer.estimator,),
-        "--kl-loss-coef": ("0",),
-        "--kl-coef": ("0",),
-        "--entropy-coef": ("0",),
-        "--eps-clip": (f"{trainer.clip_low:g}",),
-        "--eps-clip-high": (f"{trainer.clip_high:g}",),
         "--optimizer": ("adam",),
         "--lr": (f"{trainer.learning_rate:g}",),
-        "--lr-decay-style": ("constant",),
+        **_schedule(trainer),
         "--weight-decay": (f"{trainer.weight_decay:g}",),
         "--adam-beta1": (f"{trainer.betas[0]:g}",),
         "--adam-beta2": (f"{trainer.betas[1]:g}",),
         "--clip-grad": (f"{trainer.grad_clip:g}",),
     }
-    if not trainer.normalize_std:
-        arguments["--disable-grpo-std-normalization"] = ()
-    if trainer.importance_cap is not None:
-        arguments |= {"--use-tis": (), "--tis-clip": (f"{trainer.importance_cap:g}",)}
     if trainer.optimizer_offload:
         offload = ("optimizer-cpu-offload", "overlap-cpu-optimizer-d2h-h2d")
         arguments |= {f"--{name}": () for name in (*offload, "use-precision-aware-optimizer")}
+    return arguments
+
+
+def _schedule(trainer: SlimeTrainerConfig) -> Arguments:
+    """Return Megatron's arguments of ``find_learning_rate``'s course.
+
+    Megatron counts updates, ``minibatches`` in a step, and begins with update 0 at
+    ``--lr-warmup-init``: so that step 1 has its part of the warm-up, it rises from there in
+    ``warmup_steps`` − 1 steps. A job that goes on with more steps keeps the course of its
+    configuration, which Megatron would refuse to change without the last flag.
+    """
+    steps, updates = trainer.warmup_steps, trainer.minibatches
+    rising = max(0, steps - 1)
+    arguments: Arguments = {
+        "--lr-decay-style": (trainer.decay,),
+        "--lr-warmup-iters": (str(rising * updates),),
+        "--lr-decay-iters": (str(max(1, steps, trainer.decay_steps) * updates),),
+        "--min-lr": (f"{trainer.min_learning_rate:g}",),
+        "--override-opt-param-scheduler": (),
+    }
+    if rising:
+        arguments["--lr-warmup-init"] = (f"{trainer.learning_rate / steps:g}",)
     return arguments
 
 

@@ -203,9 +203,7 @@ class PolicyGradientConfig(Section):
     betas: tuple[_Beta, _Beta]
     """Adam's decay rates of the first and second moment."""
     weight_decay: Annotated[float, Field(ge=0)]
-    """Decoupled from the gradient (AdamW, arXiv 1711.05101). With ``local`` norms and biases do not
-    decay.
-    """
+    """Decoupled from the gradient (AdamW, arXiv 1711.05101); norms and biases do not decay."""
     clip_low: PositiveFloat
     """The probability ratio is clipped below at 1 − clip_low."""
     clip_high: PositiveFloat
@@ -224,6 +222,42 @@ class PolicyGradientConfig(Section):
     """Least number of graded rollouts for a baseline; a smaller group is dropped and counted."""
     train_unfinished: bool
     """Train rollouts that ran out of turns, tokens or time; false: they only enter the baseline."""
+    loss: LossChoice
+    """Loss of a token, see ``runners/training/losses.py``; or a plug-in. ``clip_low`` is of ``ppo``
+    and ``gspo``, ``clip_high`` also of ``cispo``.
+    """
+    clip_dual: Annotated[float, Field(gt=1)] | None
+    """Of ``ppo``: with a negative advantage the loss of a token is at most so many times |A|
+    (dual clip, arXiv 1912.09729); null: no limit.
+    """
+    aggregation: Aggregation
+    """Mean of the tokens' losses in an update: ``rollout``, each rollout alike; ``token``, each
+    token (DAPO); ``segment``, each segment; ``constant``, the sum over a rollout's tokens divided
+    by ``aggregation_tokens`` (Dr. GRPO). ``auto``: ``constant`` with ``advantage=dr_grpo`` and with
+    ``credit=turn``, else ``rollout``.
+    """
+    correction: CorrectionConfig
+    kl: KlConfig
+    entropy_bonus: Annotated[float, Field(ge=0)]
+    """Weight of the entropy of the distribution that a token was sampled from, in nats, which is
+    taken off its loss.
+    """
+    warmup_steps: NonNegativeInt
+    """Steps in which the learning rate rises in equal parts to its full value."""
+    decay: Literal["constant", "linear", "cosine"]
+    """Course of the learning rate after that, down to ``min_learning_rate`` in the step after
+    ``decay_steps``.
+    """
+    decay_steps: NonNegativeInt
+    """Steps, warm-up included."""
+    min_learning_rate: Annotated[float, Field(ge=0)]
+
+    @property
+    def mean_of_losses(self) -> Aggregation:
+        """``aggregation``, never ``auto``."""
+        if self.aggregation != "auto":
+            return self.aggregation
+        return "constant" if self.advantage == "dr_grpo" else "rollout"
 
 
 class LocalTrainerConfig(PolicyGradientConfig):
@@ -235,26 +269,12 @@ class LocalTrainerConfig(PolicyGradientConfig):
     """Passes over the step's rollouts."""
     tokens_per_microbatch: PositiveInt
     """Padded tokens in one forward pass; a prompt that its rows share counts once."""
-    loss: LossChoice
-    """Loss of a token, see ``runners/training/losses.py``; or a plug-in. ``clip_low`` is of ``ppo``
-    and ``gspo``, ``clip_high`` also of ``cispo``.
-    """
-    clip_dual: Annotated[float, Field(gt=1)] | None
-    """Of ``ppo``: with a negative advantage the loss of a token is at most so many times |A|
-    (dual clip, arXiv 1912.09729); null: no limit.
-    """
+    aggregation_tokens: PositiveInt
+    """Tokens: divisor of ``constant``, the same for every rollout."""
     credit: Literal["rollout", "turn"]
     """Tokens' advantages: ``rollout``, all have their rollout's; ``turn``, each that of its turn:
     what was earned from there on, compared with the group's other rollouts.
     """
-    aggregation: Aggregation
-    """Mean of the tokens' losses in an update: ``rollout``, each rollout alike; ``token``, each
-    token (DAPO); ``segment``, each segment; ``constant``, the sum over a rollout's tokens divided
-    by ``aggregation_tokens`` (Dr. GRPO). ``auto``: ``constant`` with ``advantage=dr_grpo`` and with
-    ``credit=turn``, else ``rollout``.
-    """
-    aggregation_tokens: PositiveInt
-    """Tokens: divisor of ``constant``, the same for every rollout."""
     precision: TrainingPrecision
     """Numbers of the forward and backward pass. ``bfloat16``: about half the memory of activations
     and several times the speed on a GPU; weights, gradients and moments that the optimizer changes
@@ -266,33 +286,21 @@ class LocalTrainerConfig(PolicyGradientConfig):
     """
     threads: Annotated[int, Field(ge=0)]
     """Torch threads; 0: one per core."""
-    correction: CorrectionConfig
-    kl: KlConfig
     lora: LoraConfig
-    entropy_bonus: Annotated[float, Field(ge=0)]
-    """Weight of the entropy of the distribution that a token was sampled from, in nats, which is
-    taken off its loss.
-    """
-    warmup_steps: NonNegativeInt
-    """Steps in which the learning rate rises in equal parts to its full value."""
-    decay: Literal["constant", "linear", "cosine"]
-    """Course of the learning rate after that, down to ``min_learning_rate`` after
-    ``decay_steps``.
-    """
-    decay_steps: NonNegativeInt
-    """Steps, warm-up included."""
-    min_learning_rate: Annotated[float, Field(ge=0)]
     sft: SupervisedConfig
     distill: DistillConfig
+
+    @property
+    def mean_of_losses(self) -> Aggregation:
+        """``aggregation``, never ``auto``."""
+        by_turn = self.aggregation == "auto" and self.credit == "turn"
+        return "constant" if by_turn else super().mean_of_losses
 
 
 class SlimeTrainerConfig(PolicyGradientConfig):
     """slime on Ray: Megatron trains, SGLang samples; ``model.layout`` spreads both over GPUs."""
 
     kind: Literal["slime"]
-    estimator: Literal["grpo", "gspo"]
-    importance_cap: PositiveFloat | None
-    """Largest weight of truncated importance sampling per token; null: no importance sampling."""
     rollout_nodes: Annotated[int, Field(ge=0)]
     """Nodes that only sample; 0: engines and training share all GPUs and take turns."""
     recompute: Literal["full", "selective"]

@@ -7,6 +7,7 @@ too, with that as its reason.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from runners.diagnostics.diagnostics import FOLDER
 from runners.diagnostics.sandbox_processes import SandboxProcess, list_sandbox_processes
 from runners.diagnostics.sections import format_section, format_time, write_diagnosis
 from runners.diagnostics.watchdog import AwakeClock
+from runners.store.run_store import RunStore
 
 _TICK_S = 2.0
 _IN_FULL = 8
@@ -46,6 +48,14 @@ async def watch_stalls(
         yield
     finally:
         task.cancel()
+
+
+def seconds_since_turn(store: RunStore, session_id: str) -> float | None:
+    """Return the seconds since a session's last turn ended; None if it has no turn."""
+    ((ended_at,),) = store.query(
+        "SELECT max(started_at + total_s) FROM turn WHERE session_id = ?", (session_id,)
+    )
+    return None if ended_at is None else time.time() - ended_at
 
 
 def describe_attempts(attempts: AttemptWatch) -> str:

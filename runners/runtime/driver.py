@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from conf.errors import AgentrlError, ExitCode
 from conf.schema import Config
 from runners.diagnostics.diagnostics import install_diagnostics
 from runners.diagnostics.sections import format_section
-from runners.diagnostics.stalls import describe_attempts, watch_stalls
+from runners.diagnostics.stalls import describe_attempts, seconds_since_turn, watch_stalls
 from runners.observe.dashboard import LiveView
 from runners.observe.progress import Progress
 from runners.processes.service import ServiceError
@@ -160,17 +161,10 @@ class RunDriver:
                 progress.watch,
                 run_dir,
                 observe.stuck_s,
-                last_turn_s=self._last_turn_s,
+                last_turn_s=partial(seconds_since_turn, self._store),
                 report=progress.add_note,
             ):
                 yield
-
-    def _last_turn_s(self, session_id: str) -> float | None:
-        """Return the seconds since a session's last turn ended; None if it has no turn."""
-        ((ended_at,),) = self._store.query(
-            "SELECT max(started_at + total_s) FROM turn WHERE session_id = ?", (session_id,)
-        )
-        return None if ended_at is None else time.time() - ended_at
 
     async def policy(self) -> Policy:
         """Make or find the starting policy; raises Interrupted on a signal meanwhile.

@@ -7,7 +7,8 @@ from typing import Any
 
 from conf.errors import AgentrlError, ConfigError
 from conf.schema import Config
-from conf.sections.engine import EmbeddedEngineConfig, SglangEngineConfig
+from conf.sections.engine import SglangEngineConfig
+from conf.sections.moe import MoeModel
 from conf.sections.training import RoutingRolloutConfig
 from runners.engines.client import HttpEngine
 from runners.slime.rewards import KEY
@@ -55,12 +56,11 @@ async def find_engine(args: Any, config: Config) -> SglangEngineConfig:
     if not workers:
         raise AgentrlError(f"slime's router at {url} has no workers yet")
     direct = isinstance(config.routing_replay, RoutingRolloutConfig)
-    configured = config.engine
-    parsers = (
-        {"tool_call_parser": None, "reasoning_parser": None}
-        if isinstance(configured, EmbeddedEngineConfig)
-        else configured.model_dump(include={"tool_call_parser", "reasoning_parser"})
-    )
+    parsers = config.model.parsers if isinstance(config.model, MoeModel) else None
     return SglangEngineConfig(
-        kind="sglang", url=workers[0] if direct else url, workers=workers, **parsers
+        kind="sglang",
+        url=workers[0] if direct else url,
+        workers=workers,
+        tool_call_parser=parsers.tool if parsers else None,
+        reasoning_parser=parsers.reasoning if parsers else None,
     )

@@ -23,17 +23,20 @@ from conf.task_sets import name_sets
 from runners.campaign.result import metrics_rows
 from runners.campaign.schedule import step_tasks
 from runners.evaluation.files import replace_file
+from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.png_charts import write_reward_curve
 from runners.observe.remote_status import write_document
 from runners.observe.status import read_store_status
 from runners.processes.ledger import Ledger, reap
+from runners.slime.checkpoints import remove_old_checkpoints
 from runners.slime.worker import read_config
 from runners.store.json_text import dumps
 from runners.store.run_state import State
 from runners.store.run_store import STORE_FILE, RunStore
 from runners.store.status_file import STATUS_FILE, read_status_file
 from runners.tasks.task_sets import load_tasks
+from runners.training.checkpoint import CHECKPOINTS
 
 PROMPTS = "prompts.jsonl"
 SILENCE_S = 30.0
@@ -104,6 +107,8 @@ def end(run_dir: Path, code: int) -> None:
         MetricsWriter(run_dir, tensorboard=False).rewrite(metrics_rows(store))
         write_reward_curve(store)
         write_document(run_dir / STATUS_FILE, read_store_status(store).to_dict())
+        keep, rates = store.config()["run"]["keep_checkpoints"], dict(read_evaluations(store))
+    remove_old_checkpoints(run_dir / CHECKPOINTS, keep=keep, rates=rates)
 
 
 def _wait_for_driver_exit(run_dir: Path) -> None:

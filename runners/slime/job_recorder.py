@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,17 @@ from conf.errors import AgentrlError
 from conf.schema import Config
 from conf.task_sets import name_sets
 from runners.campaign.result import metrics_rows, summarize_evaluation
+from runners.observe.curves import read_evaluations
 from runners.observe.metrics import MetricsWriter
 from runners.observe.remote_status import write_document
 from runners.observe.status import read_store_status
 from runners.rollouts.spec import RolloutSpec
+from runners.slime.checkpoints import remove_old_checkpoints
 from runners.store.run_state import State
 from runners.store.run_store import RunStore
 from runners.store.status_file import STATUS_FILE
 from runners.training.advantages import StepGroups
+from runners.training.checkpoint import CHECKPOINTS
 from runners.training.step_metrics import step_metrics
 from runners.training.step_samples import build_samples
 from runners.training.stored_rollout import StoredRollout, load_rollout
@@ -98,6 +101,7 @@ class JobRecorder:
             self._earlier = {each.rollout_id: each for each in stored if each.reward is not None}
         if step not in self._began_at:
             self._began_at[step], self._tasks[step] = time.monotonic(), {}
+            self._in_background(self._remove_old_checkpoints(), f"agentrl-checkpoints-{step}")
         tasks = self._tasks[step]
         if spec.group not in tasks and not self._finished(step):
             tasks[spec.group] = spec.task.id
@@ -119,9 +123,18 @@ class JobRecorder:
         """Finish the steps whose samples the trainer has; metrics follow in the background."""
         for step in steps:
             if step in self._began_at and not self._finished(step):
-                task = asyncio.create_task(self._finish(step), name=f"agentrl-step-{step}")
-                self._finishing.add(task)  # asyncio itself keeps only a weak reference
-                task.add_done_callback(self._finishing.discard)
+                self._in_background(self._finish(step), f"agentrl-step-{step}")
+
+    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._finishing.add(task)  # asyncio itself keeps only a weak reference
+        task.add_done_callback(self._finishing.discard)
+
+    async def _remove_old_checkpoints(self) -> None:
+        """Delete checkpoints that are not to be kept: slime has saved the steps before this one."""
+        root, keep = self._store.run_dir / CHECKPOINTS, self._config.run.keep_checkpoints
+        rates = dict(read_evaluations(self._store))
+        await asyncio.to_thread(remove_old_checkpoints, root, keep=keep, rates=rates)
 
     async def wait_until_finished(self) -> None:
         """Wait until every step that was handed over is recorded."""

@@ -14,15 +14,17 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AsyncExitStack, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from conf.compose import from_json
 from conf.errors import AgentrlError, ConfigError, error_text
 from conf.schema import Config
+from conf.sections.training import RoutingRolloutConfig
 from runners.campaign.schedule import evaluation_batch
 from runners.diagnostics.attempt_progress import AttemptWatch
+from runners.diagnostics.stalls import seconds_since_turn, watch_stalls
 from runners.gateway.tokenizer import load_tokenizer
 from runners.processes.service import ServiceError
 from runners.rollouts.pool import Pool
@@ -41,6 +43,7 @@ from runners.tasks.task_sets import load_tasks
 from runners.training.placeholder import read_pad_token
 from runners.training.stored_rollout import load_rollout
 from runners.trajectory.record import RolloutRecord
+from runners.trajectory.routing import RoutingError
 
 CONFIG = "config.json"
 EXIT_DEADLINE_S = 10.0
@@ -105,6 +108,10 @@ class SlimeRolloutWorker:
         self._store = store
         self._sample_config = sample_config
         self._recorder = recorder
+        routing = config.routing_replay
+        self._stops_at_bad_routing = (
+            isinstance(routing, RoutingRolloutConfig) and routing.on_fault == "stop"
+        )
         self._exits = AsyncExitStack()
         self._loop = asyncio.get_running_loop()
         self._pool: Pool
@@ -135,6 +142,16 @@ class SlimeRolloutWorker:
             exits.callback(store.close)
             worker = cls(config, store, sample_config, JobRecorder(config, store))
             worker._recorder.start()
+            watch = AttemptWatch()
+            await exits.enter_async_context(
+                watch_stalls(
+                    watch,
+                    run_dir,
+                    config.observe.stuck_s,
+                    last_turn_s=partial(seconds_since_turn, store),
+                    report=_log.warning,
+                )
+            )
             services = await exits.enter_async_context(
                 start_services(
                     config,
@@ -142,7 +159,7 @@ class SlimeRolloutWorker:
                     weights=None,
                     tokenizer=tokenizer,
                     version=0,
-                    watch=AttemptWatch(),
+                    watch=watch,
                     on_service_exit=worker._note_service_exit,
                 )
             )
@@ -208,6 +225,8 @@ class SlimeRolloutWorker:
                 self._recorder.keep_loaded(stored)
             return to_slime_samples(sample, stored, self._sample_config, evaluation=evaluation)
         except Exception as error:  # a failed rollout is data
+            if isinstance(error, RoutingError) and self._stops_at_bad_routing:
+                raise
             text = f"{type(error).__name__}: {error_text(error)}"
             _log.error("rollout %s has no samples: %s", spec.rollout_id, text)
             self._store.event("unbuilt", {"rollout_id": spec.rollout_id, "error": text})

@@ -23,7 +23,6 @@ from runners.training.micro_batches import (
     MicroBatch,
     Rollout,
     compute_token_weights,
-    find_aggregation,
     make_micro_batches,
     split_rollouts,
 )
@@ -236,7 +235,9 @@ class LocalTrainer:
 
     def _update(self, rollouts: Sequence[Rollout], totals: StepTotals) -> None:
         """Make one optimizer update on one minibatch; none if nothing in it has a gradient."""
-        weights = compute_token_weights(rollouts, *find_aggregation(self.config))
+        weights = compute_token_weights(
+            rollouts, self.config.mean_of_losses, self.config.aggregation_tokens
+        )
         samples = [sample for rollout in rollouts for sample in rollout]
         with_gradient = self._with_gradient(samples)
         if not with_gradient:

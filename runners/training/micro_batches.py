@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.sections.training import Aggregation, LocalTrainerConfig
+from conf.sections.training import Aggregation
 from runners.training.sample import Sample
 from runners.trajectory.prefix import common_prefix_length
 from runners.trajectory.record import LogprobArray
@@ -75,15 +75,6 @@ def split_rollouts(
     order = torch.randperm(len(rollouts), generator=generator).tolist()
     dealt = [[rollouts[index] for index in order[part::parts]] for part in range(parts)]
     return [part for part in dealt if part]
-
-
-def find_aggregation(trainer: LocalTrainerConfig) -> tuple[Aggregation, int]:
-    """Return ``trainer.aggregation``, never "auto", and its tokens."""
-    aggregation = trainer.aggregation
-    if aggregation == "auto":
-        constant = trainer.advantage == "dr_grpo" or trainer.credit == "turn"
-        aggregation = "constant" if constant else "rollout"
-    return aggregation, trainer.aggregation_tokens
 
 
 def compute_token_weights(

@@ -14,7 +14,6 @@ from conf.compose import compose
 from conf.sections.training import Aggregation, LocalTrainerConfig
 from runners.training.micro_batches import (
     compute_token_weights,
-    find_aggregation,
     make_micro_batches,
     select_tokens,
     split_rollouts,
@@ -170,7 +169,7 @@ def test_dr_grpo_averages_by_a_constant_unless_something_else_is_asked_for() -> 
     def find(*lines: str) -> object:
         trainer = compose(["model.max_context_tokens=8192", *lines]).trainer
         assert isinstance(trainer, LocalTrainerConfig)
-        return find_aggregation(trainer)
+        return trainer.mean_of_losses, trainer.aggregation_tokens
 
     assert find() == ("rollout", 8192)
     assert find("trainer.advantage=dr_grpo") == ("constant", 8192)

@@ -218,8 +218,8 @@ def test_micro_batching_does_not_change_the_update(weights: Path) -> None:
         ({"warmup_steps": 4}, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),
         ({"decay": "linear", "decay_steps": 5}, [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]),
         (
-            {"decay": "linear", "decay_steps": 5, "warmup_steps": 1, "min_learning_rate": 0.2},
-            [1.0, 1.0, 0.8, 0.6, 0.4, 0.2],
+            {"decay": "linear", "decay_steps": 5, "warmup_steps": 2, "min_learning_rate": 0.2},
+            [0.5, 1.0, 0.8, 0.6, 0.4, 0.2],
         ),
         ({"decay": "cosine", "decay_steps": 4}, [1.0, 0.85355, 0.5, 0.14645, 0.0, 0.0]),
     ],

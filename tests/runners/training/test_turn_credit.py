@@ -28,7 +28,6 @@ from runners.training.advantages import StepGroups
 from runners.training.estimators import estimate_rloo
 from runners.training.micro_batches import (
     compute_token_weights,
-    find_aggregation,
     make_micro_batches,
 )
 from runners.training.objective import Objective
@@ -217,7 +216,9 @@ def train(group: Sequence[Trajectory], config: Config) -> Array:
 
     rollouts = build_samples(StepGroups(config, records), load, config).rollouts
     assert isinstance(config.trainer, LocalTrainerConfig)
-    weights = compute_token_weights(rollouts, *find_aggregation(config.trainer))
+    weights = compute_token_weights(
+        rollouts, config.trainer.mean_of_losses, config.trainer.aggregation_tokens
+    )
     samples = [sample for rollout in rollouts for sample in rollout]
     logits = LOGITS.clone().requires_grad_()
     table = logits.log_softmax(1).flatten()

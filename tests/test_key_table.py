@@ -1,0 +1,266 @@
+"""Every key acts with each trainer, or is refused: ``key_table.txt`` says where, and this test
+proves each line of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.compose import compose
+from conf.errors import ConfigError
+from conf.inert import find_inert
+from conf.keys import choice_content, flatten, groups, root_content
+from launch import flags
+from launch.job_files import render_settings
+from launch.plan import JobPlan, plan_job
+from tests.fakes.cluster_config import a_config
+
+ROOT = Path(__file__).parents[1]
+TABLE = Path(__file__).with_name("key_table.txt")
+PACKAGES = ("cli", "conf", "launch", "runners")
+BEGINNINGS = {
+    "local": ["cli/run.py", "cli/eval.py", "runners/campaign/run.py"],
+    "slime": ["cli/cluster_run.py", *(f"runners/slime/{name}.py" for name in ("worker", "job"))],
+}
+"""Modules from which everything that reads a configuration is imported, by trainer."""
+TRAINERS = tuple(BEGINNINGS)
+HELP = """
+Add a line to tests/key_table.txt, `KEY | with trainer=local | with trainer=slime`, each one of
+    read PATH…            a file (or folder) that reads it, imported by the trainer's run
+    argument … VALUE FLAG another value changes this argument of slime (OTHER=VALUE… come before)
+    settings … VALUE NAME another value changes this variable of the job's settings.sh
+    refused … VALUE       the configuration is refused and names the key
+    inert                 another value than by default is refused, by conf/inert.py
+    choice GROUP=CHOICE … the choice that has the key is refused with this trainer
+    follows KEY           KEY has its value by default
+    absent                a key of the other trainer's choice
+    none REASON           it is no matter of a trainer
+A KEY that ends in a dot stands for all keys of a section. A key that a trainer would accept and
+ignore is a defect: let it act, or refuse it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table."""
+
+    key: str
+    says: dict[str, list[str]]
+    """By trainer, the words of its column."""
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    lines = [line for line in TABLE.read_text("utf-8").splitlines() if line.strip()]
+    found = []
+    for line in lines:
+        if not line.startswith("#"):
+            key, *columns = (part.strip() for part in line.split("|"))
+            assert len(columns) == len(TRAINERS), f"three columns: {line}"
+            says = zip(TRAINERS, (column.split() for column in columns), strict=True)
+            found.append(Row(key, dict(says)))
+    return tuple(found)
+
+
+@cache
+def schema_keys() -> dict[str, list[str]]:
+    """Return every key of the YAML files, with the choices that have it ("" for config.yaml)."""
+    found: dict[str, list[str]] = {}
+    for group, choices in groups().items():
+        for choice in choices:
+            for key, _ in flatten(choice_content(group, choice), f"{group}."):
+                # the user's own variables: a key takes all of them
+                name = "harness.env" if key.startswith("harness.env.") else key
+                found.setdefault(name, []).append(choice)
+    content = {name: value for name, value in root_content().items() if name != "defaults"}
+    return found | {key: [""] for key, _ in flatten(content)}
+
+
+def row_of(key: str) -> Row | None:
+    """Return the line of a key: its own, or that of the innermost section."""
+    matching = [
+        row for row in rows() if row.key == key or (row.key[-1] == "." and key.startswith(row.key))
+    ]
+    return max(matching, key=lambda row: len(row.key), default=None)
+
+
+@cache
+def imported(trainer: str) -> frozenset[str]:
+    """Return the files that a trainer's run imports, at once or later."""
+    found: set[str] = set()
+    waiting = list(BEGINNINGS[trainer])
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            waiting += _imports(file)
+    return frozenset(found)
+
+
+@cache
+def _tree(file: str) -> ast.Module:
+    return ast.parse((ROOT / file).read_text("utf-8"))
+
+
+@cache
+def _imports(file: str) -> tuple[str, ...]:
+    names: list[str] = []
+    for node in ast.walk(_tree(file)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [each.name for each in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # a module that is imported by its name: ("runners.harnesses.codex", …)
+            names += [node.value] if re.fullmatch(r"runners(\.\w+)+", node.value) else []
+    return tuple(_files(names))
+
+
+def _files(modules: list[str]) -> Iterator[str]:
+    for module in modules:
+        path = module.replace(".", "/")
+        for file in (f"{path}.py", f"{path}/__init__.py", f"{path}/__main__.py"):
+            if module.partition(".")[0] in PACKAGES and (ROOT / file).is_file():
+                yield file
+
+
+@cache
+def words_of(file: str) -> frozenset[str]:
+    """Return the attributes, keyword arguments and whole texts of a file's code."""
+    found: set[str] = set()
+    for node in ast.walk(_tree(file)):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.keyword):
+            found.add(node.arg or "")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return frozenset(found)
+
+
+def readers(key: str, trainer: str, paths: list[str]) -> list[str]:
+    """Return the files under ``paths`` that the trainer's run imports and that read the key."""
+    name = key.rpartition(".")[2]
+    return [
+        file
+        for file in sorted(imported(trainer))
+        if any(file == path or file.startswith(f"{path}/") for path in paths)
+        and name in words_of(file)
+    ]
+
+
+def overrides(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides that come first, and the words after them."""
+    number = next((i for i, word in enumerate(words) if "=" not in word), len(words))
+    return words[:number], words[number:]
+
+
+def base(trainer: str) -> list[str]:
+    if trainer == "local":
+        return []
+    return [
+        *("trainer=slime", "model=qwen3_30b_a3b", "model.path=/shared/weights", "launch=slurm"),
+        *("launch.shared_dir=/shared", "task=jsonl", "task.path=/shared/tasks.jsonl"),
+    ]
+
+
+def faults(lines: list[str]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(lines)
+    return "\n".join(caught.value.faults)
+
+
+def plans(key: str, words: list[str]) -> tuple[JobPlan, JobPlan, str]:
+    """Return the job without and with the key's value, and what must differ between them."""
+    others, (value, differs) = overrides(words)
+    return plan_job(a_config(*others)), plan_job(a_config(*others, f"{key}={value}")), differs
+
+
+def check(key: str, trainer: str, words: list[str]) -> None:
+    kind, rest = words[0], words[1:]
+    if kind == "read":
+        assert readers(key, trainer, rest), f"{key}: nothing in {rest} reads it"
+    elif kind == "argument":
+        before, after, flag = plans(key, rest)
+        assert flag in flags.load_flags()
+        assert before.arguments.get(flag) != after.arguments.get(flag), f"{key}: {flag} stays"
+        assert not flags.check(after.arguments)
+    elif kind == "settings":
+        one, other, name = plans(key, rest)
+        texts = [render_settings(plan, ["agentrl"]) for plan in (one, other)]
+        found = [re.search(rf"^{name}=.*$", text, re.M) for text in texts]
+        assert str(found[0] and found[0][0]) != str(found[1] and found[1][0]), f"{key}: {name}"
+    elif kind == "refused":
+        others, (value,) = overrides(rest)
+        compose([*base(trainer), *others])
+        named = faults([*base(trainer), *others, f"{key}={value}"])
+        assert key in named, named
+    elif kind == "choice":
+        named = faults([*base(trainer), *rest])
+        assert f"trainer={trainer}" in named or "slime" in named, named
+        assert rest[0] in named, named
+    elif kind == "inert":
+        tree = {"trainer": {"kind": trainer}, key: "another"}
+        assert len(list(find_inert(tree, {key: "a default"}))) == 1, f"{key}: not in conf/inert.py"
+    elif kind == "follows":
+        group, _, name = rest[0].partition(".")
+        values = [dict(flatten(choice_content(group, each))).get(name) for each in groups()[group]]
+        assert any(f"${{{key}}}" in str(value) for value in values), rest
+    elif kind == "absent":
+        assert key not in dict(flatten(choice_content("trainer", trainer), "trainer."))
+    else:
+        assert kind == "none", f"{key}: {kind}{HELP}"
+        assert len(rest) > 3, f"{key}: give the reason"
+
+
+def test_every_key_of_the_schema_has_a_line() -> None:
+    lacking = [key for key in schema_keys() if row_of(key) is None]
+    hints = [_suggest(key) for key in lacking]
+    assert not lacking, "\n".join(["tests/key_table.txt lacks", *hints, HELP])
+
+
+def _suggest(key: str) -> str:
+    columns = []
+    for trainer in TRAINERS:
+        found = readers(key, trainer, ["runners", "launch", "cli"])
+        own = key.startswith("trainer.") and trainer not in schema_keys()[key]
+        columns.append("absent" if own else f"read {' '.join(found[:3])}" if found else "refused …")
+    return " | ".join([f"    {key}", *columns])
+
+
+def test_every_line_is_of_a_key() -> None:
+    keys = schema_keys()
+    stale = [row.key for row in rows() if not any(row_of(key) is row for key in keys)]
+    assert not stale, f"no key is left for these lines of tests/key_table.txt: {stale}"
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.key)
+def test_a_key_does_what_its_line_says(row: Row, trainer: str) -> None:
+    own: list[str] = [key for key in schema_keys() if row_of(key) is row]
+    for key in own:
+        check(key, trainer, row.says[trainer])
+
+
+def test_the_table_itself_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that is not true is found, of every kind."""
+    wrong: list[tuple[str, str, Any]] = [
+        ("run.keep_checkpoints", "slime", "read runners/campaign/loop.py"),
+        ("trainer.learning_rate", "slime", "argument 3e-6 --weight-decay"),
+        ("launch.nodes", "slime", "settings 4 NAME"),
+        ("trainer.learning_rate", "slime", "refused 1e-5"),
+        ("harness.kind", "slime", "choice harness=native"),
+        ("trainer.learning_rate", "slime", "absent"),
+        ("trainer.learning_rate", "slime", "none because"),
+        ("trainer.learning_rate", "slime", "inert"),
+    ]
+    for key, trainer, says in wrong:
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            check(key, trainer, says.split())
