@@ -142,6 +142,21 @@ def _closest_key(word: str, known: Iterable[str]) -> str | None:
     return f"{section_match}.{leaf_match}" if leaf_match else None
 
 
+def _closest_part(key: str, tree: Mapping[str, Any]) -> str | None:
+    """Return the key that a mistyped section in the middle of ``key`` stands for, of
+    ``reward.optons.weight`` ``reward.options``; None if all sections are known, or not the first.
+    """
+    parts = key.split(".")
+    for number in range(1, len(parts) - 1):
+        known, beside = lookup(tree, ".".join(parts[:number]))
+        if not known or not isinstance(beside, Mapping):
+            return None
+        if parts[number] not in beside:
+            match = closest_match(parts[number], beside)
+            return f"{'.'.join(parts[:number])}.{match}" if match else None
+    return None
+
+
 def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     """Return the fault of a key that is not in ``tree``."""
     group, _, rest = key.partition(".")
@@ -157,7 +172,7 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
     section = key.rpartition(".")[0]
     known, siblings = lookup(tree, section)
     leaves = [leaf for leaf, _ in flatten(tree)]
-    match = _closest_key(key, leaves if section else [*leaves, *tree])
+    match = _closest_part(key, tree) or _closest_key(key, leaves if section else [*leaves, *tree])
     if match:
         hint = f"did you mean {match}?"
     elif known and isinstance(siblings, Mapping):
