@@ -12,6 +12,9 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 ENGINE_KEY = "AGENTRL_ENGINE_KEY"
 """Environment variable with the key that engines want as a bearer token; unset: they want none."""
+TEACHER_KEY = "AGENTRL_TEACHER_KEY"
+"""The same for the server of ``trainer.distill.url``, which never gets the engine's key."""
+SERVER_KEYS = (ENGINE_KEY, TEACHER_KEY)
 
 
 def _check_base_url(url: str) -> str:

@@ -36,8 +36,8 @@ _TOO_LONG = re.compile(
 Anthropic, Gemini. Their status is 400, llama.cpp's was 500 before September 2025.
 """
 FIXES = {
-    401: f"Set {ENGINE_KEY} in the environment to a key that it accepts",
-    403: f"Set {ENGINE_KEY} in the environment to a key that may use this model",
+    401: "Set {key} in the environment to a key that it accepts",
+    403: "Set {key} in the environment to a key that may use this model",
     404: "If another kind of server is at this address, choose it: engine=sglang, engine=vllm, or "
     "for an API of texts engine=openai or engine=anthropic",
 }
@@ -76,13 +76,19 @@ class HttpConnection:
     """
 
     def __init__(
-        self, url: str, *, key_headers: Callable[[str], dict[str, str]] = make_bearer
+        self,
+        url: str,
+        *,
+        key_headers: Callable[[str], dict[str, str]] = make_bearer,
+        key_variable: str = ENGINE_KEY,
     ) -> None:
         """Remember the address; nothing is opened before the first request.
 
-        ``key_headers`` returns the headers that carry a key.
+        ``key_headers`` returns the headers that carry a key; ``key_variable``: the variable of the
+        environment that holds it.
         """
         self._key_headers = key_headers
+        self._key_variable = key_variable
         self._key = ""
         self._name = url
         self._socket = url.removeprefix("unix:") if url.startswith("unix:") else None
@@ -110,14 +116,16 @@ class HttpConnection:
                 raise
             raise lost_connection_error(self._name, path, error) from error
         if response.status != 200:
-            raise status_error(self._name, path, response.status, raw, response.headers)
+            raise status_error(
+                self._name, path, response.status, raw, response.headers, self._key_variable
+            )
         return raw
 
     def _hide_key(self, raw: bytes) -> bytes:
         """Return a body without the key, which some servers repeat: bodies are stored and shown."""
         key = self._key.encode()
         for written in (key, orjson.dumps(self._key)[1:-1], key.replace(b"/", rb"\/")):
-            raw = raw.replace(written, f"${ENGINE_KEY}".encode()) if written else raw
+            raw = raw.replace(written, f"${self._key_variable}".encode()) if written else raw
         return raw
 
     async def close(self) -> None:
@@ -134,7 +142,7 @@ class HttpConnection:
             connector = aiohttp.TCPConnector(limit=0)
         # trust_env=False: proxies of the environment are for the outside world, not for an engine.
         # timeout: the caller has a deadline for each call; aiohttp's own default is five minutes.
-        self._key = read_engine_key()
+        self._key = read_key(self._key_variable)
         return aiohttp.ClientSession(
             headers=self._key_headers(self._key) if self._key else None,
             connector=connector,
@@ -143,12 +151,12 @@ class HttpConnection:
         )
 
 
-def read_engine_key() -> str:
+def read_key(variable: str) -> str:
     """Return the key from the environment, "" if there is none; raises EngineError, without it."""
-    key = os.environ.get(ENGINE_KEY, "").strip()
+    key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise EngineError(
-            f"{ENGINE_KEY} holds more than a key (a space, a line break, a special character): set "
+            f"{variable} holds more than a key (a space, a line break, a special character): set "
             "it to the key alone",
             status=401,
         )
@@ -207,12 +215,17 @@ class EngineClient:
 
 
 def status_error(
-    name: str, path: str, status: int, raw: bytes, headers: Mapping[str, str]
+    name: str,
+    path: str,
+    status: int,
+    raw: bytes,
+    headers: Mapping[str, str],
+    key_variable: str = ENGINE_KEY,
 ) -> EngineError:
     """Classify an answer with a status other than 200; ``raw`` is its body."""
     message = f"engine {name} {path}: HTTP {status}: {_read_message(raw)}"
     if status in FIXES:
-        message = f"{message.rstrip('.')}. {FIXES[status]}"
+        message = f"{message.rstrip('.')}. {FIXES[status].format(key=key_variable)}"
     if 300 <= status < 400:
         message += " (a redirect, which is not followed: set engine.url to the final address)"
     too_long = status == TOO_LARGE_STATUS or (

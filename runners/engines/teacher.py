@@ -11,9 +11,10 @@ import uuid
 
 import numpy as np
 
+from conf.sections.section import TEACHER_KEY
 from runners.concurrency.limits import backoff_s
 from runners.engines.client import HttpEngine
-from runners.engines.connection import unreadable_error
+from runners.engines.connection import HttpConnection, unreadable_error
 from runners.engines.contract import EngineError
 from runners.trajectory.record import IdArray, LogprobArray
 
@@ -26,7 +27,8 @@ class Teacher:
 
     def __init__(self, url: str, *, deadline_s: float) -> None:
         """``deadline_s``: for one sequence, from when it is sent first, retries included."""
-        self.engine = HttpEngine(url, deadline_s=deadline_s)
+        connection = HttpConnection(url, key_variable=TEACHER_KEY)
+        self.engine = HttpEngine(url, deadline_s=deadline_s, connection=connection)
         self._deadline_s = deadline_s
         self._slots = asyncio.Semaphore(CONCURRENCY)
 

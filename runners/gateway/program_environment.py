@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from conf.sections.section import ENGINE_KEY
+from conf.sections.section import SERVER_KEYS
 
 MODEL = "policy"
 """The one name that ``GET /v1/models`` lists; a request may name any other."""
-WITHHELD = (ENGINE_KEY, "ANTHROPIC_AUTH_TOKEN")
-"""The engine's key is not the program's; a token of Anthropic's would be sent beside our key."""
+WITHHELD = (*SERVER_KEYS, "ANTHROPIC_AUTH_TOKEN")
+"""Keys of servers are not the program's; a token of Anthropic's would be sent beside our key."""
 
 
 def program_environment(url: str, api_key: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.sections.sandbox import LocalSandboxConfig
-from conf.sections.section import ENGINE_KEY
+from conf.sections.section import SERVER_KEYS
 from runners.processes.process_names import PREFIX, is_stale, make_unique_name
 from runners.processes.process_tags import SANDBOX_TAG, kill_tagged
 from runners.sandboxes.contract import SandboxError, SandboxSpec
@@ -288,11 +288,11 @@ class LocalBackend:
 
 
 def _refuse_key() -> None:
-    """Raise SandboxError if agents, as processes of this user, could read the engine's key."""
-    if os.environ.get(ENGINE_KEY):
+    """Raise SandboxError if agents, as processes of this user, could read the key of a server."""
+    for key in filter(os.environ.get, SERVER_KEYS):
         raise SandboxError(
-            f"without isolation the agent's commands could read {ENGINE_KEY} in the environment of "
-            "this process: install bubblewrap, or unset it if the engine wants no key"
+            f"without isolation the agent's commands could read {key} in the environment of "
+            "this process: install bubblewrap, or unset it if the server wants no key"
         )
 
 

@@ -13,6 +13,7 @@ import torch
 from aiohttp import web
 from transformers import Qwen3MoeForCausalLM
 
+from conf.sections.section import ENGINE_KEY, TEACHER_KEY
 from runners.engines.contract import EngineError
 from runners.engines.teacher import Teacher
 
@@ -58,13 +59,15 @@ Answer = Callable[[int], dict[str, Any] | int]
 
 
 @asynccontextmanager
-async def serve(answer: Answer) -> AsyncIterator[str]:
-    """Serve ``/generate`` whose n-th answer is a body, or a status."""
+async def serve(answer: Answer, headers: list[dict[str, str]] | None = None) -> AsyncIterator[str]:
+    """Serve ``/generate`` whose n-th answer is a body, or a status; note the requests' headers."""
     calls = 0
 
     async def generate(request: web.Request) -> web.Response:
         nonlocal calls
         calls += 1
+        if headers is not None:
+            headers.append(dict(request.headers))
         found = answer(calls)
         if isinstance(found, int):
             return web.json_response({"error": {"message": "busy"}}, status=found)
@@ -107,4 +110,20 @@ async def test_an_overloaded_teacher_is_asked_again() -> None:
 async def test_an_answer_of_no_use_is_an_error(answer: dict[str, Any] | int, fault: str) -> None:
     async with serve(lambda _: answer) as url, connect(url, deadline_s=0.3) as teacher:
         with pytest.raises(EngineError, match=fault):
+            await teacher.score(IDS[:3], 1)
+
+
+async def test_a_teacher_gets_its_own_key_and_never_the_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[dict[str, str]] = []
+    monkeypatch.setenv(ENGINE_KEY, "engine-7")
+    for key in (None, "teacher-7"):
+        if key is not None:
+            monkeypatch.setenv(TEACHER_KEY, key)
+        async with serve(lambda _: scores(-1.0, -2.0), seen) as url, connect(url) as teacher:
+            await teacher.score(IDS[:3], 1)
+    assert [headers.get("Authorization") for headers in seen] == [None, "Bearer teacher-7"]
+    async with serve(lambda _: 401) as url, connect(url) as teacher:
+        with pytest.raises(EngineError, match=f"Set {TEACHER_KEY}"):
             await teacher.score(IDS[:3], 1)
