@@ -200,4 +200,4 @@ def test_status_of_a_stored_run(agentrl: Agentrl, run_dir: Path) -> None:
 def test_a_run_directory_that_holds_a_run_is_refused(agentrl: Agentrl, run_dir: Path) -> None:
     done = agentrl("run", f"run.dir={run_dir}", "run.steps=0", "run.eval_tasks=0")
     assert done.code == 2
-    assert f"continue it with --resume {run_dir}" in done.stderr
+    assert f"continue a campaign or an evaluation with --resume {run_dir}" in done.stderr

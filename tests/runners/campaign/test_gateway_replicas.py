@@ -59,7 +59,7 @@ def test_a_campaign_samples_the_same_through_two_gateway_processes_of_which_one_
     assert len(tags) == 1
     gateways[-1].kill()  # its rollouts get a fresh attempt, which samples the same
     document = doubled.finish(driver)
-    assert document["tokens"]["trained"] == document["tokens"]["sampled"] > 0
+    assert document["tokens"]["in_loss"] == document["tokens"]["sampled"] > 0
     assert not [process for process in gateways if process.is_running()]
     assert tokens(doubled) == tokens(miniature)
     files = sorted(os.listdir(doubled.run_dir / "arrays"))  # noqa: PTH208
