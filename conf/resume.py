@@ -40,6 +40,7 @@ CHANGEABLE = (
     "task.repositories",
     "trainer.distill.deadline_s",
     "trainer.distill.url",
+    "trainer.devices",
     "trainer.tokens_per_microbatch",
     "trainer.threads",
 )

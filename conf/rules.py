@@ -25,6 +25,7 @@ from conf.sections.model import (
     ModelConfig,
 )
 from conf.sections.moe import MoeModel
+from conf.sections.plugin import PluginConfig
 from conf.sections.rollout import RolloutConfig
 from conf.sections.run import ObserveConfig, RunConfig, SamplingConfig
 from conf.sections.sandbox import E2bSandboxConfig, LocalSandboxConfig, SandboxConfig
@@ -268,6 +269,16 @@ def teacher_rules(
         "rollout.replace_flat=true replaces groups that trainer.distill.url could train: set it "
         "to false",
     )
+
+
+def device_rules(trainer: TrainerConfig) -> Iterator[Rule]:
+    """Yield the rule of several devices: the loss is one that every process can compute alone."""
+    if isinstance(trainer, LocalTrainerConfig):
+        yield (
+            trainer.devices > 1 and isinstance(trainer.loss, PluginConfig),
+            f"trainer.devices={trainer.devices}, and trainer.loss is a plug-in, whose failure in "
+            "one process would hold up the others: set trainer.devices=1, or choose a loss by name",
+        )
 
 
 def sink_rules(observe: ObserveConfig, trainer: TrainerConfig) -> Iterator[Rule]:

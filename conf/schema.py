@@ -76,6 +76,7 @@ class Config(Section):
             rules.algorithm_rules(self.trainer),
             rules.supervised_rules(self.run, self.trainer),
             rules.teacher_rules(self.trainer, self.sampling, self.rollout),
+            rules.device_rules(self.trainer),
             rules.sink_rules(self.observe, self.trainer),
             rules.slime_rules(self.trainer, self.launch, self.model, self.task, self.scenario),
             slime_rules.slime_algorithm_rules(self.trainer, self.routing_replay),

@@ -143,9 +143,13 @@ def _plan_processes(config: Config, cores: int, weights_mb: int) -> Iterator[Pla
     reference = isinstance(trainer, LocalTrainerConfig) and trainer.kl.weight > 0
     copies = _COPIES_TRAINED + reference if find_trained_lora(config) is None else 1
     trainer_mb = copies * weights_mb + _TRAINING_MB
-    yield PlannedProcess(
-        "driver and trainer", 1, _threads(config) or cores, _DRIVER_MB + trainer_mb
-    )
+    threads, ranks = _threads(config) or cores, _count_devices(config)
+    if ranks == 1:
+        yield PlannedProcess("driver and trainer", 1, threads, _DRIVER_MB + trainer_mb)
+    else:
+        yield PlannedProcess("driver", 1, 1, _DRIVER_MB)
+        own = _threads(config) or max(1, cores // ranks)
+        yield PlannedProcess("trainer", ranks, own, _DRIVER_MB + trainer_mb)
     if isinstance(config.engine, EmbeddedEngineConfig):
         yield PlannedProcess("engine", 1, config.engine.threads or cores, _ENGINE_MB + weights_mb)
     yield PlannedProcess("gateway", 1, 1, _GATEWAY_MB)
@@ -157,6 +161,10 @@ def _plan_processes(config: Config, cores: int, weights_mb: int) -> Iterator[Pla
 
 def _supervised_steps(config: Config) -> int:
     return config.trainer.sft.steps if isinstance(config.trainer, LocalTrainerConfig) else 0
+
+
+def _count_devices(config: Config) -> int:
+    return config.trainer.devices if isinstance(config.trainer, LocalTrainerConfig) else 1
 
 
 def _threads(config: Config) -> int:

@@ -265,6 +265,10 @@ class LocalTrainerConfig(PolicyGradientConfig):
 
     kind: Literal["local"]
     device: Literal["auto", "cpu", "cuda"]
+    devices: PositiveInt
+    """GPUs of this machine over which each step's samples are dealt out, with the same result. Each
+    holds the whole policy in a process of its own. 1: the driver's process trains.
+    """
     epochs: PositiveInt
     """Passes over the step's rollouts."""
     tokens_per_microbatch: PositiveInt

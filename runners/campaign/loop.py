@@ -37,6 +37,7 @@ from runners.runtime.driver import Interrupted
 from runners.runtime.services import Services
 from runners.store.run_store import RunStore
 from runners.tasks.contract import Task
+from runners.trainer_ranks.commands import TrainedStep, Trainer
 from runners.training import checkpoint
 from runners.training.advantages import StepGroups
 from runners.training.step_metrics import step_metrics
@@ -45,7 +46,6 @@ from runners.training.stored_rollout import load_rollout
 from runners.trajectory.routing import RoutingShape
 
 if TYPE_CHECKING:
-    from runners.training.local import LocalTrainer
     from runners.training.supervised.examples import Examples
 
 
@@ -58,7 +58,7 @@ class Campaign:
         store: RunStore,
         services: Services,
         *,
-        trainer: LocalTrainer,
+        trainer: Trainer,
         tokenizer: Path,
         resumed: checkpoint.Checkpoint | None,
         tasks: Sequence[Task],
@@ -136,8 +136,7 @@ class Campaign:
         self._progress.begin_phase("checkpoint")
         metrics["time/step_s"] = time.monotonic() - started
         saved = await asyncio.to_thread(
-            checkpoint.save,
-            self._trainer,
+            self._trainer.save,
             self._store.run_dir / checkpoint.CHECKPOINTS,
             step=step,
             state={"metrics": metrics},
@@ -155,8 +154,6 @@ class Campaign:
 
     async def _fit(self, step: int) -> dict[str, Any]:
         """Train on the step's examples; return the metrics, those of its rollouts being of none."""
-        from runners.training.supervised.step import train_on_examples  # imports torch
-
         assert self._examples is not None
         assert isinstance(self._config.trainer, LocalTrainerConfig)
         if self._draining.is_set():
@@ -164,9 +161,7 @@ class Campaign:
         self._store.begin_step(step, [])
         self._progress.begin_phase("training")
         examples = self._examples.batch(step, self._config.trainer.sft.batch)
-        trained: dict[str, Any] = await run_in_daemon(
-            partial(train_on_examples, self._trainer), examples
-        )
+        trained: dict[str, Any] = await run_in_daemon(self._trainer.fit, examples)
         none = build_samples(StepGroups(self._config), self._load, self._config)
         sets = name_sets(self._config)
         return step_metrics(none, 0.0, sets, version=step - 1) | trained
@@ -188,13 +183,13 @@ class Campaign:
             samples = await add_teacher_logprobs(samples, self._teacher, self._config.trainer)
         note_masked(self._store, "unbuilt", samples.unbuilt)
         # A second signal must not wait for a long step, or for a loss that hangs.
-        trained: dict[str, Any] = await run_in_daemon(self._trainer.step, samples.rollouts)
-        note_masked(self._store, "routing_refused", self._trainer.refused)
-        for reason in self._trainer.failed_updates:
+        trained: TrainedStep = await run_in_daemon(self._trainer.step, samples.rollouts)
+        note_masked(self._store, "routing_refused", trained.refused)
+        for reason in trained.failed_updates:
             self._store.event("update_failed", {"step": step, "reason": reason})
             self._progress.add_note(f"an update of step {step} is left out: {reason}")
         sets = name_sets(self._config)
-        metrics = step_metrics(samples, rollout_s, sets, version=step - 1) | trained
+        metrics = step_metrics(samples, rollout_s, sets, version=step - 1) | trained.metrics
         for record in samples.records:
             self._store.put_rollout(record)
         return metrics

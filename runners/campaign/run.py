@@ -24,11 +24,14 @@ from runners.observe.metrics import MetricsWriter
 from runners.observe.png_charts import write_reward_curve
 from runners.observe.progress import Progress
 from runners.preflight.teacher_check import require_teacher
+from runners.processes.ledger import Ledger
+from runners.processes.service import ServiceStarter
 from runners.runtime.driver import RunDriver, open_run
 from runners.runtime.policy import Policy, find_captured_shape
 from runners.runtime.services import start_services
 from runners.store.run_store import RunStore
 from runners.tasks.task_sets import load_tasks
+from runners.trainer_ranks.commands import Trainer, TrainerHere
 from runners.training import checkpoint
 from runners.training.supervised.run_examples import keep_examples, open_examples
 
@@ -108,7 +111,8 @@ async def _open_campaign(
             )
             # Created after the engine's task: the engine's process then imports torch while the
             # trainer's thread does, instead of afterwards.
-            trainer = starting.create_task(asyncio.to_thread(_make_trainer, config, policy, saved))
+            starter = ServiceStarter(store.run_dir, exits, driver.note_service_exit, Ledger(store))
+            trainer = starting.create_task(_open_trainer(config, policy, saved, starter))
             tasks = starting.create_task(asyncio.to_thread(load_tasks, config))
             starting.create_task(require_teacher(config, policy.tokenizer))
             examples = starting.create_task(
@@ -145,6 +149,39 @@ def _connect_teacher(config: Config, exits: AsyncExitStack) -> Teacher | None:
     return teacher
 
 
+async def _open_trainer(
+    config: Config,
+    policy: Policy,
+    saved: checkpoint.Checkpoint | None,
+    starter: ServiceStarter,
+) -> Trainer:
+    """Return the trainer, in this process or in those that ``starter`` starts and ends."""
+    trainer = config.trainer
+    if not isinstance(trainer, LocalTrainerConfig) or trainer.devices == 1:
+        return TrainerHere(await asyncio.to_thread(_make_trainer, config, policy, saved))
+    from runners.trainer_ranks.client import make_meeting, start_ranks  # imports torch
+    from runners.trainer_ranks.settings import RankSettings
+
+    meeting = make_meeting(starter.exits)
+    settings = [
+        RankSettings(
+            trainer=trainer,
+            routing=config.routing_replay,
+            weights=policy.weights,
+            temperature=config.sampling.temperature,
+            seed=config.seed,
+            merges_adapters=find_served_lora(config) is None,
+            checkpoint=saved.path if saved else None,
+            step=saved.step if saved else 0,
+            rank=rank,
+            ranks=trainer.devices,
+            meeting=meeting,
+        )
+        for rank in range(trainer.devices)
+    ]
+    return await start_ranks(settings, starter)
+
+
 def _make_trainer(
     config: Config, policy: Policy, saved: checkpoint.Checkpoint | None
 ) -> LocalTrainer:
@@ -167,18 +204,15 @@ def _make_trainer(
     return trainer
 
 
-def _find_adapters(
-    trainer: LocalTrainer, run_dir: Path, saved: checkpoint.Checkpoint | None
-) -> Path:
+def _find_adapters(trainer: Trainer, run_dir: Path, saved: checkpoint.Checkpoint | None) -> Path:
     """Return the directory of the adapters that the engine begins with; without a checkpoint new
     ones, which change nothing, are written there first. Raises CheckpointError.
     """
     if saved is not None:
         return saved.path
-    assert trainer.adapters is not None
     directory = run_dir / checkpoint.CHECKPOINTS / START
     try:
-        trainer.adapters.save(directory)
+        trainer.save_adapters(directory)
     except OSError as error:
         raise checkpoint.CheckpointError(
             f"cannot write {directory}: {error}", ExitCode.SERVICE_GONE

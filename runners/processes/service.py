@@ -299,7 +299,13 @@ class ServiceStarter:
         return self.run_dir / "logs" / f"{name}.log"
 
     async def start(
-        self, name: str, module: str, settings: dict[str, Any], *, deadline_s: float
+        self,
+        name: str,
+        module: str,
+        settings: dict[str, Any],
+        *,
+        deadline_s: float,
+        descriptors: Sequence[int] = (),
     ) -> Service:
         """Start a service as ``Service.start`` does, and watch it."""
         service = await Service.start(
@@ -309,6 +315,7 @@ class ServiceStarter:
             log=self.log(name),
             deadline_s=deadline_s,
             ledger=self.ledger,
+            descriptors=descriptors,
         )
         self.exits.push_async_callback(service.stop)
         service.watch(self.on_exit)

@@ -19,6 +19,7 @@ from runners.plugins.calls import PluginFailedError
 from runners.training.attention import repeat_keys
 from runners.training.gradient import has_gradient
 from runners.training.lora import Adapters
+from runners.training.merge import merge_totals
 from runners.training.micro_batches import (
     MicroBatch,
     Rollout,
@@ -28,6 +29,7 @@ from runners.training.micro_batches import (
 )
 from runners.training.mismatch import Mismatch
 from runners.training.objective import Objective
+from runners.training.peers import TrainingPeers
 from runners.training.policy import (
     TrainingError,
     find_decoder,
@@ -75,15 +77,18 @@ class LocalTrainer:
         seed: int,
         routing: RoutingReplayConfig = NATIVE,
         merges_adapters: bool = True,
+        peers: TrainingPeers | None = None,
     ) -> None:
         """Load the policy from a directory of safetensors.
 
         ``temperature``: that of the rollouts, by which logits are divided here too; ``seed``: of
         the split into minibatches, and of new adapters. ``merges_adapters``: checkpoints hold
-        whole weights beside adapters. Raises TrainingError if the policy cannot be loaded,
-        RoutingError if its routing cannot be replayed, and PluginError.
+        whole weights beside adapters. ``peers``: the processes that train it together. Raises
+        TrainingError if the policy cannot be loaded, RoutingError if its routing cannot be
+        replayed, and PluginError.
         """
         self.config = config
+        self.peers = peers or TrainingPeers()
         self.temperature = temperature
         self.device = find_device(config.device)
         if config.threads:
@@ -157,6 +162,7 @@ class LocalTrainer:
                     totals.failed.append(str(error))
         if totals.failed and not totals.updates:
             raise TrainingError(f"no update of step {self.steps} was made: {totals.failed[0]}")
+        merge_totals(totals, self.peers)
         return totals.metrics(time.perf_counter() - started) | self._replay_metrics(totals)
 
     @property
@@ -171,6 +177,7 @@ class LocalTrainer:
         own logprobs and routing from before the first update.
         """
         samples = [sample for rollout in rollouts for sample in rollout]
+        self.peers.share([sample for sample in samples if has_gradient(sample, self.config)])
         if self.replay is not None:
             samples = self.replay.admit(samples)
         with_gradient = self._with_gradient(samples)
@@ -181,7 +188,7 @@ class LocalTrainer:
             for index, sample in zip(with_gradient, observed, strict=True):
                 samples[index] = sample
             if self.replay is not None:
-                self.replay.end_first_pass()
+                self.replay.end_first_pass(self.peers)
         if self.objective.needs_reference:
             compared = self._compare([samples[index] for index in with_gradient])
             for index, sample in zip(with_gradient, compared, strict=True):
@@ -240,7 +247,7 @@ class LocalTrainer:
         )
         samples = [sample for rollout in rollouts for sample in rollout]
         with_gradient = self._with_gradient(samples)
-        if not with_gradient:
+        if not self.peers.any(bool(with_gradient)):
             return
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
@@ -259,11 +266,13 @@ class LocalTrainer:
                     part = self.objective.compute(batch, found, totals)
                     part.backward()  # type: ignore[no-untyped-call]
                     loss += part.item()
+        trained = self.weights.trained.values()
+        self.peers.add_gradients(trained)
+        [loss] = self.peers.add([loss])
         if self.replay is not None:
             self.replay.measure_gradients()
             self._check_replay(self.replay, [samples[index] for index in with_gradient], totals)
         # Returns the norm before clipping.
-        trained = self.weights.trained.values()
         norm = nn.utils.clip_grad_norm_(trained, self.config.grad_clip).item()
         finite = abs(loss) < float("inf") and norm < float("inf")
         if not finite and isinstance(self.config.loss, PluginConfig):
@@ -283,14 +292,21 @@ class LocalTrainer:
         """Check the replay before the step's first update; raises RoutingError."""
         if totals.updates:
             return
-        replay.end_first_pass()
-        if totals.native is None and replay.shadow.suspects(totals.mismatch):
+        replay.end_first_pass(self.peers)
+        # Of all processes: they compare the same, and go on or stop together.
+        measured = totals.mismatch.joined(self.peers.join)
+        if totals.native is None and replay.shadow.suspects(measured):
             self._measure_native(samples, totals)
-        replay.shadow.compare(totals.mismatch, totals.native)
+        native = totals.native and totals.native.joined(self.peers.join)
+        replay.shadow.compare(measured, native)
 
     def _with_gradient(self, samples: Sequence[Sample]) -> list[int]:
-        """Return the indices of the samples that change the weights."""
-        return [index for index, sample in enumerate(samples) if has_gradient(sample, self.config)]
+        """Return the indices of this process's samples that change the weights."""
+        return [
+            index
+            for index, sample in enumerate(samples)
+            if self.peers.owns(sample) and has_gradient(sample, self.config)
+        ]
 
     def _batches(
         self, samples: Sequence[Sample], weights: Sequence[float] | None = None
@@ -331,6 +347,7 @@ class LocalTrainer:
     def _replay_metrics(self, totals: StepTotals) -> dict[str, Any]:
         if self.replay is None:
             return {}
+        self.replay.merge(self.peers)
         native = None if totals.native is None else totals.native.metrics()
         return self.replay.metrics(totals.mismatch.metrics(), native)
 

@@ -6,6 +6,8 @@ learning, but another implementation, precision or routing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -23,6 +25,14 @@ class Mismatch:
     def add(self, logprobs: Tensor, rollout_logprobs: Tensor) -> None:
         """Add tokens, float32 [n] each: the trainer's logprobs and the engine's."""
         self._parts.append((logprobs - rollout_logprobs).detach().cpu())
+
+    def joined(self, join: Callable[[Tensor], Tensor]) -> Mismatch:
+        """Return the mismatch over the tokens of all processes, which ``join`` returns for those of
+        this one.
+        """
+        whole = Mismatch()
+        whole._parts = [join(torch.cat([torch.zeros(0), *self._parts]))]
+        return whole
 
     @property
     def tokens(self) -> int:

@@ -20,6 +20,11 @@ def faults(*lines: str) -> list[str]:
     return caught.value.faults
 
 
+def test_a_loss_of_the_users_own_needs_one_process() -> None:
+    (fault,) = faults("trainer.devices=2", "trainer.loss=some.module:Loss")
+    assert "trainer.devices=2, and trainer.loss is a plug-in" in fault
+
+
 def test_a_dual_clip_is_of_ppo_alone() -> None:
     assert compose(["trainer.clip_dual=3.0"]).trainer.kind == "local"
     (fault,) = faults("trainer.clip_dual=3.0", "trainer.loss=gspo")

@@ -10,6 +10,7 @@ import torch
 
 from conf.sections.training import LocalTrainerConfig, RoutingReplayConfig
 from runners.training.local import NATIVE, LocalTrainer
+from runners.training.peers import TrainingPeers
 from runners.training.sample import Sample
 
 VOCAB = 96
@@ -27,11 +28,12 @@ def make_trainer(
     seed: int = 0,
     routing: RoutingReplayConfig = NATIVE,
     merges: bool = True,
+    peers: TrainingPeers | None = None,
     **changes: object,
 ) -> LocalTrainer:
     """A trainer with the laptop's settings; ``merges``: as ``merges_adapters``."""
     settings: dict[str, Any] = {
-        "kind": "local", "device": "cpu", "learning_rate": 1e-3, "betas": (0.9, 0.95),
+        "kind": "local", "device": "cpu", "devices": 1, "learning_rate": 1e-3, "betas": (0.9, 0.95),
         "weight_decay": 0.0, "clip_low": 0.2,
         "clip_high": 0.28, "loss": "ppo", "clip_dual": None, "accept_reward": None,
         "credit": "rollout", "aggregation": "auto", "aggregation_tokens": 64,
@@ -55,6 +57,7 @@ def make_trainer(
         seed=seed,
         routing=routing,
         merges_adapters=merges,
+        peers=peers,
     )
 
 

@@ -71,6 +71,13 @@ def test_an_engine_that_runs_elsewhere_is_not_a_process_of_the_run(tmp_path: Pat
     assert [p.name for p in elsewhere.processes] == ["driver and trainer", "gateway", "sandbox"]
 
 
+def test_several_devices_train_in_processes_of_their_own(tmp_path: Path) -> None:
+    several = plan_local_run(compose(["trainer.devices=2"]), tmp_path)
+    trainer = next(process for process in several.processes if process.name == "trainer")
+    assert (trainer.count, several.processes[0].name) == (2, "driver")
+    assert trainer.threads == max(1, several.cores // 2)
+
+
 def test_threads_are_the_cores_unless_given(config: Config, tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     given_three = changed(changed(config, "engine", threads=3), "trainer", threads=1)

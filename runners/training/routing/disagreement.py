@@ -7,6 +7,7 @@ later passes differ because the routers have learned.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runners.training.micro_batches import MicroBatch
+from runners.training.peers import TrainingPeers
 from runners.training.routing.evidence import CERTAINTY, pool_rows, scan_rows
 
 Part = tuple[slice, slice]
@@ -82,6 +84,22 @@ class DisagreementCheck:
                 self.faults.append((rollout_id, reason))
         self._pool(batch, routed, rows, parts, faulty)
         return faulty
+
+    def merge(self, peers: TrainingPeers) -> None:
+        """Add what the other processes of a step compared: all of them judge the same."""
+        texts = peers.join_texts([json.dumps(fault) for fault in self.faults])
+        self.faults = [(rollout_id, reason) for rollout_id, reason in map(json.loads, texts)]
+        pools = list(self._pools.values())
+        sums = peers.add(
+            [self.samples, *(pool.rows for pool in pools), *(n for p in pools for n in p.other)]
+        )
+        self.samples, *numbers = (int(number) for number in sums)
+        for index, pool in enumerate(pools):
+            pool.rows = numbers[index]
+            start = len(pools) + index * len(self.layers)
+            pool.other = np.array(numbers[start : start + len(self.layers)], np.int64)
+        largest = peers.largest(-1.0 if self.largest is None else self.largest)
+        self.largest = largest if largest >= 0 else None
 
     def find_fault(self) -> str | None:
         """Return why the whole step is at fault, None if it is not."""

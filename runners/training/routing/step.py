@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from conf.sections.training import RoutingRecomputeConfig, RoutingRolloutConfig
 from runners.training.micro_batches import MicroBatch, select_tokens
+from runners.training.peers import TrainingPeers
 from runners.training.prefix import ForwardScope
 from runners.training.recompute import Contexts
 from runners.training.routing.check import find_routing_fault
@@ -117,6 +118,7 @@ class RoutingReplay:
                 self._totals.captured += int(sample.routing.valid.sum())
             self._totals.tokens += len(sample.tokens) - 1  # the last has no routing
             admitted.append(sample)
+        self._totals.refused_at_once = self._totals.refused
         if admitted and not self._totals.captured and self.config.on_fault == "stop":
             raise RoutingError(
                 f"not one token of {len(admitted)} samples came with its routing: the engine, or "
@@ -207,6 +209,16 @@ class RoutingReplay:
             "r3/routing_share": share,
         }
 
+    def merge(self, peers: TrainingPeers) -> None:
+        """Replace the figures of one process's share of a step by those of the step."""
+        totals = self._totals
+        sums = [float(getattr(totals, name)) for name in _SUMMED]
+        # those that ``admit`` refused are the same everywhere
+        *sums, found = peers.add([*sums, totals.refused - totals.refused_at_once])
+        for name, value in zip(_SUMMED, sums, strict=True):
+            setattr(totals, name, int(value))
+        totals.refused = totals.refused_at_once + int(found)
+
     def measure_gradients(self) -> None:
         """Measure the norm of the routers' gradients; called before the optimizer's step."""
         grads = [
@@ -218,7 +230,7 @@ class RoutingReplay:
         if norms:
             self._totals.gate_norm = max(self._totals.gate_norm, float(torch.stack(norms).norm()))
 
-    def end_first_pass(self) -> None:
+    def end_first_pass(self, peers: TrainingPeers) -> None:
         """End the first pass over a step's samples, before its first update.
 
         Raises RoutingError if choices of the whole step are not training's own, or if those of a
@@ -227,6 +239,9 @@ class RoutingReplay:
         check, self._check = self._check, None
         if check is None or isinstance(self.config, RoutingRecomputeConfig):
             return
+        check.merge(peers)
+        for rollout_id, reason in check.faults:
+            self.refused.setdefault(rollout_id, reason)
         self._totals.other_most = check.largest
         fault = check.find_fault()
         if fault is not None:
@@ -263,11 +278,15 @@ COMPARED = ("k3", "p999_abs", "F_1.1")
 """Figures that are reported without replay too: its effect is in the tail."""
 
 
+_SUMMED = ("rows", "replayed", "slots", "other_slots", "other_rows")
+"""Counts of a pass over samples: with several processes each has those of its share."""
+
+
 class _Totals:
     """Sums over one step."""
 
     def __init__(self) -> None:
-        self.tokens = self.captured = self.refused = 0
+        self.tokens = self.captured = self.refused = self.refused_at_once = 0
         self.rows = self.replayed = self.slots = self.other_slots = 0
         self.other_rows = 0
         self.other_most: float | None = None

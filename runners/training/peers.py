@@ -1,0 +1,177 @@
+"""The processes that train one policy together (data parallelism), as one of them sees the others.
+
+Each holds all weights and all samples of a step, and runs the forward and backward passes of its
+share of the samples. Weights of tokens in the loss are computed from all samples before, so the sum
+of the gradients over the processes is the gradient of one process. Invariant: every process makes
+the same calls in the same order, also one without samples; nothing that is decided between them
+depends on a share alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from conf.errors import ExitCode
+from runners.training.micro_batches import OPENING
+from runners.training.policy import TrainingError
+from runners.training.sample import Sample
+
+BUCKET = 1 << 24
+"""Numbers that are added in one call: 64 MiB of float32. A call costs some 10 µs, a copy memory."""
+
+
+class PeersLostError(TrainingError):
+    """Another process did not take part in an exchange: it has ended or hangs."""
+
+    exit_code = ExitCode.SERVICE_GONE
+
+
+class TrainingPeers:
+    """No others: one process has all samples."""
+
+    rank = 0
+    count = 1
+
+    def __init__(self) -> None:
+        self._own: set[int] | None = None
+
+    def share(self, samples: Sequence[Sample]) -> None:
+        """Begin a step: deal out the samples that have a gradient in it.
+
+        Samples with a common beginning stay together, since it is run once for all of them; the
+        shares have about as many tokens.
+        """
+        if self.count == 1:
+            return
+        order = sorted(
+            range(len(samples)),
+            key=lambda i: (samples[i].tokens[:OPENING].tobytes(), -len(samples[i].tokens), i),
+        )
+        until = list(accumulate(len(samples[index].tokens) for index in order))
+        whole = max(1, until[-1]) if until else 1
+        # the middle of a sample decides, so that no share is empty for a sample that crosses
+        self._own = {
+            id(samples[index].tokens)
+            for index, end in zip(order, until, strict=True)
+            if (end - len(samples[index].tokens) / 2) * self.count // whole == self.rank
+        }
+
+    def owns(self, sample: Sample) -> bool:
+        """Return whether this process runs a sample of ``share``, or what was made of one."""
+        # a sample that is changed keeps its array of tokens
+        return self._own is None or id(sample.tokens) in self._own
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Set the gradient of each parameter to the sum over all processes; one that nobody has
+        stays None.
+        """
+
+    def add(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over all processes, computed in float64."""
+        return list(values)
+
+    def largest(self, value: float) -> float:
+        """Return the largest value of all processes."""
+        return value
+
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag is true in any process."""
+        return self.largest(float(flag)) > 0
+
+    def join(self, numbers: Tensor) -> Tensor:
+        """Return the numbers of all processes, [n] each, in the order of their ranks."""
+        return numbers
+
+    def join_texts(self, texts: Sequence[str]) -> list[str]:
+        """Return the texts of all processes, in the order of their ranks."""
+        whole = json.dumps(list(texts)).encode() + b"\n"
+        joined = self.join(torch.frombuffer(bytearray(whole), dtype=torch.uint8))
+        lines = bytes(joined.tolist()).decode().splitlines()
+        return [text for line in lines for text in json.loads(line)]
+
+
+class ProcessPeers(TrainingPeers):
+    """The ranks of torch.distributed's default group, which the caller has initialised."""
+
+    def __init__(self, device: torch.device) -> None:
+        """``device``: where this process trains."""
+        super().__init__()
+        self.rank = torch.distributed.get_rank()
+        self.count = torch.distributed.get_world_size()
+        self._device = device
+
+    @torch.no_grad()
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """See ``TrainingPeers.add_gradients``; raises PeersLostError, as all of them do."""
+        trained = list(parameters)
+        present = torch.tensor([each.grad is not None for each in trained], dtype=torch.int32)
+        present = self._reduce(present, torch.distributed.ReduceOp.MAX)
+        bucket: list[nn.Parameter] = []
+        for each, somewhere in zip(trained, present.tolist(), strict=True):
+            if not somewhere:
+                continue
+            if each.grad is None:
+                each.grad = torch.zeros_like(each)
+            if bucket and sum(other.numel() for other in bucket) + each.numel() > BUCKET:
+                self._add_bucket(bucket)
+                bucket = []
+            bucket.append(each)
+        if bucket:
+            self._add_bucket(bucket)
+
+    def add(self, values: Sequence[float]) -> list[float]:
+        """See ``TrainingPeers.add``."""
+        numbers = torch.tensor(values, dtype=torch.float64)
+        found: list[float] = self._reduce(numbers, torch.distributed.ReduceOp.SUM).tolist()
+        return found
+
+    def largest(self, value: float) -> float:
+        """See ``TrainingPeers.largest``."""
+        number = torch.tensor([value], dtype=torch.float64)
+        return float(self._reduce(number, torch.distributed.ReduceOp.MAX).item())
+
+    def join(self, numbers: Tensor) -> Tensor:
+        """See ``TrainingPeers.join``."""
+        lengths = [0.0] * self.count
+        lengths[self.rank] = float(len(numbers))
+        sizes = [int(size) for size in self.add(lengths)]
+        own = torch.zeros(max(1, *sizes), dtype=numbers.dtype, device=self._device)
+        own[: len(numbers)] = numbers
+        parts = [torch.empty_like(own) for _ in sizes]
+        with _exchange():
+            torch.distributed.all_gather(parts, own)
+        return torch.cat([part[:size].cpu() for part, size in zip(parts, sizes, strict=True)])
+
+    def _add_bucket(self, bucket: Sequence[nn.Parameter]) -> None:
+        """Add up gradients in one call, on their device and in their type."""
+        gradients = [each.grad for each in bucket if each.grad is not None]
+        whole = torch.cat([gradient.flatten() for gradient in gradients])
+        with _exchange():
+            torch.distributed.all_reduce(whole)
+        parts = torch.split(whole, [gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def _reduce(self, numbers: Tensor, operation: torch.distributed.ReduceOp.RedOpType) -> Tensor:
+        moved = numbers.to(self._device)
+        with _exchange():
+            torch.distributed.all_reduce(moved, operation)
+        return moved.cpu()
+
+
+@contextmanager
+def _exchange() -> Iterator[None]:
+    """Turn torch.distributed's errors into ours."""
+    try:
+        yield
+    except torch.OutOfMemoryError:  # a RuntimeError, too, and our own fault
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise PeersLostError(f"the trainer's processes cannot exchange: {reason}") from error

@@ -1,0 +1,61 @@
+"""A trainer in several processes, as a run starts it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from conf.sections.training import RoutingReplayConfig
+from runners.processes.ledger import Ledger
+from runners.processes.service import ServiceError, ServiceStarter
+from runners.store.run_store import RunStore
+from runners.trainer_ranks.client import TrainerRanks, make_meeting, start_ranks
+from runners.trainer_ranks.settings import RankSettings
+from runners.training import checkpoint
+from runners.training.local import NATIVE
+from tests.fakes.local_trainer import make_trainer
+
+
+class StartedRanks:
+    """Starts trainers for a run, and keeps the ends that nobody asked for."""
+
+    def __init__(self, run_dir: Path, weights: Path) -> None:
+        self.weights = self.made = weights
+        """What the ranks load, and what their settings are made with."""
+        self.store = RunStore.create(run_dir, {})
+        self.ledger = Ledger(self.store)
+        self.exits = AsyncExitStack()
+        self.gone: list[ServiceError] = []
+        self.starter = ServiceStarter(run_dir, self.exits, self.gone.append, self.ledger)
+
+    async def start(
+        self,
+        saved: checkpoint.Checkpoint | None = None,
+        routing: RoutingReplayConfig = NATIVE,
+        ranks: int = 2,
+        exchange_s: float = 300.0,
+        **changes: Any,
+    ) -> TrainerRanks:
+        config = make_trainer(self.made, **changes).config
+        settings = RankSettings(
+            trainer=config.model_copy(update={"devices": ranks}),
+            routing=routing,
+            weights=self.weights,
+            temperature=0.7,
+            seed=0,
+            merges_adapters=True,
+            checkpoint=saved.path if saved else None,
+            step=saved.step if saved else 0,
+            rank=0,
+            ranks=ranks,
+            meeting=make_meeting(self.exits),
+            exchange_s=exchange_s,
+        )
+        every = [settings.model_copy(update={"rank": rank}) for rank in range(ranks)]
+        return await start_ranks(every, self.starter)
+
+
+def save_ranks(trainer: TrainerRanks, root: Path, step: int) -> checkpoint.Checkpoint:
+    options: dict[str, Any] = {"keep": 2, "best": None, "run_id": "x", "tokenizer": None}
+    return trainer.save(root, step=step, state={"metrics": {"a": 1.5}}, **options)

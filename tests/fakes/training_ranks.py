@@ -1,0 +1,129 @@
+"""Training scenarios that one process and several ranks run alike, and the program of a rank.
+
+``python -m tests.fakes.training_ranks RANK RANKS DIR`` runs all of them and writes their results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from conf.sections.training import RoutingRecomputeConfig, RoutingReplayConfig
+from runners.training.local import NATIVE
+from runners.training.peers import ProcessPeers, TrainingPeers
+from runners.training.sample import Sample
+from runners.training.supervised.step import train_on_examples
+from tests.fakes.local_trainer import make_rollouts, make_trainer
+from tests.fakes.routing_replay import corrupt, r3
+from tests.fakes.routing_rollouts import rollouts as routed_rollouts
+
+POLICY, NOISY = "policy", "noisy"
+"""Directories of the policy, and of one with other routers, in that of the results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Settings of a trainer, and the number of rollouts of each of its steps."""
+
+    settings: dict[str, Any]
+    counts: tuple[int, ...]
+    routing: RoutingReplayConfig = NATIVE
+    supervised: bool = False
+    masked: bool = False
+    """The routing of one sample is another's."""
+    by_token: bool = False
+    """Each token has an advantage of its own, and a teacher's logprob."""
+    rounded: bool = False
+    """Matrix products depend on the rows beside, which are others with several ranks."""
+
+
+R2 = RoutingRecomputeConfig(kind="recompute")
+TEACHER = {"url": "http://localhost:1", "weight": 0.5, "alone": False, "deadline_s": 1.0}
+SCENARIOS: dict[str, Scenario] = {
+    "plain": Scenario({}, (6, 5)),
+    "fewer samples than ranks": Scenario({"minibatches": 3}, (1, 3)),
+    "several updates": Scenario({"minibatches": 2, "epochs": 2, "weight_decay": 0.1}, (7,)),
+    "penalty and bonus": Scenario(
+        {
+            "kl": {"weight": 0.2, "estimator": "k3", "place": "loss"},
+            "entropy_bonus": 0.05,
+            "aggregation": "token",
+            "correction": {"truncate": "token", "cap": 1.01},
+        },
+        (5, 4),
+    ),
+    "adapters": Scenario({"lora": {"rank": 4}, "learning_rate": 1e-2}, (5, 4)),
+    "replay": Scenario({}, (7, 5), r3(shadow_every=2)),
+    "replay of one alone": Scenario({}, (1, 6), r3(shadow_every=3)),
+    "replay, masked": Scenario({"minibatches": 2}, (7,), r3(on_fault="mask"), masked=True),
+    "replay, recomputed": Scenario({"minibatches": 2}, (6,), R2),
+    "examples": Scenario({}, (5,), supervised=True),
+    "turns and a teacher": Scenario(
+        {"credit": "turn", "distill": TEACHER, "minibatches": 2}, (6,), by_token=True
+    ),
+    "bfloat16": Scenario({"precision": "bfloat16"}, (6,), rounded=True),
+}
+
+
+def run_scenario(
+    scenario: Scenario, directory: Path, peers: TrainingPeers | None
+) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Train; return the metrics of each step, with the rollouts that were masked, and the weights
+    after the last. Routing comes from the engine in ``directory/noisy``.
+    """
+    policy = directory / POLICY
+    trainer = make_trainer(policy, routing=scenario.routing, peers=peers, **scenario.settings)
+    routed = scenario.routing is not NATIVE
+    engine = make_trainer(directory / NOISY if routed else policy)
+    steps = []
+    for count in scenario.counts:
+        made = routed_rollouts(engine, count) if routed else make_rollouts(engine, count)
+        if scenario.masked:
+            made[2] = [corrupt("random", made[2][0], made[3][0])]
+        if scenario.by_token:
+            made = [[add_signals(sample) for sample in rollout] for rollout in made]
+        if scenario.supervised:
+            steps.append(train_on_examples(trainer, [sample for [sample] in made]))
+        else:
+            steps.append(trainer.step(made) | {"refused": dict(trainer.refused)})
+    return steps, {name: each.detach() for name, each in trainer.weights.trained.items()}
+
+
+def add_signals(sample: Sample) -> Sample:
+    """Return a sample whose tokens have advantages of their own and a teacher's logprobs."""
+    rng = np.random.default_rng(len(sample.tokens))
+    noise = rng.normal(size=(2, len(sample.tokens))).astype(np.float32) * sample.loss_mask
+    return replace(sample, token_advantages=noise[0], teacher_logprobs=sample.logprobs + noise[1])
+
+
+def main() -> None:
+    """Run every scenario as one rank."""
+    rank, ranks, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{directory}/meeting",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=300),
+    )
+    for name, scenario in SCENARIOS.items():
+        peers = ProcessPeers(torch.device("cpu"))
+        steps, weights = run_scenario(scenario, directory, peers)
+        place = directory / f"{rank} {name}"
+        save_file(weights, place.with_suffix(".safetensors"))
+        place.with_suffix(".json").write_text(json.dumps(steps))
+
+
+if __name__ == "__main__":
+    main()
