@@ -39,6 +39,9 @@ BACKLOG = 1024
 
 PREFIX = "agentrl-gateway-"
 """Of the name of a control socket's directory."""
+NAME_BYTES = 107
+"""Length of the name that Linux lets a socket have (unix(7))."""
+SHORT_PLACE = Path("/tmp")
 STALE_S = 60.0
 """Age from which a socket that nobody listens on belongs to no gateway that is just starting."""
 
@@ -73,9 +76,13 @@ class ControlSocket:
     """The listening control socket and its open connections."""
 
     def __init__(self, serve: ServeListener, place: Path | None = None) -> None:
-        """``place``: parent of its directory; None: the temporary files."""
+        """``place``: parent of its directory; None: the temporary files. /tmp if names of sockets
+        there would be too long.
+        """
         self._serve_listener = serve
         place = place or Path(tempfile.gettempdir())
+        if len(os.fsencode(place / f"{PREFIX}12345678" / "control")) > NAME_BYTES:
+            place = SHORT_PLACE
         remove_stale_directories(place)
         self._directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         self.path = self._directory / "control"

@@ -23,7 +23,8 @@ from runners.sandboxes.local.isolation import PROGRAMS
 
 MOUNTS = {"/opt/probe/probe.py": PROGRAMS / "probe.py"}
 """Mounts of the probe's sandbox."""
-PROBE_S = 20.0
+PROBE_S = 90.0
+"""Bounds what hangs: it takes a second, and on a crowded machine many."""
 FEW_PROCESSES = 8
 """More pids than the probe itself can have inside; fewer than any host shows."""
 
@@ -59,6 +60,8 @@ async def probe_isolation(
         most = str(processes + FEW_PROCESSES)
         argv = ["python", "-I", "-S", *MOUNTS, str(canary), port, most]
         result = await sandbox.run(argv, deadline_s=PROBE_S)
+    if result.timed_out:
+        raise SandboxError(f"the probe took more than {PROBE_S:.0f} s: is this machine overloaded?")
     try:
         seen: dict[str, Any] = json.loads(result.stdout)
     except ValueError:

@@ -7,6 +7,7 @@ import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
@@ -38,6 +39,7 @@ TASKS = [
 ]
 
 
+@cache
 def configure(bound: int = 6, *more: str) -> Config:
     return compose(
         [

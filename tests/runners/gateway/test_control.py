@@ -15,7 +15,7 @@ import orjson
 import psutil
 import pytest
 
-from runners.gateway.control import STALE_S, remove_stale_directories
+from runners.gateway.control import STALE_S, ControlSocket, remove_stale_directories
 from runners.testing.completions import END, Completion
 from runners.testing.scripted_engine import ScriptedEngine
 from tests.fakes.running_gateway import (
@@ -255,3 +255,16 @@ async def test_a_look_at_who_listens_is_no_failed_delivery(
     async with asyncio.timeout(10):
         while "delivery failed: closed before" not in caplog.text:
             await asyncio.sleep(0.01)
+
+
+async def test_a_place_whose_names_are_too_long_for_a_socket_is_not_used(tmp_path: Path) -> None:
+    async def serve(*_: object) -> None: ...
+
+    for place in (tmp_path, tmp_path / ("d" * 100)):
+        place.mkdir(exist_ok=True)
+        control = ControlSocket(serve, place)
+        control.start()
+        assert control.path.is_socket()
+        assert control.path.is_relative_to(place) == (place == tmp_path)
+        await control.close()
+        assert not control.path.parent.exists()
