@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,29 +35,63 @@ def check_body_size(size: int, limits: GatewayLimitsConfig) -> None:
         )
 
 
-def check_json_shape(body: bytes, limits: GatewayLimitsConfig) -> None:
-    """Raise OverLimit if a JSON text is nested too deeply or holds too many values.
+SHALLOW = 16
+"""Brackets of a text that needs no exact measure of its depth."""
 
-    It looks at brackets and commas outside of strings, in linear time and without recursion, and
-    accepts what is no JSON at all: the parser refuses that.
+
+@dataclass(frozen=True, slots=True)
+class JsonShape:
+    """The shape of a JSON text."""
+
+    depth: int
+    """Nesting of lists and objects."""
+    values: int
+    """Members of all its objects and lists, about: brackets that open, and commas."""
+
+    def join(self, other: JsonShape) -> JsonShape:
+        """Return the shape of two texts that stand one after the other."""
+        return JsonShape(max(self.depth, other.depth), self.values + other.values)
+
+    def exceeds(self, limits: GatewayLimitsConfig) -> bool:
+        """Return whether it is nested too deeply or holds too many values."""
+        return self.depth > limits.json_depth or self.values > limits.json_values
+
+
+def measure_shape(text: bytes) -> JsonShape:
+    """Return the shape of a JSON text, in linear time and without recursion: what stands outside of
+    its strings is looked at. The text may be no JSON at all: its parser refuses that.
     """
-    brackets = body.count(b"[") + body.count(b"{")
-    if brackets <= limits.json_depth and brackets + body.count(b",") <= limits.json_values:
-        return  # the rest counts more exactly: it leaves out those in strings
-    bare = np.frombuffer(_STRING.sub(b"", body), np.uint8)
+    bare = np.frombuffer(_STRING.sub(b"", text), np.uint8)
     opening = (bare == ord("[")) | (bare == ord("{"))
     closing = (bare == ord("]")) | (bare == ord("}"))
     depth = int(np.cumsum(opening.astype(np.int32) - closing, dtype=np.int32).max(initial=0))
-    if depth > limits.json_depth:
+    return JsonShape(depth, int(opening.sum()) + int((bare == ord(",")).sum()))
+
+
+def bound_shape(text: bytes) -> JsonShape:
+    """Return a shape that the text does not exceed, quickly: what stands in its strings counts too,
+    except for the depth if there is much of it.
+    """
+    brackets = text.count(b"[") + text.count(b"{")
+    depth = brackets if brackets <= SHALLOW else measure_shape(text).depth
+    return JsonShape(depth, brackets + text.count(b","))
+
+
+def check_json_shape(body: bytes, limits: GatewayLimitsConfig) -> None:
+    """Raise OverLimit if a JSON text is nested too deeply or holds too many values."""
+    if not bound_shape(body).exceeds(limits):
+        return  # the rest counts more exactly: it leaves out those in strings
+    shape = measure_shape(body)
+    if shape.depth > limits.json_depth:
         raise OverLimit(
             RefusalKind.INVALID,
-            f"the body's JSON is nested {depth} deep: at most {limits.json_depth} is accepted",
+            f"the body's JSON is nested {shape.depth} deep: "
+            f"at most {limits.json_depth} is accepted",
         )
-    values = int(opening.sum()) + int((bare == ord(",")).sum())
-    if values > limits.json_values:
+    if shape.values > limits.json_values:
         raise OverLimit(
             RefusalKind.INVALID,
-            f"the body's JSON has {values} values: at most {limits.json_values} are accepted",
+            f"the body's JSON has {shape.values} values: at most {limits.json_values} are accepted",
         )
 
 

@@ -33,6 +33,7 @@ from runners.gateway.conversation import (
 from runners.gateway.counters import SessionCounters
 from runners.gateway.dialects.contract import ParsedRequest, ResponseBuilder
 from runners.gateway.in_flight import InFlightTurn, completed_turn
+from runners.gateway.known_bodies import KnownBodies
 from runners.gateway.prefix_matching import PreparedRequest, prepare_request
 from runners.gateway.refusal import (
     PROMPT_TOO_LONG,
@@ -106,6 +107,7 @@ class Session:
         """Turns taken or in flight."""
         self._seeds = None if seed is None else TurnSeeds(seed)
         self._branches = self._make_branches()
+        self._known_bodies = KnownBodies()
         self._prompt_tokens: list[int] = []
         """By turn."""
         self._stored_bytes = 0
@@ -143,7 +145,7 @@ class Session:
         """Parse a request to an endpoint; ``body`` is in pieces. Raises Refused."""
         try:
             return await self._services.texts.parse(
-                self.id, path, body, headers, self._max_context_tokens
+                self.id, path, body, headers, self._max_context_tokens, self._known_bodies
             )
         except Refused:
             raise
@@ -205,7 +207,7 @@ class Session:
             turn.abort()
         if in_flight:
             await asyncio.wait([turn.outcome for turn in in_flight])
-        self._branches = self._make_branches()
+        self._branches, self._known_bodies = self._make_branches(), KnownBodies()
 
     def _make_branches(self) -> Branches:
         return Branches(self.id, self._services.texts)

@@ -15,7 +15,8 @@ from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.chat_template import make_renderer
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects.contract import ParsedRequest
-from runners.gateway.dialects.endpoints import PARSERS
+from runners.gateway.dialects.endpoints import DIALECTS
+from runners.gateway.known_bodies import Continuation, KnownBody, read_continuation, read_shape
 from runners.gateway.refusal import (
     PROMPT_TOO_LONG,
     TURNS_SPENT,
@@ -122,16 +123,45 @@ def parse_request(
 ) -> ParsedRequest:
     """Parse a request for a turn; raises Refused, also if it cannot fit into the context."""
     check_json_shape(body, limits)
-    parsed = PARSERS[path](body, headers)
+    parsed = DIALECTS[path].parse_request(body, headers)
+    _check_size(parsed, len(body), limits, max_context_tokens)
+    return parsed
+
+
+def parse_continuation(
+    found: Continuation,
+    headers: Mapping[str, str],
+    limits: GatewayLimitsConfig,
+    max_context_tokens: int,
+) -> tuple[ParsedRequest, KnownBody | None]:
+    """Parse a request as ``parse_request`` does, but only those items of its conversation that are
+    not known; return also what was read, None if it had to be read as a whole.
+    """
+    try:
+        parsed, read = read_continuation(DIALECTS[found.path], found, headers)
+        if read_shape(read).exceeds(limits):
+            raise ValueError("it may exceed the limits")
+        _check_size(parsed, len(found.body), limits, max_context_tokens)
+        return parsed, read
+    except (ValueError, RecursionError, Refused):  # the whole tells what is wrong with it, if it is
+        whole = parse_request(found.path, found.body, headers, limits, max_context_tokens)
+        return whole, None
+
+
+def _check_size(
+    parsed: ParsedRequest, size: int, limits: GatewayLimitsConfig, max_context_tokens: int
+) -> None:
+    """Raise Refused for a request of too many pieces, or one that cannot fit into the context;
+    ``size``: bytes of its body.
+    """
     if len(parsed.request.pieces) > limits.history_pieces:
         raise OverLimit(
             RefusalKind.FORBIDDEN,
             f"{TURNS_SPENT}: the request has {len(parsed.request.pieces)} pieces of history, "
             f"at most {limits.history_pieces} are accepted",
         )
-    if len(body) > limits.bytes_per_token * max_context_tokens:
+    if size > limits.bytes_per_token * max_context_tokens:
         _check_fits(parsed.request, limits, max_context_tokens)
-    return parsed
 
 
 def _check_fits(request: TurnRequest, limits: GatewayLimitsConfig, max_context_tokens: int) -> None:

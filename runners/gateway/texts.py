@@ -12,11 +12,19 @@ from typing import Any
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.conversation import Piece, TurnRequest, group_messages
 from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.dialects.endpoints import DIALECTS
 from runners.gateway.dialects.transfer import from_plain, read_pieces
+from runners.gateway.known_bodies import Continuation, KnownBodies
 from runners.gateway.loop_share import LoopShare, Result
 from runners.gateway.refusal import OverLimit, RefusalKind
 from runners.gateway.text_pool import TextFailed, TextPool
-from runners.gateway.text_work import OutputText, TextWork, count_characters, parse_request
+from runners.gateway.text_work import (
+    OutputText,
+    TextWork,
+    count_characters,
+    parse_continuation,
+    parse_request,
+)
 from runners.gateway.text_worker import pack_ids, unpack_ids
 from runners.gateway.tokenizer import ParsedResponse, ToolCall
 
@@ -88,14 +96,22 @@ class Texts:
         body: Sequence[bytes],
         headers: Mapping[str, str],
         max_context_tokens: int,
+        known: KnownBodies | None = None,
     ) -> ParsedRequest:
-        """Parse a request; ``body`` is in pieces. Raises Refused."""
+        """Parse a request; ``body`` is in pieces. Raises Refused.
+
+        ``known``: the bodies that the session has sent; this one is added to them.
+        """
         if self._pool is None or sum(map(len, body)) <= SHORT_BODY:
-            whole = b"".join(body)
-            if self._pool is None or _has_few_values(whole):
+            whole, known = b"".join(body), known or KnownBodies()
+            try:
+                found = known.find(path, whole, DIALECTS[path].conversation)
+            except (ValueError, RecursionError):
+                found = None
+            if self._pool is None or _has_few_values(found.new_bytes() if found else whole):
                 return await self._at_once(
                     session_id,
-                    lambda: parse_request(path, whole, headers, self._limits, max_context_tokens),
+                    lambda: self._parse(path, whole, found, headers, max_context_tokens, known),
                 )
         plain = await self._run(
             session_id,
@@ -116,6 +132,22 @@ class Texts:
             pieces += read_pieces(plain["pieces"][start : start + SLICE])
             await asyncio.sleep(0)
         return from_plain(plain, pieces)
+
+    def _parse(
+        self,
+        path: str,
+        body: bytes,
+        found: Continuation | None,
+        headers: Mapping[str, str],
+        max_context_tokens: int,
+        known: KnownBodies,
+    ) -> ParsedRequest:
+        if found is None:
+            return parse_request(path, body, headers, self._limits, max_context_tokens)
+        parsed, read = parse_continuation(found, headers, self._limits, max_context_tokens)
+        if read is not None:
+            known.add(read, found)
+        return parsed
 
     async def render(self, session_id: str, request: TurnRequest) -> list[int]:
         """Return the ids of a whole conversation; raises Refused."""

@@ -1,12 +1,16 @@
-"""The longest common prefix of token sequences: the one function that the repository has for it."""
+"""The longest common prefix of tokens or bytes: the one function that the repository has for it."""
 
 from __future__ import annotations
 
-from runners.trajectory.record import IdArray
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
-def common_prefix_length(first: IdArray, *others: IdArray) -> int:
-    """Return how many leading tokens all sequences share; each is int32 [n_i], n_i may be 0.
+def common_prefix_length(first: NDArray[np.integer[Any]], *others: NDArray[np.integer[Any]]) -> int:
+    """Return how many leading tokens (int32 [n_i]) or bytes (uint8 [n_i]) all sequences share; n_i
+    may be 0.
 
     >>> common_prefix_length(np.array([7, 8, 9], np.int32), np.array([7, 8, 1, 2], np.int32))
     2

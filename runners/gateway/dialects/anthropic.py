@@ -5,22 +5,21 @@ Their known parts are validated strictly (types, roles, block kinds); unknown ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, TypeAdapter
 
 from runners.gateway.conversation import (
     SYSTEM_PROMPT,
     Piece,
-    RequestAttribution,
     TurnRequest,
     group_messages,
 )
 from runners.gateway.dialects import anthropic_reply
-from runners.gateway.dialects.attribution import UNNAMED, is_claude_code, read_attribution
+from runners.gateway.dialects.attribution import is_claude_code, read_attribution
 from runners.gateway.dialects.body import (
     NOTHING_KEPT,
     ModelName,
@@ -32,10 +31,9 @@ from runners.gateway.dialects.body import (
     check_conversation,
     must_be_null,
     omission_text,
-    parse_body,
     text_as_list,
 )
-from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.dialects.contract import Dialect, ParsedRequest, stands_alone
 from runners.gateway.refusal import RefusalKind, Refused
 
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -144,28 +142,17 @@ MODEL_CREATED = "2026-01-01T00:00:00Z"
 """Clients expect a date; a policy in training has none."""
 
 
-def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-    """Parse a ``POST /v1/messages``."""
-    messages = parse_body(MessagesRequest, body)
+def build_request(
+    body: CountRequest, pieces: Sequence[Piece], headers: Mapping[str, str]
+) -> ParsedRequest:
+    """Return a request for a turn, or for a count; see ``Dialect.build``."""
     attribution = read_attribution(headers)
-    if is_claude_code(headers) and _wants_json(messages) and not messages.tools:
-        attribution = replace(attribution, request_class="side")  # a title or a verdict
-    request = to_turn_request(messages, attribution)
-    return ParsedRequest(request, anthropic_reply, messages.stream)
-
-
-def parse_count(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-    """Parse a ``POST /v1/messages/count_tokens``."""
-    counted = to_turn_request(parse_body(CountRequest, body), read_attribution(headers))
-    return ParsedRequest(counted, anthropic_reply, stream=False)
-
-
-def to_turn_request(body: CountRequest, attribution: RequestAttribution = UNNAMED) -> TurnRequest:
-    """Return a request free of its dialect; raises Refused if it ends with an assistant message."""
     sampled = body if isinstance(body, MessagesRequest) else None
-    return TurnRequest(
+    if sampled and is_claude_code(headers) and _wants_json(body) and not body.tools:
+        attribution = replace(attribution, request_class="side")  # a title or a verdict
+    request = TurnRequest(
         model=body.model,
-        pieces=check_conversation(_pieces(body), "messages"),
+        pieces=check_conversation([*_system_prompt(body), *pieces], "messages"),
         tools=[
             {
                 "type": "function",
@@ -185,6 +172,7 @@ def to_turn_request(body: CountRequest, attribution: RequestAttribution = UNNAME
         unknown_keys=len(body.model_extra or ()),
         attribution=attribution,
     )
+    return ParsedRequest(request, anthropic_reply, sampled is not None and sampled.stream)
 
 
 def _wants_json(body: CountRequest) -> bool:
@@ -196,32 +184,31 @@ def to_renderer_messages(
     body: Mapping[str, Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the messages and tools that the model gets of a request body (a JSON object)."""
-    request = to_turn_request(
-        parse_body(
-            CountRequest, orjson.dumps({k: v for k, v in body.items() if k not in _SAMPLING})
-        )
-    )
+    counted = {key: value for key, value in body.items() if key not in _SAMPLING}
+    request = COUNT.parse_request(orjson.dumps(counted), {}).request
     return group_messages(request.pieces), request.tools
 
 
 _SAMPLING = MessagesRequest.model_fields.keys() - CountRequest.model_fields.keys()
 
 
-def _pieces(body: CountRequest) -> Iterator[Piece]:
+def _system_prompt(body: CountRequest) -> Iterator[Piece]:
     system = [
         block.text for block in body.system or () if not block.text.startswith(BILLING_HEADER)
     ]
     if system:
         yield Piece(SYSTEM_PROMPT, "system", "text", "\n".join(system))
-    for index, message in enumerate(body.messages):
-        for block in message.content:
-            owner = _OWNER.get(block.type, message.role)
-            if owner != message.role:
-                raise Refused(
-                    RefusalKind.INVALID,
-                    f"messages.{index}: {block.type} cannot stand in a {message.role} message",
-                )
-            yield _piece(index, message.role, block)
+
+
+def _split_message(message: _Message, index: int) -> Iterator[Piece]:
+    for block in message.content:
+        owner = _OWNER.get(block.type, message.role)
+        if owner != message.role:
+            raise Refused(
+                RefusalKind.INVALID,
+                f"messages.{index}: {block.type} cannot stand in a {message.role} message",
+            )
+        yield _piece(index, message.role, block)
 
 
 _OWNER = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
@@ -296,3 +283,15 @@ def list_models(*names: str) -> dict[str, Any]:
     """List the models."""
     ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}
     return {"data": [describe_model(name) for name in names], **ends}
+
+
+_ITEMS = TypeAdapter(list[_Message])
+
+TURN = Dialect(
+    MessagesRequest, "messages", _ITEMS, _split_message, joins=stands_alone, build=build_request
+)
+"""``POST /v1/messages``."""
+COUNT = Dialect(
+    CountRequest, "messages", _ITEMS, _split_message, joins=stands_alone, build=build_request
+)
+"""``POST /v1/messages/count_tokens``."""

@@ -1,17 +1,20 @@
 """The interface between the gateway and a dialect (one vendor's API).
 
-A dialect is a ``parse_request`` for one endpoint; a module that satisfies ``Vendor`` has its errors
+A ``Dialect`` reads the bodies of one endpoint; a module that satisfies ``Vendor`` has its errors
 and models. Everything that a request decides about its answer (the kinds of its tools, whether it
 streams) is in the ``ParsedRequest``, so a dialect keeps no state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from runners.gateway.conversation import Answer, TurnRequest
+from pydantic import TypeAdapter
+
+from runners.gateway.conversation import Answer, Piece, TurnRequest
+from runners.gateway.dialects.body import RequestBody, parse_body
 from runners.gateway.refusal import Refused
 
 
@@ -72,8 +75,50 @@ class ParsedRequest:
     """The client wants a stream, not one body."""
 
 
-ParseRequest = Callable[[bytes, Mapping[str, str]], ParsedRequest]
-"""Parses body and headers of a request for a turn; raises Refused."""
+Body = TypeVar("Body", bound=RequestBody)
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect(Generic[Body, Item]):
+    """Reads the bodies of one endpoint: the list of the conversation item by item, so that items
+    which were read before are not read again (``known_bodies.py``), then everything together.
+    """
+
+    body: type[Body]
+    conversation: str
+    """Member of the body that holds the conversation, a list."""
+    items: TypeAdapter[list[Item]]
+    """Validates a part of that list."""
+    split_item: Callable[[Item, int], Iterable[Piece]]
+    """Returns the pieces of an item, which is, or is in, the message of that number."""
+    joins: Callable[[Item], bool]
+    """Whether an item is of one message with the items before it for which this is true."""
+    build: Callable[[Body, Sequence[Piece], Mapping[str, str]], ParsedRequest]
+    """Makes the request of a body, of the pieces of all items and of the headers. It does not look
+    at the body's own conversation, of which items may be missing. Raises Refused.
+    """
+
+    def parse_request(self, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+        """Parse body and headers of a request for a turn; raises Refused."""
+        wire = parse_body(self.body, body)
+        split = self.split_items(getattr(wire, self.conversation), 0, None)
+        return self.build(wire, [piece for _, pieces in split for piece in pieces], headers)
+
+    def split_items(
+        self, items: Iterable[Item], index: int, opened: int | None
+    ) -> Iterator[tuple[int | None, list[Piece]]]:
+        """Yield the pieces of each item, and before them the message that the next item may join;
+        raises Refused. ``index``: of the first item; ``opened``: the message that it may join.
+        """
+        for number, item in enumerate(items, index):
+            opened = (number if opened is None else opened) if self.joins(item) else None
+            yield opened, list(self.split_item(item, number if opened is None else opened))
+
+
+def stands_alone(item: object) -> bool:
+    """Return False: every item is a message of its own."""
+    return False
 
 
 class Vendor(Protocol):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, PositiveInt, Tag
+from pydantic import Discriminator, Field, PositiveInt, Tag, TypeAdapter
 
 from runners.gateway.conversation import Piece, Role, TurnRequest
 from runners.gateway.dialects import openai
@@ -19,10 +19,9 @@ from runners.gateway.dialects.body import (
     WireModel,
     check_conversation,
     must_be_null,
-    parse_body,
     text_as_list,
 )
-from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.dialects.contract import Dialect, ParsedRequest, stands_alone
 from runners.gateway.dialects.openai_chat_reply import ChatReply
 
 
@@ -148,14 +147,15 @@ _SAMPLING = (
 )
 
 
-def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-    """Parse a ``POST /v1/chat/completions``."""
-    chat = parse_body(ChatRequest, body)
+def build_request(
+    chat: ChatRequest, pieces: Sequence[Piece], headers: Mapping[str, str]
+) -> ParsedRequest:
+    """Return a request for a turn; see ``Dialect.build``."""
     stop = [chat.stop] if isinstance(chat.stop, str) else chat.stop
     functions = [tool.function for tool in chat.tools or () if isinstance(tool, _FunctionTool)]
     request = TurnRequest(
         model=chat.model,
-        pieces=check_conversation(openai.merge_system_prompt(_pieces(chat)), "messages"),
+        pieces=check_conversation(openai.merge_system_prompt(pieces), "messages"),
         tools=[
             openai.to_function_tool(function.name, function.description, function.parameters)
             for function in functions
@@ -174,26 +174,36 @@ def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     return ParsedRequest(request, ChatReply(with_usage), bool(chat.stream))
 
 
-def _pieces(body: ChatRequest) -> Iterator[Piece]:
-    for index, message in enumerate(body.messages):
-        match message:
-            case _InputMessage():
-                role: Role = "user" if message.role == "user" else "system"
-                for part in message.content:
-                    yield Piece(index, role, "text", openai.part_text(part))
-            case _Result():
-                text = "\n".join(map(openai.part_text, message.content))
-                yield Piece(index, "user", "tool_result", text, tool_id=message.tool_call_id)
-            case _Assistant():
-                yield Piece(index, "assistant", "thinking", message.reasoning_content or "")
-                for part in message.content or ():
-                    yield Piece(index, "assistant", "text", openai.part_text(part))
-                for call in message.tool_calls or ():
-                    yield Piece(
-                        index,
-                        "assistant",
-                        "tool_call",
-                        tool_id=call.id,
-                        name=call.function.name,
-                        arguments=openai.read_arguments(call.function.arguments),
-                    )
+def _split_message(message: _Message, index: int) -> Iterator[Piece]:
+    match message:
+        case _InputMessage():
+            role: Role = "user" if message.role == "user" else "system"
+            for part in message.content:
+                yield Piece(index, role, "text", openai.part_text(part))
+        case _Result():
+            text = "\n".join(map(openai.part_text, message.content))
+            yield Piece(index, "user", "tool_result", text, tool_id=message.tool_call_id)
+        case _Assistant():
+            yield Piece(index, "assistant", "thinking", message.reasoning_content or "")
+            for part in message.content or ():
+                yield Piece(index, "assistant", "text", openai.part_text(part))
+            for call in message.tool_calls or ():
+                yield Piece(
+                    index,
+                    "assistant",
+                    "tool_call",
+                    tool_id=call.id,
+                    name=call.function.name,
+                    arguments=openai.read_arguments(call.function.arguments),
+                )
+
+
+TURN = Dialect(
+    ChatRequest,
+    "messages",
+    TypeAdapter(list[_Message]),
+    _split_message,
+    joins=stands_alone,
+    build=build_request,
+)
+"""``POST /v1/chat/completions``."""

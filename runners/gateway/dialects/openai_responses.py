@@ -5,10 +5,10 @@ The gateway stores no items for its clients: a request brings its whole conversa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt, TypeAdapter
 
 from runners.gateway.conversation import SYSTEM_PROMPT, Piece, Role, TurnRequest
 from runners.gateway.dialects import openai, openai_tools
@@ -22,10 +22,9 @@ from runners.gateway.dialects.body import (
     WireModel,
     check_conversation,
     must_be_null,
-    parse_body,
     text_as_list,
 )
-from runners.gateway.dialects.contract import ParsedRequest
+from runners.gateway.dialects.contract import Dialect, ParsedRequest
 from runners.gateway.dialects.openai_responses_reply import ResponsesReply
 from runners.gateway.dialects.openai_tools import Tool
 
@@ -99,11 +98,10 @@ def _as_items(content: object) -> object:
     return [{"role": "user", "content": content}] if isinstance(content, str) else content
 
 
+_AnyItem = _Message | _Reasoning | _FunctionCall | _CustomCall | _ShellCall | _Result
+
 _Item = Annotated[
-    Annotated[
-        _Message | _Reasoning | _FunctionCall | _CustomCall | _ShellCall | _Result,
-        Field(discriminator="type"),
-    ],
+    Annotated[_AnyItem, Field(discriminator="type")],
     BeforeValidator(_as_item),
 ]
 
@@ -158,14 +156,16 @@ class ResponsesRequest(RequestBody):
 _SAMPLING = ("temperature", "top_p", "top_logprobs", "max_tool_calls")
 
 
-def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-    """Parse a ``POST /v1/responses``."""
-    wire = parse_body(ResponsesRequest, body)
+def build_request(
+    wire: ResponsesRequest, pieces: Sequence[Piece], headers: Mapping[str, str]
+) -> ParsedRequest:
+    """Return a request for a turn; see ``Dialect.build``."""
+    instructions = Piece(SYSTEM_PROMPT, "system", "text", wire.instructions or "")
     tools, left_out = openai_tools.to_policy_tools(wire.tools or ())
     format_ = wire.text.format if wire.text else None
     request = TurnRequest(
         model=wire.model,
-        pieces=check_conversation(openai.merge_system_prompt(_pieces(wire)), "input"),
+        pieces=check_conversation(openai.merge_system_prompt([instructions, *pieces]), "input"),
         tools=[tool.function for tool in tools.values()],
         max_tokens=wire.max_output_tokens or openai.NO_LIMIT,
         show_thinking=wire.reasoning is not None and wire.reasoning.effort != "none",
@@ -180,16 +180,17 @@ def parse_request(body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     return ParsedRequest(request, ResponsesReply(tools), bool(wire.stream))
 
 
-def _pieces(body: ResponsesRequest) -> Iterator[Piece]:
-    yield Piece(SYSTEM_PROMPT, "system", "text", body.instructions or "")
-    first_of_turn: int | None = None
-    for index, item in enumerate(body.input):
-        if isinstance(item, _Result) or (isinstance(item, _Message) and item.role != "assistant"):
-            first_of_turn = None
-            yield from _input_pieces(index, item)
-        else:  # a turn comes back as several items; they count as one message
-            first_of_turn = index if first_of_turn is None else first_of_turn
-            yield from _assistant_pieces(first_of_turn, item)
+def _is_assistants(item: object) -> bool:
+    """Return whether an item is of a turn; a turn comes back as several, which are one message."""
+    if isinstance(item, _Message):
+        return item.role == "assistant"
+    return not isinstance(item, _Result)
+
+
+def _split_item(item: _AnyItem, index: int) -> Iterator[Piece]:
+    if isinstance(item, _Result) or (isinstance(item, _Message) and item.role != "assistant"):
+        return _input_pieces(index, item)
+    return _assistant_pieces(index, item)
 
 
 def _input_pieces(index: int, item: _Message | _Result) -> Iterator[Piece]:
@@ -227,3 +228,14 @@ def _assistant_pieces(
     yield Piece(
         index, "assistant", "tool_call", tool_id=item.call_id, name=name, arguments=arguments
     )
+
+
+TURN = Dialect(
+    ResponsesRequest,
+    "input",
+    TypeAdapter(list[_Item]),
+    _split_item,
+    joins=_is_assistants,
+    build=build_request,
+)
+"""``POST /v1/responses``."""

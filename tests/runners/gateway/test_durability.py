@@ -15,7 +15,6 @@ from runners.engines.resilient import ResilientEngine
 from runners.gateway.admin_bodies import SessionRequest
 from runners.gateway.conversation import TurnRequest
 from runners.gateway.dialects import anthropic, anthropic_reply
-from runners.gateway.dialects.body import parse_body
 from runners.gateway.registry import SessionRegistry
 from runners.gateway.session import Session, SessionServices
 from runners.gateway.settings import SessionSampling
@@ -67,7 +66,7 @@ async def bench(engine: ScriptedEngine, tokenizer_dir: Path) -> AsyncIterator[Be
 
 def request(text: str = "hi") -> TurnRequest:
     body = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "%b"}]}'
-    return anthropic.to_turn_request(parse_body(anthropic.MessagesRequest, body % text.encode()))
+    return anthropic.TURN.parse_request(body % text.encode(), {}).request
 
 
 async def wait_until_storing(bench: Bench) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from conf.sections.gateway import GatewayLimitsConfig
 from runners.gateway.conversation import Piece, TurnRequest, group_messages
-from runners.gateway.dialects.endpoints import PARSERS
+from runners.gateway.dialects.endpoints import DIALECTS
 from runners.gateway.dialects.transfer import from_plain, read_pieces, to_plain
 from runners.gateway.refusal import OverLimit, RefusalKind, Refused
 from runners.gateway.text_pool import TextFailed, TextPool
@@ -114,7 +114,7 @@ def bodies() -> list[tuple[str, bytes]]:
 @pytest.mark.parametrize(("path", "body"), bodies(), ids=[path for path, _ in bodies()])
 def test_a_parsed_request_survives_its_transfer(path: str, body: bytes) -> None:
     headers = {"x-claude-code-agent-id": "a1", "thread-id": "t", "session-id": "s"}
-    parsed = PARSERS[path](body, headers)
+    parsed = DIALECTS[path].parse_request(body, headers)
     plain = to_plain(parsed)
     again = from_plain(plain, read_pieces(plain["pieces"]))
     assert repr(again) == repr(parsed)  # not ==, because NaN is not equal to itself
@@ -140,7 +140,7 @@ def test_a_request_of_too_many_pieces_is_refused_where_it_is_parsed() -> None:
 
 def test_a_piece_has_the_digest_that_another_process_made() -> None:
     path, body = bodies()[0]
-    parsed = PARSERS[path](body, {})
+    parsed = DIALECTS[path].parse_request(body, {})
     pieces = read_pieces(to_plain(parsed)["pieces"])
     assert [piece.key for piece in pieces] == parsed.request.digest_pieces()
     assert [piece.digest() for piece in pieces] == parsed.request.digest_pieces()
@@ -220,7 +220,7 @@ async def test_a_large_request_is_parsed_alike_in_another_process(
         )
         assert len(pool.pids) >= 1
     lower = {name.lower(): value for name, value in headers.items()}
-    assert repr(parsed) == repr(PARSERS[path](large, lower))
+    assert repr(parsed) == repr(DIALECTS[path].parse_request(large, lower))
 
 
 @pytest.mark.integration

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from runners.gateway.dialects.body import MAX_UNKNOWN
-from runners.gateway.dialects.endpoints import PARSERS
+from runners.gateway.dialects.endpoints import DIALECTS
 from runners.gateway.session import MAX_IGNORED
 from runners.testing.completions import Completion
 from runners.testing.scripted_engine import ScriptedEngine
@@ -78,6 +78,6 @@ async def test_a_client_that_makes_up_keys_fills_neither_the_counters_nor_the_lo
 def test_a_request_names_some_of_its_unknown_keys_and_counts_all(path: str) -> None:
     keys = dict.fromkeys(map(str, range(1000)))
     body = orjson.dumps({"model": "m", **PATHS[path]("hi"), **keys})
-    request = PARSERS[path](body, {}).request
+    request = DIALECTS[path].parse_request(body, {}).request
     assert request.ignored == tuple(map(str, range(MAX_UNKNOWN)))
     assert request.unknown_keys == 1000

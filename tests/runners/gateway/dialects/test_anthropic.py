@@ -18,7 +18,7 @@ BASE: dict[str, Any] = {"model": "m", "max_tokens": 10, "messages": [user("hi")]
 
 def parse(**changes: Any) -> TurnRequest:
     body = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
-    return anthropic.to_turn_request(parse_body(anthropic.MessagesRequest, orjson.dumps(body)))
+    return anthropic.TURN.parse_request(orjson.dumps(body), {}).request
 
 
 def refusal_text(**changes: Any) -> str:
@@ -109,7 +109,7 @@ def test_json_without_tools_is_a_title_of_claude_code_and_of_no_other_program(
     headers = {"x-claude-code-session-id": "s"}
 
     def request_class(headers: dict[str, str], **more: Any) -> str | None:
-        parsed = anthropic.parse_request(orjson.dumps({**BASE, **changes, **more}), headers)
+        parsed = anthropic.TURN.parse_request(orjson.dumps({**BASE, **changes, **more}), headers)
         return parsed.request.attribution.request_class
 
     assert request_class(headers) == ("side" if is_title else None)

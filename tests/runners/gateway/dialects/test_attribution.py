@@ -9,7 +9,7 @@ import pytest
 
 from runners.gateway.conversation import RequestAttribution
 from runners.gateway.dialects import attribution
-from runners.gateway.dialects.endpoints import PARSERS
+from runners.gateway.dialects.endpoints import DIALECTS
 
 AGENT = "x-claude-code-agent-id"
 
@@ -165,5 +165,7 @@ BODIES: dict[str, dict[str, Any]] = {
 def test_a_program_is_known_by_its_headers_whatever_api_it_speaks(
     path: str, headers: dict[str, str], thread: str
 ) -> None:
-    parsed = PARSERS[path](json.dumps({"model": "m", **BODIES[path]}).encode(), headers)
+    parsed = DIALECTS[path].parse_request(
+        json.dumps({"model": "m", **BODIES[path]}).encode(), headers
+    )
     assert parsed.request.attribution.thread == thread

@@ -23,7 +23,7 @@ BASE: dict[str, Any] = {"model": "m", "messages": [user("hi")]}
 
 def parse(**changes: Any) -> ParsedRequest:
     body = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
-    return openai_chat.parse_request(orjson.dumps(body), {})
+    return openai_chat.TURN.parse_request(orjson.dumps(body), {})
 
 
 def parse_turn(**changes: Any) -> TurnRequest:

@@ -26,7 +26,7 @@ USAGE = {"prompt_tokens": 10, "completion_tokens": 3, "cached_tokens": 4}
 
 def parse(**changes: Any) -> ParsedRequest:
     body = {key: value for key, value in {**BASE, **changes}.items() if value is not ...}
-    return openai_responses.parse_request(orjson.dumps(body), {})
+    return openai_responses.TURN.parse_request(orjson.dumps(body), {})
 
 
 def parse_turn(**changes: Any) -> TurnRequest:

@@ -42,7 +42,7 @@ CALLS = (
 
 def parse(*items: dict[str, Any]) -> ParsedRequest:
     body = {"model": "m", "tools": TOOLS, "input": [{"role": "user", "content": "hi"}, *items]}
-    return openai_responses.parse_request(orjson.dumps(body), {})
+    return openai_responses.TURN.parse_request(orjson.dumps(body), {})
 
 
 def build_output(*calls: IssuedCall) -> list[dict[str, Any]]:
