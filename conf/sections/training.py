@@ -272,7 +272,7 @@ class LocalTrainerConfig(PolicyGradientConfig):
     epochs: PositiveInt
     """Passes over the step's rollouts."""
     tokens_per_microbatch: PositiveInt
-    """Padded tokens in one forward pass; a prompt that its rows share counts once."""
+    """Positions in one forward pass; what its samples have in common counts once."""
     aggregation_tokens: PositiveInt
     """Tokens: divisor of ``constant``, the same for every rollout."""
     credit: Literal["rollout", "turn"]

@@ -18,6 +18,7 @@ from conf.sections.training import LocalTrainerConfig, RoutingOffConfig, Routing
 from runners.plugins.calls import PluginFailedError
 from runners.training.attention import repeat_keys
 from runners.training.gradient import has_gradient
+from runners.training.hidden_states import ForwardScope, compute_hidden_states
 from runners.training.lora import Adapters
 from runners.training.merge import merge_totals
 from runners.training.micro_batches import (
@@ -37,14 +38,8 @@ from runners.training.policy import (
     load_policy,
     make_optimizer,
 )
-from runners.training.policy_check import check_policy
+from runners.training.policy_check import check_policy, prepare_trees
 from runners.training.precision import MasterWeights, round_policy
-from runners.training.prefix import (
-    ForwardScope,
-    can_share_prefix,
-    compute_hidden_states,
-    no_scope,
-)
 from runners.training.recompute import (
     Entropy,
     checkpoint_layers,
@@ -56,6 +51,7 @@ from runners.training.routing.step import RoutingReplay
 from runners.training.sample import Sample
 from runners.training.schedule import find_learning_rate
 from runners.training.totals import StepTotals
+from runners.training.tree.layers import enable_trees
 from runners.trajectory.record import LogprobArray
 from runners.trajectory.routing import Routing, RoutingError
 
@@ -94,12 +90,12 @@ class LocalTrainer:
         if config.threads:
             torch.set_num_threads(config.threads)
         self.model = load_policy(weights).to(self.device)
-        if self.device.type == "cuda" and config.precision == "float32":
-            repeat_keys(self.model)
         check_policy(self.model)
+        self.no_tree = prepare_trees(self.model)
+        """Why micro-batches are rows of samples; None: they are prefix trees."""
+        if self.no_tree and self.device.type == "cuda" and config.precision == "float32":
+            repeat_keys(self.model)
         self.model.train()
-        self.shares_prefix = can_share_prefix(find_decoder(self.model))
-        """A beginning that rows have in common is run once for all of them."""
         self.adapters: Adapters | None = None
         """Trained instead of the weights if ``trainer.lora`` is on."""
         self.merges_adapters = merges_adapters
@@ -134,6 +130,8 @@ class LocalTrainer:
         """
         if self.objective.needs_reference and self.adapters is None:
             self.reference = load_policy(weights).to(self.device)
+            if self.no_tree is None:
+                enable_trees(self.reference)
             if config.precision == "bfloat16":
                 round_policy(self.reference)
 
@@ -177,7 +175,8 @@ class LocalTrainer:
         own logprobs and routing from before the first update.
         """
         samples = [sample for rollout in rollouts for sample in rollout]
-        self.peers.share([sample for sample in samples if has_gradient(sample, self.config)])
+        trained = [sample for sample in samples if has_gradient(sample, self.config)]
+        self.peers.share(trained, tree=self.no_tree is None)
         if self.replay is not None:
             samples = self.replay.admit(samples)
         with_gradient = self._with_gradient(samples)
@@ -209,7 +208,7 @@ class LocalTrainer:
                 if self.replay is None:
                     logprobs = self._logprobs(batch)
                 elif self.replay.records:
-                    scope, routing = exits.enter_context(self.replay.record(batch))
+                    scope, routing = exits.enter_context(self.replay.record(batch, samples))
                     logprobs = self._logprobs(batch, scope)
                 else:
                     replayed = exits.enter_context(self.replay.replay(batch))
@@ -254,6 +253,7 @@ class LocalTrainer:
         for batch in self._batches(
             [samples[index] for index in with_gradient], [weights[index] for index in with_gradient]
         ):
+            totals.add_positions(batch)
             with ExitStack() as exits:
                 kind = self.objective.entropy
                 if self.replay is None:
@@ -316,28 +316,28 @@ class LocalTrainer:
             weights or [0.0] * len(samples),
             tokens_per_microbatch=self.config.tokens_per_microbatch,
             device=self.device,
-            share=self.shares_prefix,
+            tree=self.no_tree is None,
         )
 
     def _logprobs(
         self,
         batch: MicroBatch,
-        scope: ForwardScope = no_scope,
+        scope: ForwardScope = nullcontext,
         policy: Any = None,
         entropy: Entropy = "none",
     ) -> Tensor:
         """Return the logprobs of the trained tokens after temperature and, if wanted, the
         entropies: float32 [n, 1 or 2]. ``policy``: another than the one that is trained.
 
-        Logits are computed at the positions that predict them only: the vocabulary is the widest
-        dimension.
+        Logits are computed at the positions that predict trained tokens only, once at each: the
+        vocabulary is the widest dimension.
         """
         computed = policy or self.model
-        hidden = compute_hidden_states(find_decoder(computed), batch.input_ids, batch.shared, scope)
-        trained = hidden[batch.rows, batch.positions - batch.shared]
+        hidden = compute_hidden_states(find_decoder(computed), batch, scope)
         return compute_chosen_logprobs(
             self.weights.make_head(computed),
-            trained,
+            hidden.index_select(0, batch.predictors),
+            batch.predicted_by,
             batch.targets,
             self.temperature,
             chunked=self.recompute,

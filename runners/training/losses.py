@@ -95,7 +95,7 @@ def reinforce(tokens: TrainedTokens) -> TokenLosses:
 def mean_by_row(values: Tensor, rows: Tensor) -> Tensor:
     """Return the mean of the values of each row, float32 [rows]; int64 [n] ``rows`` names them."""
     count = int(rows.max()) + 1 if len(rows) else 0
-    zeros = torch.zeros(count, device=values.device, dtype=values.dtype)
+    zeros = values.new_zeros(count)
     tokens = zeros.scatter_add(0, rows, torch.ones_like(values))
     return zeros.scatter_add(0, rows, values) / tokens.clamp(min=1)
 

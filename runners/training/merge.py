@@ -7,9 +7,9 @@ from runners.training.totals import StepTotals
 
 SUMMED = (
     *("tokens", "clipped_low", "clipped_high", "entropy", "moved", "ratio", "ratio_squares"),
-    *("truncated", "rejected"),
+    *("truncated", "rejected", "flat", "nodes", "positions"),
 )
-"""Sums over tokens, of which each process has its share."""
+"""Sums over tokens or positions, of which each process has its share."""
 OPTIONAL = ("kl", "teacher")
 """The same; None in a process without such tokens."""
 JOINED = ("mismatch", "native")

@@ -1,14 +1,16 @@
-"""Pack samples into padded micro-batches, weighted so that every rollout counts alike.
+"""Pack samples into micro-batches, weighted so that every rollout counts alike.
 
-Right padding under a causal mask needs no attention mask: a padded position comes after every real
-one of its row, so no real one attends to it.
+A micro-batch is a prefix tree: what samples have in common is run once. A policy that cannot run
+trees gets padded rows, one per sample. Right padding under a causal mask needs no attention mask: a
+padded position comes after every real one of its row, so no real one attends to it. Invariant: a
+trained token is a prediction of its own in either form, with its own advantage and logprobs, also
+where it is predicted at a position that several samples share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -16,35 +18,39 @@ from torch import Tensor
 
 from conf.sections.training import Aggregation
 from runners.training.sample import Sample
-from runners.trajectory.prefix import common_prefix_length
+from runners.training.tree.attention import TreeAttention
+from runners.training.tree.packing import Nodes, count_run, pack_samples
 from runners.trajectory.record import LogprobArray
 
-OPENING = 64
-"""Rows that begin with the same 64 tokens are batched together: as a rule they share many more."""
 Rollout = Sequence[Sample]
 """Every sample of one rollout; empty if nothing of it is trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of tokens, and the flat list of predictions that are trained."""
+    """Positions that are run, and the flat list of predictions that are trained.
+
+    A position is an index into the flat ``input_ids``.
+    """
 
     samples: tuple[int, ...]
-    """Index of each row's sample in the list that was batched."""
+    """Index of each sample in the list that was batched."""
     rollout_ids: tuple[str, ...]
-    """Rollout of each row."""
-    lengths: tuple[int, ...]
-    """Tokens of each row; what follows is padding."""
+    """Rollout of each sample."""
+    paths: tuple[Nodes, ...]
+    """int64 [tokens that are run] of each sample: the position of each of its tokens."""
     input_ids: Tensor
-    """int64 [B, T], right-padded with 0."""
-    shared: int
-    """Leading tokens that are the same in all rows. No position before ``shared`` predicts a
-    trained token, so they can be run once for all rows.
-    """
+    """int64 [B, T]: one row of nodes, or a row per sample, right-padded with 0."""
+    tree: TreeAttention | None
+    """Attention of the one row of a prefix tree; None: rows of samples."""
+    nodes: int
+    """Positions that no other micro-batch runs and that are not padding."""
+    predictors: Tensor
+    """int64 [m]: the positions whose outputs predict trained tokens, each once, ascending."""
+    predicted_by: Tensor
+    """int64 [n]: which of ``predictors`` predicts each trained token: that of the token before."""
     rows: Tensor
-    """int64 [n]: row of each trained token."""
-    positions: Tensor
-    """int64 [n]: position whose output predicts the trained token: its index − 1."""
+    """int64 [n]: number of each trained token's sample in ``samples``."""
     targets: Tensor
     """int64 [n]: the trained token."""
     rollout_logprobs: Tensor
@@ -60,9 +66,9 @@ class MicroBatch:
     weights: Tensor
     """float32 [n]: weight of the token in the loss."""
     experts: Tensor | None
-    """int16 [B, T, layers, K]: routing to replay; None: the samples carry none."""
+    """int16 [B · T, layers, K]: routing to replay; None: the samples carry none."""
     routed: Tensor | None
-    """bool [B, T]: where ``experts`` is known; never in padding."""
+    """bool [B · T]: where ``experts`` is known; never in padding."""
 
 
 def split_rollouts(
@@ -111,33 +117,23 @@ def make_micro_batches(
     *,
     tokens_per_microbatch: int,
     device: torch.device,
-    share: bool = True,
+    tree: bool = True,
 ) -> Iterator[MicroBatch]:
-    """Yield padded micro-batches of at most ``tokens_per_microbatch`` tokens, padding included and
-    a shared beginning counted once; a longer sample is a micro-batch of its own.
+    """Yield micro-batches of at most ``tokens_per_microbatch`` positions, padding included; a
+    longer sample is a micro-batch of its own. A sample without trained tokens is in none.
 
-    Rows are grouped by their first tokens, so that they share much, and by length, so that little
-    is padding; rows of one length are in the order of their tokens, since that of concurrent
-    sub-agents' segments is chance. ``weights``: of one trained token of each sample, see
-    ``compute_token_weights``. ``share``: false runs a shared beginning in every row. Raises
-    ValueError for a sample whose first token is trained: nothing predicts it.
+    ``weights``: of one trained token of each sample, see ``compute_token_weights``. ``tree``: false
+    makes rows of samples. Raises ValueError for a sample whose first token is trained: nothing
+    predicts it.
     """
-    for _, group in groupby(sorted(range(len(samples)), key=_place(samples)), _opening(samples)):
-        order = list(group)
-        shared = _shared([samples[index] for index in order]) if share else 0
-        start = 0
-        while start < len(order):
-            longest = len(samples[order[start]].tokens)
-            size = max(1, (tokens_per_microbatch - shared) // (longest - shared))
-            chosen = order[start : start + size]
-            yield _pad(
-                [samples[index] for index in chosen],
-                [weights[index] for index in chosen],
-                tuple(chosen),
-                shared if len(chosen) > 1 else 0,
-                device,
+    for sample in samples:
+        if sample.loss_mask[0]:
+            raise ValueError(
+                f"{sample.rollout_id}: a sample's first token has no context and cannot be trained"
             )
-            start += size
+    layout = _lay_tree if tree else _lay_rows
+    for chosen, places in layout(samples, tokens_per_microbatch, device):
+        yield _fill([samples[i] for i in chosen], [weights[i] for i in chosen], chosen, places)
 
 
 def select_tokens(batch: MicroBatch, kept: Tensor) -> MicroBatch:
@@ -149,7 +145,7 @@ def select_tokens(batch: MicroBatch, kept: Tensor) -> MicroBatch:
     return replace(
         batch,
         rows=torch.unique(batch.rows[kept], return_inverse=True)[1],
-        positions=batch.positions[kept],
+        predicted_by=batch.predicted_by[kept],
         targets=batch.targets[kept],
         rollout_logprobs=batch.rollout_logprobs[kept],
         old_logprobs=part(batch.old_logprobs),
@@ -160,87 +156,86 @@ def select_tokens(batch: MicroBatch, kept: Tensor) -> MicroBatch:
     )
 
 
-def _opening(samples: Sequence[Sample]) -> Callable[[int], bytes]:
-    return lambda index: samples[index].tokens[:OPENING].tobytes()
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the tokens of a micro-batch's samples are."""
+
+    shape: tuple[int, int]
+    paths: tuple[Nodes, ...]
+    nodes: int
+    tree: TreeAttention | None
+    device: torch.device
 
 
-def _place(samples: Sequence[Sample]) -> Callable[[int], tuple[bytes, int, str, bytes]]:
-    opening = _opening(samples)
+_Layout = Iterator[tuple[tuple[int, ...], _Places]]
+"""Samples of each micro-batch, and where their tokens are."""
 
-    def place(index: int) -> tuple[bytes, int, str, bytes]:
+
+def _lay_tree(samples: Sequence[Sample], most: int, device: torch.device) -> _Layout:
+    for pack in pack_samples(samples, most):
+        size = len(pack.depths)
+        tree = TreeAttention(pack, device)
+        yield pack.samples, _Places((1, size), pack.paths, size - pack.repeated, tree, device)
+
+
+def _lay_rows(samples: Sequence[Sample], most: int, device: torch.device) -> _Layout:
+    """Batch samples of nearly equal lengths, so that little is padding; equally long ones in the
+    order of their tokens, since that of concurrent sub-agents' segments is chance.
+    """
+    lengths = [count_run(sample) for sample in samples]
+
+    def place(index: int) -> tuple[int, str, bytes]:
         sample = samples[index]
-        return opening(index), -len(sample.tokens), sample.rollout_id, sample.tokens.tobytes()
+        return -lengths[index], sample.rollout_id, sample.tokens.tobytes()
 
-    return place
-
-
-def _shared(samples: Sequence[Sample]) -> int:
-    """Return how many leading tokens all samples share before their first trained prediction."""
-    first_trained = min(int(np.argmax(sample.loss_mask)) for sample in samples)
-    shared = min(first_trained - 1, common_prefix_length(*(sample.tokens for sample in samples)))
-    if shared > 0 and samples[0].routing is not None:
-        shared = min(shared, _same_routing(samples, shared))
-    return max(0, shared)
+    order = sorted((index for index, length in enumerate(lengths) if length), key=place)
+    while order:
+        longest = lengths[order[0]]
+        size = max(1, most // longest)
+        chosen, order = tuple(order[:size]), order[size:]
+        paths = [row * longest + np.arange(lengths[i]) for row, i in enumerate(chosen)]
+        shape = len(chosen), longest
+        yield chosen, _Places(shape, tuple(paths), sum(map(len, paths)), None, device)
 
 
-def _same_routing(samples: Sequence[Sample], most: int) -> int:
-    """Return how many of the first ``most`` tokens were routed alike in all samples."""
-    parts = [sample.routing for sample in samples if sample.routing is not None]
-    first = parts[0]
-    same = most if len(parts) == len(samples) else 0
-    for part in parts[1:]:
-        differs = first.valid[:same] != part.valid[:same]
-        differs |= (first.experts[:same] != part.experts[:same]).any(axis=(1, 2))
-        same = int(np.argmax(differs)) if differs.any() else same
-    return same
-
-
-def _pad(
-    samples: list[Sample],
-    weights: list[float],
-    order: tuple[int, ...],
-    shared: int,
-    device: torch.device,
+def _fill(
+    samples: list[Sample], weights: list[float], order: tuple[int, ...], places: _Places
 ) -> MicroBatch:
-    longest = max(len(sample.tokens) for sample in samples)
-    ids = np.zeros((len(samples), longest), dtype=np.int64)
-    rows, places = [], []
-    for row, sample in enumerate(samples):
-        if sample.loss_mask[0]:
-            raise ValueError(
-                f"{sample.rollout_id}: a sample's first token has no context and cannot be trained"
-            )
-        ids[row, : len(sample.tokens)] = sample.tokens
-        trained = np.flatnonzero(sample.loss_mask)
-        rows.append(np.full(len(trained), row))
-        places.append(trained)
-    row_index, token_index = np.concatenate(rows), np.concatenate(places)
-    rollout = np.concatenate([sample.logprobs[sample.loss_mask] for sample in samples])
-    counts = [len(place) for place in places]
-    advantages = np.concatenate([sample.trained_advantages for sample in samples])
-    weight = np.repeat(np.array(weights, dtype=np.float32), counts)
+    device = places.device
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
-    experts, routed = _routing(samples, longest)
+    ids = np.zeros(places.shape[0] * places.shape[1], np.int64)
+    for sample, path in zip(samples, places.paths, strict=True):
+        ids[path] = sample.tokens[: len(path)]
+    trained = [np.flatnonzero(sample.loss_mask) for sample in samples]
+    pairs = list(zip(samples, places.paths, trained, strict=True))
+    sources = np.concatenate([path[tokens - 1] for _, path, tokens in pairs])
+    predictors, predicted_by = np.unique(sources, return_inverse=True)
+    counts = [len(tokens) for tokens in trained]
+    targets = np.concatenate([sample.tokens[tokens] for sample, _, tokens in pairs])
+    rollout = np.concatenate([sample.logprobs[tokens] for sample, _, tokens in pairs])
+    experts, routed = _place_routing(samples, places)
     return MicroBatch(
         samples=order,
         rollout_ids=tuple(sample.rollout_id for sample in samples),
-        lengths=tuple(len(sample.tokens) for sample in samples),
-        input_ids=tensor(ids),
-        shared=shared,
-        rows=tensor(row_index),
-        positions=tensor(token_index - 1),
-        targets=tensor(ids[row_index, token_index]),
+        paths=places.paths,
+        input_ids=tensor(ids.reshape(places.shape)),
+        tree=places.tree,
+        nodes=places.nodes,
+        predictors=tensor(predictors),
+        predicted_by=tensor(predicted_by),
+        rows=tensor(np.repeat(np.arange(len(samples)), counts)),
+        targets=tensor(targets.astype(np.int64)),
         rollout_logprobs=tensor(rollout.astype(np.float32)),
         old_logprobs=_chosen([sample.old_logprobs for sample in samples], samples, device),
         reference_logprobs=_chosen(
             [sample.reference_logprobs for sample in samples], samples, device
         ),
         teacher_logprobs=_chosen([sample.teacher_logprobs for sample in samples], samples, device),
-        advantages=tensor(advantages),
-        weights=tensor(weight),
+        advantages=tensor(np.concatenate([sample.trained_advantages for sample in samples])),
+        weights=tensor(np.repeat(np.array(weights, dtype=np.float32), counts)),
         experts=None if experts is None else tensor(experts),
         routed=None if routed is None else tensor(routed),
     )
@@ -257,17 +252,18 @@ def _chosen(
     return torch.from_numpy(np.concatenate(parts)).to(device)
 
 
-def _routing(
-    samples: list[Sample], longest: int
+def _place_routing(
+    samples: list[Sample], places: _Places
 ) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-    """Pad the samples' routing; a sample without any is routed natively among others."""
+    """Place the samples' routing; a sample without any is routed natively among others."""
     known = next((sample.routing for sample in samples if sample.routing is not None), None)
     if known is None:
         return None, None
-    experts = np.zeros((len(samples), longest, *known.experts.shape[1:]), np.int16)
-    routed = np.zeros((len(samples), longest), bool)
-    for row, sample in enumerate(samples):
+    size = places.shape[0] * places.shape[1]
+    experts = np.zeros((size, *known.experts.shape[1:]), np.int16)
+    routed = np.zeros(size, bool)
+    for sample, path in zip(samples, places.paths, strict=True):
         if sample.routing is not None:
-            experts[row, : len(sample.tokens)] = sample.routing.experts
-            routed[row, : len(sample.tokens)] = sample.routing.valid
+            experts[path] = sample.routing.experts[: len(path)]
+            routed[path] = sample.routing.valid[: len(path)]
     return experts, routed

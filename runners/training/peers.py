@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from conf.errors import ExitCode
-from runners.training.micro_batches import OPENING
 from runners.training.policy import TrainingError
 from runners.training.sample import Sample
+from runners.training.tree.packing import order_samples
 
 BUCKET = 1 << 24
 """Numbers that are added in one call: 64 MiB of float32. A call costs some 10 µs, a copy memory."""
@@ -41,25 +41,25 @@ class TrainingPeers:
     def __init__(self) -> None:
         self._own: set[int] | None = None
 
-    def share(self, samples: Sequence[Sample]) -> None:
+    def share(self, samples: Sequence[Sample], *, tree: bool = True) -> None:
         """Begin a step: deal out the samples that have a gradient in it.
 
-        Samples with a common beginning stay together, since it is run once for all of them; the
-        shares have about as many tokens.
+        What is next to each other in the prefix tree stays together, since it is run once; the
+        shares have about as many nodes, or with ``tree=False`` tokens.
         """
         if self.count == 1:
             return
-        order = sorted(
-            range(len(samples)),
-            key=lambda i: (samples[i].tokens[:OPENING].tobytes(), -len(samples[i].tokens), i),
-        )
-        until = list(accumulate(len(samples[index].tokens) for index in order))
+        order = order_samples(samples)
+        pairs = zip(order.lengths, order.shared, strict=True)
+        costs = [length - shared if tree else length for length, shared in pairs]
+        until = list(accumulate(costs))
         whole = max(1, until[-1]) if until else 1
-        # the middle of a sample decides, so that no share is empty for a sample that crosses
+        # The middle of a sample decides, so that no share is empty for a sample that crosses; one
+        # that adds no node goes where its predecessor does.
         self._own = {
             id(samples[index].tokens)
-            for index, end in zip(order, until, strict=True)
-            if (end - len(samples[index].tokens) / 2) * self.count // whole == self.rank
+            for index, end, cost in zip(order.samples, until, costs, strict=True)
+            if (end - max(cost, 1) / 2) * self.count // whole == self.rank
         }
 
     def owns(self, sample: Sample) -> bool:

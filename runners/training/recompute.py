@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -35,8 +36,8 @@ def no_contexts() -> tuple[AbstractContextManager[object], AbstractContextManage
 def checkpoint_layers(policy: Any, contexts: Contexts = no_contexts) -> None:
     """Let the decoder of a policy keep the inputs of its layers only.
 
-    Not transformers' own way: there a layer drops the keys and values of a shared prefix.
-    ``contexts`` is called in every forward pass of a layer that will be computed again.
+    Not transformers' own way: there the contexts have no place. ``contexts`` is called in every
+    forward pass of a layer that will be computed again.
     """
     for layer in find_decoder(policy).layers:
         layer.forward = _checkpoint(layer.forward, contexts)
@@ -55,38 +56,49 @@ def _checkpoint(forward: Callable[..., Any], contexts: Contexts) -> Callable[...
 def compute_chosen_logprobs(
     head: Callable[[Tensor], Tensor],
     hidden: Tensor,
+    rows: Tensor,
     targets: Tensor,
     temperature: float,
     *,
     chunked: bool,
     entropy: Entropy = "none",
 ) -> Tensor:
-    """Return ``log softmax(head(hidden) / temperature)`` at ``targets``, float32 [n, 1]; with
+    """Return ``log softmax(head(hidden[rows]) / temperature)`` at ``targets``, float32 [n, 1]; with
     ``entropy`` [n, 2], whose second column is the entropy of the softmax in nats.
 
-    ``hidden``: float [n, H]; ``targets``: int64 [n]. ``chunked``: keep no logits for the backward
-    pass and compute LOGITS_CHUNK rows at a time; rows do not depend on each other.
+    ``hidden``: float [m, H], each of which goes through ``head`` once; ``rows``, ``targets``: int64
+    [n]. ``chunked``: keep no logits for the backward pass and compute LOGITS_CHUNK of them at a
+    time; rows of ``hidden`` do not depend on each other.
     """
 
-    def choose(rows: Tensor, chosen: Tensor) -> Tensor:
-        logits = head(rows).float() / temperature
+    def choose(states: Tensor, own: Tensor, chosen: Tensor) -> Tensor:
+        logits = head(states).float() / temperature
         total = logits.logsumexp(dim=1)
-        logprobs: Tensor = logits.gather(1, chosen[:, None])[:, 0] - total
+        # index_select: its gradient is a sum in order, that of logits[own, chosen] is not
+        places = own * logits.shape[1] + chosen
+        logprobs = logits.flatten().index_select(0, places) - total.index_select(0, own)
         if entropy == "none":
             return logprobs[:, None]
         if entropy == "gradient":
-            return torch.stack([logprobs, _compute_entropy(logits, total)], dim=1)
+            return torch.stack(
+                [logprobs, _compute_entropy(logits, total).index_select(0, own)], dim=1
+            )
         with torch.no_grad():  # in chunks: what it needs for a moment is as large as the logits
             pairs = zip(*(torch.split(each, LOGITS_CHUNK) for each in (logits, total)), strict=True)
             measured = torch.cat([_compute_entropy(*each) for each in pairs])
-        return torch.stack([logprobs, measured], dim=1)
+        return torch.stack([logprobs, measured[own]], dim=1)
 
     if not chunked:
-        return choose(hidden, targets)
-    starts = range(0, len(targets), LOGITS_CHUNK)
-    chunks = [slice(start, start + LOGITS_CHUNK) for start in starts]
-    parts = [checkpoint(choose, hidden[c], targets[c], use_reentrant=False) for c in chunks]
-    return torch.cat(parts)
+        return choose(hidden, rows, targets)
+    order = rows.argsort(stable=True)
+    starts = torch.arange(0, len(hidden) + LOGITS_CHUNK, LOGITS_CHUNK, device=rows.device)
+    bounds = torch.searchsorted(rows[order], starts).tolist()
+    parts = []
+    for start, (first, last) in zip(starts.tolist(), pairwise(bounds), strict=False):
+        of = order[first:last]
+        states = hidden[start : start + LOGITS_CHUNK]
+        parts.append(checkpoint(choose, states, rows[of] - start, targets[of], use_reentrant=False))
+    return torch.cat(parts).index_select(0, order.argsort())
 
 
 def _compute_entropy(logits: Tensor, total: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from runners.training.loss_contract import TokenLosses, TrainedTokens
 from runners.training.losses import ImportanceWeights
+from runners.training.micro_batches import MicroBatch
 from runners.training.mismatch import Mismatch
 from runners.training.reference import estimate_kl
 
@@ -49,6 +50,18 @@ class StepTotals:
     ratio_squares: float = 0.0
     truncated: int = 0
     rejected: int = 0
+    flat: int = 0
+    """Positions that samples would take one by one."""
+    nodes: int = 0
+    """Positions that differ in their history."""
+    positions: int = 0
+    """Positions that updates run: nodes, those that a pack repeats, and padding of rows."""
+
+    def add_positions(self, batch: MicroBatch) -> None:
+        """Count the positions of a micro-batch that an update runs."""
+        self.flat += sum(map(len, batch.paths))
+        self.nodes += batch.nodes
+        self.positions += batch.input_ids.numel()
 
     def add_tokens(self, tokens: TrainedTokens, losses: TokenLosses, entropies: Tensor) -> None:
         """Add a micro-batch's trained tokens; ``entropies``: float32 [n], in nats."""
@@ -113,6 +126,10 @@ class StepTotals:
             "train/updates": float(self.updates),
             "train/updates_failed": float(len(self.failed)),
             "train/learning_rate": self.learning_rate,
+            "train/positions_flat": float(self.flat),
+            "train/nodes": float(self.nodes),
+            "train/positions": float(self.positions),
+            "train/packing": self.nodes / self.positions if self.positions else None,
             "time/train_s": seconds,
         }
 

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from runners.training.micro_batches import OPENING
 from runners.training.sample import Sample
 from tests.fakes.policies import VOCAB, load_plain
 
 TEMPERATURE = 0.7
-PROMPT = OPENING + 9
+PROMPT = 73
 
 
 def make_rollouts(count: int = 5) -> list[list[Sample]]:

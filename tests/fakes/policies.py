@@ -75,7 +75,7 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
 }
 """By the name of transformers' model type."""
 SHARING = ("qwen3", "qwen3, sliding window", "qwen3_moe", "glm4_moe")
-"""Families whose rows can share a beginning: the others have linear attention."""
+"""Families that run prefix trees: the others have linear attention."""
 ROUTING = tuple(name for name in FAMILIES if "moe" in name or "next" in name)
 """Families that are mixtures of experts."""
 

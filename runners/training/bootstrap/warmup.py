@@ -13,7 +13,7 @@ from transformers import Qwen3MoeForCausalLM
 
 from runners.training.bootstrap.demonstrations import Demonstration
 from runners.training.bootstrap.muon import Muon
-from runners.training.prefix import compute_hidden_states
+from runners.training.bootstrap.shared_prompt import compute_hidden_states
 from runners.trajectory.prefix import common_prefix_length
 
 MATRIX_RATE = 0.02

@@ -8,11 +8,9 @@ later passes differ because the routers have learned.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,8 +18,6 @@ from runners.training.micro_batches import MicroBatch
 from runners.training.peers import TrainingPeers
 from runners.training.routing.evidence import CERTAINTY, pool_rows, scan_rows
 
-Part = tuple[slice, slice]
-"""Rows and positions of one forward call."""
 MOST_AT_FAULT = 0.5
 """If more of the samples are at fault, none of them is: it is the engine, the wire or the model."""
 
@@ -59,30 +55,36 @@ class DisagreementCheck:
         size = len(self.layers)
         self._pools = {name: _Pool(np.zeros(size, np.int64)) for name in ("", "sampled ")}
 
-    def add(
-        self, batch: MicroBatch, routed: Tensor, rows: Sequence[Tensor], parts: Sequence[Part]
-    ) -> list[int]:
-        """Add a micro-batch after its forward pass; return the rows whose samples are at fault.
+    def add(self, batch: MicroBatch, routed: Tensor, other: Tensor) -> list[int]:
+        """Add a micro-batch after its forward pass; return the numbers of its samples at fault.
 
-        ``routed``: bool [B, T]; ``rows``: per forward call uint8 [b · t, routed layers]; ``parts``:
-        their places in the batch.
+        ``routed``: bool [positions]; ``other``: uint8 [positions, routed layers], as in
+        ``ReplayCounts.rows``. A position that several samples share is judged in each.
         """
-        by_token = torch.zeros(routed.shape, dtype=torch.int64, device=routed.device)
-        for part, other in zip(parts, rows, strict=True):
-            # A prefix that was run once is every row's.
-            by_token[:, part[1]] = other.view(*batch.input_ids[part].shape, -1).sum(2)
-        known, others = routed.cpu().numpy(), by_token.cpu().numpy()
+        known, others = routed.cpu().numpy(), other.cpu().numpy()
+        by_token = others.sum(axis=1, dtype=np.int64)
         faulty = []
-        for row, rollout_id in enumerate(batch.rollout_ids):
-            tokens = np.flatnonzero(known[row])
-            if not len(tokens):
-                continue
-            self.samples += 1
-            reason = self._judge(others[row, tokens], tokens)
-            if reason is not None:
-                faulty.append(row)
+        sound = np.zeros(len(known), bool)
+        """Positions of samples that are not at fault."""
+        for number, (rollout_id, path) in enumerate(
+            zip(batch.rollout_ids, batch.paths, strict=True)
+        ):
+            tokens = np.flatnonzero(known[path])
+            reason = None
+            if len(tokens):
+                self.samples += 1
+                reason = self._judge(by_token[path[tokens]], tokens)
+            if reason is None:
+                sound[path] = True
+            else:
+                faulty.append(number)
                 self.faults.append((rollout_id, reason))
-        self._pool(batch, routed, rows, parts, faulty)
+        sampled = np.zeros_like(sound)
+        sampled[batch.predictors.cpu().numpy()] = True
+        kept = known & sound
+        for mask, pool in zip((kept, kept & sampled), self._pools.values(), strict=True):
+            pool.rows += int(mask.sum())
+            pool.other += others[mask].sum(axis=0, dtype=np.int64)
         return faulty
 
     def merge(self, peers: TrainingPeers) -> None:
@@ -128,22 +130,3 @@ class DisagreementCheck:
             f"replays choices of which {shares[found.start : found.stop].mean():.0%} are none that "
             f"training would make, from token {first} to {last}"
         )
-
-    def _pool(
-        self,
-        batch: MicroBatch,
-        routed: Tensor,
-        rows: Sequence[Tensor],
-        parts: Sequence[Part],
-        faulty: list[int],
-    ) -> None:
-        """Add the rows of the samples that are not at fault; a shared prefix counts once."""
-        kept = routed.clone()
-        kept[faulty] = False
-        sampled = torch.zeros_like(routed)
-        sampled[batch.rows, batch.positions] = True
-        for part, other in zip(parts, rows, strict=True):
-            for mask, pool in zip((kept, kept & sampled), self._pools.values(), strict=True):
-                taken = other[mask[part].flatten()]
-                pool.rows += len(taken)
-                pool.other += taken.sum(0).cpu().numpy()

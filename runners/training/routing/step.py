@@ -9,7 +9,7 @@ and per layer; and how the mismatch compares with the one last measured without 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from conf.sections.training import RoutingRecomputeConfig, RoutingRolloutConfig
+from runners.training.hidden_states import ForwardScope
 from runners.training.micro_batches import MicroBatch, select_tokens
 from runners.training.peers import TrainingPeers
-from runners.training.prefix import ForwardScope
 from runners.training.recompute import Contexts
 from runners.training.routing.check import find_routing_fault
-from runners.training.routing.disagreement import DisagreementCheck, Part
+from runners.training.routing.disagreement import DisagreementCheck
 from runners.training.routing.replay import ReplayCounts, RouterReplay
 from runners.training.routing.shadow import ShadowComparison
 from runners.training.sample import Sample
@@ -36,7 +36,7 @@ class ReplayedBatch:
 
     scope: ForwardScope
     find_faults: Callable[[], list[int]]
-    """Judges the rows after their forward pass; returns those whose samples are at fault."""
+    """Judges the samples after their forward pass; returns the numbers of those at fault."""
 
     def leave_out_faults(self, batch: MicroBatch, found: Tensor) -> tuple[MicroBatch, Tensor]:
         """Return the batch and what was computed of its trained tokens, [n, …], without those of
@@ -134,52 +134,49 @@ class RoutingReplay:
         """
         experts, routed = batch.experts, batch.routed
         if experts is None or routed is None:
-            rows, columns = batch.input_ids.shape
-            shape = (rows, columns, self.shape.layers, self.shape.top_k)
-            experts = torch.zeros(shape, dtype=torch.int16, device=batch.input_ids.device)
-            routed = torch.zeros((rows, columns), dtype=torch.bool, device=batch.input_ids.device)
-        parts: list[Part] = []
-
-        def scope(rows: slice, positions: slice) -> AbstractContextManager[object]:
-            parts.append((rows, positions))
-            own = experts[rows, positions]
-            return self._replay.forward(own.flatten(0, 1), routed[rows, positions].flatten())
-
+            size, device = batch.input_ids.numel(), batch.input_ids.device
+            shape = size, self.shape.layers, self.shape.top_k
+            experts = torch.zeros(shape, dtype=torch.int16, device=device)
+            routed = torch.zeros(size, dtype=torch.bool, device=device)
         with self._replay.micro_batch() as fired:
-            yield ReplayedBatch(scope, lambda: self._find_faults(batch, routed, fired, parts))
-        self._count(batch, fired, parts)
+            yield ReplayedBatch(
+                lambda: self._replay.forward(experts, routed),
+                lambda: self._find_faults(batch, routed, fired),
+            )
+        self._count(batch, fired)
 
     @contextmanager
-    def record(self, batch: MicroBatch) -> Iterator[tuple[ForwardScope, dict[int, Routing]]]:
+    def record(
+        self, batch: MicroBatch, samples: Sequence[Sample]
+    ) -> Iterator[tuple[ForwardScope, dict[int, Routing]]]:
         """Record the choices of the trainer's own routers in a forward pass.
 
-        Yields the scope of its forward calls, and a dictionary that holds the routing of each
-        sample (by ``MicroBatch.samples``) after the block.
+        ``samples``: the list that was batched. Yields the scope of its forward call, and a
+        dictionary that holds the routing of each sample (by ``MicroBatch.samples``) after the
+        block; tokens that are not run have none.
         """
-        calls: list[tuple[slice, slice, dict[int, Tensor]]] = []
+        size = batch.input_ids.numel()
+        calls: list[dict[int, Tensor]] = []
         recorded: dict[int, Routing] = {}
 
         @contextmanager
-        def scope(rows: slice, positions: slice) -> Iterator[None]:
-            part = batch.input_ids[rows, positions]
-            everything = torch.ones(part.numel(), dtype=torch.bool, device=part.device)
+        def scope() -> Iterator[None]:
+            everything = torch.ones(size, dtype=torch.bool, device=batch.input_ids.device)
             with self._replay.forward(None, everything) as seen:
                 yield
-            calls.append((rows, positions, seen))
+            calls.append(seen)
 
         with self._replay.micro_batch():
             yield scope, recorded
-        count, length = batch.input_ids.shape
-        experts = np.zeros((count, length, self.shape.layers, self.shape.top_k), np.int64)
-        for rows, positions, seen in calls:
-            size = batch.input_ids[rows, positions].shape
+        experts = np.zeros((size, self.shape.layers, self.shape.top_k), np.int64)
+        for seen in calls:
             for layer, chosen in seen.items():
-                experts[rows, positions, layer] = chosen.view(*size, -1).cpu().numpy()
-            if rows != slice(None):  # a prefix that was run once serves all rows
-                experts[:, positions] = experts[rows, positions]
-        for row, (index, tokens) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
-            known = np.arange(tokens) < tokens - 1  # the last token is predicted, never run
-            recorded[index] = Routing(self.shape.cast_ids(experts[row, :tokens]), known)
+                experts[:, layer] = chosen.cpu().numpy()
+        for index, path in zip(batch.samples, batch.paths, strict=True):
+            length = len(samples[index].tokens)
+            rows = np.tile(np.arange(self.shape.top_k), (length, self.shape.layers, 1))
+            rows[: len(path)] = experts[path]
+            recorded[index] = Routing(self.shape.cast_ids(rows), np.arange(length) < len(path))
 
     def metrics(
         self, replayed: Mapping[str, float | None], native: Mapping[str, float | None] | None
@@ -252,22 +249,20 @@ class RoutingReplay:
                 f"{rollout_id} {reason} ({len(check.faults)} of {check.samples} samples at fault)"
             )
 
-    def _find_faults(
-        self, batch: MicroBatch, routed: Tensor, fired: ReplayCounts, parts: Sequence[Part]
-    ) -> list[int]:
-        """Judge a micro-batch; return the rows whose samples are at fault."""
-        if self._check is None or len(fired.rows) != len(parts):
+    def _find_faults(self, batch: MicroBatch, routed: Tensor, fired: ReplayCounts) -> list[int]:
+        """Judge a micro-batch; return the numbers of the samples at fault."""
+        if self._check is None or len(fired.rows) != 1:
             return []  # a router that did not fire is an alarm of its own
         before = len(self._check.faults)
-        faulty = self._check.add(batch, routed, fired.rows, parts)
+        faulty = self._check.add(batch, routed, fired.rows[0])
         self._totals.refused += len(faulty)
         for rollout_id, reason in self._check.faults[before:]:
             self.refused.setdefault(rollout_id, reason)
         return faulty
 
-    def _count(self, batch: MicroBatch, fired: ReplayCounts, parts: Sequence[Part]) -> None:
+    def _count(self, batch: MicroBatch, fired: ReplayCounts) -> None:
         totals, layers = self._totals, len(self._replay.routers)
-        totals.rows += sum(_count_routable(batch, rows, positions) for rows, positions in parts)
+        totals.rows += _count_routable(batch) * fired.calls
         totals.replayed += fired.replayed // layers
         totals.slots += fired.slots
         totals.other_slots += fired.other_slots
@@ -298,7 +293,6 @@ def _share(count: int, whole: int) -> float | None:
     return count / whole if whole else None
 
 
-def _count_routable(batch: MicroBatch, rows: slice, positions: slice) -> int:
-    """Count the tokens of a call that may have routing: not padding, not a sample's last."""
-    start, stop, _ = positions.indices(batch.input_ids.shape[1])
-    return sum(max(0, min(stop, length - 1) - start) for length in batch.lengths[rows])
+def _count_routable(batch: MicroBatch) -> int:
+    """Count the positions that may have routing: not padding."""
+    return batch.input_ids.numel() if batch.tree is not None else batch.nodes

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runners.training.local import LocalTrainer
-from runners.training.micro_batches import OPENING
 from runners.training.sample import Sample
 from tests.fakes.local_trainer import VOCAB, make_trainer
 from tests.fakes.tiny_model import write_tiny_model
@@ -43,7 +42,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_rollouts(groups: list[list[int]], seed: int) -> list[list[Sample]]:
     """Every second rollout begins with the same prompt."""
     rng = np.random.default_rng(seed)
-    prompt = rng.integers(0, VOCAB, OPENING + 3)
+    prompt = rng.integers(0, VOCAB, 67)
     rollouts = []
     for index, lengths in enumerate(groups):
         samples = []

@@ -24,7 +24,6 @@ from runners.engines.embedded.core import EngineCore
 from runners.training import checkpoint
 from runners.training.local import LocalTrainer
 from runners.training.policy import TrainingError, find_decoder, load_policy
-from runners.training.prefix import compute_hidden_states
 from tests.fakes.local_trainer import logprobs as compute_logprobs
 from tests.fakes.local_trainer import make_trainer
 from tests.fakes.plain_gradients import TEMPERATURE, compute_plainly, make_rollouts
@@ -66,8 +65,9 @@ def test_a_step_s_gradient_is_that_of_plain_transformers_code(
     trainer = make_trainer(weights, loss="reinforce", grad_clip=1e9, recompute=recompute)
     trainer.step(rollouts)
     require_equal(gradients(trainer), compute_plainly(weights, rollouts))
+    assert (trainer.no_tree is None) == (family in SHARING)
     batches = trainer._batches([sample for (sample,) in rollouts])
-    assert any(batch.shared > 0 for batch in batches) == (family in SHARING)
+    assert all((batch.tree is not None) == (family in SHARING) for batch in batches)
 
 
 def test_a_restored_policy_continues_bit_for_bit_and_transformers_loads_it(
@@ -136,8 +136,8 @@ def test_tokens_on_the_right_do_not_change_those_before_them(weights: Path) -> N
     with torch.no_grad():
         padded = torch.cat([tokens[:, :70], torch.zeros_like(tokens[:, :50])], dim=1)
         both = torch.cat([padded, tokens[:, 30:]])
-        alone = compute_hidden_states(decoder, tokens[:, :70], 0)
-        beside = compute_hidden_states(decoder, both, 0)[:1, :70]
+        alone = decoder(input_ids=tokens[:, :70], use_cache=False).last_hidden_state
+        beside = decoder(input_ids=both, use_cache=False).last_hidden_state[:1, :70]
     torch.testing.assert_close(beside, alone, rtol=1e-4, atol=1e-5)
 
 

@@ -26,7 +26,7 @@ from runners.training.sample import Sample
 from tests.fakes.local_trainer import make_trainer
 from tests.fakes.one_gpu import CONFIG
 from tests.fakes.plain_gradients import compute_plainly, find_difference, make_rollouts
-from tests.fakes.policies import FAMILIES, write_policy
+from tests.fakes.policies import FAMILIES, SHARING, VOCAB, write_policy
 
 pytestmark = pytest.mark.gpu
 
@@ -89,6 +89,35 @@ def test_recomputed_activations_give_the_same_gradients(
     kept = run(weights, "cuda", precision=precision, recompute=False)
     again = run(weights, "cuda", precision=precision, recompute=True)
     assert find_difference(again, kept) < 5e-3  # sums of embeddings have no order on a GPU
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("family", SHARING)
+def test_a_prefix_tree_has_the_gradient_of_rows(
+    family: str, recompute: bool, tmp_path: Path
+) -> None:
+    """By FlexAttention; the samples branch off in several of its blocks."""
+    weights = write_policy(family, tmp_path)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, VOCAB, 400).astype(np.int32)
+    rollouts = []
+    for index, shared in enumerate((400, 350, 130, 127, 1)):
+        own = tokens.copy()
+        own[shared:] = rng.integers(0, VOCAB, 400 - shared)
+        mask = np.arange(400) > 20 * index
+        logprobs = np.where(mask, -4.5, 0).astype(np.float32)
+        rollouts.append([Sample(f"r{index}", own, mask, logprobs, 1.0 - index)])
+    found = []
+    for rows in (False, True):
+        trainer = make_trainer(
+            weights, device="cuda", recompute=recompute, loss="reinforce", grad_clip=1e9,
+            tokens_per_microbatch=4096,
+        )  # fmt: skip
+        assert trainer.no_tree is None
+        trainer.no_tree = "to be compared with" if rows else None
+        trainer.step(rollouts)
+        found.append(gradients(trainer))
+    assert find_difference(*found) < 1e-3
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe", "qwen3_5_moe"])

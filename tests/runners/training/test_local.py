@@ -14,7 +14,6 @@ from runners.training import checkpoint
 from runners.training.checkpoint import CheckpointError
 from runners.training.local import LocalTrainer
 from runners.training.losses import replace_rounded
-from runners.training.micro_batches import OPENING
 from runners.training.policy import TrainingError
 from runners.training.sample import Sample
 from tests.fakes.local_trainer import VOCAB, logprobs, make_rollouts, make_trainer
@@ -199,11 +198,11 @@ def test_the_order_of_a_rollouts_segments_does_not_reach_the_weights(weights: Pa
     rollouts = make_rollouts(one, 6)
     # concurrent sub-agents: segments of one length and one opening, in order of arrival
     rng = np.random.default_rng(2)
-    opening = rng.integers(0, VOCAB, OPENING).astype(np.int32)
+    opening = rng.integers(0, VOCAB, 64).astype(np.int32)
     segments = []
     for _ in range(4):
         tokens = np.concatenate([opening, rng.integers(0, VOCAB, 8).astype(np.int32)])
-        mask = np.arange(len(tokens)) >= OPENING
+        mask = np.arange(len(tokens)) >= 64
         segments.append(Sample("r0", tokens, mask, logprobs(one, tokens) * mask, 1.0))
     one.step([segments, *rollouts[1:]])
     other.step([segments[::-1], *rollouts[1:]])

@@ -37,9 +37,9 @@ SHAPES = st.lists(st.lists(st.integers(2, 30), max_size=4), min_size=1, max_size
 """Lengths of each rollout's samples."""
 
 
-@given(SHAPES, st.integers(1, 80))
+@given(SHAPES, st.integers(1, 80), st.booleans())
 def test_every_trained_token_appears_once_with_its_context_position(
-    shapes: list[list[int]], budget: int
+    shapes: list[list[int]], budget: int, tree: bool
 ) -> None:
     number = itertools.count()
     rollouts = [
@@ -59,11 +59,11 @@ def test_every_trained_token_appears_once_with_its_context_position(
     seen = []
     weights = compute_token_weights(rollouts)
     for batch in make_micro_batches(
-        samples, weights, tokens_per_microbatch=budget, device=torch.device("cpu")
+        samples, weights, tokens_per_microbatch=budget, device=torch.device("cpu"), tree=tree
     ):
-        rows, width = batch.input_ids.shape
-        assert rows == 1 or batch.shared + rows * (width - batch.shared) <= budget
-        context = batch.input_ids[batch.rows, batch.positions]
+        assert len(batch.samples) == 1 or batch.input_ids.numel() <= budget
+        assert (batch.tree is not None) == tree
+        context = batch.input_ids.flatten()[batch.predictors[batch.predicted_by]]
         assert torch.equal(context + 1, batch.targets)  # the position before the token predicts it
         assert torch.equal(-batch.targets.float(), batch.rollout_logprobs)
         assert torch.equal(batch.targets // 100, batch.advantages.long())
@@ -74,9 +74,9 @@ def test_every_trained_token_appears_once_with_its_context_position(
 
 
 def test_a_sample_s_tokens_can_be_left_out_and_the_others_are_numbered_anew() -> None:
-    samples = [sample(f"r{index}", 6, [2, 4]) for index in range(3)]  # one opening: one batch
+    samples = [sample(f"r{index}", 6, [2, 4]) for index in range(3)]  # the same nodes
     (batch,) = make_micro_batches(
-        samples, [0.1, 0.2, 0.3], tokens_per_microbatch=64, device=torch.device("cpu"), share=False
+        samples, [0.1, 0.2, 0.3], tokens_per_microbatch=64, device=torch.device("cpu")
     )
     first = batch.rollout_ids.index("r1")
     kept = select_tokens(batch, batch.rows != first)
@@ -84,7 +84,7 @@ def test_a_sample_s_tokens_can_be_left_out_and_the_others_are_numbered_anew() ->
     assert sorted(kept.targets.tolist()) == [2, 2, 4, 4]
     assert torch.equal(-kept.targets.float(), kept.rollout_logprobs)
     assert sorted(kept.weights.tolist()) == pytest.approx([0.1, 0.1, 0.3, 0.3])
-    assert len(kept.positions) == len(kept.advantages) == 4
+    assert len(kept.predicted_by) == len(kept.advantages) == 4
 
 
 def test_each_rollout_weighs_the_same_however_long_and_however_split() -> None:
@@ -128,24 +128,38 @@ def opened(length: int, first_trained: int, last: int) -> Sample:
     return Sample("r", tokens, mask, np.zeros(length, np.float32), 1.0)
 
 
-def test_rows_that_begin_alike_share_the_tokens_before_the_first_trained_prediction() -> None:
+def test_what_samples_have_in_common_is_one_run_of_positions() -> None:
     samples = [opened(100, 90, 1), opened(104, 95, 2), opened(98, 92, 3)]
     (batch,) = make_micro_batches(
         samples, [1.0] * 3, tokens_per_microbatch=200, device=torch.device("cpu")
     )
-    assert batch.shared == 89
-    assert (batch.positions >= batch.shared).all()
-    assert (batch.input_ids[:, :89] == batch.input_ids[0, :89]).all()
+    # 95 tokens, of which 97 and 101 go on alike, and two more each: the last is predicted only
+    assert batch.input_ids.shape == (1, 101 + 3 * 2)
+    assert batch.nodes == 107
+    for index, path in zip(batch.samples, batch.paths, strict=True):
+        found = batch.input_ids.flatten()[torch.from_numpy(path)]
+        assert found.tolist() == samples[index].tokens[: len(path)].tolist()
 
 
-def test_rows_that_begin_differently_are_in_different_batches() -> None:
-    one, other = opened(100, 90, 1), opened(100, 90, 2)
-    other.tokens[0] = 77
-    device = torch.device("cpu")
+def test_rows_of_a_policy_that_runs_no_trees_are_as_long_as_the_longest() -> None:
+    samples = [opened(100, 90, 1), opened(104, 95, 2), opened(98, 92, 3)]
     batches = list(
-        make_micro_batches([one, other] * 2, [1.0] * 4, tokens_per_microbatch=900, device=device)
+        make_micro_batches(
+            samples, [1.0] * 3, tokens_per_microbatch=210, device=torch.device("cpu"), tree=False
+        )
     )
-    assert [len(batch.input_ids) for batch in batches] == [2, 2]
+    assert [tuple(batch.input_ids.shape) for batch in batches] == [(2, 103), (1, 97)]
+    assert [batch.nodes for batch in batches] == [103 + 99, 97]
+    assert all(batch.tree is None for batch in batches)
+
+
+def test_a_sample_without_trained_tokens_is_in_no_micro_batch() -> None:
+    samples = [sample("a", 5, []), sample("b", 5, [3])]
+    for tree in (True, False):
+        (batch,) = make_micro_batches(
+            samples, [1.0] * 2, tokens_per_microbatch=64, device=torch.device("cpu"), tree=tree
+        )
+        assert batch.samples == (1,)
 
 
 @pytest.mark.parametrize(

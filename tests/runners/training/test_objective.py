@@ -75,7 +75,9 @@ def test_entropies_and_their_gradients_are_those_of_the_distribution(chunked: bo
     head = nn.Linear(8, 30, bias=False)
     hidden = torch.randn(5, 8, generator=generator)
     targets = torch.arange(5)
-    both = compute_chosen_logprobs(head, hidden, targets, 0.7, chunked=chunked, entropy="gradient")
+    both = compute_chosen_logprobs(
+        head, hidden, torch.arange(len(hidden)), targets, 0.7, chunked=chunked, entropy="gradient"
+    )
     distribution = torch.distributions.Categorical(logits=head(hidden) / 0.7)
     expected = distribution.entropy()  # type: ignore[no-untyped-call]
     assert torch.allclose(both[:, 1], expected, atol=1e-6)
@@ -95,7 +97,9 @@ def test_an_entropy_that_is_only_measured_leaves_logprobs_and_gradients_bit_for_
     hidden = torch.randn(LOGITS_CHUNK + 5, 8, generator=generator)
     targets = torch.arange(len(hidden)) % 30
     alone, measured, trained = (
-        compute_chosen_logprobs(head, hidden, targets, 0.7, chunked=chunked, entropy=entropy)
+        compute_chosen_logprobs(
+            head, hidden, torch.arange(len(hidden)), targets, 0.7, chunked=chunked, entropy=entropy
+        )
         for entropy in get_args(Entropy)
     )
     assert torch.equal(alone[:, 0], measured[:, 0])
@@ -207,8 +211,10 @@ def test_micro_batching_does_not_change_the_update(weights: Path) -> None:
     for trainer in (one, many):
         for _ in range(2):
             trainer.step(rollouts)
-    pairs = zip(one.model.parameters(), many.model.parameters(), strict=True)
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in pairs)
+    for a, b in zip(one.model.parameters(), many.model.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert (a.grad - b.grad).norm() < 1e-4 * a.grad.norm()
 
 
 @pytest.mark.parametrize(

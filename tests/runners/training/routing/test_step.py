@@ -102,7 +102,9 @@ def test_samples_without_routing_are_routed_natively_among_others(
     mixed = rollouts(make_trainer(noisy))
     mixed[2] = [replace(mixed[2][0], routing=None)]
     metrics = make_trainer(weights, routing=r3()).step(mixed)
-    assert metrics["r3/captured"] == metrics["r3/replayed"] == pytest.approx(7 / 8)
+    assert metrics["r3/captured"] == pytest.approx(7 / 8)
+    # Of three pairs 12 + 2 · 19 positions; of one without a common routing 2 · (12 + 19).
+    assert metrics["r3/replayed"] == pytest.approx(1 - 31 / (3 * 50 + 62))
     assert metrics["r3/invalid_rows"] == 31.0
 
 

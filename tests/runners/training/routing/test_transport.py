@@ -236,9 +236,10 @@ def test_backward_with_recomputed_activations_replays_what_forward_replayed(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("tree", [True, False])
 @pytest.mark.parametrize("tokens", [60, 4096])
 def test_padding_and_packing_keep_rows_with_their_tokens(
-    tokens: int, weights: Path, shape: RoutingShape, tmp_path: Path
+    tree: bool, tokens: int, weights: Path, shape: RoutingShape, tmp_path: Path
 ) -> None:
     """Samples of several lengths, in any order: what is padding or unknown is never replayed."""
     batch = played(weights, shape, tmp_path / "run", {1: {2}})
@@ -257,16 +258,22 @@ def test_padding_and_packing_keep_rows_with_their_tokens(
     seen: set[int] = set()
     weights_of = [1.0] * len(cut)
     device = torch.device("cpu")
-    for part in make_micro_batches(cut, weights_of, tokens_per_microbatch=tokens, device=device):
+    for part in make_micro_batches(
+        cut, weights_of, tokens_per_microbatch=tokens, device=device, tree=tree
+    ):
         assert part.experts is not None
         assert part.routed is not None
-        for row, index in enumerate(part.samples):
-            own, length = cut[index].routing, part.lengths[row]
+        for index, path in zip(part.samples, part.paths, strict=True):
+            own = cut[index].routing
             assert own is not None
-            assert np.array_equal(part.experts[row, :length].numpy(), own.experts)
-            assert np.array_equal(part.routed[row, :length].numpy(), own.valid)
-            assert not part.routed[row, length:].any()
+            routed = part.routed[path].numpy()
+            assert np.array_equal(routed, own.valid[: len(path)])
+            experts = part.experts[path].numpy()
+            assert np.array_equal(experts[routed], own.experts[: len(path)][routed])
             seen.add(index)
+        padding = np.setdiff1d(np.arange(part.input_ids.numel()), np.concatenate(part.paths))
+        assert not part.routed[padding].any()
+        assert (len(padding) > 0) <= (not tree)
     assert seen == {0, 1, 2, 3}
 
 

@@ -1,59 +1,34 @@
 """Run a prompt that many rows share once; its keys and values serve them all.
 
-Rollouts of a group share their prompt, and all rollouts of an agent share its tools and system
-prompt. Invariant: gradients flow through the shared part as if every row had run it, also where
-activations are computed again.
+Demonstrations of one chain share their prompt. Invariant: gradients flow through the shared part as
+if every row had run it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
-
-ForwardScope = Callable[[slice, slice], AbstractContextManager[object]]
-"""Returns the context of a forward call on some rows and positions of the batch."""
+from transformers.cache_utils import Cache, DynamicLayer
 
 
-def no_scope(_rows: slice, _positions: slice) -> AbstractContextManager[object]:
-    """Return a context that does nothing."""
-    return nullcontext()
-
-
-def can_share_prefix(decoder: Any) -> bool:
-    """Return whether keys and values are all that a decoder of transformers knows of a prefix.
-
-    Linear attention has a recurrent state instead, which its cache changes in place.
-    """
-    layers = DynamicCache(config=decoder.config).layers
-    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
-
-
-def compute_hidden_states(
-    model: Any, tokens: Tensor, shared: int, scope: ForwardScope = no_scope
-) -> Tensor:
+def compute_hidden_states(model: Any, tokens: Tensor, shared: int) -> Tensor:
     """Return a decoder's last hidden states from position ``shared`` on, float [B, T − shared, H].
 
     ``tokens``: int64 [B, T], whose first ``shared`` columns are the same in every row; ``model``: a
-    decoder of transformers, with ``shared`` > 0 one that ``can_share_prefix``. There are two
-    forward calls then: one of row 0 up to ``shared``, one of all rows after it.
+    decoder of transformers without linear attention. With ``shared`` > 0 there are two forward
+    calls: one of row 0 up to ``shared``, one of all rows after it.
     """
     if shared == 0:
-        with scope(slice(None), slice(None)):
-            states: Tensor = model(input_ids=tokens, use_cache=False).last_hidden_state
+        states: Tensor = model(input_ids=tokens, use_cache=False).last_hidden_state
         return states
     prefix = Cache([_RecordingLayer() for _ in model.layers])  # type: ignore[no-untyped-call]
-    with scope(slice(0, 1), slice(0, shared)):
-        model(input_ids=tokens[:1, :shared], past_key_values=prefix, use_cache=True)
+    model(input_ids=tokens[:1, :shared], past_key_values=prefix, use_cache=True)
     rows = Cache([_PrefixedLayer(layer) for layer in prefix.layers])
-    with scope(slice(None), slice(shared, None)):
-        rest: Tensor = model(
-            input_ids=tokens[:, shared:], past_key_values=rows, use_cache=True
-        ).last_hidden_state
+    rest: Tensor = model(
+        input_ids=tokens[:, shared:], past_key_values=rows, use_cache=True
+    ).last_hidden_state
     return rest
 
 

@@ -1,0 +1,1 @@
+"""The prefix tree of an update's samples: its packs, and attention in it."""

@@ -1,0 +1,199 @@
+"""Training on a prefix tree against the way before it and against plain rows, on recorded steps.
+
+    python -m tests.benchmarks.bench_tree                          # records two steps of both
+    python -m tests.benchmarks.bench_tree --runs RUN_DIR RUN_DIR   # of runs that exist
+
+Every variant computes the gradient of the same samples with the same weights, those from which the
+step was trained. ``rows``: a padded row per sample; ``shared prompt``: rows whose common beginning
+is run once, as it was before (``shared_prompt_trainer.py``); ``tree``: as it is. ``low agreement``
+is the same step as if no two rollouts agreed on anything from a rollout's first sampled token on.
+Times are CPU times of one thread, the least of the repetitions, which take turns. ``distance`` is
+the difference of the gradient from that of rows in float32, relative to its norm; for rows, of
+rows in other batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from conf.compose import from_json
+from conf.schema import Config
+from conf.sections.training import LocalTrainerConfig
+from runners.store.run_store import RunStore
+from runners.training.advantages import StepGroups
+from runners.training.local import LocalTrainer
+from runners.training.micro_batches import Rollout
+from runners.training.sample import Sample
+from runners.training.step_samples import build_samples
+from runners.training.stored_rollout import load_rollout
+from runners.trajectory.prefix import common_prefix_length
+from tests.benchmarks.shared_prompt_trainer import SharedPromptTrainer
+
+SCENARIOS = ("mixed", "linear")
+OTHER_BATCHES = 3000
+"""Positions of a micro-batch of the rows that tell how far rounding goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A trained step of a run."""
+
+    name: str
+    config: Config
+    weights: Path
+    """Of the policy that its rollouts were sampled from."""
+    rollouts: Sequence[Rollout]
+
+
+def record(scenario: str, directory: Path) -> Path:
+    """Run two steps of a campaign; return its directory."""
+    run_dir = directory / scenario
+    command = [sys.executable, "-m", "cli.main", "run", f"scenario={scenario}", "run.steps=2"]
+    subprocess.run([*command, f"run.dir={run_dir}"], check=True, stdout=subprocess.DEVNULL)
+    return run_dir
+
+
+def read_steps(run_dir: Path) -> Iterator[RecordedStep]:
+    """Yield the steps of a run whose weights are kept: those after its first checkpoint."""
+    with RunStore.open(run_dir, read_only=True) as store:
+        config = from_json(json.dumps(store.config()), source=str(run_dir))
+        load = partial(load_rollout, store, None)
+        for weights in sorted((run_dir / "checkpoints").glob("step-*")):
+            step = int(weights.name.removeprefix("step-")) + 1
+            records = store.rollouts(step=step, split="train", counts=True)
+            if records:
+                rollouts = build_samples(StepGroups(config, records), load, config).rollouts
+                name = f"{config.scenario.kind} step {step}"
+                yield RecordedStep(name, config, weights, rollouts)
+
+
+def disagree(rollouts: Sequence[Rollout], vocabulary: int) -> list[list[Sample]]:
+    """Return rollouts that agree on nothing from each one's first sampled token on: every rollout's
+    tokens after it are renamed in its own way.
+    """
+    changed = []
+    for number, rollout in enumerate(rollouts):
+        names = np.random.default_rng(number).permutation(vocabulary).astype(np.int32)
+        changed.append([_rename(sample, rollout, names) for sample in rollout])
+    return changed
+
+
+def _rename(sample: Sample, rollout: Rollout, names: np.ndarray) -> Sample:
+    starts = [int(np.argmax(other.loss_mask)) for other in rollout]
+    shared = [common_prefix_length(sample.tokens, other.tokens) for other in rollout]
+    first = min(start for start, common in zip(starts, shared, strict=True) if start <= common)
+    tokens = sample.tokens.copy()
+    tokens[first:] = names[tokens[first:]]
+    return replace(sample, tokens=tokens)
+
+
+def make_trainers(step: RecordedStep) -> dict[str, LocalTrainer]:
+    """Return a trainer per variant."""
+    config = step.config.trainer
+    assert isinstance(config, LocalTrainerConfig)
+    config = config.model_copy(update={"threads": 1, "grad_clip": 1e9})
+    other = config.model_copy(update={"tokens_per_microbatch": OTHER_BATCHES})
+    options: dict[str, Any] = {
+        "weights": step.weights, "temperature": step.config.sampling.temperature, "seed": 0,
+    }  # fmt: skip
+    trainers: dict[str, LocalTrainer] = {
+        "rows": LocalTrainer(config, **options),
+        "rows, other batches": LocalTrainer(other, **options),
+        "shared prompt": SharedPromptTrainer(config, **options),
+        "tree": LocalTrainer(config, **options),
+    }
+    for name in ("rows", "rows, other batches"):
+        trainers[name].no_tree = "to be compared with"
+    return trainers
+
+
+def measure(step: RecordedStep, repetitions: int) -> Mapping[str, dict[str, float]]:
+    """Return the figures of each variant on one step."""
+    trainers = make_trainers(step)
+    found: dict[str, dict[str, float]] = {name: {} for name in trainers}
+    gradients: dict[str, torch.Tensor] = {}
+    for _ in range(repetitions):
+        for name, trainer in trainers.items():
+            before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+            if isinstance(trainer, SharedPromptTrainer):
+                trainer.run_positions = 0
+            started = time.process_time()
+            metrics = trainer.step(step.rollouts)
+            seconds = time.process_time() - started
+            gradients[name] = torch.cat(
+                [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
+            )
+            trainer.model.load_state_dict(before)
+            figures = found[name]
+            figures["seconds"] = min(seconds, figures.get("seconds", seconds))
+            figures |= {key: metrics[f"train/{key}"] for key in ("positions", "nodes")}
+            figures |= {"flat": metrics["train/positions_flat"]}
+            if isinstance(trainer, SharedPromptTrainer):
+                figures["positions"] = trainer.run_positions
+    plain = gradients["rows"]
+    for name in found:
+        other = "rows, other batches" if name == "rows" else name
+        found[name]["distance"] = ((gradients[other] - plain).norm() / plain.norm()).item()
+    del found["rows, other batches"]
+    return found
+
+
+def main() -> None:
+    """Print a table, or JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=Path, nargs="+", metavar="RUN_DIR")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    rows: list[tuple[str, str, dict[str, float]]] = []
+    with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as directory:
+        runs = options.runs or [record(name, Path(directory)) for name in SCENARIOS]
+        for recorded in (step for run_dir in runs for step in read_steps(run_dir)):
+            vocabulary = json.loads((recorded.weights / "config.json").read_text())["vocab_size"]
+            low = replace(
+                recorded,
+                name=f"{recorded.name}, low agreement",
+                rollouts=disagree(recorded.rollouts, vocabulary),
+            )
+            for step in (recorded, low):
+                variants = measure(step, options.repetitions)
+                before = variants["shared prompt"]["seconds"]
+                for name, figures in variants.items():
+                    figures["speed"] = before / figures["seconds"]
+                    rows.append((step.name, name, figures))
+    if options.json:
+        found = [{"step": step, "variant": name, **figures} for step, name, figures in rows]
+        print(json.dumps({"benchmark": "tree", "rows": found}))
+        return
+    table = Table("step", "variant", "positions", "of flat", "packing", "speed", "distance")
+    for recorded_step, variant, row in rows:
+        table.add_row(
+            recorded_step, variant, f"{row['positions']:,.0f}",
+            f"1 / {row['flat'] / row['positions']:.1f}",
+            f"{row['nodes'] / row['positions']:.3f}" if variant == "tree" else "",
+            f"{row['speed']:.2f}", f"{row['distance']:.1e}",
+        )  # fmt: skip
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Attention of a prefix tree: block by block, and FlexAttention's mask, against all pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from runners.training.sample import Sample
+from runners.training.tree.attention import TreeAttention, attend_by_blocks
+from runners.training.tree.flex import BLOCK, make_block_mask
+from runners.training.tree.packing import Pack, pack_samples
+from tests.fakes.sample_trees import sample_trees
+
+CPU = torch.device("cpu")
+TREES = sample_trees(most=9, longest=90)
+WINDOWS = st.none() | st.integers(1, 40)
+
+
+def find_visible(pack: Pack, window: int | None) -> torch.Tensor:
+    """Which nodes each attends to, by the paths of the samples: bool [n, n]."""
+    size = len(pack.depths)
+    visible = torch.zeros(size, size, dtype=torch.bool)
+    for path in pack.paths:
+        for depth, node in enumerate(path.tolist()):
+            first = 0 if window is None else max(0, depth - window + 1)
+            visible[node, path[first : depth + 1]] = True
+    return visible
+
+
+@settings(max_examples=15, deadline=None)
+@given(TREES, WINDOWS, st.sampled_from([(4, 2, 8, 8), (2, 2, 6, 4), (3, 1, 4, 6)]))
+def test_blocks_attend_as_all_pairs_do_and_have_the_same_gradients(
+    samples: list[Sample], window: int | None, shape: tuple[int, int, int, int]
+) -> None:
+    (pack,) = pack_samples(samples, 10_000)
+    heads, key_heads, width, of_value = shape
+    generator = torch.Generator().manual_seed(0)
+    nodes = len(pack.depths)
+    sizes = [(heads, nodes, width), (key_heads, nodes, width), (key_heads, nodes, of_value)]
+    inputs = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    results = []
+    for by_blocks in (True, False):
+        query, key, value = (each.clone().requires_grad_() for each in inputs)
+        if by_blocks:
+            found = attend_by_blocks(query, key, value, TreeAttention(pack, CPU), window, 0.3)
+        else:
+            keys, values = (each.repeat_interleave(heads // key_heads, 0) for each in (key, value))
+            mask = find_visible(pack, window)
+            found = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=0.3)
+        (found * torch.arange(1, found.numel() + 1).view(found.shape)).sum().backward()  # type: ignore[no-untyped-call]
+        results.append([found, query.grad, key.grad, value.grad])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(TREES, WINDOWS)
+def test_flex_attention_s_mask_is_that_of_the_paths(
+    samples: list[Sample], window: int | None
+) -> None:
+    """As a kernel takes it: whole blocks of keys, blocks with the mask, and no others."""
+    (pack,) = pack_samples(samples, 10_000)
+    mask = make_block_mask(TreeAttention(pack, CPU), window)
+    nodes = len(pack.depths)
+    assert mask.seq_lengths == (nodes, nodes)
+    assert mask.full_kv_num_blocks is not None
+    assert mask.full_kv_indices is not None
+    found = torch.zeros(nodes, nodes, dtype=torch.bool)
+    for row in range(-(-nodes // BLOCK)):
+        queries = torch.arange(row * BLOCK, min((row + 1) * BLOCK, nodes))
+        for counts, indices, masked in (
+            (mask.kv_num_blocks, mask.kv_indices, True),
+            (mask.full_kv_num_blocks, mask.full_kv_indices, False),
+        ):
+            for column in indices[0, 0, row, : int(counts[0, 0, row])].tolist():
+                keys = torch.arange(column * BLOCK, min((column + 1) * BLOCK, nodes))
+                pair = queries[:, None], keys[None]
+                zero = torch.zeros((), dtype=torch.int64)
+                seen = mask.mask_mod(zero, zero, *pair) if masked else torch.ones(1, 1).bool()
+                assert not found[pair].any(), "a block is listed once"
+                found[pair] = seen.expand(len(queries), len(keys))
+    assert torch.equal(found, find_visible(pack, window))
+
+
+def test_a_long_path_has_long_blocks() -> None:
+    for length, blocks in ((700, 6), (9000, 18)):
+        mask = np.arange(length) == length - 1
+        nothing = np.zeros(length, np.float32)
+        sample = Sample("r", np.zeros(length, np.int32), mask, nothing, 1.0)
+        (pack,) = pack_samples([sample], 10_000)
+        assert len(TreeAttention(pack, CPU).find_blocks(None)) == blocks
