@@ -41,6 +41,7 @@ CHANGEABLE = (
     "trainer.distill.deadline_s",
     "trainer.distill.url",
     "trainer.devices",
+    "trainer.shard",
     "trainer.tokens_per_microbatch",
     "trainer.threads",
 )

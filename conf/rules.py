@@ -272,8 +272,20 @@ def teacher_rules(
 
 
 def device_rules(trainer: TrainerConfig) -> Iterator[Rule]:
-    """Yield the rule of several devices: the loss is one that every process can compute alone."""
+    """Yield the rules of several devices: the loss is one that every process can compute alone, and
+    what is divided among them is worth it.
+    """
     if isinstance(trainer, LocalTrainerConfig):
+        yield (
+            trainer.shard != "none" and trainer.devices == 1,
+            f"trainer.shard={trainer.shard} divides among devices, and trainer.devices=1: raise "
+            "trainer.devices, or set trainer.shard=none",
+        )
+        yield (
+            trainer.shard != "none" and trainer.lora.rank > 0,
+            f"trainer.shard={trainer.shard}, and trainer.lora.rank={trainer.lora.rank}: moments of "
+            "adapters are small beside the weights, which every device has; set trainer.shard=none",
+        )
         yield (
             trainer.devices > 1 and isinstance(trainer.loss, PluginConfig),
             f"trainer.devices={trainer.devices}, and trainer.loss is a plug-in, whose failure in "

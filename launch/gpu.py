@@ -2,10 +2,11 @@
 
 The trainer keeps float32 weights, gradients and AdamW's two moments, whatever the checkpoint's
 type, with ``trainer.precision=bfloat16`` also a copy of the weights to compute with, and
-activations in proportion to the longest micro-batch. The counts per token and layer are those of
-transformers' Qwen3 layers (``tests/launch/test_gpu.py`` counts them); other families differ by
-some tens of percent, and linear attention, which transformers computes in float32, by more. An
-estimate warns, it stops nothing.
+activations in proportion to the longest micro-batch; with ``trainer.shard=optimizer`` each GPU has
+a part of what AdamW changes. The counts per token and layer are those of transformers' Qwen3 layers
+(``tests/launch/test_gpu.py`` counts them); other families differ by some tens of percent, and
+linear attention, which transformers computes in float32, by more. An estimate warns, it stops
+nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ FLOAT = 4
 """Bytes of a float32."""
 HALF = 2
 """Bytes of a bfloat16."""
-_PER_PARAMETER = 4 * FLOAT
-"""Weight, gradient, two moments, which AdamW updates in place on a GPU."""
+_MOMENTS = 2 * FLOAT
+"""Of a parameter; AdamW updates them in place on a GPU."""
+_PER_PARAMETER = 2 * FLOAT + _MOMENTS
+"""Weight, gradient, two moments."""
 _CONTEXT_GIB = 1.0
 """CUDA's context, its libraries' workspaces and what the allocator cannot use."""
 _ENGINE_BESIDE_GIB = 3.0
@@ -143,16 +146,19 @@ def plan_gpu(config: Config) -> GpuPlan | None:
 
 
 def count_state_bytes(path: Path, parameters: int, trainer: LocalTrainerConfig) -> int:
-    """Return the bytes of weights, gradients and moments, and of the reference policy of a KL
-    penalty; with adapters the base has weights only, and is the reference.
+    """Return the bytes of weights, gradients and moments on one GPU, and of the reference policy of
+    a KL penalty; with adapters the base has weights only, and is the reference.
 
     ``path``: the policy's directory, which has so many ``parameters``.
     """
     copy = _number_bytes(trainer.precision)
     if trainer.lora.rank:
         return parameters * copy + count_adapter_parameters(path, trainer.lora) * _PER_PARAMETER
-    copies = (trainer.precision != "float32") + (trainer.kl.weight > 0)
-    return parameters * (_PER_PARAMETER + copies * copy)
+    rounded = trainer.precision != "float32"
+    copies = rounded + (trainer.kl.weight > 0)
+    divided = _MOMENTS + rounded * FLOAT if trainer.shard == "optimizer" else 0
+    elsewhere = divided * parameters * (trainer.devices - 1) // trainer.devices
+    return parameters * (_PER_PARAMETER + copies * copy) - elsewhere
 
 
 def _number_bytes(precision: TrainingPrecision) -> int:
@@ -187,6 +193,9 @@ def find_gpu_problems(config: Config, plan: GpuPlan | None) -> Iterator[Problem]
             fixes.append(f"engine.memory_fraction={left:.2f}")
     if not plan.recompute:
         fixes.append("trainer.recompute=true")
+    trainer = config.trainer
+    if isinstance(trainer, LocalTrainerConfig) and trainer.devices > 1 and not trainer.lora.rank:
+        fixes += ["trainer.shard=optimizer"] if trainer.shard == "none" else []
     fixes.append("a lower model.max_context_tokens, or a smaller policy")
     beside = f" and the engine's {engine:.1f} GiB" if plan.engine_gib is not None else ""
     yield Problem(

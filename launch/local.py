@@ -37,6 +37,7 @@ _ROLLOUT_KB = 16
 _TINY_WEIGHTS_MB = 3
 _COPIES_TRAINED = 4
 """float32 weights, their gradient and AdamW's two moments."""
+_MOMENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,10 @@ def _plan_processes(config: Config, cores: int, weights_mb: int) -> Iterator[Pla
     trainer = config.trainer
     reference = isinstance(trainer, LocalTrainerConfig) and trainer.kl.weight > 0
     copies = _COPIES_TRAINED + reference if find_trained_lora(config) is None else 1
-    trainer_mb = copies * weights_mb + _TRAINING_MB
     threads, ranks = _threads(config) or cores, _count_devices(config)
+    trainer_mb = copies * weights_mb + _TRAINING_MB
+    if isinstance(trainer, LocalTrainerConfig) and trainer.shard == "optimizer":
+        trainer_mb -= _MOMENTS * weights_mb * (ranks - 1) // ranks
     if ranks == 1:
         yield PlannedProcess("driver and trainer", 1, threads, _DRIVER_MB + trainer_mb)
     else:

@@ -269,6 +269,10 @@ class LocalTrainerConfig(PolicyGradientConfig):
     """GPUs of this machine over which each step's samples are dealt out, with the same result. Each
     holds the whole policy in a process of its own. 1: the driver's process trains.
     """
+    shard: Literal["none", "optimizer"]
+    """What is divided among several devices: ``optimizer``, AdamW's moments and, with ``bfloat16``,
+    the float32 master weights (ZeRO stage 1, arXiv 1910.02054), with the same result.
+    """
     epochs: PositiveInt
     """Passes over the step's rollouts."""
     tokens_per_microbatch: PositiveInt

@@ -66,6 +66,10 @@ def _execute(trainer: TrainerHere, command: dict[str, Any], arrays: Arrays) -> d
         case "fit":
             [examples] = unpack_rollouts(command["rollouts"], arrays)
             return {"metrics": trainer.fit(examples)}
+        case "save" if trainer.local.peers.rank:
+            if trainer.local.weights.shards is not None:
+                checkpoint.give_parts(trainer.local)
+            return {}
         case "save":
             options = command["options"]
             best = options.pop("best")

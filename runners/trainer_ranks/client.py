@@ -71,7 +71,7 @@ class TrainerRanks:
         return metrics
 
     def save(self, root: Path, *, step: int, **options: Any) -> checkpoint.Checkpoint:
-        """See ``Trainer.save``: the first rank writes, since all have the same."""
+        """See ``Trainer.save``: the first rank writes, others give their parts if they have any."""
         best, tokenizer = options.pop("best"), options.pop("tokenizer")
         sent = {
             **options,
@@ -80,7 +80,7 @@ class TrainerRanks:
             "tokenizer": None if tokenizer is None else str(tokenizer),
         }
         command = {"command": "save", "root": str(root), "options": sent}
-        return checkpoint.Checkpoint(Path(self._call(command, ranks=1)["path"]), step)
+        return checkpoint.Checkpoint(Path(self._call(command)["path"]), step)
 
     def save_adapters(self, directory: Path) -> None:
         """See ``Trainer.save_adapters``."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +108,7 @@ def save(
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         _save_policy(trainer, partial)
-        save_file(_optimizer_tensors(trainer), partial / OPTIMIZER)
+        save_file(dict(_gather_optimizer(trainer)), partial / OPTIMIZER)
         for name in TOKENIZER_FILES:
             if tokenizer is not None and (tokenizer / name).is_file():
                 shutil.copyfile(tokenizer / name, partial / name)
@@ -129,6 +129,16 @@ def save(
         ) from error
     remove_old(root, keep=keep, best=best)
     return Checkpoint(final, step)
+
+
+def give_parts(trainer: LocalTrainer) -> None:
+    """Take part in another process's ``save`` of weights and moments that are divided among
+    processes; nothing is written. Raises PeersLostError.
+    """
+    for _ in trainer.weights.gather_masters():  # one at a time: nobody here needs all of them
+        pass
+    for _ in _gather_optimizer(trainer):
+        pass
 
 
 def remove_old(root: Path, *, keep: int, best: Checkpoint | None) -> None:
@@ -232,21 +242,29 @@ def _complete(root: Path) -> list[Checkpoint]:
     )
 
 
-def _optimizer_tensors(trainer: LocalTrainer) -> dict[str, torch.Tensor]:
-    tensors = {"generator": trainer.generator.get_state()}
-    for name, parameter in trainer.weights.trained.items():
+def _gather_optimizer(trainer: LocalTrainer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of the optimizer's file, together with the processes among which moments
+    are divided.
+    """
+    yield "generator", trainer.generator.get_state()
+    shards = trainer.weights.shards
+    for name, parameter in trainer.weights.optimized.items():
         for key, value in trainer.optimizer.state.get(parameter, {}).items():
-            tensors[f"{key}/{name}"] = value.detach().cpu().contiguous()
-    return tensors
+            if shards is None or key == "step":
+                yield f"{key}/{name}", value.detach().cpu().contiguous()
+            else:
+                yield f"{key}/{name}", shards.gather(name, value)
 
 
 def _load_optimizer(trainer: LocalTrainer, tensors: dict[str, torch.Tensor]) -> None:
-    parameters = trainer.weights.trained
+    parameters, shards = trainer.weights.optimized, trainer.weights.shards
     fused = trainer.optimizer.defaults["fused"]
     trainer.optimizer.state.clear()
     for label, value in tensors.items():
         key, _, name = label.partition("/")
         parameter = parameters[name]
+        if shards is not None and key != "step":
+            value = shards.take(value).clone()  # a view would keep all of it in memory
         # AdamW keeps its step counter on the CPU unless it is fused.
         moved = value if key == "step" and not fused else value.to(parameter.device)
         trainer.optimizer.state[parameter][key] = moved

@@ -101,8 +101,9 @@ class LocalTrainer:
         self.merges_adapters = merges_adapters
         if config.lora.rank:
             self.adapters = Adapters(self.model, config.lora, base=weights, seed=seed)
-        self.weights = MasterWeights(self.model, config.precision)
-        self.optimizer = make_optimizer(self.weights.trained.values(), config, self.device)
+        sharers = self.peers if config.shard == "optimizer" else None
+        self.weights = MasterWeights(self.model, config.precision, sharers)
+        self.optimizer = make_optimizer(self.weights.optimized.values(), config, self.device)
         self.objective = Objective(config)
         self.failed_updates: Sequence[str] = ()
         """Updates of the last step that were left out because a plug-in's loss failed: reasons."""
@@ -248,7 +249,7 @@ class LocalTrainer:
         with_gradient = self._with_gradient(samples)
         if not self.peers.any(bool(with_gradient)):
             return
-        self.optimizer.zero_grad(set_to_none=True)
+        self.weights.clear_gradients()
         loss = 0.0
         for batch in self._batches(
             [samples[index] for index in with_gradient], [weights[index] for index in with_gradient]
@@ -282,8 +283,7 @@ class LocalTrainer:
                 f"the update is not finite (loss {loss}, gradient norm {norm}): "
                 "lower trainer.learning_rate"
             )
-        self.optimizer.step()
-        self.weights.publish()
+        self.weights.step(self.optimizer)
         totals.count_update(loss, norm)
 
     def _check_replay(

@@ -22,9 +22,6 @@ from runners.training.policy import TrainingError
 from runners.training.sample import Sample
 from runners.training.tree.packing import order_samples
 
-BUCKET = 1 << 24
-"""Numbers that are added in one call: 64 MiB of float32. A call costs some 10 µs, a copy memory."""
-
 
 class PeersLostError(TrainingError):
     """Another process did not take part in an exchange: it has ended or hangs."""
@@ -37,6 +34,10 @@ class TrainingPeers:
 
     rank = 0
     count = 1
+    bucket = 1 << 24
+    """Numbers that are exchanged in one call: 64 MiB of float32. A call costs some 10 µs, a copy
+    memory.
+    """
 
     def __init__(self) -> None:
         self._own: set[int] | None = None
@@ -88,6 +89,12 @@ class TrainingPeers:
         """Return the numbers of all processes, [n] each, in the order of their ranks."""
         return numbers
 
+    def gather(self, own: Tensor) -> Sequence[Tensor]:
+        """Return the tensors of all processes, alike in shape and type, in the order of their
+        ranks.
+        """
+        return [own]
+
     def join_texts(self, texts: Sequence[str]) -> list[str]:
         """Return the texts of all processes, in the order of their ranks."""
         whole = json.dumps(list(texts)).encode() + b"\n"
@@ -118,7 +125,7 @@ class ProcessPeers(TrainingPeers):
                 continue
             if each.grad is None:
                 each.grad = torch.zeros_like(each)
-            if bucket and sum(other.numel() for other in bucket) + each.numel() > BUCKET:
+            if bucket and sum(other.numel() for other in bucket) + each.numel() > self.bucket:
                 self._add_bucket(bucket)
                 bucket = []
             bucket.append(each)
@@ -136,6 +143,13 @@ class ProcessPeers(TrainingPeers):
         number = torch.tensor([value], dtype=torch.float64)
         return float(self._reduce(number, torch.distributed.ReduceOp.MAX).item())
 
+    def gather(self, own: Tensor) -> Sequence[Tensor]:
+        """See ``TrainingPeers.gather``."""
+        parts = [torch.empty_like(own) for _ in range(self.count)]
+        with _exchange():
+            torch.distributed.all_gather(parts, own)
+        return parts
+
     def join(self, numbers: Tensor) -> Tensor:
         """See ``TrainingPeers.join``."""
         lengths = [0.0] * self.count
@@ -143,14 +157,16 @@ class ProcessPeers(TrainingPeers):
         sizes = [int(size) for size in self.add(lengths)]
         own = torch.zeros(max(1, *sizes), dtype=numbers.dtype, device=self._device)
         own[: len(numbers)] = numbers
-        parts = [torch.empty_like(own) for _ in sizes]
-        with _exchange():
-            torch.distributed.all_gather(parts, own)
+        parts = self.gather(own)
         return torch.cat([part[:size].cpu() for part, size in zip(parts, sizes, strict=True)])
 
     def _add_bucket(self, bucket: Sequence[nn.Parameter]) -> None:
         """Add up gradients in one call, on their device and in their type."""
         gradients = [each.grad for each in bucket if each.grad is not None]
+        if len(bucket) == 1 and gradients[0].is_contiguous():  # a large one, without a copy
+            with _exchange():
+                torch.distributed.all_reduce(gradients[0])
+            return
         whole = torch.cat([gradient.flatten() for gradient in gradients])
         with _exchange():
             torch.distributed.all_reduce(whole)

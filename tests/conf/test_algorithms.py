@@ -25,6 +25,14 @@ def test_a_loss_of_the_users_own_needs_one_process() -> None:
     assert "trainer.devices=2, and trainer.loss is a plug-in" in fault
 
 
+def test_what_is_divided_among_devices_is_worth_it() -> None:
+    (fault,) = faults("trainer.shard=optimizer")
+    assert "trainer.shard=optimizer divides among devices, and trainer.devices=1" in fault
+    (fault,) = faults("trainer.shard=optimizer", "trainer.devices=2", "trainer.lora.rank=4")
+    assert "trainer.lora.rank=4" in fault
+    assert "set trainer.shard=none" in fault
+
+
 def test_a_dual_clip_is_of_ppo_alone() -> None:
     assert compose(["trainer.clip_dual=3.0"]).trainer.kind == "local"
     (fault,) = faults("trainer.clip_dual=3.0", "trainer.loss=gspo")

@@ -33,8 +33,8 @@ def make_trainer(
 ) -> LocalTrainer:
     """A trainer with the laptop's settings; ``merges``: as ``merges_adapters``."""
     settings: dict[str, Any] = {
-        "kind": "local", "device": "cpu", "devices": 1, "learning_rate": 1e-3, "betas": (0.9, 0.95),
-        "weight_decay": 0.0, "clip_low": 0.2,
+        "kind": "local", "device": "cpu", "devices": 1, "shard": "none",
+        "learning_rate": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.0, "clip_low": 0.2,
         "clip_high": 0.28, "loss": "ppo", "clip_dual": None, "accept_reward": None,
         "credit": "rollout", "aggregation": "auto", "aggregation_tokens": 64,
         "grad_clip": 1.0, "minibatches": 1, "epochs": 1,

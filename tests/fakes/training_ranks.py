@@ -27,6 +27,8 @@ from tests.fakes.local_trainer import make_rollouts, make_trainer
 from tests.fakes.routing_replay import corrupt, r3
 from tests.fakes.routing_rollouts import rollouts as routed_rollouts
 
+BUCKET = 4000
+"""Numbers: less than some of the policy's parameters have, more than several others together."""
 POLICY, NOISY = "policy", "noisy"
 """Directories of the policy, and of one with other routers, in that of the results."""
 
@@ -73,6 +75,9 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "bfloat16": Scenario({"precision": "bfloat16"}, (6,), rounded=True),
 }
+for name in ("several updates", "replay", "bfloat16"):
+    divided = SCENARIOS[name].settings | {"shard": "optimizer"}
+    SCENARIOS[f"{name}, divided"] = replace(SCENARIOS[name], settings=divided)
 
 
 def run_scenario(
@@ -96,7 +101,8 @@ def run_scenario(
             steps.append(train_on_examples(trainer, [sample for [sample] in made]))
         else:
             steps.append(trainer.step(made) | {"refused": dict(trainer.refused)})
-    return steps, {name: each.detach() for name, each in trainer.weights.trained.items()}
+    weights = {name: each.detach() for name, each in trainer.weights.trained.items()}
+    return steps, weights | dict(trainer.weights.gather_masters())
 
 
 def add_signals(sample: Sample) -> Sample:
@@ -119,6 +125,7 @@ def main() -> None:
     )
     for name, scenario in SCENARIOS.items():
         peers = ProcessPeers(torch.device("cpu"))
+        peers.bucket = BUCKET
         steps, weights = run_scenario(scenario, directory, peers)
         place = directory / f"{rank} {name}"
         save_file(weights, place.with_suffix(".safetensors"))

@@ -18,12 +18,13 @@ from transformers import (
 
 from conf.compose import compose
 from conf.schema import Config
-from conf.sections.training import LoraConfig, TrainingPrecision
+from conf.sections.training import LocalTrainerConfig, LoraConfig, TrainingPrecision
 from launch import gpu
 from launch.gpu import (
     activation_bytes,
     count_adapter_parameters,
     count_parameters,
+    count_state_bytes,
     find_gpu_problems,
     plan_gpu,
     read_shape,
@@ -159,6 +160,25 @@ def test_adapters_leave_of_the_policy_its_weights_alone(
     )
 
 
+@pytest.mark.parametrize(
+    ("precision", "whole", "divided"), [("float32", 8, 8), ("bfloat16", 6, 12)]
+)
+def test_each_gpu_has_its_part_of_what_the_optimizer_changes(
+    policy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: TrainingPrecision,
+    whole: int,
+    divided: int,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    keys = ("trainer.device=cuda", "trainer.shard=optimizer", f"trainer.precision={precision}")
+    for devices in (2, 8):
+        config = a_config(policy, *keys, f"trainer.devices={devices}")
+        assert isinstance(config.trainer, LocalTrainerConfig)
+        found = count_state_bytes(policy, 1000, config.trainer)
+        assert found == 1000 * (whole + divided / devices)
+
+
 def test_a_run_without_a_gpu_has_no_plan_for_one(
     policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +204,11 @@ def test_a_trainer_and_an_engine_that_do_not_fit_one_gpu_are_warned_of(
     assert warnings("engine.memory_fraction=0.6") == []
     (warning,) = warnings("engine.memory_fraction=0.9")
     assert "do not fit into the GPU's 79.6 GiB: engine.memory_fraction=0." in warning
+    several = ("engine.memory_fraction=0.9", "trainer.devices=2")
+    (warning,) = warnings(*several)
+    assert "trainer.shard=optimizer" in warning
+    (warning,) = warnings(*several, "trainer.shard=optimizer")
+    assert "trainer.shard" not in warning
     (warning,) = warnings("engine.memory_fraction=0.6", "trainer.recompute=false")
     assert "trainer.recompute=true" in warning
     fraction = warnings("engine.memory_fraction=0.9")[0].partition("fraction=")[2].split(",")[0]

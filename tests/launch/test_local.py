@@ -76,6 +76,9 @@ def test_several_devices_train_in_processes_of_their_own(tmp_path: Path) -> None
     trainer = next(process for process in several.processes if process.name == "trainer")
     assert (trainer.count, several.processes[0].name) == (2, "driver")
     assert trainer.threads == max(1, several.cores // 2)
+    divided = plan_local_run(compose(["trainer.devices=2", "trainer.shard=optimizer"]), tmp_path)
+    part = next(process for process in divided.processes if process.name == "trainer")
+    assert part.memory_mb == trainer.memory_mb - 3, "half of the moments of 3 MB of weights"
 
 
 def test_threads_are_the_cores_unless_given(config: Config, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def lives(process: psutil.Process) -> bool:
 def test_a_run_is_interrupted_and_goes_on_with_another_number_of_processes(
     miniature: Miniature,
 ) -> None:
-    process = miniature.begin(*FEW)
+    process = miniature.begin(*FEW, "trainer.shard=optimizer")
     ranks = ranks_of(process)
     while not (miniature.run_dir / "checkpoints" / "step-000001").is_dir():
         assert process.poll() is None, process.communicate()[1].decode()
@@ -60,7 +60,7 @@ def test_a_run_is_interrupted_and_goes_on_with_another_number_of_processes(
     assert not any(lives(rank) for rank in ranks)
     with miniature.store() as store:
         assert Ledger(store).entries() == []
-    process = miniature.resume("trainer.devices=1", "run.steps=3")
+    process = miniature.resume("trainer.devices=1", "trainer.shard=none", "run.steps=3")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err.decode()
     assert json.loads(out)["steps"] == 3

@@ -74,6 +74,27 @@ async def test_steps_checkpoints_and_a_resume_with_one_process(
     assert run.gone == []
 
 
+@pytest.mark.parametrize(("precision", "resumed"), [("float32", "none"), ("bfloat16", "optimizer")])
+async def test_divided_weights_have_the_checkpoints_of_whole_ones(
+    run: StartedRanks, tmp_path: Path, precision: str, resumed: str
+) -> None:
+    rollouts = make_rollouts(make_trainer(run.weights), 6)
+
+    async def train(
+        name: str, step: int, saved: checkpoint.Checkpoint | None, shard: str
+    ) -> checkpoint.Checkpoint:
+        ranks = await run.start(saved, shard=shard, precision=precision, warmup_steps=3)
+        for _ in range(step - (saved.step if saved else 0)):
+            await asyncio.to_thread(ranks.step, rollouts)
+        return await asyncio.to_thread(save_ranks, ranks, tmp_path / name, step)
+
+    whole = await train("whole", 2, None, "none")
+    first = await train("first", 1, None, "optimizer")
+    second = await train("second", 2, first, resumed)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (second.path / file).read_bytes() == (whole.path / file).read_bytes(), file
+
+
 async def test_a_rank_that_is_killed_ends_the_step_with_its_number(run: StartedRanks) -> None:
     ranks = await run.start()
     rollouts = make_rollouts(make_trainer(run.weights), 4)

@@ -28,15 +28,16 @@ async def run(tmp_path: Path) -> AsyncIterator[StartedRanks]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shard", ["none", "optimizer"])
 async def test_ranks_on_gpus_train_what_one_process_trains(
-    run: StartedRanks, tmp_path: Path, ranks: int, precision: str
+    run: StartedRanks, tmp_path: Path, ranks: int, precision: str, shard: str
 ) -> None:
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
     rollouts = make_rollouts(make_trainer(run.weights), 6)
     alone = make_trainer(run.weights, device="cuda", precision=precision)
     expected = alone.step(rollouts)
-    trainer = await run.start(ranks=ranks, device="cuda", precision=precision)
+    trainer = await run.start(ranks=ranks, device="cuda", precision=precision, shard=shard)
     done = await asyncio.to_thread(trainer.step, rollouts)
     assert done.metrics["loss/policy"] == pytest.approx(expected["loss/policy"], abs=1e-3)
     saved = await asyncio.to_thread(save_ranks, trainer, tmp_path / "checkpoints", 1)

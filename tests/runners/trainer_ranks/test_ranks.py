@@ -86,6 +86,17 @@ def test_the_ranks_are_the_same_bit_for_bit(trained: Path) -> None:
         assert all(torch.equal(value, second[key]) for key, value in first.items()), name
 
 
+def test_divided_weights_are_trained_like_whole_ones_bit_for_bit(trained: Path) -> None:
+    divided = [name for name in SCENARIOS if name.endswith(", divided")]
+    assert divided
+    for name in divided:
+        one, other = (
+            load_file(trained / f"0 {each}.safetensors")
+            for each in (name, name.removesuffix(", divided"))
+        )
+        assert all(torch.equal(value, other[key]) for key, value in one.items()), name
+
+
 def _pairs(
     directory: Path, weights: dict[str, torch.Tensor]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
